@@ -33,11 +33,11 @@ class Fuzz(Protocol):
         """All of it; an assertion fails where the real classes do what the model does not allow."""
 
 
-def seeded(few: int, many: int) -> pytest.MarkDecorator:
-    """A test is run with so many seeds, and with many under the marker `long`."""
+def seeded(*, many: int, few: int = 0) -> pytest.MarkDecorator:
+    """A test is run with so many seeds, and with many under the marker `long`; without few ones only there."""
     long = [pytest.mark.long, pytest.mark.timeout(3_600)]
-    forms = [pytest.param(_seeds(few), id="few"), pytest.param(_seeds(many), id="many", marks=long)]
-    return pytest.mark.parametrize("seeds", forms)
+    forms = [pytest.param(_seeds(few), id="few")] if few else []
+    return pytest.mark.parametrize("seeds", [*forms, pytest.param(_seeds(many), id="many", marks=long)])
 
 
 def try_each(seeds: range, root: Path, fuzz: Callable[[Path, int], Fuzz]) -> None:
