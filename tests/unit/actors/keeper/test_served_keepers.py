@@ -58,6 +58,16 @@ def with_three(tmp_path: Path, scene: Callable[[ServedKeepers], Coroutine[Any, A
     asyncio.run(run())
 
 
+async def read_soon(register: KeeperRegister) -> Registered:
+    """What it says as soon as a majority answers, which a busy machine puts off."""
+    async with asyncio.timeout(20.0):
+        while True:
+            try:
+                return await register.read("g")
+            except RegisterUnavailable:
+                await asyncio.sleep(0.05)
+
+
 def test_a_change_survives_all_keepers_and_comes_back_to_their_ports(tmp_path: Path) -> None:
     async def scene(keepers: ServedKeepers) -> None:
         register = keepers.register()
@@ -69,8 +79,8 @@ def test_a_change_survives_all_keepers_and_comes_back_to_their_ports(tmp_path: P
         for number in (1, 2, 3):
             service = await keepers.start(number)
             assert service.address == keepers.keepers.members[number].address
-        assert await keepers.register().read("g") == made
-        assert await register.read("g") == made, "its channels have connected anew"
+        assert await read_soon(keepers.register()) == made
+        assert await read_soon(register) == made, "its channels have connected anew"
 
     with_three(tmp_path, scene)
 
