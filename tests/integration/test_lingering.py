@@ -13,9 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from inspect import isawaitable
-from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +29,6 @@ from raymq.client.errors import (
     PermissionDenied,
     QueueNotFound,
     RayMQError,
-    SendError,
     TopicNotFound,
 )
 from tests.integration.conftest import Services
@@ -272,31 +269,6 @@ def test_a_full_buffer_blocks_until_there_is_room(services: Services, mq: Connec
         assert all(future.result(10) for future in futures)
 
 
-def test_a_flush_does_not_wait_for_what_is_sent_behind_it(services: Services, mq: Connection, admin: Admin) -> None:
-    """Else it waits for ever beside threads that send on: some batch of theirs is always on its way."""
-    slow_down(services, 0.3)
-    queues = [MessageQueue("t", "broker-a", number) for number in range(4)]
-    stopping = threading.Event()
-
-    def send(producer: Producer) -> None:
-        for queue in cycle(queues):
-            producer.send_async(Message("t", b"others"), queue=queue, timeout=10.0)
-            if stopping.wait(0.1):
-                return
-
-    with Producer(mq, "p", linger=0.01) as producer:
-        sending = threading.Thread(target=send, args=(producer,))
-        sending.start()
-        try:
-            for _ in range(3):
-                mine = producer.send_async(Message("t", b"mine"), queue=MessageQueue("t", "broker-b", 0))
-                assert producer.flush(5.0)
-                assert mine.done()
-        finally:
-            stopping.set()
-            sending.join()
-
-
 def test_closing_sends_what_was_gathered(mq: Connection, admin: Admin) -> None:
     del admin
     producer = Producer(mq, "p", linger=FOREVER)
@@ -487,67 +459,3 @@ def test_nothing_is_taken_that_nobody_sends_any_more(services: Services, admin: 
         with pytest.raises(ClientClosed):  # of a thread that had found the producer open
             producer._paths.batcher.add(Message("t", b"x"))
     assert not wait(taken, 10).not_done
-
-
-def slow_down(services: Services, seconds: float) -> None:
-    """Have every append of a producer that gathers take so long."""
-    for broker in services.brokers.values():
-        append = broker._server.handlers[RequestCode.APPEND_RECORDS]
-
-        async def slowly(connection: ServerConnection, request: Command, append: Any = append) -> Any:
-            await asyncio.sleep(seconds)
-            answer = append(connection, request)
-            return await answer if isawaitable(answer) else answer
-
-        broker._server.handlers = {**broker._server.handlers, RequestCode.APPEND_RECORDS: slowly}
-
-
-def test_keys_come_as_often_as_they_are_sent_however_long_an_answer_takes(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    """More batches than a queue has answers: one after the other each waited longer, until none was sent in time."""
-    del admin
-    slow_down(services, 0.05)
-    with Producer(mq, "p", linger=0.001, timeout=2.0) as producer:
-        futures = []
-        for number in range(1_000):
-            futures.append(producer.send_async(Message("t", b"%d" % number), sharding_key="k"))
-            time.sleep(0.004)
-        assert [future.result(10).queue_offset for future in futures] == list(range(1_000))
-
-
-def test_numbered_batches_come_as_often_as_they_are_sent_however_long_an_answer_takes(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    """Of an idempotent producer each queue takes one batch at a time, without any key, too."""
-    del admin
-    slow_down(services, 0.05)
-    with Producer(mq, "p", linger=0.001, timeout=2.0, idempotent=True) as producer:
-        futures = []
-        for number in range(1_500):
-            futures.append(producer.send_async(Message("t", b"%d" % number)))
-            time.sleep(0.004)
-        assert [future.exception(10) for future in futures] == [None] * 1_500
-    assert len(everything(mq)) == 1_500
-
-
-@pytest.mark.parametrize("by", ["queue", "sharding_key"])
-def test_waiting_for_what_is_sent_to_the_same_queue_counts_for_the_budget(
-    services: Services, mq: Connection, admin: Admin, by: str
-) -> None:
-    del admin
-    options: Any = {by: MessageQueue("t", "broker-a", 0) if by == "queue" else "k"}
-    with Producer(mq, "p", linger=0.001, timeout=1.0) as producer:
-        producer.send_async(Message("t", b"x"), **options).result(10)
-        batcher = producer._paths.batcher
-        assert batcher is not None
-        release = threading.Event()
-        services.loop.loop.call_soon_threadsafe(release.wait, 60.0)  # the brokers stand still
-        futures = []
-        for _ in range(12):
-            futures.append(producer.send_async(Message("t", b"x"), **options))
-            poll_until(lambda: not batcher._open, what="it is a batch of its own")
-        left = wait(futures, 8.0).not_done  # one after the other they would take 12 s
-        release.set()
-        assert not left
-        assert all(isinstance(future.exception(), SendError) for future in futures)
