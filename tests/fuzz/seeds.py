@@ -16,6 +16,9 @@ from typing import Final, Protocol
 
 import pytest
 
+from raymq.storage.errors import StoreError
+from raymq.storage.store import Store
+
 _FIRST: Final = int(os.environ.get("RAYMQ_FUZZ_SEED", "1"))
 _RUNS: Final = os.environ.get("RAYMQ_FUZZ_RUNS")
 
@@ -53,6 +56,17 @@ def try_each(seeds: range, root: Path, fuzz: Callable[[Path, int], Fuzz]) -> Non
             error.add_note(f"RAYMQ_FUZZ_SEED={seed} RAYMQ_FUZZ_RUNS=1 repeats it: {'; '.join(tried.told)}")
             raise
         shutil.rmtree(directory)
+
+
+def do(told: list[str], work: Callable[[], None], store: Callable[[], Store], kill: Callable[[], None]) -> None:
+    """Do one work, and tell it; where the store has failed over it, its process ends."""
+    told.append(work.__name__)
+    try:
+        work()
+    except StoreError as error:
+        told.append(type(error).__name__)
+        if not store().is_healthy:
+            kill()
 
 
 def _seeds(runs: int) -> range:

@@ -24,7 +24,7 @@ from raymq.storage.errors import StoreError
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from tests.fuzz.failing_disk import FailingDisk
-from tests.fuzz.seeds import seeded, try_each
+from tests.fuzz.seeds import do, seeded, try_each
 from tests.unit.actors.bench import CONFIG, Bench, encoded
 
 QUEUES = range(2)
@@ -82,13 +82,7 @@ class NumberedBatchesFuzz:
                     self._bench.store.close()
 
     def _do(self, work: Callable[[], None]) -> None:
-        self.told.append(work.__name__)
-        try:
-            work()
-        except StoreError as error:
-            self.told.append(type(error).__name__)
-            if not self._bench.store.is_healthy:
-                self.kill()
+        do(self.told, work, lambda: self._bench.store, self.kill)
         self._bench.core.producers.validate()
 
     def send(self) -> None:

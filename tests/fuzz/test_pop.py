@@ -21,7 +21,7 @@ from raymq.storage.errors import StoreError
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.tables import in_flight
 from tests.fuzz.failing_disk import FailingDisk
-from tests.fuzz.seeds import seeded, try_each
+from tests.fuzz.seeds import do, seeded, try_each
 from tests.stored import SMALL, write_entries
 from tests.unit.actors import pop_bench
 from tests.unit.actors.pop_bench import Handle, PopBench
@@ -69,13 +69,7 @@ class PopFuzz:
                     self._bench.store.close()
 
     def _do(self, work: Callable[[], None]) -> None:
-        self.told.append(work.__name__)
-        try:
-            work()
-        except StoreError as error:
-            self.told.append(type(error).__name__)
-            if not self._bench.store.is_healthy:
-                self.kill()
+        do(self.told, work, lambda: self._bench.store, self.kill)
         self._bench.pop.validate()
 
     def send(self) -> None:
