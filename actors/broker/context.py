@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from raymq.actors.broker.core.appending.append_under_way import AppendUnderWay
+from raymq.actors.broker.core.appending.append_under_way import AppendDoor, AppendUnderWay
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.groups.askers import Askers
 from raymq.actors.broker.core.groups.clients import GroupTable
@@ -42,6 +42,8 @@ class BrokerContext:
     groups: GroupTable
     polls: LongPolls
     statistics: Statistics
+    #: Every append goes through it.
+    door: AppendDoor
     settings: Settings
     #: What to wait for until all that was appended so far is as safe as the configuration promises; None: it is.
     durable: Callable[[], Awaitable[SendStatus]] | None
@@ -60,10 +62,6 @@ class BrokerContext:
     #: What clients change of their membership and their locks.
     in_order: InOrder = field(default_factory=InOrder)
 
-    def append_under_way(self, size: int) -> AppendUnderWay:
-        """What an append of so many bytes is stored within."""
-        return AppendUnderWay(self.core.store, self.core.admission, self.statistics, size)
-
     def copies(self) -> Copies | None:
         """Those that have to have what is appended; None: there are none, or others have a say in the answer."""
         return None
@@ -75,7 +73,7 @@ class BrokerContext:
             ServerBusy, WriteUnknown: as `AppendUnderWay`. Else whatever `store` raises: nothing was stored.
         """
         known = self.core.store.topic_configs.version
-        with self.append_under_way(size) as under_way:
+        with AppendUnderWay(self.door, size) as under_way:
             settled = self.when_settled(store(), new_topic=self.core.store.topic_configs.version is not known)
             if isinstance(settled, Command):
                 return settled

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.appending.admission import BEAT_SECONDS
+from raymq.actors.broker.core.appending.append_under_way import AppendDoor
 from raymq.actors.broker.core.broker_settings import broker_settings
 from raymq.actors.broker.core.groups.clients import GroupTable
 from raymq.actors.broker.core.loop_stops import PROBE_SECONDS
@@ -170,6 +171,7 @@ class BrokerService:
             groups=self.groups,
             polls=self.polls,
             statistics=self.statistics,
+            door=AppendDoor(self.store, self.core.admission, self.statistics),
             settings=broker_settings(
                 self.core,
                 cluster=spec.cluster,

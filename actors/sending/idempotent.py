@@ -121,7 +121,7 @@ class HeldLane:
             self._turn.release(self._who)
 
     def __del__(self) -> None:
-        if hasattr(self, "_who"):  # else it was interrupted before it was one
+        if getattr(self, "_who", None) is not None:  # or it was interrupted before it was one
             self.end()
 
 

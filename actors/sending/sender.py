@@ -79,17 +79,12 @@ class Sent(NamedTuple):
         queue = self.queue
         if topic != queue.topic:
             queue = MessageQueue(topic, queue.broker, int(queue_id))
-        return SentOne(self.status, queue, self.address, int(queue_offset), int(physical_offset))
+        return self.status, queue, self.address, int(queue_offset), int(physical_offset)
 
 
-class SentOne(NamedTuple):
-    """Where one record lies, at less cost than `Sent`: there are as many of them as messages that are sent alone."""
-
-    status: SendStatus
-    queue: MessageQueue
-    address: str
-    queue_offset: int
-    physical_offset: int
+#: Where one record lies: status, queue, the broker's address, queue offset and physical offset. It costs less than
+#: `Sent`, for there are as many of them as messages that are sent alone.
+SentOne = tuple[SendStatus, MessageQueue, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +299,7 @@ class Sender:
         except ProtocolError as error:
             raise _not_understood(queue, error) from error
         self._picker.isolation.report(queue.broker, Outcome.ANSWERED, elapsed * 1000)
-        return SentOne(status, queue, host_and_port, queue_offset, physical_offset)
+        return status, queue, host_and_port, queue_offset, physical_offset
 
     def answered(self, queue: MessageQueue, host_and_port: str, answer: Command, records: int, elapsed: float) -> Sent:
         """What an answer says that took `elapsed` seconds, to so many records. Any thread.

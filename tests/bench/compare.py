@@ -1,13 +1,14 @@
 """Benches of this tree beside those of another commit, in turns: what has become slower?
 
     make bench-compare REF=HEAD~20 ARGS="produce --rounds 5 --with '--own --size 100'"
+    make bench-compare REF=HEAD~20 ARGS="singles --rounds 40"
 
 The other commit is cloned into a folder and gets an environment of its own; each bench runs once per side and round,
 another side first each time. A row's best value and its median are told of both sides, and their ratio, which is more
 than 1 where this tree is better; so is the processor time that a message costs all processes together, where a bench
 tells it, which a busy machine changes less. The rows of baselines (sockets, files) say how much of that is the
 machine's: they run the same code on both sides. One row swings by a fifth from process to process here, so a few rounds
-say little.
+say little. `singles` is the exception, single sends alone: there both sides live at once, see `live_sides`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from raymq.cluster.output import console
+from tests.bench import live_sides
 
 TREE: Final = Path(__file__).resolve().parents[2]
 #: One bench, the environment of the other commit included.
@@ -121,7 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ref", help="the other commit")
-    parser.add_argument("benches", nargs="*", default=["produce", "consume"], help="as in tests/bench/bench_NAME.py")
+    parser.add_argument(
+        "benches", nargs="*", default=["produce", "consume"], help="each tests/bench/bench_NAME.py, or singles"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="how often each side runs each bench")
     parser.add_argument("--folder", type=Path, help="where the other commit is, or is cloned to and stays")
     parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else")
@@ -134,6 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result: list[Compared] = []
         for bench in given.benches:
             found: dict[str, list[list[dict[str, Any]]]] = {side: [] for side in sides}
+            if bench == "singles":
+                found = live_sides.rows(sides, given.rounds)
+                result += compared(found["before"], found["now"])
+                continue
             for number in range(given.rounds):
                 for side in sorted(sides, reverse=bool(number % 2)):
                     print(f"{bench}, round {number + 1} of {given.rounds}: {side}", file=sys.stderr)

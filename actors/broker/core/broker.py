@@ -228,17 +228,18 @@ class BrokerCore:
             return  # as nearly always, for a tenth of the time
         self.store.check(records, sizes, topic_queue)
 
-    def append_one(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
+    def append_one(self, single: Single, stored: Stored | None = None, *, is_open: bool = False) -> tuple[int, int]:
         """`append` for one record that comes at once and that `Store.check_one` has taken apart.
 
         Args:
             stored: as in `Store.append_one`.
+            is_open: the caller has just asked whether its queue is.
 
         Returns:
             its queue offset and its physical offset.
         """
         topic_queue = single.topic_queue
-        if not self.is_open(topic_queue):
+        if not is_open and not self.is_open(topic_queue):
             self.check_writable(*topic_queue)
         began = self._monotonic()
         place = self.store.append_one(single, stored)
@@ -270,11 +271,14 @@ class BrokerCore:
             known = self.producers.complete(lane, stored_batch(placed))
         return placed_at(known, partial(physical_offsets, self.store))
 
-    def append_one_sequenced(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
+    def append_one_sequenced(
+        self, single: Single, stored: Stored | None = None, *, is_open: bool = False
+    ) -> tuple[int, int]:
         """`append_one` for an idempotent producer, as `append_sequenced`.
 
         Args:
             stored: told the place also of a record that is here already.
+            is_open: as in `append_one`.
         """
         lane, sequence, known = self._numbered(single.record, 1, single.topic_queue, delayed=False)
         if known is not None:
@@ -292,7 +296,7 @@ class BrokerCore:
                 self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, queue_offset, 1))
                 raise
 
-        place = self.append_one(single, told if stored is not None else None)
+        place = self.append_one(single, told if stored is not None else None, is_open=is_open)
         self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, place[0], 1))
         return place
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from raymq.actors.broker.context import BrokerContext, Copies
 from raymq.actors.broker.core.appending.append_under_way import AppendUnderWay
@@ -29,11 +28,15 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     }
 
 
+class _Append(Protocol):
+    def __call__(self, single: Single, stored: Stored | None = None, *, is_open: bool = False) -> tuple[int, int]:
+        """As `BrokerCore.append_one`."""
+
+
 class _AppendOne(PromptHandler):
-    def __init__(self, context: BrokerContext, append: Callable[[Single, Stored | None], tuple[int, int]]) -> None:
+    def __init__(self, context: BrokerContext, append: _Append) -> None:
         self._context = context
-        #: As `BrokerContext.append_under_way`, without a call in between.
-        self._under_way = partial(AppendUnderWay, context.core.store, context.core.admission, context.statistics)
+        self._door = context.door
         self._append = append
         self._core = context.core
         #: Whether a record may be handed over and its sender be answered while it is being stored.
@@ -44,7 +47,7 @@ class _AppendOne(PromptHandler):
     def __call__(self, _: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         def store() -> Callable[[SendStatus], Command]:
             single = self._core.store.check_one(request.body)
-            queue_offset, physical_offset = self._append(single, None)
+            queue_offset, physical_offset = self._append(single)
             self._statistics.put(single.topic_queue[0], 1, len(request.body))
 
             def answer(status: SendStatus) -> Command:
@@ -67,22 +70,29 @@ class _AppendOne(PromptHandler):
             polls.offer(single.topic_queue, queue_offset, physical_offset, size)
             answer(PLACE.pack(_SEND_OK, queue_offset, physical_offset))
 
-        with self._under_way(size):
+        door = self._door
+        log_end = door.enter(size)  # as `AppendUnderWay`, which would cost as much as the record's way into the log
+        try:
             single = core.store.check_one(body)
             if not core.is_open(single.topic_queue):  # a topic to be made and told to the name servers, or a refusal
                 return False
-            self._append(single, stored)
+            self._append(single, stored, is_open=True)
+        except BaseException as error:
+            door.failed(error, log_end)
+            raise
+        finally:
+            door.leave(size)
         self._statistics.put(single.topic_queue[0], 1, size)
         return True
 
     def _copied(self, body: memoryview, copies: Copies) -> PromptFuture[bytes] | Literal[False]:
         """`promptly`, where the others have to have it first."""
         core, size = self._core, len(body)
-        with self._under_way(size) as under_way:
+        with AppendUnderWay(self._door, size) as under_way:
             single = core.store.check_one(body)
             if not core.is_open(single.topic_queue):
                 return False
-            place = self._append(single, copies.written)
+            place = self._append(single, copies.written, is_open=True)
             answer = copies.answer(lambda status: PLACE.pack(STATUSES.index(status), *place))
             leave = under_way.stay()
             answer.when_done(lambda _: leave())

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from raymq.actors.broker.context import BrokerContext, Copies
+from raymq.actors.broker.core.appending.append_under_way import AppendUnderWay
 from raymq.actors.broker.replica.office import Office
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.frame import Command
@@ -23,7 +24,7 @@ class ReplicatedContext(BrokerContext):
         if not office.answers_directly:
             return BrokerContext.append(self, size, store)
         known = self.core.store.topic_configs.version
-        with self.append_under_way(size) as under_way:
+        with AppendUnderWay(self.door, size) as under_way:
             make = store()
             if self.core.store.topic_configs.version is not known:
                 settled = self.when_settled(make, new_topic=True)
