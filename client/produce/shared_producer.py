@@ -13,7 +13,7 @@ import ray
 
 from raymq.actors import handles
 from raymq.actors.actor_options import make_producer
-from raymq.actors.errors import BrokerUnavailable, InvalidInput
+from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError, SendError
 from raymq.actors.naming import producer_name
 from raymq.actors.producer_actor import IDLE_SECONDS, ProducerSpec
 from raymq.actors.sending.send_plan import SendPlan, is_unknown
@@ -35,6 +35,7 @@ class SharedSends:
         self._idempotent = idempotent
         self._spec = ProducerSpec(group, tuple(mq.name_servers), isolation, mq.tls, IDLE_SECONDS)
         self._namespace = mq.namespace
+        self._routes = mq.routes
         self._handle = make_producer(self._spec, mq.namespace)
         self._answered_at = time.monotonic()
 
@@ -42,7 +43,8 @@ class SharedSends:
         """As `Sender.send`.
 
         An actor that dies is tried again, as a broker is, once Ray may have restarted it. Its successor does not know
-        its numbers, so an idempotent send that it may have stored ends with OutcomeUnknown.
+        its numbers, so an idempotent send that it may have stored ends with OutcomeUnknown. Nor does it know what the
+        former one has sent: what it refuses may be stored all the same, and what it stores may be stored twice.
         """
         terms.check_time()
         if time.monotonic() - self._answered_at >= self._spec.idle_seconds / 2:
@@ -53,7 +55,7 @@ class SharedSends:
         while True:
             began = time.monotonic()
             try:
-                return await self._call(topic, bytes(records), sizes, left)
+                sent = await self._call(topic, bytes(records), sizes, left)
             except BrokerUnavailable as error:
                 self._answered_at = float("-inf")  # whoever sends next looks first, also where this is not tried again
                 again = plan.failed(None, error, time.monotonic() - began) is not None
@@ -62,6 +64,23 @@ class SharedSends:
                 if not await self._began_anew():
                     await asyncio.sleep(plan.try_timeout() / 2)
                 left = replace(terms, timeout=plan.remaining)
+            except RayMQError as error:
+                if not plan.in_doubt:
+                    raise
+                if isinstance(error, SendError):
+                    plan.attempts += error.attempts
+                else:
+                    plan.failed(None, error, time.monotonic() - began)
+                raise plan.outcome() from error
+            else:
+                return await self._with_doubtful(sent, plan.remaining) if plan.in_doubt and terms.delayed else sent
+
+    async def _with_doubtful(self, sent: Sent, seconds: float) -> Sent:
+        """Of a delayed message that an actor which died may have sent to any broker: a recall has to ask them all."""
+        brokers = set(sent.doubtful)
+        with contextlib.suppress(RayMQError):
+            brokers.update((await self._routes.get(sent.queue.topic, timeout=seconds)).addresses)
+        return sent._replace(doubtful=tuple(sorted(brokers - {sent.queue.broker})))
 
     async def _began_anew(self) -> bool:
         """Whether there is another actor than before: one that ended since nobody used it is not started by Ray."""

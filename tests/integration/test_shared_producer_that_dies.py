@@ -13,8 +13,9 @@ import ray
 
 from raymq import cluster
 from raymq.actors.naming import producer_name
+from raymq.actors.protocol import PERM_READ
 from raymq.client import Admin, Message, Producer, PullConsumer
-from raymq.client.errors import SendError
+from raymq.client.errors import OutcomeUnknown, RayMQError, SendError
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -82,4 +83,38 @@ def test_a_send_under_which_the_actor_dies_is_neither_called_not_stored_nor_made
     assert not [body for body, outcome in outcomes.items() if outcome == "NotStored" and body in found]
     assert not [body for body, outcome in outcomes.items() if outcome == "stored" and body not in found]
     assert not [body for body, times in found.items() if times > 1 and (idempotent or not retries)]
+    producer.close()
+
+
+def test_a_send_that_is_refused_behind_one_that_died_with_the_actor_is_an_unknown_outcome(mq: cluster.Cluster) -> None:
+    """It was told as the next actor told it: surely not stored, or refused. What the former had sent was stored."""
+    topic = "refused-behind"
+    admin = Admin(mq)
+    admin.create_topic(topic, queues=1)
+    producer = Producer(mq, topic, shared=True, timeout=30.0)
+    outcomes: dict[bytes, RayMQError | None] = {}
+
+    def send(thread: int) -> None:
+        number, refused = 0, False
+        while not refused:
+            body = b"%d-%d" % (thread, (number := number + 1))
+            try:
+                producer.send(Message(topic, body))
+                outcomes[body] = None
+            except RayMQError as error:
+                outcomes[body], refused = error, True
+
+    threads = [threading.Thread(target=send, args=(thread,)) for thread in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    poll_until(lambda: len(outcomes) > 50, 60)
+    ray.kill(ray.get_actor(producer_name(topic), namespace=NAMESPACE), no_restart=False)
+    admin.update_topic(topic, permission=PERM_READ)
+    for thread in threads:
+        thread.join(60)
+    found = stored(mq, topic)
+    unknown = {body: error for body, error in outcomes.items() if isinstance(error, OutcomeUnknown)}
+    refused = {body: error for body, error in outcomes.items() if error is not None and body not in unknown}
+    assert not {body: error for body, error in refused.items() if body in found}
+    assert all(len(error.attempts) > 1 for error in unknown.values())  # those of before, too
     producer.close()
