@@ -113,16 +113,19 @@ class QueueLines:
 
 
 def _joined(line: deque[_Part], most_bytes: int) -> list[_Part]:
-    """The first of a line and who goes along: on the same terms, and with half of its time or twice at most, since all
-    of them have the time of the first one.
+    """The first of a line and who goes along: on the same terms, and each with half of any other's time at least, since
+    all of them have the time of who has least.
     """
     parts = [line.popleft()]
     first, now = parts[0], time.monotonic()
-    until = now + 2 * max(0.0, first.deadline - now)
+    least = most = first.deadline
     size, count = len(first.encoded[1]), len(first.messages)
     while line:
         size, count = size + len(line[0].encoded[1]), count + len(line[0].messages)
-        if size > most_bytes or count > MAX_MESSAGES or line[0].terms != first.terms or line[0].deadline > until:
+        least, most = min(least, line[0].deadline), max(most, line[0].deadline)
+        if size > most_bytes or count > MAX_MESSAGES or line[0].terms != first.terms:
+            break
+        if most - now > 2 * max(0.0, least - now):
             break
         parts.append(line.popleft())
     for part in parts:

@@ -99,6 +99,26 @@ def test_only_those_on_the_same_terms_go_along_and_with_time_of_about_the_same_l
     assert run(1_000, work).sent == [[b"1"], [b"2"], [b"3", b"4"], [b"5"]]
 
 
+def test_who_has_next_to_no_time_left_goes_along_with_nobody_who_has() -> None:
+    """He has waited elsewhere before, on the same terms: those who had all their time got what was left of his."""
+
+    async def late(lines: QueueLines) -> Sequence[object]:
+        encoded = ["2"], bytearray(b"2"), np.array([1], np.int32)
+        terms = Terms(60.0, 2, QUEUE)
+        return (await lines.send(QUEUE, [Message("t", b"2")], encoded, terms, time.monotonic() + 1.0))()
+
+    async def work(lines: QueueLines, broker: Broker) -> None:
+        tasks = await begun(lines, ("0",), ("1",))
+        tasks.append(asyncio.create_task(late(lines)))
+        tasks += await begun(lines, ("3",))
+        broker.go_on.set()
+        await asyncio.gather(*tasks)
+
+    broker = run(1_000, work)
+    assert broker.sent == [[b"0"], [b"1"], [b"2"], [b"3"]]
+    assert [terms.timeout > 50.0 for terms in broker.terms] == [True, True, False, True]
+
+
 def test_the_fault_of_one_is_not_that_of_the_others() -> None:
     async def work(lines: QueueLines, broker: Broker) -> None:
         broker.refuses = b"3"
