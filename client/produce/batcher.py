@@ -51,7 +51,8 @@ BATCH_BYTES: Final = 1 << 20
 #: What a record has beside its body, roughly; only for the bounds.
 _OVERHEAD_BYTES: Final = 192
 
-_Key = str | tuple[str, Terms]
+#: A topic; or a topic, the terms, and whether each message has a sharding key.
+_Key = str | tuple[str, Terms, bool]
 #: Puts batches of a topic where they are sent from later, each on its terms, and says so in the error of their send.
 Keep = Callable[[str, Sequence[tuple[bytearray, Terms]], RayMQError], Awaitable[None]]
 
@@ -91,7 +92,8 @@ class Batcher:
         #: A signal handler may send, too, on the thread that it has interrupted here.
         self._lock = threading.RLock()
         self._answered = threading.Condition(self._lock)
-        #: What can travel together, a topic's messages on the same terms; by the topic alone on the usual terms.
+        #: What can travel together: a topic's messages on the same terms, all with a sharding key or none; by the topic
+        #: alone those without on the usual terms.
         self._open: dict[_Key, MessageBatch] = {}
         #: The batches that the loop does not send yet.
         self._gathered: set[MessageBatch] = set()
@@ -118,7 +120,7 @@ class Batcher:
             ClientClosed: `close` was called.
         """
         topic = message.topic
-        key = topic if terms is None else (topic, terms)
+        key = topic if terms is None else (topic, terms, sharding_key is not None)
         size = len(message.body) + _OVERHEAD_BYTES
         with self._lock:
             if self._closed:

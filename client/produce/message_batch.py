@@ -39,7 +39,7 @@ class MessageBatch:
         self.count = 0
         #: Whether it is on its way, so that nothing is added any more.
         self.is_taken = False
-        #: Of each message, where they have one.
+        #: Of each message, or none: where some have one, all have.
         self.sharding_keys: list[str] = []
         self.bytes = 0
         self._lock = threading.RLock()

@@ -33,6 +33,7 @@ class Sent:
     """One send, and what is said of it."""
 
     sender: int
+    kind: str
     body: bytes
     future: Future[SendResult]
 
@@ -114,19 +115,17 @@ class ProducersFuzz:
             message = Message("t", b"%d-%05d" % (sender, number))
             kind = random_.choice(self._kinds)
             try:
-                if kind == "key":
-                    future = producer.send_async(message, sharding_key=f"k{sender}")
-                elif kind == "queue":
+                if kind == "queue":
                     future = producer.send_async(message, queue=queues[sender % len(queues)])
                 else:
-                    future = producer.send_async(message)
+                    future = producer.send_async(message, sharding_key=f"k{sender}" if kind == "key" else None)
             except ClientClosed:
                 return
             except RayMQError:  # too much waits
                 continue
             number += 1
             with self._adding:
-                self._sent.append(Sent(sender, message.body, future))
+                self._sent.append(Sent(sender, kind, message.body, future))
 
     def _do(self, fault: Callable[[], None]) -> None:
         self.told.append(fault.__name__.strip("_"))
@@ -161,11 +160,14 @@ class ProducersFuzz:
     def _check(self, logs: dict[MessageQueue, list[bytes]]) -> None:
         times = Counter(body for bodies in logs.values() for body in bodies)
         last: dict[tuple[int, MessageQueue], int] = {}
+        queue_of: dict[int, MessageQueue] = {}
         for sent in self._sent:
             if (result := sent.result) is None:
                 continue
             assert logs[result.queue][result.queue_offset] == sent.body, f"{sent.body!r} is not where it is said to be"
             assert times[sent.body] == 1 or not self._idempotent, f"{sent.body!r} is stored twice"
+            if sent.kind == "key":
+                assert queue_of.setdefault(sent.sender, result.queue) == result.queue, f"{sent.body!r} left its key's"
             if self._kinds in {("key",), ("queue",)}:
                 lane = sent.sender, result.queue
                 assert last.get(lane, -1) < result.queue_offset, f"{sent.body!r} came before an older one"

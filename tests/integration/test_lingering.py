@@ -113,6 +113,23 @@ def test_sharding_keys_and_chosen_queues_keep_their_order(mq: Connection, admin:
         assert [body for body in found[queue] if body.startswith(key.encode())] == expected
 
 
+def test_messages_without_a_key_on_the_same_terms_leave_those_with_one_their_queues(
+    mq: Connection, admin: Admin
+) -> None:
+    """They were gathered with them, and each key was taken for that of another message."""
+    del admin
+    with Producer(mq, "p", linger=0.05) as producer:
+        queue_of = {f"k{n}": producer.send(Message("t", b"x"), sharding_key=f"k{n}").queue for n in range(8)}
+        sent = [
+            (key, producer.send_async(Message("t", str(key).encode()), sharding_key=key))
+            for key in (None, *queue_of, None, *queue_of)
+        ]
+        results = [(key, future.result(20)) for key, future in sent]
+    assert [result.queue for key, result in results if key is not None] == [*queue_of.values()] * 2
+    found = bodies(mq)
+    assert all(found[result.queue][result.queue_offset] == str(key).encode() for key, result in results)
+
+
 class SlowRoutes:
     """A name server whose answers about routes wait, each as long as `seconds` says, which is told how many came."""
 
