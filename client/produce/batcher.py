@@ -53,6 +53,8 @@ _OVERHEAD_BYTES: Final = 192
 
 #: A topic; or a topic, the terms, and whether each message has a sharding key.
 _Key = str | tuple[str, Terms, bool]
+#: What keeps its order over all terms: a topic's messages to one queue; with None those with sharding keys.
+_Lane = tuple[str, MessageQueue | None]
 #: Puts batches of a topic where they are sent from later, each on its terms, and says so in the error of their send.
 Keep = Callable[[str, Sequence[tuple[bytearray, Terms]], RayMQError], Awaitable[None]]
 
@@ -95,6 +97,8 @@ class Batcher:
         #: What can travel together: a topic's messages on the same terms, all with a sharding key or none; by the topic
         #: alone those without on the usual terms.
         self._open: dict[_Key, MessageBatch] = {}
+        #: Of those whose order counts: a lane's last one. What is before it is taken.
+        self._last: dict[_Lane, MessageBatch] = {}
         #: The batches that the loop does not send yet.
         self._gathered: set[MessageBatch] = set()
         self._taken_bytes = 0
@@ -150,9 +154,14 @@ class Batcher:
 
     def _begin(self, key: _Key, topic: str, terms: Terms | None) -> MessageBatch:
         """With the lock held: a batch, which the loop takes in its time, whatever becomes of who has begun it."""
+        lane = _lane(key)
+        while lane is not None and (before := self._last.get(lane)) is not None and not before.is_taken:
+            self._take(before)  # whatever is sent to it on its terms from now on is behind this one
         batch = MessageBatch(topic, terms or self._usual_terms, self._mq.callbacks)
         self._gathered.add(batch)
         self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
+        if lane is not None:
+            self._last[lane] = batch
         self._open[key] = batch
         return batch
 
@@ -237,6 +246,9 @@ class Batcher:
                 self._take(batch)
             if self._open.get(key) is batch:
                 del self._open[key]
+            lane = _lane(key)
+            if lane is not None and self._last.get(lane) is batch:
+                del self._last[lane]
 
     def _start(self, batch: MessageBatch) -> None:
         if batch not in self._gathered:
@@ -431,6 +443,14 @@ class Batcher:
             if not in_time:
                 raise NotStored("its time was over before it was its turn")
             yield
+
+
+def _lane(key: _Key) -> _Lane | None:
+    """Where the messages of such a batch keep their order; None: they are spread over all queues."""
+    if isinstance(key, str):
+        return None
+    topic, terms, have_sharding_keys = key
+    return (topic, terms.queue) if have_sharding_keys or terms.queue is not None else None
 
 
 #: What has the lock on a program's thread.

@@ -115,10 +115,12 @@ class ProducersFuzz:
             message = Message("t", b"%d-%05d" % (sender, number))
             kind = random_.choice(self._kinds)
             try:
+                timeout = random_.choice((None, None, 3.0))
                 if kind == "queue":
-                    future = producer.send_async(message, queue=queues[sender % len(queues)])
+                    future = producer.send_async(message, queue=queues[sender % len(queues)], timeout=timeout)
                 else:
-                    future = producer.send_async(message, sharding_key=f"k{sender}" if kind == "key" else None)
+                    key = f"k{sender}" if kind == "key" else None
+                    future = producer.send_async(message, sharding_key=key, timeout=timeout)
             except ClientClosed:
                 return
             except RayMQError:  # too much waits

@@ -31,6 +31,7 @@ from raymq.client.errors import (
     RayMQError,
     TopicNotFound,
 )
+from raymq.client.produce.options import SendOptions
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -128,6 +129,22 @@ def test_messages_without_a_key_on_the_same_terms_leave_those_with_one_their_que
     assert [result.queue for key, result in results if key is not None] == [*queue_of.values()] * 2
     found = bodies(mq)
     assert all(found[result.queue][result.queue_offset] == str(key).encode() for key, result in results)
+
+
+@pytest.mark.parametrize("to", [{"sharding_key": "k"}, {"queue": MessageQueue("t", "broker-a", 1)}])
+def test_a_key_and_a_queue_keep_their_order_over_messages_on_different_terms(
+    mq: Connection, admin: Admin, to: SendOptions
+) -> None:
+    """What is on other terms is gathered apart, and went behind what was sent after it."""
+    del admin
+    with Producer(mq, "p", linger=0.05) as producer:
+        sent = []
+        for number in range(40):
+            options: SendOptions = {**to, "timeout": (9.0, 10.0, 11.0)[number % 7 % 3]}
+            sent.append(producer.send_async(Message("t", b"%d" % number), **options))
+        assert producer.flush()
+        (queue,) = {future.result().queue for future in sent}
+    assert bodies(mq)[queue] == [b"%d" % number for number in range(40)]
 
 
 class SlowRoutes:
