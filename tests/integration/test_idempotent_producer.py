@@ -296,7 +296,7 @@ def test_a_number_that_may_be_stored_is_not_given_to_another(
     core = services.brokers["broker-a"].core
     append, ask = core.append_one, ChannelPool.ask
 
-    def half_way(*arguments: Any) -> tuple[int, int]:
+    def half_way(*arguments: Any, **more: Any) -> tuple[int, int]:
         append(*arguments[:1])
         raise StoreFailed("half way")
 
