@@ -157,7 +157,7 @@ def test_a_pull_consumer_that_nobody_refers_to_leaves_no_socket(mq: Connection, 
 
     read()
     poll_until(lambda: not mq.channels._open)
-    before = len(connections)
+    before = len(connections)  # the server may not know yet of one that has just closed
     for _ in range(5):
         read()
-    poll_until(lambda: len(connections) == before)
+    poll_until(lambda: len(connections) <= before)
