@@ -17,7 +17,7 @@ from raymq.storage.errors import StoreCorrupt, StoreFailed
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 from raymq.storage.files.file_work import Ahead
-from raymq.storage.files.mapped_file import MappedFile
+from raymq.storage.files.mapped_file import MappedFile, sync_path
 from raymq.storage.files.open_files import OpenFiles
 from raymq.storage.records import compiled
 from raymq.storage.records.byte_rows import some
@@ -305,6 +305,10 @@ class IndexFile:
         self._used_slots = int(np.count_nonzero(slots))
         self._finish(file, count, end_physical, end_ms)
 
+    def doubt(self) -> None:
+        """Not all that is there may be on disk: who wrote it died before he had synced it."""
+        self._dirty = True
+
     def repair(self) -> None:
         """After a crash: point slots whose newest entries the header does not count at the ones it does."""
         file = self._mapped()
@@ -318,10 +322,13 @@ class IndexFile:
 
     def sync(self) -> None:
         """Wait until the entries of before the call are on disk. Any thread."""
-        if self._dirty and self._file is not None:
+        if self._dirty:
             self._dirty = False
             try:
-                self._file.sync()
+                if self._file is not None:
+                    self._file.sync()
+                else:
+                    sync_path(self.path)
             except BaseException:
                 self._dirty = True  # the next one has to do it
                 raise

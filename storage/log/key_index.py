@@ -214,8 +214,12 @@ class KeyIndex:
         for file in self._files:
             file.cap(log_end)
 
-    def repair(self) -> None:
-        """After a crash of the process: see `IndexFile.repair`."""
+    def repair(self, extent: IndexExtent | None) -> None:
+        """After a crash of the process: see `IndexFile.repair`. What it wrote behind `extent` is to be synced yet."""
+        last = "" if extent is None else max(extent.files, default="")
+        for file in self._files:
+            if file.path.name >= last:
+                file.doubt()
         if self._files:
             self._files[-1].repair()
 

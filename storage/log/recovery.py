@@ -165,7 +165,7 @@ def _trust_index(
         index.check_against(extent, log.min_offset, clean=clean)
     if trusted:
         if not clean:
-            index.repair()
+            index.repair(extent)
     elif extent is not None:
         index.restore(extent)
     else:

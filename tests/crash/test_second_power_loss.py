@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from raymq.storage import assembly
 from raymq.storage import checkpointing as checkpointing_module
+from raymq.storage.config import StoreConfig
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from tests.crash.power_loss import Disk
@@ -61,3 +66,43 @@ def test_queue_entries_that_were_cut_off_do_not_come_back(
     with Store.open(third, CONFIG) as store:
         assert end_of(store, 0) == sure
         assert end_of(store, 1) == 1 + later
+
+
+@pytest.mark.parametrize("count", [10, 60], ids=["a part of a file", "more than a file"])
+def test_keys_of_a_killed_process_are_on_disk_before_a_start_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """It was killed before it had synced them, and nothing with a key came between the next start and the loss."""
+    boots = [0]
+    monkeypatch.setattr(checkpointing_module, "boot_id", lambda: f"boot {boots[0]}")
+    monkeypatch.setattr(assembly, "boot_id", lambda: f"boot {boots[0]}")
+    first, second = tmp_path / "first", tmp_path / "second"
+    config = replace(CONFIG, index_entries=40)
+    first.mkdir()
+    disk = Disk(first)
+    with replaced(disk):
+        for first_number in (0, count):  # each life adds messages, and is killed
+            with killed(first, config) as store:
+                for number in range(first_number, first_number + count):
+                    append(store, make_record(b"%d" % number, keys=f"k{number}"))
+                    if number % count == 0:
+                        store._save_checkpoint()
+                store.flush()
+        with killed(first, config):
+            disk.after_power_loss(second, random.Random(0), 0.0)
+    disk.close()
+
+    boots[0] += 1
+    with Store.open(second, config) as store:
+        assert store.max_offset("orders", 0) == 2 * count
+        found = [[record.body for record in store.query("orders", f"k{n}", 0, 1 << 62, 9)] for n in range(2 * count)]
+        assert found == [[b"%d" % number] for number in range(2 * count)]
+
+
+@contextmanager
+def killed(directory: Path, config: StoreConfig) -> Iterator[Store]:
+    """A life that ends with SIGKILL."""
+    store = Store.open(directory, config)
+    yield store
+    store._flusher.stop()
+    store._abandon()
