@@ -47,20 +47,23 @@ class Veils:
         self._veils: dict[TopicQueue, list[_Veil]] = {}
         self.are_down = False
 
-    def lower(self, owner: str, ends: Mapping[TopicQueue, int | None], *, make: bool = True) -> dict[TopicQueue, int]:
+    def lower(
+        self, owner: str, ends: Mapping[TopicQueue, int | None], *, with_room: bool = True
+    ) -> dict[TopicQueue, int]:
         """Have the queues end at these offsets for readers, None: where they stand; where each ends by that.
 
         A queue that is shorter ends where it does, one that has a veil where that has it end. A queue that was never
-        written is there from now on, empty, unless `make` is False: then it is passed over.
+        written is there from now on, empty: else what comes first would be seen, and hidden by the next one who looks.
+
+        Args:
+            with_room: so that entries can be written now. A start, which writes none, does without.
 
         Raises:
-            StoreFull, StoreFailed: there is no room for a new queue; some of the veils may be down.
+            StoreFull, StoreFailed: there is no room for entries; some of the veils may be down.
         """
         ended: dict[TopicQueue, int] = {}
         for topic_queue, end in ends.items():
-            queue = self._dispatcher.reserve(topic_queue) if make else self._dispatcher.queues.get(topic_queue)
-            if queue is None:
-                continue
+            queue = self._dispatcher.reserve(topic_queue) if with_room else self._dispatcher.open(*topic_queue)
             at = queue.max_offset if end is None else min(end, queue.max_offset)
             veil = self._of(topic_queue, queue, at)
             veil.owners.add(owner)

@@ -203,6 +203,28 @@ def test_readers_see_all_rows_of_a_commit_or_none_also_after_a_crash_behind_any_
     bench.store.close()
 
 
+def test_after_a_crash_a_queue_that_was_never_written_is_hidden_by_a_commit_that_was_begun(tmp_path: Path) -> None:
+    """It was hidden later: by the next attempt, or the next start, with what others had sent and readers had seen."""
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    rows = row(b"mine", None)
+    bench.core.staging.stage("mine", "part", 0, ("t", 0), memoryview(rows), np.array([len(rows)], np.int32), "home")
+    _, keep = bench.core.staging.begin("mine", ["part"], 1, bench.core.staging.plan("mine", ["part"]))
+    keep()
+    bench.crash()
+    others = row(b"somebody else's", None)
+    bench.core.append("t", 0, memoryview(others), np.array([len(others)], np.int32))
+    assert bench.core.bounds("t", 0) == (0, 0)
+    steps = bench.core.staging.commit("mine", ["part"], 1)
+    assert next(steps) == 1
+    assert bench.core.bounds("t", 0) == (0, 0)
+    bench.crash()
+    assert sum(bench.core.staging.commit("mine", ["part"], 1)) == 0
+    bench.core.staging.close("mine")
+    assert bench.bodies("t") == [b"somebody else's", b"mine"]
+    bench.store.close()
+
+
 def test_without_its_veil_a_reader_would_see_a_part_of_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,9 +73,7 @@ def test_a_queue_that_two_commits_hide_is_seen_when_both_are_through(store: Stor
 
 
 def test_a_queue_that_was_never_written_is_empty_under_its_veil(store: Store) -> None:
-    assert store.veils.lower("tx", {("orders", 7): 5}, make=False) == {}
-    assert not store.veils.are_down
-    store.veils.lower("tx", {("orders", 7): None})
+    assert store.veils.lower("tx", {("orders", 7): 5}, with_room=False) == {("orders", 7): 0}
     assert (store.min_offset("orders", 7), store.max_offset("orders", 7)) == (0, 0)
     store.close()
 

@@ -88,7 +88,7 @@ class Staging:
         """Have everything as it was before the last end: first of all the veils."""
         for each in self._files.transactions():
             if each.commit is not None:
-                self._lower_again(each.name, each.commit, make=False)
+                self._lower_again(each.name, each.commit, with_room=False)
             if each.over is not None:
                 self._over[each.name] = self._elapsed()
             if each.over == "committed" and each.home:
@@ -254,7 +254,7 @@ class Staging:
             plan, keep = self.begin(transaction, parts, rows, plan)
             keep()
         else:
-            self._lower_again(transaction, plan.decided, make=True)
+            self._lower_again(transaction, plan.decided, with_room=True)
         decided = plan.decided
         assert decided is not None
         stored = StoredRows(
@@ -345,7 +345,7 @@ class Staging:
         if topic_queues:
             self._arrived(topic_queues)
 
-    def _lower_again(self, transaction: str, decided: DecidedCommit, *, make: bool) -> None:
+    def _lower_again(self, transaction: str, decided: DecidedCommit, *, with_room: bool) -> None:
         """Have what a commit was begun with be hidden again, also what it has appended to topics that were deleted."""
         topics = {topic for topic, _ in decided.ends}
         # Older versions did not write down which topics these were.
@@ -355,7 +355,7 @@ class Staging:
         veils.lower(
             transaction,
             {topic_queue: end for topic_queue, end in decided.ends.items() if topic_queue in now},
-            make=make,
+            with_room=with_room,
         )
         veils.lower_on_deleted(
             transaction, {topic_queue: end for topic_queue, end in decided.ends.items() if topic_queue not in now}
