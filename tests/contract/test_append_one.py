@@ -335,3 +335,35 @@ def test_an_answer_that_cannot_be_given_is_remembered(start: Start) -> None:
         broker.core.append_one_sequenced(single, lost)
     assert read_place(door.ask(numbered(1)).body)[1] == 1
     assert fetched(door) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_took_what_did_not_arrive_is_woken_for_the_next_message(
+    start: Start, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    door, broker = start()
+    door.ask(numbered(0))
+    taken: list[object] = []
+    woken: list[int] = []
+
+    def take_next(*place: object) -> bool:
+        taken.append(place)
+        return True
+
+    deadline = broker.polls.clock() + 60
+    broker.polls.park([("t", 0)], deadline, lambda: woken.append(1), standing=True, take_next=take_next)
+    if fails:
+        append_one = broker.store.append_one
+
+        def half_done(*arguments: object) -> None:
+            append_one(*arguments)  # type: ignore[arg-type]
+            raise OSError("its sender cannot be answered")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.store, "append_one", half_done)
+            door.ask(numbered(1))
+    else:
+        door.ask(numbered(0))
+    door.ask(as_a_batch(numbered(0, epoch=1)))
+    assert len(taken) == (1 if isinstance(door, BareDoor) else 0)  # by its usual frame nothing is offered
+    assert woken

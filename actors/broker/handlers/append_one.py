@@ -82,6 +82,7 @@ class _AppendOne(PromptHandler):
             raise
         finally:
             door.leave(size)
+            polls.end_offer()  # no arrival came of a number that is here already, nor of a failure
         self._statistics.put(single.topic_queue[0], 1, size)
         return True
 

@@ -156,6 +156,10 @@ class LongPolls:
                 self._taker = parked
                 return
 
+    def end_offer(self) -> None:
+        """Whether or not an arrival came of what was offered: the next one is of another message."""
+        self._taker = None
+
     def arrived(self, queues: Iterable[QueueKey]) -> None:
         """Messages arrived: wake everyone who waits for one of `queues`, and has not taken what was offered."""
         taker, self._taker = self._taker, None
