@@ -150,6 +150,23 @@ def test_new_queues_are_read_from_their_first_message(
     assert batches.all == [(number,) for number in range(60, sent)]
 
 
+def test_a_topic_that_is_added_begins_where_it_was_when_the_query_began_though_the_others_are_idle(
+    spark: SparkSession, topic: str, target: str, send: Send, tmp_path: Path
+) -> None:
+    """With nothing to read the query wrote down no place of it, and "latest" was another one each time."""
+    send(topic, numbers(0, 60))
+    send(target, numbers(1_000, 60))
+    batches = Batches()
+    with running(collecting(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
+        batches.wait_for(60, query)
+    both = f"{topic},{target}"
+    with running(collecting(stream(spark, both, start="latest"), batches), tmp_path) as query:
+        poll_until(lambda: query.lastProgress is not None or query.exception(), PATIENT, "its beginning")
+        send(target, numbers(60, 5))
+        batches.wait_for(65, query)
+    assert batches.all == [(number,) for number in range(65)]
+
+
 def test_a_topic_that_is_made_anew_ends_the_query(
     mq: cluster.Cluster, spark: SparkSession, topic: str, send: Send, tmp_path: Path
 ) -> None:
