@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,16 +98,23 @@ class Progress:
         if self.journal.empty and is_new:
             self.forgotten = {}
             self.journal.begin_with((_TELLS_DELETIONS,))
-        # Each frame says what is so afterwards, whatever those before it said: also those behind damage hold.
-        for entry in [*self.journal.entries, *self.journal.behind]:
+        self._hear(self.journal.entries, foreign)
+        # Each frame says what is so afterwards, whatever those before it said: also those behind damage hold. But where
+        # the log ended is said for all levels, and what came before that may be what the damaged ones said of others.
+        log_end = self.log_end
+        self._hear(self.journal.behind, foreign)
+        self.log_end = min(self.log_end, log_end)
+        clamped = self._forget_deleted(writable=writable) | self._clamp()
+        if writable and (clamped or not self.journal.empty):
+            self.fold()
+
+    def _hear(self, entries: Iterable[tuple[Any, ...]], foreign: tuple[bool, bool]) -> None:
+        for entry in entries:
             is_delay = entry[0] == _DELAY
             if is_delay and not self._remains.has(entry[-1]):
                 continue
             if not foreign[is_delay] or self._goes_on(entry):
                 self.apply(entry)
-        clamped = self._forget_deleted(writable=writable) | self._clamp()
-        if writable and (clamped or not self.journal.empty):
-            self.fold()
 
     def _goes_on(self, entry: tuple[Any, ...]) -> bool:
         """Whether a commit goes beyond what is known of a queue, or of a level; other frames do not."""

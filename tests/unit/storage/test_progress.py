@@ -110,3 +110,22 @@ def test_nothing_goes_back_behind_what_rocketmq_has_written_since(tmp_path: Path
         assert opened(tmp_path, writable=False).consumer_offsets.get("g", "orders", 1) == 2
         again.consumer_offsets.commit("g", "orders", 1, 7)
         again.close(fold=True)
+
+
+def test_of_places_behind_damage_none_says_that_the_copies_of_all_levels_are_known(tmp_path: Path) -> None:
+    """What was damaged may have said that another level had delivered: a start has to look for its copies."""
+    progress = opened(tmp_path)
+    progress.delay_progress.commit(2, 1, 100)
+    damaged = progress.journal.length
+    progress.delay_progress.commit(1, 5, 1000)
+    progress.delay_progress.commit(2, 3, 2000)
+    progress.close(fold=False)
+    journal = tmp_path / "raymq" / "progress.journal"
+    content = bytearray(journal.read_bytes())
+    content[damaged + 9] ^= 1
+    journal.write_bytes(content)
+    for _ in range(2):
+        again = opened(tmp_path)
+        assert (again.delay_progress.get(1), again.delay_progress.get(2)) == (None, 3)
+        assert again.delay_progress.log_end == 100
+        again.close(fold=True)

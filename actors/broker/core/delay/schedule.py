@@ -232,11 +232,14 @@ class Schedule:
         return begin, places, self._due_times[level].of(begin, told_ms, delays_ms, end, now_ms)
 
     def _tell_lost(self, level: int, begin: int, low: int) -> None:
-        """What waited at begin..low-1 went with its log files."""
+        """What waited at begin..low-1 went with its log files: it is passed over."""
+        self._set_aside_lost(level, begin, low)
+        self._passed(level, low)
+
+    def _set_aside_lost(self, level: int, begin: int, low: int) -> None:
         _log.error("%d messages of delay level %d went with their log files", low - begin, level)
         told = [Place(SCHEDULE_TOPIC, level - 1, offset) for offset in range(max(begin, low - _MOST_TOLD), low)]
         self._copying.refuse(Duty(LEVEL, str(level)), told, "its log file is gone")
-        self._passed(level, low)
 
     # -- to the timers -------------------------------------------------------------------------------------------
 
@@ -390,6 +393,11 @@ class Schedule:
             for origin in (copy.origin for copy in found):
                 if origin.level:
                     self._done.setdefault(origin.level, set()).add(origin.offset)
+        for level in self._due_times:
+            begin, low = self._begin(level), self._low(level)
+            if begin < low:
+                self._set_aside_lost(level, begin, low)
+                self._places[level] = low
         for level in {*self._done, *self._places}:
             place = max(self._begin(level), self._low(level))
             done = {offset for offset in self._done.pop(level, ()) if offset >= place}
@@ -411,9 +419,10 @@ class Schedule:
             is_known = progress.get(level) is not None
             if not is_known and (low := self._low(level)):
                 self._places[level] = low  # what it had before that may well have been delivered
-            first = self._first_place(level)
-            if first is not None:
-                found = min(found, max(first, progress.log_end if is_known else 0))
+            # Not through `_first_place`, which passes over what has gone, and writes down that all copies are known.
+            places = self._waiting(level, max(self._begin(level), self._low(level)), 1, self._now_ms())[1]
+            if len(places):
+                found = min(found, max(int(places[0]), progress.log_end if is_known else 0))
         return found
 
     def _low(self, level: int) -> int:
