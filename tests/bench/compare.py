@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -137,21 +137,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sides = {"before": clone(given.ref, folder), "now": TREE}
         result: list[Compared] = []
         for bench in given.benches:
-            found: dict[str, list[list[dict[str, Any]]]] = {side: [] for side in sides}
             if bench == "singles":
                 found = live_sides.rows(sides, given.rounds)
-                result += compared(found["before"], found["now"])
-                continue
-            for number in range(given.rounds):
-                for side in sorted(sides, reverse=bool(number % 2)):
-                    print(f"{bench}, round {number + 1} of {given.rounds}: {side}", file=sys.stderr)
-                    found[side].append(measure(sides[side], bench, shlex.split(given.further)))
+            else:
+                found = _in_turns(sides, bench, given.rounds, shlex.split(given.further))
             result += compared(found["before"], found["now"])
     if given.json:
         print(json.dumps([each.told() for each in result]))
     else:
         _report(given.ref, result)
     return 0
+
+
+def _in_turns(sides: Mapping[str, Path], bench: str, rounds: int, further: Sequence[str]) -> live_sides.Found:
+    found: live_sides.Found = {side: [] for side in sides}
+    for number in range(rounds):
+        for side in sorted(sides, reverse=bool(number % 2)):
+            print(f"{bench}, round {number + 1} of {rounds}: {side}", file=sys.stderr)
+            found[side].append(measure(sides[side], bench, further))
+    return found
 
 
 def _report(ref: str, rows: Sequence[Compared]) -> None:

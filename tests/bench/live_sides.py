@@ -13,7 +13,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+#: Of each side the rows of each of its rounds.
+Found = dict[str, list[list[dict[str, Any]]]]
 
 KINDS: Final = ("send", "idempotent send")
 SIZES: Final = (100, 1024)
@@ -72,9 +75,9 @@ def awake() -> Iterator[None]:
         process.wait()
 
 
-def rows(trees: Mapping[str, Path], turns: int) -> dict[str, list[list[dict[str, object]]]]:
+def rows(trees: Mapping[str, Path], turns: int) -> Found:
     """What each side took in each of its turns, as benches print it."""
-    found: dict[str, list[list[dict[str, object]]]] = {side: [] for side in trees}
+    found: Found = {side: [] for side in trees}
     with contextlib.ExitStack() as stack:
         stack.enter_context(awake())
         sides = {}

@@ -21,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.errors import RayMQError
 from tests.fuzz import push_member
+from tests.fuzz.logs import bodies_of
 from tests.fuzz.push_member import GROUP, TOPIC, MemberOptions
 from tests.fuzz.seeds import seeded, try_each
 from tests.integration.conftest import Services
@@ -98,7 +99,7 @@ class ConsumersFuzz:
                     self._ended.set()
                     for thread in threads:
                         thread.join()
-                self._check(self._logs(mq))
+                self._check(bodies_of(mq, TOPIC))
         finally:
             for process in self._members.values():
                 process.kill()
@@ -230,17 +231,6 @@ class ConsumersFuzz:
 
     def _missing(self) -> set[bytes]:
         return set(self._stored) - {step.body for step in self._steps() if step.what == "done"}
-
-    def _logs(self, mq: Connection) -> dict[MessageQueue, list[bytes]]:
-        found: dict[MessageQueue, list[bytes]] = {}
-        with PullConsumer(mq, "reader") as consumer:
-            for queue in consumer.queues(TOPIC):
-                consumer.seek(queue, 0)
-                end = consumer.offsets(queue)[1]
-                bodies = found[queue] = []
-                while len(bodies) < end:
-                    bodies += [message.body for message in consumer.poll(queue, 1_000, timeout=5.0)]
-        return found
 
     def _check(self, logs: dict[MessageQueue, list[bytes]]) -> None:
         steps = self._steps()

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer, SendResult
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer, SendResult
 from raymq.client.errors import ClientClosed, RayMQError
 from raymq.client.produce.outbox_file import OutboxFile
+from tests.fuzz.logs import bodies_of
 from tests.fuzz.seeds import seeded, try_each
 from tests.integration.conftest import Services
 
@@ -74,7 +75,7 @@ class ProducersFuzz:
                 late = wait([sent.future for sent in self._sent], 30.0).not_done
                 assert not late, "sends of a closed producer without an outcome"
                 self._services.loop.run(asyncio.sleep(0))  # brokers that stand still go on
-                self._check(self._logs(mq))
+                self._check(bodies_of(mq, "t"))
         finally:
             self._services.stop()
 
@@ -145,19 +146,6 @@ class ProducersFuzz:
 
     def _go_on(self) -> None:
         pass
-
-    def _logs(self, mq: Connection) -> dict[MessageQueue, list[bytes]]:
-        """What is in the brokers."""
-        found: dict[MessageQueue, list[bytes]] = {}
-        with PullConsumer(mq, "reader") as consumer:
-            for queue in consumer.queues("t"):
-                consumer.seek(queue, 0)
-                end = consumer.offsets(queue)[1]
-                bodies: list[bytes] = []
-                while len(bodies) < end:
-                    bodies += [message.body for message in consumer.poll(queue, 1_000, timeout=5.0)]
-                found[queue] = bodies
-        return found
 
     def _check(self, logs: dict[MessageQueue, list[bytes]]) -> None:
         times = Counter(body for bodies in logs.values() for body in bodies)
