@@ -121,7 +121,7 @@ class Consuming:
         )
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._committed: dict[MessageQueue, int] = {}
-        #: Queues that were dropped and whose last commit was not begun yet.
+        #: Queues that were dropped and whose last commit has not ended yet.
         self._dropped: dict[MessageQueue, ProcessQueue] = {}
         self._backoffs = QueueBackoffs(time.monotonic)
         self._assignment = Assignment(
@@ -345,14 +345,15 @@ class Consuming:
         await self._carry_out(self._assignment.calls_over(queue))
 
     async def _commit_last(self, queue: MessageQueue) -> None:
-        process = self._dropped.pop(queue)
+        process = self._dropped[queue]
         offset = process.commit_offset
         try:
             await _within(_LAST_COMMIT_SECONDS, self._commit(process))
         except BaseException as error:  # it was tried; what is left to do goes on
             if is_meant(error):
-                raise
+                raise  # the consumer is stopped, which commits it
             self.supervisor.report("commit", error)
+        del self._dropped[queue]
         told = self._committed.pop(queue, offset)
         saved = process.is_void or told >= offset
         await self._carry_out(self._assignment.committed_last(queue, process, told=told, saved=saved))
@@ -427,7 +428,8 @@ class Consuming:
         self._committing.begin(self._uncommitted())
 
     def _uncommitted(self) -> list[ProcessQueue]:
-        return [process for process in self._queues.values() if self._has_to_commit(process)]
+        owned = [*self._queues.values(), *self._dropped.values()]
+        return [process for process in owned if self._has_to_commit(process)]
 
     def _has_to_commit(self, process: ProcessQueue) -> bool:
         return self._clustering and not process.is_void and self._committed.get(process.queue) != process.commit_offset

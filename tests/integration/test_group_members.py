@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -25,8 +28,10 @@ from raymq.client import (
 )
 from raymq.client.members.rebalance import STRATEGIES, strategy_named
 from raymq.client.push import engine as consuming
+from raymq.client.push.assignment import Stage
 from raymq.client.push.delivery import Delivery
 from raymq.client.push.process_queue import ProcessQueue
+from raymq.client.requests.offsets import OffsetRequests
 from tests.chaos.history import History
 from tests.chaos.traffic import Traffic
 from tests.integration.conftest import Services
@@ -249,3 +254,44 @@ def test_what_was_done_when_its_broker_died_does_not_come_again(
         poll_until(lambda: b"50" in taker.bodies, 20)
     assert taker.bodies == sorted(b"%d" % number for number in range(51))
     assert admin.group_progress("g")[queue].committed_offset == 51
+
+
+def test_who_is_shut_down_amid_a_handover_commits_what_it_did_of_the_queue_that_goes(
+    services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last commit of a queue was ended with the round that had begun it: what was done came again."""
+    admin.create_topic("u", queues=1)
+    held, go_on = set[str](), threading.Event()
+    commit = OffsetRequests.commit
+
+    async def held_up(self: OffsetRequests, queue: MessageQueue, *place: Any, **more: Any) -> None:
+        if queue.topic in held:
+            await asyncio.to_thread(go_on.wait, 30)
+        await commit(self, queue, *place, **more)
+
+    monkeypatch.setattr(OffsetRequests, "commit", held_up)
+    queues = [MessageQueue("t", broker, number) for broker in services.names for number in range(2)]
+    taker = Taker()
+    leaving = PushConsumer(mq, "g", {"t": "*", "u": "*"}, taker)
+    leaving.start()
+    engine = leaving._consuming
+    assert engine is not None
+    with Connection([services.name_server.address]) as other, Producer(mq, "p") as producer:
+        held |= {"t", "u"}
+        # While this one's commit hangs none of those that follow is begun, unless as the last one of a queue that goes.
+        for broker in services.names:
+            producer.send(Message("u", b"x"), queue=MessageQueue("u", broker, 0))
+        poll_until(lambda: engine._committing._under_way.keys() == set(services.names), 20)
+        for queue in queues:
+            producer.send(Message("t", b"x"), queue=queue)
+        poll_until(lambda: len(taker.bodies) == 6, 20)
+        staying = PushConsumer(other, "g", {"t": "*", "u": "*"}, taker)
+        staying.pause()
+        with staying, ThreadPoolExecutor(1) as threads:
+            poll_until(lambda: set(queues) & engine._assignment.at(Stage.COMMITTING), 20)
+            stopping = threads.submit(leaving.shutdown)
+            poll_until(lambda: all(task.done() for task in engine._tasks), 20)
+            go_on.set()
+            stopping.result(30)
+            progress = admin.group_progress("g")
+            assert [progress[queue].committed_offset for queue in queues] == [1] * 4
