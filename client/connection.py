@@ -205,12 +205,19 @@ class Connection(Closing):
                 raise ClientClosed("the connection to the cluster was closed") from None
             raise
 
-    async def arun(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """`run` for asyncio code, whatever loop the caller is on. Who gives up cancels it."""
+    async def arun(self, coroutine: Coroutine[Any, Any, _T], under_way: set[Future[Any]] | None = None) -> _T:
+        """`run` for asyncio code, whatever loop the caller is on. Who gives up cancels it.
+
+        Until it has ended it is one of those `under_way`, unless the caller is on the background loop.
+        """
         if asyncio.get_running_loop() is self.loop:
             return await coroutine
         try:
-            return await asyncio.wrap_future(self.submit(coroutine))
+            working = self.submit(coroutine)
+            if under_way is not None:
+                under_way.add(working)
+                working.add_done_callback(under_way.discard)
+            return await asyncio.wrap_future(working)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._closed and (caller is None or not caller.cancelling()):

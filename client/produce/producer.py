@@ -118,7 +118,7 @@ class Producer(ClientBase):
         #: Who holds it: a signal handler runs on the thread that it has interrupted.
         self._closer: int | None = None
         self._ended = False
-        #: Sends that nobody waits for.
+        #: Sends that no thread waits for.
         self._under_way: set[Future[Any]] = set()
         if outbox is not None:
             OutboxFile(outbox).close()  # says now whether it can be used
@@ -162,7 +162,7 @@ class Producer(ClientBase):
             return await (asyncio.wrap_future(sent) if not isinstance(sent, PendingResult) else sent.outcome())
         terms = self._terms(message, options)
         try:
-            return await self._mq.arun(self._send_one(self._paths.sends, message, terms))
+            return await self._mq.arun(self._send_one(self._paths.sends, message, terms), self._under_way)
         except ClientClosed as error:
             raise _broken_off() from error
 
@@ -221,7 +221,7 @@ class Producer(ClientBase):
         """`send_batch` for asyncio code, on any event loop."""
         terms = self._batch_terms(messages, options)
         try:
-            return await self._mq.arun(self._send_batch(self._paths.sends, messages, terms))
+            return await self._mq.arun(self._send_batch(self._paths.sends, messages, terms), self._under_way)
         except ClientClosed as error:
             raise _broken_off() from error
 

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,8 +28,6 @@ SENDS: dict[str, Callable[[Producer], object]] = {
     "asend": lambda producer: asyncio.run(producer.asend(MESSAGE, queue=QUEUE)),
     "asend_batch": lambda producer: asyncio.run(producer.asend_batch([MESSAGE], queue=QUEUE)),
 }
-#: Those that a thread waits for by itself.
-BLOCKING = ("send", "send_batch", "send_table")
 FOREVER = 60.0
 
 
@@ -61,21 +60,23 @@ class LateAnswers:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-@pytest.mark.parametrize("how", BLOCKING)
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("how", SENDS)
 @pytest.mark.parametrize("what", ["connection", "producer"])
-def test_closing_waits_for_the_sends_of_other_threads(
-    services: Services, admin: Admin, how: str, what: str, *, idempotent: bool
+def test_closing_waits_for_the_sends_of_other_threads_and_tasks(
+    services: Services, admin: Admin, tmp_path: Path, how: str, what: str, *, idempotent: bool, keeps: bool
 ) -> None:
     """Closing the connection ended them: they raised ClientClosed, nothing was stored, although it was."""
     del admin
     with Connection([services.name_server.address]) as mq, ThreadPoolExecutor(1) as pool:
-        producer = Producer(mq, "p", timeout=FOREVER, idempotent=idempotent)
+        outbox = tmp_path / "outbox" if keeps else None
+        producer = Producer(mq, "p", timeout=FOREVER, idempotent=idempotent, outbox=outbox)
         producer.send(MESSAGE, queue=QUEUE)
         late = LateAnswers(services, 0.3)
         sending = pool.submit(SENDS[how], producer)
         assert late.stored.wait(FOREVER)
         (mq if what == "connection" else producer).close()
-        assert sending.result(0.1)
+        assert sending.result(10)
         with pytest.raises(ClientClosed):
             SENDS[how](producer)
 
