@@ -22,7 +22,7 @@ from raymq.actors.wire.commands.replication import seal_command
 from raymq.actors.wire.frame import Command
 from tests.crash.coordinator_process import CoordinatorProcess
 from tests.polling import poll_until
-from tests.replica_clients import QUEUES, Clients, ask, commits, numbered, records
+from tests.replica_clients import QUEUES, Clients, are_alike, ask, commits, numbered, records
 from tests.replica_group import GROUP, ReplicaGroup
 from tests.replicas import log_content
 
@@ -112,6 +112,44 @@ def test_an_emptied_replica_follows_from_nothing_also_where_the_masters_log_begi
     assert clients.bodies() == expected
     clients.send(b"goes on")
     assert len(clients.bodies()) == len(expected) + 1
+
+
+@pytest.mark.parametrize("file_bytes", [1 << 17, 1 << 21], ids=["smaller", "larger"])
+def test_an_emptied_replica_has_log_files_of_its_masters_size(
+    group: ReplicaGroup, clients: Clients, file_bytes: int
+) -> None:
+    """The setting was changed since the master's directory was made, which keeps what it was made with."""
+    settings = {**group._store, "commitlog_file_bytes": file_bytes}
+
+    def begin_anew() -> None:
+        group.kill(2)
+        group.await_in_sync(1)
+        group.wipe(2)
+        group.start(2, store=settings)
+        group.await_in_sync(1, 2)
+
+    clients.send(*numbered(0, 5))
+    begin_anew()
+    clients.send(*(each * 10_000 for each in numbered(10, 60)))
+    group.await_in_sync(1, 2)
+    poll_until(lambda: are_alike(group), 20)
+    keep = b"fileReservedTime=0.0000001\ndeleteWhen=*\n"
+    ask(group, 1, Command(RequestCode.UPDATE_BROKER_CONFIG, body=keep))
+
+    def deleted() -> bool:
+        ask(group, 1, Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
+        return group.status(1).begin[0] > 0
+
+    poll_until(deleted, 20)
+    begin_anew()
+    group.kill(2)
+    group.start(2, store=settings)
+    group.await_in_sync(1, 2)
+    poll_until(lambda: are_alike(group), 20)
+    assert group.elect(2) == 2
+    clients.send(*(each * 10_000 for each in numbered(60, 150)))
+    group.await_in_sync(1, 2)
+    poll_until(lambda: are_alike(group), 20)
 
 
 def test_trap_33_a_copied_directory_is_refused_by_name(group: ReplicaGroup, clients: Clients) -> None:

@@ -42,11 +42,7 @@ from raymq.actors.keeper.messages import Registered
 from raymq.actors.keeper.serving.location import open_register
 from raymq.actors.naming import check_name
 from raymq.actors.protocol import HEARTBEAT_SECONDS, BrokerInfo, BrokerSpec, DueReport
-from raymq.actors.wire.commands.replication import (
-    Sealed,
-    read_replica_status,
-    replica_status_command,
-)
+from raymq.actors.wire.commands.replication import Sealed, read_replica_status, replica_status_command
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
@@ -346,19 +342,10 @@ class ReplicaService(ReplicaProcess):
             failpoint("office.before_epoch")
             end = StreamPosition(stream.end.offset, recorder.last)
             epochs = stream.begin_epoch_at(end, epoch)
-            self.office = office = Office(
-                self.cluster,
-                self.name,
-                self.number,
-                self.nonce,
-                registered,
-                self._register,
-                recorder,
-                epochs,
-                end,
-                # Whoever the election has put into the set has exactly this log.
-                StreamPosition(end.offset, stream.confirmed.sequence),
-            )
+            who = self.cluster, self.name, self.number, self.nonce
+            # Whoever the election has put into the set has exactly this log.
+            confirmed = StreamPosition(end.offset, stream.confirmed.sequence)
+            self.office = office = Office(*who, registered, self._register, recorder, epochs, end, confirmed)
             office.on_end = self._news.set
             failpoint("office.before_lease")
             await office.begin()
@@ -460,6 +447,9 @@ class ReplicaService(ReplicaProcess):
             if status.nonce != record.nonce or status.role != "master" or status.epoch != state.epoch:
                 self.trouble = f"replica {state.master} is not master of epoch {state.epoch} yet"
                 return
+            self.trouble = await self._fitted(stream, status.file_bytes)
+            if self.trouble:
+                return
             flushes = stream.store.config.flush == "sync"
             version = await self._pool.version(record.address, _ASK_SECONDS)
             hello = partial(told.hello, self, version)
@@ -468,6 +458,14 @@ class ReplicaService(ReplicaProcess):
             self.line, self.trouble = line, ""
         except (RayMQError, OSError, TimeoutError) as error:
             self.trouble = f"the master at {record.address} is not reached: {error}"
+
+    async def _fitted(self, stream: FollowedStream, file_bytes: int) -> str:
+        """As `FollowedStream.fit`, where the master says how large its files are."""
+        try:
+            return await asyncio.to_thread(stream.fit, file_bytes) if file_bytes else ""
+        except Exception:
+            await self._close_stream()
+            raise
 
     async def _hang_up(self) -> None:
         line, self.line = self.line, None

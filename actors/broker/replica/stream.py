@@ -67,7 +67,7 @@ class FollowedStream:
             as `Store.open`.
         """
         if memory.now.wiping is not None:
-            _wipe(directory, config, memory, memory.now.wiping)
+            _wipe(directory, config, memory, 0)  # where it is to begin depends on the size of the master's files
         return cls(directory, config, memory, states)
 
     @property
@@ -90,6 +90,22 @@ class FollowedStream:
     def epochs(self) -> EpochMap:
         """Its epochs; not to be changed."""
         return self._epochs.map
+
+    def fit(self, file_bytes: int) -> str:
+        """Have log files of the size that the master's have: its log's bytes fit into no others. May take long.
+
+        Returns:
+            why they cannot be had, as there are messages in others; empty: they are.
+        """
+        self._config = replace(self._config, commitlog_file_bytes=file_bytes)
+        own = self.store.config.commitlog_file_bytes
+        if own == file_bytes:
+            return ""
+        if self.store.max_physical_offset > self.store.min_physical_offset:
+            return f"its log files have {own} B, and its master's {file_bytes} B: let it begin with an empty directory"
+        self._begin_log(0)
+        self._load_epochs()
+        return ""
 
     def begin_connection(self) -> None:
         """The next bytes of the log come at its end."""
@@ -168,11 +184,7 @@ class FollowedStream:
                 self.store.order_cut(position.offset)
                 self._reopen()
             return
-        self._memory.change(wiping=position.offset)
-        failpoint("wipe.after_order")
-        self.store.close()
-        _wipe(self.directory, self._config, self._memory, position.offset)
-        self._reopen()
+        self._begin_log(position.offset)
 
     def load(self, content: Buffer) -> None:
         """A part of a snapshot."""
@@ -207,6 +219,13 @@ class FollowedStream:
             stack.callback(self.store.close)
             if not self.states.is_lost:
                 self.states.sync()
+
+    def _begin_log(self, offset: int) -> None:
+        self._memory.change(wiping=offset)
+        failpoint("wipe.after_order")
+        self.store.close()
+        _wipe(self.directory, self._config, self._memory, offset)
+        self._reopen()
 
     def _reopen(self) -> None:
         held = self.confirmed
@@ -248,6 +267,6 @@ def _wipe(directory: Path, config: StoreConfig, memory: ReplicaFile, offset: int
         for each in (path, path.with_name(path.name + ".bak")):
             fileutil.remove(each)
     failpoint("wipe.before_log")
-    begin_log(directory, replace(config), offset)
+    begin_log(directory, config, offset)
     failpoint("wipe.before_done")
     memory.change(wiping=None)

@@ -127,6 +127,7 @@ def replica_status(member: ReplicaProcess) -> ReplicaStatus:
         reaches_keepers=member.reaches_keepers,
         trouble=member.refused or member.trouble or ("" if member.line is None else member.line.trouble),
         lags={} if office is None else lags(office),
+        file_bytes=0 if member.service is None else member.service.store.config.commitlog_file_bytes,
     )
 
 

@@ -62,6 +62,7 @@ class ReplicaStatus:
         lags: as master, by replica.
         reaches_keepers: it has read the register lately.
         trouble: what is in its way; empty: nothing.
+        file_bytes: as a master that serves, how large its log files are; 0: it is none, or does not say.
     """
 
     replica: int
@@ -84,6 +85,7 @@ class ReplicaStatus:
     reaches_keepers: bool
     trouble: str = ""
     lags: Mapping[int, ReplicaLag] = field(default_factory=dict)
+    file_bytes: int = 0
 
 
 def seal_command(epoch: int) -> Command:
@@ -162,6 +164,7 @@ def replica_status_answer(request: Command, status: ReplicaStatus) -> Command:
         "reaches_keepers": status.reaches_keepers,
         "trouble": status.trouble[:1000],
         "lags": [[each, lag.log_bytes, lag.changes, lag.connected] for each, lag in status.lags.items()],
+        "file_bytes": status.file_bytes,
     }
     return request.response(ResponseCode.SUCCESS, fields)
 
@@ -196,6 +199,7 @@ def read_replica_status(answer: Command) -> ReplicaStatus:
             number(each, 1): ReplicaLag(number(log_bytes), number(changes), _truth(connected))
             for each, log_bytes, changes, connected in told["lags"]
         },
+        file_bytes=number(told.get("file_bytes", 0)),
     )
 
 
