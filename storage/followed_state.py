@@ -27,12 +27,14 @@ class FollowedState:
 
     Attributes:
         changes: how many times state was changed; None: nobody counts, and every look looks at the files.
+        master_begin: of topics that were deleted before this place of the log the master tells no more.
     """
 
     def __init__(self, parts: Parts, remover: Remover) -> None:
         self._parts = parts
         self._remover = remover
         self.changes: Callable[[], int] | None = None
+        self.master_begin = 0
         self._seen_changes: int | None = None
         journal = parts.paths.deletions
         self._deletions = [journal.with_name(journal.name + ending) for ending in ("", ".beside", ".base")]
@@ -63,7 +65,8 @@ class FollowedState:
     def _heed_deletions(self) -> None:
         parts, dispatcher = self._parts, self._parts.dispatcher
         told, known = told_deletions.told(parts.paths.root), parts.deleted_topics
-        never = [t for t, place in known.items() if place > max(parts.log.min_offset, told.get(t, -1))]
+        told_from = max(parts.log.min_offset, self.master_begin)
+        never = [t for t, place in known.items() if place > max(told_from, told.get(t, -1))]
         if never or parts.paths.rebuild_queues.exists():
             raise StoreFailed(f"topics were not deleted after all, and their queues are gone: {sorted(never)}")
         new = {topic: place for topic, place in told.items() if place > known.get(topic, -1)}

@@ -279,16 +279,17 @@ class Store(Readable, Closing):
 
     # ---- following a master
 
-    def follow(self, state_changes: Callable[[], int] | None = None) -> None:
+    def follow(self, state_changes: Callable[[], int] | None = None, master_begin: int = 0) -> None:
         """Be a replica's from now on: `take_log` appends, and nothing else. Again for each connection to a master.
 
         Its files of state are looked at where `state_changes`, a count of changes, is another one; None: each time.
+        Of topics that were deleted before `master_begin`, where the master's log begins, they tell no more.
         """
         self._check_open()
         self._writer.follows = True
         self._followed.forget_rest()
         if self._followed_state is not None:
-            self._followed_state.changes = state_changes
+            self._followed_state.changes, self._followed_state.master_begin = state_changes, master_begin
 
     def lead(self) -> None:
         """Be a master's (again): it takes messages. What has come in part of a record is forgotten."""

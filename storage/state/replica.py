@@ -61,6 +61,8 @@ class StateReplica:
             recording.install(directory, self._foreign)
         else:
             self._ring, self._numbers, self._foreign = continues.hand_over()
+        #: Where the master's log begins: of topics that were deleted before that it tells no more.
+        self.master_begin = 0
         #: How many foreign changes there were when a snapshot began.
         self._foreign_before = 0
         self._marker = marker_of(directory)
@@ -367,6 +369,7 @@ class StateReplica:
         for folder in (CONFIG, OURS):
             fileutil.sync_directory(self.directory / folder)
         log_min = min((int(path.name) for path in files_of(self.directory / "commitlog")), default=0)
+        log_min = max(log_min, self.master_begin)
         if told_deletions.lost(self.directory, told_deletions.load(self._marker), log_min):
             fileutil.replace(self.directory / OURS / "rebuild_queues", b"")
         failpoint("snapshot.before_numbers")

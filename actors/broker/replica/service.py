@@ -450,6 +450,7 @@ class ReplicaService(ReplicaProcess):
             self.trouble = await self._fitted(stream, status.file_bytes)
             if self.trouble:
                 return
+            stream.states.master_begin = status.begin[0]
             flushes = stream.store.config.flush == "sync"
             version = await self._pool.version(record.address, _ASK_SECONDS)
             hello = partial(told.hello, self, version)

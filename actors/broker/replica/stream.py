@@ -109,7 +109,7 @@ class FollowedStream:
 
     def begin_connection(self) -> None:
         """The next bytes of the log come at its end."""
-        self.store.follow(self._state_changes)
+        self.store.follow(self._state_changes, self.states.master_begin)
 
     def write_log(self, offset: int, content: Buffer, written: Callable[[], None]) -> None:
         """As `Store.take_log`."""
@@ -240,7 +240,7 @@ class FollowedStream:
 
     def _open_store(self) -> Store:
         store = Store.open(self.directory, self._config, elapsed=boottime, follows=True)
-        store.follow(self._state_changes)
+        store.follow(self._state_changes, self.states.master_begin)
         return store
 
     def _state_changes(self) -> int:

@@ -231,3 +231,35 @@ def test_a_log_is_read_right_while_the_tables_are_gone(pair: Pair) -> None:
     append(pair.master, make_record(b"newer"))
     pair.shipping.all()
     assert seen(pair.follower) == seen(pair.master)
+
+
+def test_a_deletion_of_before_the_masters_log_begins_was_made_all_the_same(pair: Pair) -> None:
+    """The master tells of it no more; the replica, which was away, has files from before it yet."""
+    pair.snapshot()
+    append(pair.master, *(make_record(b"old %d" % number, topic="v") for number in range(20)))
+    pair.master.delete_topic("v")
+    pair.master.sync_settings()
+    append(pair.master, make_record(b"new", topic="v"))
+    append(pair.master, make_record(b"of another", topic="other"))
+    fill(pair.master, 40)
+    pair.shipping.all()
+    pair.master.flush()
+    pair.master._age.now_ms = lambda: 1 << 60  # type: ignore[method-assign]
+    assert pair.master.delete_expired(asked=True).log_files
+    pair.master.close()
+    pair.recorder.stop()
+    pair.recorder = StateRecorder.begin(pair.root / "master", log_end=lambda: 0)
+    pair.master = Store.open(pair.root / "master", CONFIG)
+    pair.recorder.log_end = lambda: pair.master.max_physical_offset
+    pair.recorder.lose_count()
+    begin = pair.replica.master_begin = pair.master.min_physical_offset
+    assert begin > pair.follower.min_physical_offset
+    pair.snapshot()
+    pair.reopen(killed=False)
+    pair.follower.follow(lambda: pair.replica.last, begin)
+    assert seen(pair.follower)["v", 0] == [b"new"]
+    pair.master.delete_topic("other")
+    append(pair.master, make_record(b"newer", topic="v"))
+    pair.shipping.all()
+    assert seen(pair.follower)["v", 0] == [b"new", b"newer"]
+    assert pair.follower.max_offset("v", 0) == pair.master.max_offset("v", 0)
