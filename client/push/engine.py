@@ -353,7 +353,7 @@ class Consuming:
             if is_meant(error):
                 raise  # the consumer is stopped, which commits it
             self.supervisor.report("commit", error)
-        del self._dropped[queue]
+        self._dropped.pop(queue, None)
         told = self._committed.pop(queue, offset)
         saved = process.is_void or told >= offset
         await self._carry_out(self._assignment.committed_last(queue, process, told=told, saved=saved))
