@@ -23,6 +23,8 @@ from raymq.actors.wire.headers.group import (
 from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, LitePullMessage, PullMessage
 from raymq.actors.wire.headers.query import GetMaxOffset
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
+from raymq.storage.files.file_calls import replaced
+from tests.fuzz.failing_disk import FailingDisk
 from tests.integration.conftest import Services
 from tests.integration.foreign import Foreign
 from tests.polling import poll_until
@@ -211,6 +213,23 @@ def test_a_pull_commits_an_offset(producer: Producer, queue: MessageQueue, forei
     send(producer, queue, b"0", b"1", b"2")
     foreign.ask(pull(2, sys_flag=HAS_SUBSCRIPTION | COMMIT_OFFSET, commit_offset=2).command())
     assert foreign.ask(QueryConsumerOffset("g", "t", 0).command()).fields["offset"] == "2"
+
+
+@pytest.mark.parametrize("group", ["g", "new"])
+def test_a_pull_whose_commit_finds_no_room_gets_its_messages(
+    producer: Producer, queue: MessageQueue, foreign: Foreign, group: str
+) -> None:
+    send(producer, queue, b"0", b"1", b"2")
+    foreign.ask(heartbeat(t="*"))
+    committing = pull(2, consumer_group=group, sys_flag=HAS_SUBSCRIPTION | COMMIT_OFFSET, commit_offset=2).command()
+    disk = FailingDisk(1, "write")
+    with replaced(disk):
+        disk.chance = 1.0
+        answer = foreign.ask(committing)
+    assert (answer.code, answer.fields["nextBeginOffset"]) == (ResponseCode.SUCCESS, "3")
+    assert foreign.ask(QueryConsumerOffset(group, "t", 0).command()).fields["offset"] == "0", "not committed"
+    foreign.ask(committing)
+    assert foreign.ask(QueryConsumerOffset(group, "t", 0).command()).fields["offset"] == "2"
 
 
 def test_a_reset_reaches_a_parked_pull(

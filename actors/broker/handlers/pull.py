@@ -15,7 +15,7 @@ from functools import partial
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.reading.pulling import Pulled, PullStatus, pull
-from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied, QueueNotFound
+from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied, QueueNotFound, StoreError
 from raymq.actors.filter.subscription import ALL, TAG, Filter, Subscription
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import MASTER_ID
@@ -158,8 +158,8 @@ def _subscription(context: BrokerContext, header: PullMessage) -> tuple[Response
 
 
 def _commit(core: BrokerCore, header: PullMessage) -> None:
-    """The offset that came with a pull; what cannot be committed is no reason to refuse the pull."""
-    with contextlib.suppress(InvalidInput, GroupNotFound):
+    """The offset that came with a pull; what cannot be committed, as on a full disk, is no reason to refuse it."""
+    with contextlib.suppress(InvalidInput, GroupNotFound, StoreError):
         core.make_group(header.consumer_group)
         core.offsets.commit(
             header.consumer_group, header.topic, header.queue_id, header.commit_offset, forward_only=False
