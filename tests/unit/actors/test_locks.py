@@ -101,6 +101,8 @@ def test_there_are_at_most_so_many_locks(locks: QueueLocks, clock: FakeClock, mo
     locks.lock("h", "x", [Q0])
     with pytest.raises(ServerBusy):
         locks.lock("i", "x", [Q0])
+    assert set(locks.lock("g", "x", [Q0, Q1])) == {Q0, Q1}, "what is held is renewed"
+    assert locks.lock("g", "y", [Q0, Q1]) == {}, "what others hold is none more"
     locks.unlock("h", "x", [Q0])
     locks.lock("i", "y", [Q0])
     clock.advance(LEASE_SECONDS)

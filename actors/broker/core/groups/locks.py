@@ -68,10 +68,10 @@ class QueueLocks:
         ServerBusy: there would be more locks than there may be.
         """
         now = self.clock()
-        if self._count + len(queues) > MOST_LOCKS and now >= self._look_at:
+        if self._would_be(group, queues) > MOST_LOCKS and now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS
             self._drop_expired(now)
-        if self._count + len(queues) > MOST_LOCKS:
+        if self._would_be(group, queues) > MOST_LOCKS:
             raise ServerBusy(f"{MOST_LOCKS} queues are locked, more may not be")
         locks = self._groups.setdefault(group, {})
         held = {}
@@ -88,6 +88,11 @@ class QueueLocks:
         if not locks:
             del self._groups[group]
         return held
+
+    def _would_be(self, group: str, queues: Collection[Queue]) -> int:
+        """How many locks there are with those of `queues`: one that is renewed is there already."""
+        locks = self._groups.get(group, {})
+        return self._count + sum(queue not in locks for queue in queues)
 
     def unlock(self, group: str, client_id: str, queues: Iterable[Queue]) -> None:
         """Give back those of `queues` that the client holds."""
