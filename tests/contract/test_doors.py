@@ -8,28 +8,37 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from raymq.actors.broker.handlers import fetch as fetch_handlers
 from raymq.actors.broker.service import BrokerService
-from raymq.actors.errors import ConnectionLost, InvalidInput, OffsetOutOfRange, OffsetReset, TopicNotFound
+from raymq.actors.errors import (
+    ConnectionLost,
+    InvalidInput,
+    OffsetOutOfRange,
+    OffsetReset,
+    PermissionDenied,
+    TopicNotFound,
+)
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.filter.wanted import Wanted
-from raymq.actors.protocol import BrokerSpec, SendStatus
+from raymq.actors.protocol import PERM_READ, PERM_WRITE, BrokerSpec, SendStatus
 from raymq.actors.wire import faults
 from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands import admin, append, fetch, group, offset
 from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
-from raymq.actors.wire.headers.pop import PopMessage
+from raymq.actors.wire.headers.pop import ANY_QUEUE, PopMessage
 from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.memory_door import PARK_SECONDS
 from raymq.client import Message
 from raymq.client.errors import RayMQError
 from raymq.storage.records.record import decode
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.doors import Door, InvokeDoor, SocketDoor
 from tests.polling import poll_until
 from tests.served import Peer
@@ -129,6 +138,35 @@ def test_what_arrives_while_a_new_group_is_announced_ends_its_first_pop(
     loop.loop.call_soon_threadsafe(arrives)
     assert popped.result(20).code == ResponseCode.SUCCESS
     door.leave()
+
+
+def popping(seconds: float) -> Command:
+    return PopMessage("g", "t", ANY_QUEUE, 8, 60_000, int(seconds * 1000), 0, 0).command()
+
+
+@pytest.mark.parametrize("perm", [PERM_READ | PERM_WRITE, PERM_WRITE])
+def test_a_parked_pop_heeds_what_becomes_of_its_topic(door: Door, broker: BrokerService, perm: int) -> None:
+    """It looked into the queues that there were when it came, also where they were not to be read any more."""
+    door.ask(group.create_group_command("g"))
+    parked = door.begin(popping(PARK_SECONDS))
+    poll_until(lambda: len(broker.polls) == 1)
+    broker._loop.call_soon_threadsafe(broker.store.topic_configs.put, TopicConfig("t", 3, 3, perm))
+    broker._loop.call_soon_threadsafe(partial(append_, broker, queue_id=2))
+    if perm & PERM_READ:
+        assert parked.result(5).fields["msgOffsetInfo"] == "0 2 0"
+    else:
+        assert isinstance(error_in(parked.result(5)), PermissionDenied)
+
+
+def test_a_pop_that_waits_for_a_topic_which_is_deleted_leaves_no_offset_there(
+    door: Door, broker: BrokerService
+) -> None:
+    door.ask(group.create_group_command("g"))
+    parked = door.begin(popping(0.5))
+    poll_until(lambda: len(broker.polls) == 1)
+    broker._loop.call_soon_threadsafe(broker.core.topics.delete, "t")
+    assert isinstance(error_in(parked.result(5)), TopicNotFound)
+    assert broker.store.consumer_offsets.topics_of("g") == []
 
 
 def append_(broker: BrokerService, count: int = 1, queue_id: int = 0, body: bytes = b"x") -> None:

@@ -51,11 +51,12 @@ def waiting_for(group: str, topic: str, queue_id: int) -> QueueKey:
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
-    return {**_taking(context), **_ending(context)}
+    turns = OneATurn()
+    return {**_taking(context, turns), **_telling(context, turns), **_ending(context)}
 
 
-def _taking(context: BrokerContext) -> dict[int, Handler]:
-    core, pop, turns = context.core, context.core.pop, OneATurn()
+def _taking(context: BrokerContext, turns: OneATurn) -> dict[int, Handler]:
+    core, pop = context.core, context.core.pop
 
     def pop_message(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = PopMessage.read(request)
@@ -65,53 +66,62 @@ def _taking(context: BrokerContext) -> dict[int, Handler]:
         popped = pop.receive(asked)
         if not is_new and (popped.queues or (not header.poll_time and not popped.unseen)):
             return _popped(context, request, header, popped)
-        return keep_popping(connection, request, header, asked, popped, is_new)
+        return keep_popping(connection, request, header, wanted, popped, is_new)
 
     async def keep_popping(
         connection: ServerConnection,
         request: Command,
         header: PopMessage,
-        asked: PopRequest,
+        wanted: Filter,
         popped: Popped,
         is_new: bool,
     ) -> Command:
+        def receive() -> Popped:
+            """Once more: group and topic may have been changed, or stopped, while it waited."""
+            return pop.receive(_pop_request(context, header, wanted))
+
         if is_new:
             await context.announce()
             if not popped.queues:  # what arrived meanwhile has woken nobody
-                popped = pop.receive(asked)
+                popped = receive()
         deadline = _deadline(context, connection, header.poll_time)
         while not popped.queues:
             if popped.unseen:
                 await asyncio.sleep(0)
             elif context.polls.is_full:
                 return _popped(context, request, header, popped, ResponseCode.POLLING_FULL)
-            elif not await _arrival(context, asked.group, asked.topic, asked.queue_ids, deadline):
+            elif not await _arrival(context, header.consumer_group, header.topic, header.queue_id, deadline):
                 break
             await turns.take()
             if connection.is_gone:  # nobody would get what is lent
                 break
-            core.group_settings.check_may_consume(asked.group, asked.topic)  # it waited, and may be stopped by now
-            popped = pop.receive(asked)
+            popped = receive()
         return _popped(context, request, header, popped)
+
+    return {RequestCode.POP_MESSAGE: without_body(in_steps(pop_message))}
+
+
+def _telling(context: BrokerContext, turns: OneATurn) -> dict[int, Handler]:
+    core, pop = context.core, context.core.pop
 
     async def notification(connection: ServerConnection, request: Command) -> Command:
         header = Notification.read(request)
         group, topic = check_group(header.consumer_group), header.topic
-        core.group_settings.check_may_consume(group, topic)
-        queue_ids = _queue_ids(context, topic, header.queue_id)
         deadline = _deadline(context, connection, header.poll_time)
+
+        def has_messages() -> bool:
+            core.group_settings.check_may_consume(group, topic)
+            return pop.has_messages(group, topic, _queue_ids(context, topic, header.queue_id), ordered=header.order)
+
         full = False
-        while not (has := pop.has_messages(group, topic, queue_ids, ordered=header.order)):
+        while not (has := has_messages()):
             full = context.polls.is_full
-            if full or not await _arrival(context, group, topic, queue_ids, deadline):
+            if full or not await _arrival(context, group, topic, header.queue_id, deadline):
                 break
             await turns.take()
         return request.response(ResponseCode.SUCCESS, {"hasMsg": has, "pollingFull": full})
 
-    return {
-        RequestCode.POP_MESSAGE: without_body(in_steps(pop_message)),
-        RequestCode.NOTIFICATION: without_body(notification),
-    }
+    return {RequestCode.NOTIFICATION: without_body(notification)}
 
 
 def _ending(context: BrokerContext) -> dict[int, Handler]:
@@ -223,16 +233,19 @@ def _deadline(context: BrokerContext, connection: ServerConnection, poll_ms: int
     return context.polls.clock() + seconds
 
 
-async def _arrival(context: BrokerContext, group: str, topic: str, queue_ids: range, deadline: float) -> bool:
-    """Wait until one of the queues got something, or got something back; False when the time is over."""
+async def _arrival(context: BrokerContext, group: str, topic: str, queue_id: int, deadline: float) -> bool:
+    """Wait until the queue, or any if that is below 0, got something, or got something back; False: the time is over.
+
+    So it also waits for queues that the topic does not have yet.
+    """
     polls = context.polls
     if polls.closed or polls.clock() >= deadline:
         return False
     woken = asyncio.Event()
-    if len(queue_ids) > 1:
-        parked = polls.park((), deadline, woken.set, topics=(topic, waiting_for(group, topic, ANY_QUEUE)[0]))
+    keys = (topic, queue_id), waiting_for(group, topic, queue_id)
+    if queue_id < 0:
+        parked = polls.park((), deadline, woken.set, topics=[name for name, _ in keys])
     else:
-        keys = [key for queue_id in queue_ids for key in ((topic, queue_id), waiting_for(group, topic, queue_id))]
         parked = polls.park(keys, deadline, woken.set)
     try:
         await woken.wait()
