@@ -110,18 +110,23 @@ class InFlight:
         for topic in unheeded:
             self._forget_topic(topic)
         known, self._forgotten = self._forgotten, dict(remains.deleted_topics)
-        self._clamp(remains)
-        if writable and (known != self._forgotten or not self._journal.empty):
+        # Also what stands beside an empty journal: the next start, in which the log may reach further, would hear it.
+        clamped = self._clamp(remains)
+        if writable and (clamped or known != self._forgotten or not self._journal.empty):
             # First: if what follows does not come to its end, the frames of before are heard again, behind a table
             # that says it knows of these deletions.
             for topic in sorted(told):
                 self._journal.append((_TOPIC_GONE, "", topic, 0, remains.deleted_topics[topic]))
             self._rewrite()
 
-    def _clamp(self, remains: Remains) -> None:
-        """Forget deliveries of messages that the log has lost: others get their offsets. See `remains`."""
+    def _clamp(self, remains: Remains) -> bool:
+        """Forget deliveries of messages that the log has lost: others get their offsets; whether there were any. See
+        `remains`.
+        """
+        clamped = False
         for queue, known in list(self._queues.items()):
             limit = remains.max_offset(*queue[1:])
+            clamped |= known.next_offset > limit  # which all that is out lies below
             known.next_offset = min(known.next_offset, limit)
             # What was written beside the journal may be newer than the frames that were heard again behind it.
             known.deliveries = {
@@ -129,6 +134,7 @@ class InFlight:
             }
             if not known.deliveries:
                 del self._queues[queue]
+        return clamped
 
     @property
     def damage(self) -> Sequence[tuple[Path, int, int]]:

@@ -63,6 +63,23 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return arm
 
 
+@pytest.mark.parametrize("at", ["journal", "base"])
+def test_what_a_start_cuts_off_stood_where_a_rewriting_had_put_it(tmp_path: Path, at: str) -> None:
+    """In the file of what is out beside an empty journal, as each start leaves it where there was one once."""
+    table = in_flight_of(tmp_path, Remains(1 << 40))
+    table.deliver(QUEUE, 7, dict.fromkeys(range(7), FIRST))
+    if at == "base":
+        table._journal.divert()
+        table._settle()
+    table.close(rewrite=True)
+    lost = Remains(10, True, max_offsets={("t", 0): 6})
+    in_flight_of(tmp_path, lost).close(rewrite=False)
+    table = in_flight_of(tmp_path, Remains(20, max_offsets={("t", 0): 8}))  # the log has gone on
+    assert table.queues[QUEUE].next_offset == 6, "the message at 6 is another one, which nobody was given"
+    assert list(table.queues[QUEUE].deliveries) == list(range(6))
+    table.close(rewrite=True)
+
+
 @pytest.mark.parametrize(
     "remains",
     [
