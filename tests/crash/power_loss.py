@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import stat
 import threading
 from collections.abc import Callable
@@ -154,6 +155,42 @@ class Disk(FileCalls):
             source = now if random_.random() < luck else synced
             pages.append(source[at : at + PAGE_BYTES].ljust(min(PAGE_BYTES, size - at), b"\0"))
         return b"".join(pages)
+
+    def forked(self, target: Path, aside: Path) -> Disk:
+        """What the death of the process leaves now, as `target`, with all that is known of what is on disk.
+
+        Args:
+            aside: a folder for what is on disk and has no name any more; it is made.
+        """
+        with self._looking:
+            for path in (target, aside):
+                path.mkdir()
+            disk = Disk(target)
+            numbers = {self.root.stat().st_ino: target.stat().st_ino}
+            for folder, folders, files in os.walk(self.root):
+                copied = target / Path(folder).relative_to(self.root)
+                for name in (*folders, *files):
+                    with contextlib.suppress(FileNotFoundError):  # another thread has just removed it
+                        number = Path(folder, name).stat().st_ino
+                        if name in folders:
+                            (copied / name).mkdir()
+                        else:
+                            shutil.copyfile(Path(folder, name), copied / name)
+                        numbers[number] = disk._hold(copied / name)
+            for number, fd in self._held.items():
+                if number not in numbers:
+                    lost = aside / str(number)
+                    if stat.S_ISDIR(os.fstat(fd).st_mode):
+                        lost.mkdir()
+                    else:
+                        lost.write_bytes(os.pread(fd, os.fstat(fd).st_size, 0))
+                    numbers[number] = disk._hold(lost)
+            disk._names = {
+                numbers[number]: {name: numbers[child] for name, child in names.items()}
+                for number, names in self._names.items()
+            }
+            disk._bytes = {numbers[number]: content for number, content in self._bytes.items()}
+            return disk
 
     def close(self) -> None:
         """Let go of the files."""

@@ -1,0 +1,383 @@
+"""Fuzzing of a broker over deaths of its process and losses of power, in any order and in the midst of anything.
+
+The broker's core lives on the disk of tests/crash/power_loss.py. A machine is started, and in it the broker, often
+several times: closed, or killed, between two works or within one. Then the machine loses power. After each start what
+is there is compared with a model: what anybody has seen, and what of that a flush has brought to disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker.core.delay import rescue, schedule, timers
+from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.errors import SequenceGap
+from raymq.actors.protocol import RecallStatus
+from raymq.actors.recall_handle import RecallHandle
+from raymq.client import Message
+from raymq.storage import assembly, checkpointing, making_room
+from raymq.storage.records.producer_sequence import ProducerSequence, stamp
+from raymq.storage.records.record import decode
+from raymq.storage.tables import in_flight, progress
+from raymq.storage.timers import timer_log
+from tests.fuzz.compared import Compared, name_of
+from tests.fuzz.powered import BOOT, GROUP, HOUR, POPPERS, TOPICS, Sent
+from tests.fuzz.seeds import seeded, try_each
+from tests.unit.actors.bench import encoded
+
+PRODUCER = "00000000000000ab"
+
+
+class PowerFuzz(Compared):
+    """One broker, and all who work with it."""
+
+    # -- works ---------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        works: list[Callable[[], None]] = [
+            self.send, self.send, self.send_delayed, self.send_delayed, self.set_timer, self.set_timer, self.recall,
+            self.send_numbered, self.stage, self.commit_staged, self.commit_half,
+            self.pass_time, self.pass_time, self.pass_long, self.read, self.read, self.pop, self.pop,
+            self.save_producers, self.flush, self.checkpoint, self.checkpoint_timers, self.sync_progress,
+            self.delete_topic, self.let_go, self.grow, self.check_keys, self.save_settings,
+        ]  # fmt: skip
+        work = self._random.choice(works)
+        self.told.append(work.__name__)
+        work()
+        self._look()
+        self.core.pop.validate()
+        self.core.producers.validate()
+
+    def _new(self, most: int = 6, *, topic: str = "t", prefix: str = "") -> list[bytes]:
+        kind, count = (prefix + topic).encode(), self._random.randint(1, most)
+        names = [b"%s%06d" % (kind, next(self._numbers)) for _ in range(count)]
+        for name in names:
+            self.known.sent[name] = Sent()
+        return names
+
+    def _message(self, topic: str, name: bytes, **settings: object) -> Message:
+        padding = b"x" * self._random.choice((1, 1, 300, 700))
+        return Message(topic, name + b" " + padding, keys=[name.decode()], **settings)  # type: ignore[arg-type]
+
+    def _stored(self, *names: bytes) -> None:
+        for name in names:
+            self.known.sent[name].alive = True
+
+    def send(self) -> None:
+        topic = self._random.choice(("t", "t", "v"))
+        queue_id = self._random.randrange(2) if topic == "t" else 0
+        names = self._new(topic=topic)
+        records, sizes = encoded(*(self._message(topic, name) for name in names), queue_id=queue_id)
+        placed = self.core.append(topic, queue_id, memoryview(records), sizes)
+        self._stored(*names)
+        if not self.store.veils.is_down((topic, queue_id)):
+            self._look()
+            for name, offset in zip(names, placed.queue_offsets.tolist(), strict=True):
+                assert self.known.places[name] == (topic, queue_id, offset)
+
+    def send_delayed(self) -> None:
+        level = self._random.randint(1, 5)
+        names = self._new(3)
+        queue_id = self._random.randrange(3)
+        table = self.store.delay_tables
+        for name in names:
+            self.known.sent[name].due_ms = self._now_ms() + table.delay_ms(min(level, table.levels) - 1)
+        messages = [self._message("t", name, delay_level=level) for name in names]
+        records, sizes = encoded(*messages, queue_id=queue_id)
+        self.core.append("t", queue_id, memoryview(records), sizes, delayed=True)
+        self._stored(*names)
+
+    def set_timer(self) -> None:
+        names = self._new(3)
+        queue_id = self._random.randrange(3)
+        messages = []
+        for name in names:
+            at = self.clock.now + self._random.choice((1, 20, 3_000, 8_000, 50 * HOUR))
+            message = self._message("t", name, deliver_at=at)
+            assert message.due_ms is not None
+            sent = self.known.sent[name]
+            sent.due_ms = message.due_ms
+            sent.handle = RecallHandle("t", "broker-a", message.due_ms, message.unique_key)
+            messages.append(message)
+        records, sizes = encoded(*messages, queue_id=queue_id)
+        self.core.append("t", queue_id, memoryview(records), sizes, delayed=True)
+        self._stored(*names)
+
+    def recall(self) -> None:
+        names = [name for name, sent in self.known.sent.items() if sent.handle is not None]
+        if not names:
+            return
+        name = self._random.choice(names[-12:])
+        sent = self.known.sent[name]
+        assert sent.handle is not None
+        self.known.maybe_withdrawn.add(name)
+        status = self.core.recalls.recall(sent.handle)
+        self._look()
+        self.told.append(f"{name!r} {status.name}")
+        if status is RecallStatus.WITHDRAWN:
+            assert name not in self.known.places, f"{name!r} is withdrawn, and had come"
+            self.known.withdrawn.add(name)
+        elif status is RecallStatus.DELIVERED:
+            hidden = self.store.veils.are_down
+            assert hidden or name in self.known.places, f"{name!r} is delivered, and has not come"
+        else:
+            place = self.known.places.get(name)
+            there = place is not None and place[2] >= self.known.low.get(place[:2], 0)
+            assert not there, f"{name!r} has come and is unknown"
+            assert place is not None or not sent.alive or self.store.veils.are_down, f"{name!r} waits and is unknown"
+
+    def send_numbered(self) -> None:
+        known = self.known
+        if self.clock.now - known.numbered_at > 3_000:  # the broker forgets those that are silent for an hour
+            known.epoch, known.next, known.unanswered = known.epoch + 1, 0, None
+        known.numbered_at = self.clock.now
+        in_doubt = known.unanswered
+        names = in_doubt or self._new(self._random.choice((4, 4, 30)), prefix="n")
+        known.unanswered = names
+        try:
+            self._append_numbered(names)
+        except SequenceGap:
+            known.epoch, known.next, known.unanswered = known.epoch + 1, 0, None
+            return
+        self._stored(*names)
+        if self._random.random() < 0.3:
+            return
+        known.unanswered = None
+        known.next += len(names)
+
+    def _append_numbered(self, names: list[bytes]) -> None:
+        records, sizes = encoded(*(self._message("t", name) for name in names), queue_id=1)
+        stamped = bytearray(records)
+        sequence = ProducerSequence(PRODUCER, self.known.epoch, self.known.next, len(names))
+        sizes = stamp(stamped, sizes, sequence)
+        tries = [self.core.append_sequenced("t", 1, memoryview(bytes(stamped)), sizes) for _ in range(2)]
+        assert tries[0].queue_offsets.tolist() == tries[1].queue_offsets.tolist()
+        self._look()
+        for name, offset in zip(names, tries[0].queue_offsets.tolist(), strict=True):
+            if offset >= self.known.low.get(("t", 1), 0) and not self.store.veils.is_down(("t", 1)):
+                assert self.known.places[name] == ("t", 1, offset)
+
+    def stage(self) -> None:
+        name = f"tx{next(self._numbers)}"
+        queue_id = self._random.randrange(3)
+        all_names: list[bytes] = []
+        for number in range(self._random.randint(1, 3)):
+            names = self._new(4, prefix="s")
+            records, sizes = encoded(*(self._message("t", each) for each in names), queue_id=queue_id)
+            self.core.staging.stage(name, "p", number, ("t", queue_id), memoryview(records), sizes)
+            all_names += names
+        self.known.staged[name] = ("t", queue_id), all_names
+
+    def commit_staged(self) -> None:
+        if not self.known.staged:
+            return
+        name = self._random.choice(list(self.known.staged))
+        for _ in self.core.staging.commit(name, ["p"]):
+            self._look()
+        self.flush()
+        self.core.staging.close(name)
+        if self._random.random() < 0.7:
+            names = self.known.staged[name][1]
+            del self.known.staged[name]
+            self._look()
+            self._stored(*names)
+            for each in names:
+                assert each in self.known.places or self.store.veils.are_down
+                self.known.sent[each].durable = True
+
+    def commit_half(self) -> None:
+        if not self.known.staged:
+            return
+        for _ in self.core.staging.commit(self._random.choice(list(self.known.staged)), ["p"]):
+            self._look()
+            if self._random.random() < 0.3:
+                return
+
+    def pass_time(self) -> None:
+        self.clock.advance(self._random.choice((0.5, 2, 30, 1_000)))
+        self._deliver()
+
+    def pass_long(self) -> None:
+        if self._random.random() < 0.3:
+            self.clock.advance(self._random.choice((1, 10, 40)) * HOUR)
+            self._deliver()
+
+    def _deliver(self) -> None:
+        for _ in range(60):
+            report = self.core.deliver_due()
+            self._look()
+            if not report.delivered and (report.next_due_ms is None or report.next_due_ms > self._now_ms()):
+                return
+
+    def read(self) -> None:
+        topic = self._random.choice(("t", "t", "v"))
+        for queue_id in range(TOPICS[topic]):
+            key = topic, queue_id
+            low, high = self.core.bounds(topic, queue_id)
+            told = self.core.offsets.get(GROUP, topic, queue_id) or 0
+            assert told == self.known.committed.get(key, 0)
+            offset = max(low, told)
+            if offset < high:
+                with self.store.read(topic, queue_id, offset, self._random.randint(1, 20)) as lease:
+                    names = [name_of(record) for record in lease.messages()]
+                    following = lease.next_offset
+                consumed = self.known.consumed.setdefault(key, {})
+                consumed.update(enumerate(names, offset))
+                if self._random.random() < 0.9:
+                    self.known.perhaps_committed[key] = following
+                    self.core.offsets.commit(GROUP, topic, queue_id, following)
+                    self.known.committed[key] = following
+
+    def pop(self, *, share: float = 0.6) -> int:
+        popped = self.core.pop.receive(PopRequest(POPPERS, "t", range(3), 8, 1 << 20, 5_000, 1_000_000))
+        count = 0
+        for part in popped.queues:
+            for piece in part.taken.pieces:
+                at = 0
+                while at < len(piece):
+                    record = decode(piece, at)
+                    at += record.size
+                    count += 1
+                    name = name_of(record)
+                    self.known.popped.add(name)
+                    assert name not in self.known.pop_done, f"{name!r} was acknowledged and is popped again"
+                    if self._random.random() < share:
+                        place = (POPPERS, "t", part.queue_id, popped.pop_time_ms)
+                        if self.core.pop.acknowledge(*place, [record.queue_offset]):
+                            self.known.pop_done.add(name)
+                            self.told.append(f"{name!r} done")
+        return count
+
+    def flush(self) -> None:
+        self._look()
+        before = self._state_of_log()
+        self.store.flush()
+        self._flushed(before)
+
+    def sync_progress(self) -> None:
+        self.store.sync_progress()
+        self._progress_durable()
+
+    def checkpoint(self) -> None:
+        self._look()
+        self.store._save_checkpoint()
+        self._all_durable()
+        self._progress_durable()
+
+    def checkpoint_timers(self) -> None:
+        write = self.core.timers.checkpoint()
+        if write is not None:
+            write()
+
+    def save_producers(self) -> None:
+        for write in self._producers.save():
+            write()
+
+    def save_settings(self) -> None:
+        for table in (self.store.topic_configs, self.store.group_configs):
+            write = table.pending()
+            if write is not None:
+                write()
+
+    def delete_topic(self) -> None:
+        if self._random.random() < 0.5:
+            return
+        known, key = self.known, ("v", 0)
+        sure = self._random.random() < 0.7
+        known.loose = True
+        names = [name for name, sent in known.sent.items() if name.startswith(b"v")]
+        for name in names:
+            known.sent[name].void = True
+        self.core.topics.delete("v")
+        for table in (known.seen, known.consumed):
+            for name in table.pop(key, {}).values():
+                known.places.pop(name, None)
+        for numbers in (known.committed, known.perhaps_committed, known.low):
+            numbers.pop(key, None)
+        if sure:
+            self.store.sync_settings()
+            known.loose = False
+            for name in names:
+                known.sent[name].gone = True
+            known.sure_seen.pop(key, None)
+            known.sure_committed.pop(key, None)
+        self.core.topics.create("v", TOPICS["v"])
+
+    def let_go(self) -> None:
+        """Retention, until nothing goes any more."""
+        if self.store.veils.are_down:
+            return  # what is hidden would go before anybody has seen it
+        self.flush()
+        self.known.letting_go = True
+        while True:
+            stepped = self.core.rescue.step()
+            deleted = self.core.delete_expired(asked=True)
+            self._lows()
+            if not stepped and not deleted.log_files and self.store.flushed_offset >= self.store.max_physical_offset:
+                self.known.letting_go = False
+                return
+            self.flush()
+
+    def grow(self) -> None:
+        names = self._new(4)
+        for name in names:
+            message = Message("t", name + b" " + 8_000 * b"y", keys=[name.decode()])
+            records, sizes = encoded(message, queue_id=0)
+            self.core.append("t", 0, memoryview(records), sizes)
+            self._stored(name)
+
+    def _settle(self) -> None:
+        known = self.known
+        for _ in range(4):
+            self.clock.advance(60 * HOUR)
+            self._deliver()
+        for name, (_, names) in list(known.staged.items()):
+            for _ in self.core.staging.commit(name, ["p"]):
+                pass
+            self.store.flush()
+            self.core.staging.close(name)
+            self._stored(*names)
+        known.staged.clear()
+        self._look()
+        while self.pop(share=1.0) or self._wait_for_lent():
+            pass
+
+    def _wait_for_lent(self) -> bool:
+        self.clock.advance(6)
+        return bool(self.store.in_flight.queues)
+
+    def _check_end(self) -> None:
+        known = self.known
+        self._look(anew=True)
+        due = {name for name, sent in known.sent.items() if sent.alive and not sent.void}
+        lost = due - set(known.places) - known.maybe_withdrawn
+        assert not lost, f"lost: {sorted(lost)[:8]}"
+        # What had expired, and came back since a loss of power took its removal, was passed over then.
+        there = {name for name, (t, q, o) in known.places.items() if t == "t" and o >= known.low.get((t, q), 0)}
+        not_popped = there - known.popped
+        assert not not_popped, f"not popped: {sorted(not_popped)[:8]}"
+
+
+@pytest.fixture(autouse=True)
+def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is done in steps needs many of them, and a boot is not the machine's."""
+    monkeypatch.setattr(timers, "_MAX_PER_PASS", 7)
+    monkeypatch.setattr(timers, "_ABSORB_MESSAGES", 5)
+    monkeypatch.setattr(timers, "_MAX_LOADED", 6)
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 16)
+    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 3)
+    monkeypatch.setattr(rescue, "_STEP_ENDED", 4)
+    monkeypatch.setattr(schedule, "_MAX_PER_PASS", 5)
+    monkeypatch.setattr(schedule, "_NOTE_BYTES", 3_000)
+    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    for module in (assembly, checkpointing, making_room):
+        monkeypatch.setattr(module, "boot_id", lambda: f"boot {BOOT[0]}")
+
+
+@seeded(few=2, many=200)
+def test_deaths_and_losses_of_power_take_nothing_that_is_sure(tmp_path: Path, seeds: range) -> None:
+    try_each(seeds, tmp_path, PowerFuzz)
