@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 from weakref import WeakMethod
 
@@ -213,16 +214,26 @@ class Connection(Closing):
         if asyncio.get_running_loop() is self.loop:
             return await coroutine
         try:
-            working = self.submit(coroutine)
-            if under_way is not None:
-                under_way.add(working)
-                working.add_done_callback(under_way.discard)
-            return await asyncio.wrap_future(working)
+            return await asyncio.wrap_future(self._submit_among(under_way, coroutine))
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._closed and (caller is None or not caller.cancelling()):
                 raise ClientClosed("the connection to the cluster was closed") from None
             raise
+
+    def _submit_among(self, under_way: set[Future[Any]] | None, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
+        if under_way is None:
+            return self.submit(coroutine)
+        ended: Future[None] = Future()
+        under_way.add(ended)  # first: once it is submitted, it may be stored before another line runs here
+        leave = partial(_leave, under_way, ended)
+        try:
+            working = self.submit(coroutine)
+        except BaseException:
+            leave()
+            raise
+        working.add_done_callback(leave)
+        return working
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine on the background loop. Raises ClientClosed after `close()`."""
@@ -380,6 +391,11 @@ class Connection(Closing):
 
 #: Connections that a worker process closes when it ends.
 _of_this_process: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _leave(under_way: set[Future[Any]], ended: Future[None], _: object = None) -> None:
+    under_way.discard(ended)
+    ended.set_result(None)
 
 
 def _close_together(clients: list[Adoptable]) -> None:
