@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.spark_bridge.tables import in_type
 from raymq.storage.records.java_hash import java_hash, java_hashes
 from raymq.storage.records.property_columns import spans
 
@@ -20,10 +21,10 @@ def queues_of_keys(keys: pa.Array, count: int) -> Int64s:
     """For each row the number of its key's queue, of `count` that are sorted; ANYWHERE where it has none.
 
     Args:
-        keys: text, or lists of text, whose first counts. Null and the empty text are no key.
+        keys: text, or lists of text, whose first counts, of Arrow's small or large types. Null and "" are no key.
     """
-    texts = _first_of_each(keys) if pa.types.is_list(keys.type) else keys
-    texts = texts.fill_null("")
+    is_lists = pa.types.is_list(keys.type) or pa.types.is_large_list(keys.type)
+    texts = in_type(_first_of_each(keys) if is_lists else keys, pa.string()).fill_null("")
     starts, ends, data = spans(texts)
     hashes, foreign = java_hashes(data, starts, ends)
     signed = hashes.view(np.int32).astype(np.int64)

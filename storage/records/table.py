@@ -474,7 +474,8 @@ def _user_texts(column: pa.Array, reserved: set[str]) -> pa.Array:
         raise InvalidInput("properties", "a column of map<string, string>", str(column.type))
     counts = np.asarray(pc.list_value_length(column.cast(pa.list_(_entries(column.type)))).fill_null(0))
     flat: Any = column.cast(pa.list_(_entries(column.type))).flatten()
-    names, values = flat.field(0), flat.field(1)
+    texts = flat.field(0), flat.field(1)
+    names, values = (each.cast(pa.string()) if pa.types.is_large_string(each.type) else each for each in texts)
     if not pa.types.is_string(names.type) or not pa.types.is_string(values.type):
         raise InvalidInput("properties", "a column of map<string, string>", str(column.type))
     _refuse_separators(names, "properties")

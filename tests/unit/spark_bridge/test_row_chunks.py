@@ -21,6 +21,7 @@ from raymq.spark_bridge.row_chunks import Chunk, RowChunks
 from raymq.storage.records import record
 
 QUEUES = [MessageQueue("t", broker, number) for broker in ("a", "b") for number in range(3)]
+TEXTS = pa.map_(pa.string(), pa.string())
 
 
 def chunks_of(tables: Sequence[pa.Table], first: int = 0, queues: Sequence[MessageQueue] = QUEUES) -> list[Chunk]:
@@ -122,6 +123,34 @@ def test_the_queue_of_each_key_is_a_producers(keys: list[str | None], count: int
     queues = [MessageQueue("t", "a", number) for number in range(count)]
     expected = [queue_of_sharding_key(queues, key).queue_id if key else ANYWHERE for key in keys]
     assert queues_of_keys(pa.array(keys, pa.string()), count).tolist() == expected
+
+
+def large(column: pa.Array) -> pa.Array:
+    """As Spark hands a column over where spark.sql.execution.arrow.useLargeVarTypes is set."""
+    if pa.types.is_list(column.type):
+        return column.cast(pa.list_(pa.large_string()))
+    if pa.types.is_map(column.type):
+        return pa.array(column.to_pylist(), pa.map_(pa.large_string(), pa.large_string()))
+    return column.cast(pa.large_string())
+
+
+@pytest.mark.parametrize("column", ["sharding_key", "keys", "lists of keys"])
+def test_large_types_of_arrow_change_nothing(column: str) -> None:
+    """Their offsets were read as those of the small ones, and rows of a key went to other queues, each to another."""
+    texts = [f"key-{n % 9}" if n % 5 else None for n in range(200)]
+    lists = [[key, "second"] if key else [] for key in texts]
+    keys = pa.array(lists if column == "lists of keys" else texts)
+    name = "sharding_key" if column == "sharding_key" else "keys"
+    texts_of_all = {"tags": pa.array(["tag"] * 200), "properties": pa.array([[("a", "1"), ("b", None)]] * 200, TEXTS)}
+    columns = {name: keys, **texts_of_all}
+
+    def told(table: pa.Table) -> list[tuple[MessageQueue, list[tuple[bytes, dict[str, str]]]]]:
+        return [
+            (chunk.queue, [(each.body, {**each.properties, "UNIQ_KEY": ""}) for each in records_of(chunk)])
+            for chunk in chunks_of([table])
+        ]
+
+    assert told(rows(200, **{name: large(each) for name, each in columns.items()})) == told(rows(200, **columns))
 
 
 def test_rows_that_wait_are_apart_by_what_they_wait_for() -> None:
