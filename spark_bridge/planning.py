@@ -133,6 +133,14 @@ def share(backlogs: Mapping[MessageQueue, int], most: int, turn: int) -> dict[Me
     return taken
 
 
+def turn_after(previous: Plan, most: int | None) -> int:
+    """The `turn` of the batch behind `previous` where batches are not counted: how many full ones were read.
+
+    How many messages they had would not do: where the limit is a multiple of the queues, it is the same queue's turn.
+    """
+    return sum(end for _, end in previous.ranges.values()) // (most or 1)
+
+
 def _goal(run: str | None, before: Goal | None, places: Mapping[MessageQueue, tuple[int, int]]) -> Goal | None:
     if run is None:
         return None

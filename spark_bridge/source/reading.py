@@ -18,7 +18,7 @@ from raymq.actors.wire.commands.stream_plans import TopicBounds
 from raymq.client.bulk.streams import Origin, bounds
 from raymq.client.requests.asking import PATIENCE_SECONDS
 from raymq.spark_bridge.plan import Goal, Lineage, Plan
-from raymq.spark_bridge.planning import check_plan, epochs_of, lineages, next_plan
+from raymq.spark_bridge.planning import check_plan, epochs_of, lineages, next_plan, turn_after
 from raymq.spark_bridge.ranges import Range, cut, lineages_of, plan
 from raymq.spark_bridge.reader import Selection, checked_topics, fetch_of
 from raymq.spark_bridge.source.offsets import Offset, initial_offset, offset_after, offset_of, plan_at, plan_between
@@ -101,9 +101,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         known = epochs_of(lineages(previous, started))
         found = self._bounds({origin: epoch for origin, epoch in known.items() if origin[0] in self._topics})
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        turn = sum(end for _, end in previous.ranges.values())
         run = None if self._goal is None else _AVAILABLE_NOW
-        planned = next_plan(turn, previous, found, starts, most, run, started)
+        planned = next_plan(turn_after(previous, most), previous, found, starts, most, run, started)
         self._ends = offset_of(Plan({queue: (end, end) for queue, end in _highs(found)}), planned.ranges)
         if all(begin == end for begin, end in planned.ranges.values()) and planned.topics <= previous.topics:
             return start  # else an empty batch writes down where the topic begins that was added

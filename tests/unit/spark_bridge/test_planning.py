@@ -12,7 +12,7 @@ from raymq.actors.wire.commands.stream_plans import QueueBounds, TopicBounds
 from raymq.client import MessageQueue
 from raymq.client.errors import RayMQError
 from raymq.spark_bridge.plan import Goal, Plan
-from raymq.spark_bridge.planning import StreamBroken, check_plan, next_plan, share
+from raymq.spark_bridge.planning import StreamBroken, check_plan, next_plan, share, turn_after
 
 A0, A1, B0 = (MessageQueue("t", f"broker-{broker}", number) for broker, number in (("a", 0), ("a", 1), ("b", 0)))
 U0 = MessageQueue("u", "broker-a", 0)
@@ -258,3 +258,13 @@ def test_a_plan_comes_back_as_it_was_kept(plan: Plan) -> None:
 def test_what_is_no_plan_is_an_error(packed: bytes) -> None:
     with pytest.raises(RayMQError, match="plan"):
         Plan.unpack(packed)
+
+
+def test_in_a_stream_that_does_not_count_its_batches_no_queue_waits_for_ever_beside_others() -> None:
+    """With as many messages a batch as queues, one that got more with each batch had all that was left over."""
+    queues = [MessageQueue("t", "broker-a", number) for number in range(4)]
+    plan = before(dict.fromkeys(queues, 0))
+    for batch in range(12):
+        held = {queues[0]: (0, 10_000), queues[1]: (0, 1 + batch), queues[2]: (0, 1), queues[3]: (0, 1)}
+        plan = next_plan(turn_after(plan, 4), plan, found(held), None, most=4)
+    assert [plan.ranges[queue][1] for queue in queues[2:]] == [1, 1]
