@@ -7,6 +7,7 @@ the entry-point group `raymq.commands`, so that this room needs not know them.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -131,6 +132,8 @@ def run(command: Callable[..., Any]) -> None:
     if sys.stdout is None:  # it was closed: who did so wants to read nothing
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     out = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")  # what its encoding does not have is shown all the same
     try:
         try:
             command(standalone_mode=False, prog_name="raymq")

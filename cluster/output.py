@@ -104,8 +104,13 @@ def message_fields(message: ReceivedMessage) -> dict[str, Any]:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value and nothing else."""
-    click.echo(json.dumps(plain(value), ensure_ascii=False))
+    """One JSON value and nothing else; what stdout's encoding does not have is escaped, as JSON can."""
+    told = json.dumps(plain(value), ensure_ascii=False)
+    try:
+        told.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        told = json.dumps(plain(value))
+    click.echo(told)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -56,6 +57,20 @@ def test_bytes_that_are_no_text_are_sent_as_they_are(mq: Connection, admin: Admi
     refused = raymq(mq, "message", "send", "t", "--body", "x", "--key", b"\xff")
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: keys: text that UTF-8 can express")
+
+
+def test_what_the_encoding_of_the_output_does_not_have_is_escaped(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended in a traceback, on terminals of ISO-8859-1 for instance."""
+    with Producer(mq, "p") as producer:
+        sent = producer.send(Message("t", "ä→\U0001f600".encode(), keys=["日本"]))
+    monkeypatch.setenv("PYTHONIOENCODING", "iso-8859-1")
+    command = [RAYMQ, "--name-servers", ";".join(mq.name_servers), "message", "get", sent.message_id]
+    told = subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=True).stdout
+    assert json.loads(told.decode("iso-8859-1"))["body"] == "ä→\U0001f600"
+    shown = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+    assert "ä\\u2192\\U0001f600".encode("iso-8859-1") in shown
 
 
 def test_who_reads_the_output_may_stop_reading(mq: Connection, admin: Admin) -> None:
