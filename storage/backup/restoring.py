@@ -97,6 +97,8 @@ def restore(
 
 
 def _check_empty(directory: Path) -> None:
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise InvalidInput("directory", "a folder, or a place where one can be made", str(directory))
     paths = Paths(directory)
     there = set(fileutil.names_in(directory))
     if there - {paths.lock.name, "lost+found"} and paths.restoring.name not in there:

@@ -284,6 +284,12 @@ def test_a_directory_that_is_not_empty_is_refused(directory: Path, target: Folde
     (tmp_path / "some" / "abort").write_bytes(b"1")
     with pytest.raises(InvalidInput, match="abort"):
         restore(target, tmp_path / "some")
+    (tmp_path / "file").write_bytes(b"1")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        for dry_run in (True, False):
+            with pytest.raises(InvalidInput, match="folder"):
+                restore(target, tmp_path / name, dry_run=dry_run)
     (tmp_path / "empty" / "lost+found").mkdir(parents=True)
     restore(target, tmp_path / "empty")
     assert (tmp_path / "empty" / "lost+found").is_dir()
