@@ -57,8 +57,11 @@ class Foreign(Closing):
         return self._answers.pop(opaque)
 
     def done(self, command: Command | Header) -> Command:
-        """The answer to what must succeed."""
-        answer = self.ask(command if isinstance(command, Command) else command.command())
+        """The answer to what must succeed; asked again while the broker is busy, as the rest of this machine may be."""
+        asked = command if isinstance(command, Command) else command.command()
+        deadline = time.monotonic() + 30.0
+        while (answer := self.ask(asked)).code == ResponseCode.SYSTEM_BUSY and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert answer.code == ResponseCode.SUCCESS, answer.remark
         return answer
 
