@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from typing import Final
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, ProtocolError, Timeout
 from raymq.actors.wire import faults, frame
@@ -69,6 +69,9 @@ class Channel:
         self._seconds = 0.0
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
+        #: Reentrant: a signal handler may break off what it has interrupted.
+        self._closing = threading.RLock()
+        finalize(self, connected.close).atexit = False  # nobody has it any more: nobody is in a call
         self.is_open = True
 
     @property
@@ -147,21 +150,26 @@ class Channel:
             asking.remove(self)
         return self.read(max(_SHORTEST_SECONDS, deadline - time.monotonic())).body
 
-    def close(self) -> None:
-        """Close at once. From another thread: a request under way fails with ConnectionLost."""
+    def break_off(self) -> None:
+        """From any thread: it is of no use any more, and a request under way fails with ConnectionLost.
+
+        Its descriptor is closed by who asks, or with the last reference: closed under a thread that is about to wait
+        for it, its number may be another connection's by then, and what is waited for, or read, that one's.
+        """
         self.is_open = False
-        with contextlib.suppress(OSError):  # it is gone already
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        with self._closing, contextlib.suppress(OSError):  # it is gone already
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS' own would take itself from under the reader
+
+    def close(self) -> None:
+        """Close at once; for who uses it alone."""
+        self.break_off()
+        with self._closing:
+            self._socket.close()
 
     def abandon(self) -> None:
         """In a child process, after a fork: let go of the descriptor; the connection is the parent's."""
         self.is_open = False
         self._socket.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "is_open", False):  # nobody has it any more: nobody is in a call
-            self._socket.close()
 
     def _answer(self, timeout: float, number: int) -> Command:
         self._awaited.discard(number)
@@ -275,18 +283,20 @@ class ChannelPool:
         return channel if self._keep(channel) else None
 
     def end(self, channel: Channel) -> None:
-        """Close one that `open` gave."""
-        channel.close()
+        """Let go of one that `open` gave: who reads from it, on another thread, gets ConnectionLost."""
+        channel.break_off()
         with self._lock:
             self._open.discard(channel)
 
     def close(self) -> None:
-        """Close all channels, also those in use; `request` returns None from now on."""
+        """End all channels, also those in use; `request` returns None from now on."""
         with self._lock:
             self._closed = True
             channels = list(self._open)
         for channel in channels:
-            channel.close()
+            channel.break_off()
+        for idle in list(self._idle.values()):
+            idle.clear()
 
     def abandon(self) -> None:
         """In a child process, after a fork: let go of what is the parent's, and begin anew."""

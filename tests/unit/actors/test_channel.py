@@ -15,7 +15,7 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError, ServerBusy, Timeout
 from raymq.actors.wire import frame
-from raymq.actors.wire.channel import CHANNELS_PER_ADDRESS, ChannelPool
+from raymq.actors.wire.channel import CHANNELS_PER_ADDRESS, Channel, ChannelPool
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server_connection import ServerConnection, without_body
@@ -187,6 +187,56 @@ async def test_a_lost_connection_and_a_close_end_the_wait() -> None:
             end()
             with pytest.raises(ConnectionLost):
                 await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.parametrize("how", ["close", "end"])
+async def test_who_ends_a_wait_leaves_the_descriptor_to_the_thread_that_waits(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It closed it under a thread that was about to wait for it: that one waited for whatever had got its number."""
+    closers: list[int] = []
+    close = socket.socket.close
+
+    def told(closed: socket.socket) -> None:
+        if closed.fileno() == waited_for:
+            closers.append(threading.get_ident())
+        close(closed)
+
+    async with serving(HANDLERS) as (server, address):
+        pool = ChannelPool()
+        channel = await asyncio.to_thread(pool.open, address, 5)
+        assert channel is not None
+        waited_for = channel._socket.fileno()
+        monkeypatch.setattr(socket.socket, "close", told)
+
+        def wait(channel: Channel) -> int:
+            channel.write(Command(SILENT), 5)
+            with pytest.raises(ConnectionLost):
+                channel.read(30)
+            return threading.get_ident()
+
+        waiting = asyncio.ensure_future(asyncio.to_thread(wait, channel))
+        while not any(connection.tasks for connection in server.connections):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        pool.close() if how == "close" else pool.end(channel)
+        waiter = await asyncio.wait_for(waiting, 5)
+        assert set(closers) == {waiter}
+        pool.close()
+
+
+async def test_an_idle_channel_is_closed_with_the_pool() -> None:
+    async with serving(HANDLERS) as (server, address):
+        pool = ChannelPool()
+        assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5)
+        (channel,) = pool._open
+        descriptor = channel._socket.fileno()
+        del channel
+        pool.close()
+        assert not pool._open
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+        while server.connections:  # noqa: ASYNC110 - it hears of it
+            await asyncio.sleep(0.01)
 
 
 async def test_threads_beyond_the_limit_get_no_channel() -> None:
