@@ -96,11 +96,14 @@ class _Left:
 
     Attributes:
         deleted: where the log ended when which topics were deleted.
+        settled: those of them that the journal of deletions does not tell. One who followed a master whose log began
+            behind them knows them of itself; the tables that came with that journal had heeded them.
         same_boot: memory was not lost since, and the disk did not fail.
     """
 
     state: State | None
     deleted: Mapping[str, int]
+    settled: frozenset[str]
     cut: OrderedCut | None
     clean: bool
     same_boot: bool
@@ -156,10 +159,10 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, follows
         checkpoint = Checkpoint.load(paths.checkpoint)
         recovery = _recovered(paths, opening, health, left, log, dispatcher, checkpoint)
         epochs = Epochs(paths.epochs, writable=opening.has_tables)
-        _make_safe(opening, left, log, epochs, recovery)
+        _make_safe(directory, opening, left, log, epochs, recovery)
         # With a recorder the store may have followed since: the log is known again, the tables never were looked at.
         memory_lost = left.may_lack or (recorder is not None and recorder.is_doubtful)
-        remains = _remains(log, dispatcher, left.deleted, memory_lost=memory_lost)
+        remains = _remains(log, dispatcher, left, memory_lost=memory_lost)
         tables = paths.no_tables if follows else paths
         progress, in_flight = _open_progress(tables, opening, health, resources, log, remains)
         if opening.has_tables:
@@ -203,9 +206,11 @@ def _what_is_left(
     if opening.writable and paths.rebuild_queues.exists():
         state = None  # it tells of deletions that never were; queues are made anew from the log's beginning on
     # Where a snapshot of a master's state was broken off, what it was to take the place of is told beside it.
-    told = [*told_deletions.load(marker_of(paths.root)).items(), *deletions.entries, *deletions.behind]
-    state, deleted = _with_deletions(state, told, cut)
-    return _Left(state, deleted, cut, clean=not paths.abort.exists() and cut is None, same_boot=same_boot)
+    beside, told = told_deletions.load(marker_of(paths.root)).items(), [*deletions.entries, *deletions.behind]
+    state, deleted = _with_deletions(state, [*beside, *told], cut)
+    news = deleted if deletions.damage else State().with_deletions(told).deleted_topics
+    settled = frozenset(topic for topic, place in deleted.items() if news.get(topic, -1) < place)
+    return _Left(state, deleted, settled, cut, clean=not paths.abort.exists() and cut is None, same_boot=same_boot)
 
 
 def _recovered(
@@ -237,11 +242,15 @@ def _recovered(
     return recovery
 
 
-def _make_safe(opening: _Opening, left: _Left, log: CommitLog, epochs: Epochs, recovery: RecoveryReport) -> None:
+def _make_safe(
+    root: Path, opening: _Opening, left: _Left, log: CommitLog, epochs: Epochs, recovery: RecoveryReport
+) -> None:
     """What recovery has come to is on disk, before a state is saved that says that this boot has seen the directory."""
     if left.may_lack and opening.has_tables:
         # A replica's readers are its master's, which has what this one may have lost, and whose epochs are shipped.
         epochs.cut(log.max_offset)
+    if opening.follows:
+        told_deletions.sync(root)
     if opening.writable:
         # What recovery goes by has to be there at the next loss of power, before anything says that it is.
         log.files.sync(recovery.walked_from, log.max_offset, names=True)
@@ -300,13 +309,14 @@ def _open_settings(
     return topics, groups
 
 
-def _remains(log: CommitLog, dispatcher: Dispatcher, deleted: Mapping[str, int], *, memory_lost: bool) -> Remains:
+def _remains(log: CommitLog, dispatcher: Dispatcher, left: _Left, *, memory_lost: bool) -> Remains:
     """What recovery has left."""
     return Remains(
         log.max_offset,
         memory_lost,
         {topic_queue: queue.max_offset for topic_queue, queue in dispatcher.queues.items()},
-        {topic: min(place, log.max_offset) for topic, place in deleted.items()},
+        {topic: min(place, log.max_offset) for topic, place in left.deleted.items()},
+        left.settled,
     )
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from raymq.storage.assembly import Parts
 from raymq.storage.errors import StoreFailed
-from raymq.storage.files import fileutil
-from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.log.delay_tables import DelayTables
 from raymq.storage.log.retention import Remover
 from raymq.storage.state import told_deletions
@@ -36,8 +34,7 @@ class FollowedState:
         self.changes: Callable[[], int] | None = None
         self.master_begin = 0
         self._seen_changes: int | None = None
-        journal = parts.paths.deletions
-        self._deletions = [journal.with_name(journal.name + ending) for ending in ("", ".beside", ".base")]
+        self._deletions = told_deletions.files_of(parts.paths.root)
         self._seen_deletions = _signature(self._deletions)
         self._seen_delays = _signature([parts.paths.delay_levels])
 
@@ -71,9 +68,7 @@ class FollowedState:
             raise StoreFailed(f"topics were not deleted after all, and their queues are gone: {sorted(never)}")
         new = {topic: place for topic, place in told.items() if place > known.get(topic, -1)}
         if new:  # After a loss of power the log must not have a topic of that name made anew, and this be unknown.
-            for path in self._deletions:
-                sync_path(path)
-            fileutil.sync_directory(parts.paths.deletions.parent)
+            told_deletions.sync(parts.paths.root)
         for topic, place in new.items():
             ends = [dispatcher.queues[topic, queue_id].end_physical() for queue_id in dispatcher.queues.of(topic)]
             if max(ends, default=place + 1) <= place:  # else these are queues of a topic that was made anew

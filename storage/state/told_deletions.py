@@ -6,14 +6,27 @@ import json
 from pathlib import Path
 
 from raymq.storage.files import fileutil, json_file
+from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.log.checkpoint import State
 from raymq.storage.state.state_files import OURS
 from raymq.storage.tables.journal import Journal
 
 
+def files_of(directory: Path) -> list[Path]:
+    """Those of the journal of deletions."""
+    return [directory / OURS / f"deletions.journal{ending}" for ending in ("", ".beside", ".base")]
+
+
+def sync(directory: Path) -> None:
+    """Bring to disk what is told, before the queues' checkpoint says it."""
+    for path in files_of(directory):
+        sync_path(path)
+    fileutil.sync_directory(directory / OURS)
+
+
 def told(directory: Path) -> dict[str, int]:
     """Where the log ended when which topics were deleted, as the journal of deletions says. StoreBusy, StoreFailed."""
-    journal = Journal(directory / OURS / "deletions.journal", writable=False)
+    journal = Journal(files_of(directory)[0], writable=False)
     entries = [*journal.entries, *journal.behind]
     return State().with_deletions((str(topic), int(place)) for topic, place in entries).deleted_topics
 

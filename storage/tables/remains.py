@@ -31,7 +31,7 @@ grown beyond the old values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,12 +45,14 @@ class Remains:
         memory_lost: what was not synced may be gone: the machine has been started anew, or its disk failed.
         max_offsets: of each queue that is there, by topic and queue id; None = no queue has lost anything.
         deleted_topics: where the log ended when a topic was deleted; what is older of that name is nobody's.
+        settled: those of them whose deletion is no news to any table: their master told of it no more.
     """
 
     log_end: int
     memory_lost: bool = False
     max_offsets: Mapping[tuple[str, int], int] | None = None
     deleted_topics: Mapping[str, int] = field(default_factory=dict)
+    settled: Collection[str] = ()
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The offset of the queue's next message; 0 where nothing was ever written."""
@@ -64,7 +66,8 @@ class Remains:
         """
         if forgotten is None:
             return []
-        return [topic for topic, place in self.deleted_topics.items() if forgotten.get(topic, -1) < place]
+        later = [topic for topic, place in self.deleted_topics.items() if forgotten.get(topic, -1) < place]
+        return [topic for topic in later if topic not in self.settled]
 
     def has(self, log_end: int) -> bool:
         """Whether the log reaches as far as it did when something was written down."""

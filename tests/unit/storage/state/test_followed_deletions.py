@@ -15,6 +15,7 @@ from raymq.storage.files.file_calls import replaced
 from raymq.storage.state.recorder import StateRecorder
 from raymq.storage.state.replica import StateReplica
 from raymq.storage.store import Store
+from raymq.storage.tables.in_flight import Lent
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import FaultyCalls
 from tests.replicas import fill, seen, ship
@@ -37,6 +38,15 @@ class Pair:
 
     def snapshot(self) -> None:
         take_snapshot(self.recorder, self.replica)
+
+    def restart_master(self) -> None:
+        """Nobody knows afterwards what the replica lacks."""
+        self.master.close()
+        self.recorder.stop()
+        self.recorder = StateRecorder.begin(self.root / "master", log_end=lambda: 0)
+        self.master = Store.open(self.root / "master", CONFIG)
+        self.recorder.log_end = lambda: self.master.max_physical_offset
+        self.recorder.lose_count()
 
     @property
     def shipping(self) -> Shipping:
@@ -233,8 +243,12 @@ def test_a_log_is_read_right_while_the_tables_are_gone(pair: Pair) -> None:
     assert seen(pair.follower) == seen(pair.master)
 
 
-def test_a_deletion_of_before_the_masters_log_begins_was_made_all_the_same(pair: Pair) -> None:
-    """The master tells of it no more; the replica, which was away, has files from before it yet."""
+def made_anew_and_past_retention(pair: Pair) -> int:
+    """A topic was deleted and made again, and the master's log begins behind that; the replica has what was before.
+
+    Returns:
+        where the master's log begins.
+    """
     pair.snapshot()
     append(pair.master, *(make_record(b"old %d" % number, topic="v") for number in range(20)))
     pair.master.delete_topic("v")
@@ -246,14 +260,15 @@ def test_a_deletion_of_before_the_masters_log_begins_was_made_all_the_same(pair:
     pair.master.flush()
     pair.master._age.now_ms = lambda: 1 << 60  # type: ignore[method-assign]
     assert pair.master.delete_expired(asked=True).log_files
-    pair.master.close()
-    pair.recorder.stop()
-    pair.recorder = StateRecorder.begin(pair.root / "master", log_end=lambda: 0)
-    pair.master = Store.open(pair.root / "master", CONFIG)
-    pair.recorder.log_end = lambda: pair.master.max_physical_offset
-    pair.recorder.lose_count()
+    pair.restart_master()
     begin = pair.replica.master_begin = pair.master.min_physical_offset
     assert begin > pair.follower.min_physical_offset
+    return begin
+
+
+def test_a_deletion_of_before_the_masters_log_begins_was_made_all_the_same(pair: Pair) -> None:
+    """The master tells of it no more; the replica, which was away, has files from before it yet."""
+    begin = made_anew_and_past_retention(pair)
     pair.snapshot()
     pair.reopen(killed=False)
     pair.follower.follow(lambda: pair.replica.last, begin)
@@ -263,3 +278,21 @@ def test_a_deletion_of_before_the_masters_log_begins_was_made_all_the_same(pair:
     pair.shipping.all()
     assert seen(pair.follower)["v", 0] == [b"new", b"newer"]
     assert pair.follower.max_offset("v", 0) == pair.master.max_offset("v", 0)
+
+
+def test_what_groups_have_come_to_since_such_a_deletion_stays_on_who_is_elected(pair: Pair) -> None:
+    """The master's tables know nothing of that deletion any more: it is no news to them."""
+    made_anew_and_past_retention(pair)
+    pair.restart_master()
+    pair.master.consumer_offsets.commit("g", "v", 0, 1)
+    pair.master.in_flight.deliver(("poppers", "v", 0), 1, {0: Lent(1, 1 << 50, 0, 16)})
+    for _ in range(2):
+        pair.snapshot()
+        pair.reopen(killed=False, follows=False)
+        assert seen(pair.follower)["v", 0] == [b"new"]
+        assert pair.follower.consumer_offsets.get("g", "v", 0) == 1
+        assert ("poppers", "v", 0) in pair.follower.in_flight.queues
+        pair.reopen(killed=False, follows=False)
+        assert pair.follower.consumer_offsets.get("g", "v", 0) == 1
+        assert ("poppers", "v", 0) in pair.follower.in_flight.queues
+        pair.reopen(killed=False)
