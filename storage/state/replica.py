@@ -370,8 +370,9 @@ class StateReplica:
             fileutil.sync_directory(self.directory / folder)
         log_min = min((int(path.name) for path in files_of(self.directory / "commitlog")), default=0)
         log_min = max(log_min, self.master_begin)
-        if told_deletions.lost(self.directory, told_deletions.load(self._marker), log_min):
-            fileutil.replace(self.directory / OURS / "rebuild_queues", b"")
+        never, others = told_deletions.compare(self.directory, told_deletions.load(self._marker), log_min)
+        if never:
+            told_deletions.save(self.directory / OURS / "rebuild_queues", others)
         failpoint("snapshot.before_numbers")
         if not self._foreign.know(sequence, since=self._foreign_before):
             raise StateMismatch("somebody else has changed files while the snapshot came")

@@ -31,17 +31,21 @@ def told(directory: Path) -> dict[str, int]:
     return State().with_deletions((str(topic), int(place)) for topic, place in entries).deleted_topics
 
 
-def lost(directory: Path, before: dict[str, int], log_min: int) -> list[str]:
-    """The topics of which a deletion was told and is no more, as one that never was; StoreBusy, StoreFailed.
+def compare(directory: Path, before: dict[str, int], log_min: int) -> tuple[list[str], dict[str, int]]:
+    """What was known of deletions and is not told now; StoreBusy, StoreFailed.
 
     Args:
         before: what was told; what the queues' checkpoint tells counts, too.
         log_min: of the log there is nothing before this place: deletions from before it are not told any more.
+
+    Returns:
+        the topics that were never deleted; where the others were.
     """
     now = told(directory)
     state = State.load(directory / OURS / "state.json")
     known = [*before.items(), *(state.deleted_topics.items() if state is not None else ())]
-    return sorted({topic for topic, place in known if place > max(log_min, now.get(topic, -1))})
+    never = {topic for topic, place in known if place > max(log_min, now.get(topic, -1))}
+    return sorted(never), {topic: place for topic, place in sorted(known) if place <= log_min}
 
 
 def save(path: Path, deletions: dict[str, int]) -> None:

@@ -16,6 +16,7 @@ from raymq.storage.state.recorder import StateRecorder
 from raymq.storage.state.replica import StateReplica
 from raymq.storage.store import Store
 from raymq.storage.tables.in_flight import Lent
+from raymq.storage.tables.journal import Journal
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import FaultyCalls
 from tests.replicas import fill, seen, ship
@@ -296,3 +297,20 @@ def test_what_groups_have_come_to_since_such_a_deletion_stays_on_who_is_elected(
         assert pair.follower.consumer_offsets.get("g", "v", 0) == 1
         assert ("poppers", "v", 0) in pair.follower.in_flight.queues
         pair.reopen(killed=False)
+
+
+def test_a_deletion_of_before_the_masters_log_begins_outlives_one_that_never_was(pair: Pair) -> None:
+    """Queues that lack what was not deleted after all are made anew, and of no topic that was."""
+    begin = made_anew_and_past_retention(pair)
+    journal = pair.root / "replica" / "raymq" / "deletions.journal"
+    told = Journal(journal, writable=True)
+    told.append(("other", pair.follower.max_physical_offset))
+    told.close()
+    pair.reopen(killed=False)
+    pair.snapshot()
+    for killed in (True, False):
+        pair.reopen(killed=killed)
+        pair.follower.follow(lambda: pair.replica.last, begin)
+        assert seen(pair.follower)["v", 0] == [b"new"]
+        assert seen(pair.follower)["other", 0] == [b"of another"]
+        assert pair.follower.max_offset("v", 0) == pair.master.max_offset("v", 0)
