@@ -29,6 +29,7 @@ from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.prompt_future import PromptFuture
 from raymq.storage.clock import boottime
+from raymq.storage.errors import MessageExpired
 from raymq.storage.log.shipping import LogBytes
 from raymq.storage.state.recorder import StateRecorder
 from raymq.storage.store import Store
@@ -150,8 +151,9 @@ class Office:
         return self._epochs.map
 
     def log_bytes(self, begin: int, end: int) -> LogBytes:
-        """As `Store.log_bytes`."""
-        assert self._store is not None
+        """As `Store.log_bytes`; MessageExpired, too, once the store is being closed."""
+        if self._store is None:
+            raise MessageExpired(f"offset {begin}: the store is closed")
         return self._store.log_bytes(begin, end)
 
     # -- around the broker's service
