@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +47,7 @@ class ReplicaMemory:
 
 
 class ReplicaFile:
-    """The file of one directory; what is changed is on disk when the call returns. One thread.
+    """The file of one directory; what is changed is on disk when the call returns. Any thread.
 
     Attributes:
         now: what it says.
@@ -59,6 +60,7 @@ class ReplicaFile:
             StoreCorrupt: it cannot be read. StoreFull, StoreBusy, StoreFailed: it cannot be read or begun now.
         """
         self._path = directory / "raymq" / "replica.json"
+        self._changing = threading.Lock()
         try:
             self.now = _memory(json.loads(fileutil.read_whole(self._path)))
         except FileNotFoundError:
@@ -70,10 +72,11 @@ class ReplicaFile:
 
     def change(self, **changes: Any) -> None:
         """Change some of it; StoreFull, StoreFailed: unchanged here, and on disk perhaps."""
-        changed = replace(self.now, **changes)
-        if changed != self.now:
-            self._save(changed)
-            self.now = changed
+        with self._changing:
+            changed = replace(self.now, **changes)
+            if changed != self.now:
+                self._save(changed)
+                self.now = changed
 
     def add_nonce(self, nonce: str) -> tuple[str, ...]:
         """Another start begins; the nonces of those before."""

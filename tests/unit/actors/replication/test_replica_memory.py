@@ -1,0 +1,36 @@
+"""What a replica remembers of itself is changed by its loop and by the thread that replaces its log."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from raymq.actors.broker.replica.replica_file import ReplicaFile
+from raymq.storage import failpoints
+
+
+def test_of_two_changes_at_one_time_none_is_lost(tmp_path: Path) -> None:
+    memory = ReplicaFile(tmp_path)
+    memory.change(wiping=4096)
+    reached, may_go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        reached.set()
+        may_go.wait(20)
+
+    failpoints.arm("replace.before_rename", wait)
+    try:
+        wipes = threading.Thread(target=lambda: memory.change(wiping=None))
+        wipes.start()
+        assert reached.wait(20)
+        seals = threading.Thread(target=lambda: memory.change(sealed=7))
+        seals.start()
+        seals.join(0.3)
+        may_go.set()
+        for each in (wipes, seals):
+            each.join(20)
+    finally:
+        failpoints.arm("")
+    for found in (memory.now, ReplicaFile(tmp_path).now):
+        assert found.sealed == 7
+        assert found.wiping is None, "the next start would replace a log that has grown since"
