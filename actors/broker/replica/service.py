@@ -175,7 +175,7 @@ class ReplicaService(ReplicaProcess):
                         self.stream.states.doubt()  # nobody looks any more at what it changes
                     await asyncio.to_thread(self.stream.close)
                     self.stream.states.close()
-                self.memory.change(stopped=self.stream is None or not self.stream.states.is_lost)
+                self.memory.change(stopped=self.stream is not None and self.stream.is_safe)
             finally:
                 await self._listening.close()
                 await self._pool.close()

@@ -213,6 +213,11 @@ class FollowedStream:
                 return False
         return True
 
+    @property
+    def is_safe(self) -> bool:
+        """Whether no disk has failed: closing it brings to disk what is here, or raises."""
+        return self.store.is_healthy and not self.states.is_lost
+
     def close(self) -> None:
         """Close the store, properly; state that cannot be brought to disk any more is left as after a kill."""
         with contextlib.ExitStack() as stack:

@@ -6,7 +6,11 @@ import threading
 from pathlib import Path
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
+from raymq.actors.broker.replica.stream import FollowedStream
 from raymq.storage import failpoints
+from raymq.storage.errors import StoreFailed
+from raymq.storage.state.replica import StateReplica
+from tests.stored import SMALL
 
 
 def test_of_two_changes_at_one_time_none_is_lost(tmp_path: Path) -> None:
@@ -34,3 +38,13 @@ def test_of_two_changes_at_one_time_none_is_lost(tmp_path: Path) -> None:
     for found in (memory.now, ReplicaFile(tmp_path).now):
         assert found.sealed == 7
         assert found.wiping is None, "the next start would replace a log that has grown since"
+
+
+def test_a_disk_that_failed_does_not_count_as_stopped_properly(tmp_path: Path) -> None:
+    memory, states = ReplicaFile(tmp_path), StateReplica(tmp_path)
+    stream = FollowedStream.open(tmp_path, SMALL, memory, states)
+    was_safe = stream.is_safe
+    stream.store._parts.health.fail(StoreFailed("the disk"))
+    stream.close()
+    assert (was_safe, stream.is_safe) == (True, False)
+    states.close()
