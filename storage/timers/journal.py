@@ -55,12 +55,12 @@ class Kept(NamedTuple):
     lost: bool
 
     @classmethod
-    def of(cls, path: Path, *, saved: int, log_end: int | None, memory_lost: bool) -> Self:
+    def of(cls, path: Path, *, saved: int, log_end: int, memory_lost: bool) -> Self:
         """Read a journal and cut off what does not count.
 
         Args:
             saved: so much of it was on disk when the state was written.
-            log_end: drop what tells of records at or behind it; None: there are none.
+            log_end: drop what tells of records at or behind it.
             memory_lost: what is behind `saved` does not count.
 
         Raises:
@@ -70,7 +70,7 @@ class Kept(NamedTuple):
         entries, length = whole_part(content[:saved] if memory_lost else content)
         if length < saved:
             raise StoreCorrupt(str(path), length, f"timers whose {saved} bytes are not what was written")
-        kept = entries if log_end is None else entries[entries["physical_offset"] < log_end]
+        kept = entries[entries["physical_offset"] < log_end]
         lost = len(kept) < len(entries)
         if lost:
             content = framed(kept) if len(kept) else b""

@@ -72,15 +72,12 @@ class TimerLog:
             it may still wait, and does not.
     """
 
-    def __init__(
-        self, folder: Path, *, log_end: int, clean: bool, queue_end: int = 1 << 62, memory_lost: bool = False
-    ) -> None:
-        """Open it.
+    def __init__(self, folder: Path, *, log_end: int, queue_end: int = 1 << 62, memory_lost: bool = False) -> None:
+        """Open it; entries of records that the log has lost are dropped, also where an earlier start has cut it.
 
         Args:
             log_end: where the log ends, and
             queue_end: the timer queue.
-            clean: False after a crash: entries of records that the log has lost are dropped then.
             memory_lost: what was not synced may be gone.
 
         Raises:
@@ -88,14 +85,14 @@ class TimerLog:
         """
         self._folder = folder
         fileutil.make_folder(folder)
-        state, runs, whole = _read(folder, None if clean else log_end, memory_lost=memory_lost)
+        state, runs, whole = _read(folder, log_end, memory_lost=memory_lost)
         journals = timer_state.journals(folder, state.journal)
         self._numbers = itertools.count(1 + max([state.journal, *journals, *(shape.number for shape in state.runs)]))
         self._writing = threading.Lock()
         #: Held for a moment by who changes `_settled`.
         self._settling = threading.Lock()
         lost = state.log_end > log_end or state.enqueued > queue_end or any(part.lost for part in whole)
-        if not clean and any(run.shape.last_place >= log_end for run in runs):
+        if any(run.shape.last_place >= log_end for run in runs):
             runs = self._new_run(_before(runs, log_end))
             lost = True
         self.enqueued, self.log_end = min(state.enqueued, queue_end), min(state.log_end, log_end)
@@ -320,7 +317,7 @@ class TimerLog:
         TimerState(*position, begin_ms, self.over_ms, journal, shapes, lengths, self.overs).save(self._folder)
 
 
-def _read(folder: Path, log_end: int | None, *, memory_lost: bool) -> tuple[TimerState, list[TimerRun], list[Kept]]:
+def _read(folder: Path, log_end: int, *, memory_lost: bool) -> tuple[TimerState, list[TimerRun], list[Kept]]:
     """The state, its runs and its journals; see `Kept.of`.
 
     What is damaged counts as not there, and all of it is made again from the log then.

@@ -300,7 +300,7 @@ def test_what_was_dropped_is_forgotten_with_its_record(bench: TimerBench) -> Non
     assert message.due_ms is not None
     what = message.due_ms, key_of(delete_key("t", message.unique_key))
     assert bench.core.timers.log.find(*what)["kind"].tolist() == [EntryKind.WAITS, EntryKind.DROPPED]
-    assert len(TimerLog(bench.directory / "raymq" / "timers", log_end=begin, clean=False).find(*what)) == 0
+    assert len(TimerLog(bench.directory / "raymq" / "timers", log_end=begin).find(*what)) == 0
 
 
 @pytest.mark.parametrize("left", [0, 3])

@@ -90,10 +90,10 @@ def test_rows_that_were_staged_are_not_passed_over_where_their_folder_cannot_be_
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
 def test_a_folder_of_timers_that_cannot_be_listed_fails_the_start(tmp_path: Path, error: int) -> None:
-    TimerLog(tmp_path / "timers", log_end=0, clean=True, queue_end=0, memory_lost=False).close()
+    TimerLog(tmp_path / "timers", log_end=0, queue_end=0, memory_lost=False).close()
     calls = FaultyCalls("scan", 1, error)
     with replaced(calls), pytest.raises(StoreError):
-        TimerLog(tmp_path / "timers", log_end=0, clean=True, queue_end=0, memory_lost=False)
+        TimerLog(tmp_path / "timers", log_end=0, queue_end=0, memory_lost=False)
     assert calls.failed
 
 

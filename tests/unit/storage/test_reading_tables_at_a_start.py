@@ -118,11 +118,11 @@ def test_notes_and_timers_that_cannot_be_read_now_are_left_alone(
     with replaced(Unreadable(notes, error)), pytest.raises(StoreError):
         SetAsideFile(notes)
     assert len(SetAsideFile(notes).notes()) == 1
-    TimerLog(tmp_path / "timers", log_end=0, clean=True, queue_end=0, memory_lost=False).close()
+    TimerLog(tmp_path / "timers", log_end=0, queue_end=0, memory_lost=False).close()
     state = tmp_path / "timers" / "state.json"
     if state.exists():
         with replaced(Unreadable(state, error)), pytest.raises(StoreError):
-            TimerLog(tmp_path / "timers", log_end=0, clean=True, queue_end=0, memory_lost=False)
+            TimerLog(tmp_path / "timers", log_end=0, queue_end=0, memory_lost=False)
 
 
 def test_only_a_file_that_is_not_there_is_not_there(tmp_path: Path) -> None:

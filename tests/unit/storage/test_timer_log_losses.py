@@ -49,7 +49,7 @@ def test_half_an_append_is_cut_off(tmp_path: Path) -> None:
     log.append(np.concatenate([entry(START_MS, 1), entry(START_MS, 2)]))
     [path] = tmp_path.glob("journal.*")
     path.write_bytes(path.read_bytes()[:-1])
-    log = opened(tmp_path, clean=False)
+    log = opened(tmp_path)
     log.append(entry(START_MS, 5))
     assert waiting(log) == [0, 5]
     assert waiting(opened(tmp_path)) == [0, 5]
@@ -69,8 +69,7 @@ def journal_of_three(folder: Path) -> tuple[bytes, int]:
     return path.read_bytes(), path.stat().st_size - 8 - ENTRY.itemsize
 
 
-@pytest.mark.parametrize("clean", [True, False])
-def test_any_byte_of_a_journal_that_flips_is_noticed(tmp_path: Path, clean: bool) -> None:
+def test_any_byte_of_a_journal_that_flips_is_noticed(tmp_path: Path) -> None:
     """An entry's due time, offset or kind, believed as it was found, lost a message or delivered it twice.
 
     What was there at the last checkpoint is told anew with all the rest; what came since then, from there on.
@@ -84,7 +83,7 @@ def test_any_byte_of_a_journal_that_flips_is_noticed(tmp_path: Path, clean: bool
         (folder / "state.json").write_bytes(state)
         (folder / path.name).write_bytes(content)
         flip(folder / path.name, place)
-        log = opened(folder, clean=clean)
+        log = opened(folder)
         told = (log.enqueued, log.log_end, waiting(log))
         assert told == ((0, 0, []) if place < saved else (2, 40, [1]))
         log.append(entry(START_MS, 7))
@@ -97,7 +96,7 @@ def test_a_journal_that_is_shorter_than_it_was_is_noticed(tmp_path: Path, length
     content, saved = journal_of_three(tmp_path)
     [path] = tmp_path.glob("journal.*")
     path.write_bytes(content[:length])
-    log = opened(tmp_path, clean=False)
+    log = opened(tmp_path)
     assert (log.enqueued, waiting(log)) == ((0, []) if length < saved else (2, [1]))
 
 
@@ -119,12 +118,12 @@ def test_journals_of_two_processes_outlive_a_loss_of_memory(tmp_path: Path, monk
     log.close()
     assert len(list(tmp_path.glob("journal.*"))) == 2
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1 << 15)
-    log = opened(tmp_path, clean=False)
+    log = opened(tmp_path)
     log.enqueued = 3
     checkpoint(log, 5)
     log.append(entry(START_MS, 3, 6))
     log.close()
-    log = TimerLog(tmp_path, log_end=5, clean=False, memory_lost=True)
+    log = TimerLog(tmp_path, log_end=5, memory_lost=True)
     assert (log.enqueued, waiting(log)) == (3, [0, 1, 2])
 
 
@@ -139,9 +138,8 @@ def test_after_a_crash_entries_of_lost_records_are_dropped(
     log.append(entry(START_MS, 0, place=100, kind=EntryKind.DELIVERED))
     checkpoint(log, 300)
     assert len(log.runs) == in_runs
-    assert waiting(opened(tmp_path, log_end=100, clean=True)) == [1]
     # The copy and the second message were in the part of the log that the machine lost: the first one waits again.
-    lost = opened(tmp_path, log_end=100, clean=False)
+    lost = opened(tmp_path, log_end=100)
     assert waiting(lost) == [0]
     assert lost.ended_between(0, 9).tolist() == []
     assert waiting(opened(tmp_path, log_end=1 << 40)) == [0]
@@ -202,12 +200,12 @@ def test_a_loss_of_memory_takes_the_journal_back_to_what_was_synced(tmp_path: Pa
     log.append(np.zeros(3, ENTRY))
     log.enqueued = 4
     log.close()
-    again = TimerLog(tmp_path, log_end=0x1000, clean=False, queue_end=4, memory_lost=True)
+    again = TimerLog(tmp_path, log_end=0x1000, queue_end=4, memory_lost=True)
     assert again.enqueued == 1
     found, _ = again.waiting((0, LEAST_KEY), 2 * HOUR_MS, 100)
     assert found["queue_offset"].tolist() == [0]
     again.close()
-    shorter = TimerLog(tmp_path, log_end=0x1000, clean=False, queue_end=0, memory_lost=True)
+    shorter = TimerLog(tmp_path, log_end=0x1000, queue_end=0, memory_lost=True)
     assert shorter.enqueued == 0
 
 
@@ -231,13 +229,13 @@ def test_a_second_loss_of_power_takes_nothing_that_was_on_disk_before_the_first(
     tell(log, 14)
     log.close()
     left = 12 - taken
-    log = TimerLog(tmp_path, log_end=10 * left, clean=False, queue_end=left, memory_lost=True)
+    log = TimerLog(tmp_path, log_end=10 * left, queue_end=left, memory_lost=True)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1_000)
     for number in range(checkpoints):
         tell(log, 12 + number)
         checkpoint(log, 120 + 10 * number)
     log.close()
     on_disk = 11 + checkpoints if checkpoints else min(left, 9)
-    again = TimerLog(tmp_path, log_end=1_000, clean=False, queue_end=100, memory_lost=True)
+    again = TimerLog(tmp_path, log_end=1_000, queue_end=100, memory_lost=True)
     assert again.enqueued == on_disk
     assert waiting(again) == list(range(on_disk))

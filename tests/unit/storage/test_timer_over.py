@@ -66,14 +66,14 @@ def test_what_is_over_holds_as_far_as_log_and_queue_are_there(
 ) -> None:
     """What the log has lost of how it ended comes again, and other messages have the offsets that it has lost."""
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
-    log = TimerLog(tmp_path, log_end=1_000, clean=True)
+    log = TimerLog(tmp_path, log_end=1_000)
     log.append(np.concatenate([entry(50, 0), entry(50, 2)]))
     log.enqueued = 3
     write = log.checkpoint(500, over=Over(100, 1, 500))
     assert write is not None
     write()
     log.close()
-    log = TimerLog(tmp_path, log_end=log_end, clean=True, queue_end=queue_end)
+    log = TimerLog(tmp_path, log_end=log_end, queue_end=queue_end)
     found, _ = log.waiting((0, LEAST_KEY), 200, 100)
     assert found["queue_offset"].tolist() == waits
     assert log.find(50, 7)["queue_offset"].tolist() == waits

@@ -19,8 +19,8 @@ def entry(due_ms: int, offset: int, place: int = 0, kind: EntryKind = EntryKind.
     return np.array([(due_ms, offset, place, key, 100, kind)], ENTRY)
 
 
-def opened(folder: Path, log_end: int = 1 << 40, clean: bool = True) -> TimerLog:
-    return TimerLog(folder, log_end=log_end, clean=clean)
+def opened(folder: Path, log_end: int = 1 << 40) -> TimerLog:
+    return TimerLog(folder, log_end=log_end)
 
 
 def offsets(entries: Entries) -> list[int]:

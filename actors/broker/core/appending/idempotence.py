@@ -209,8 +209,8 @@ class ProducerTable:
                 rows.append((*lane, h.epoch, h.next, h.used, results, h.missing))
         return rows
 
-    def load(self, rows: Iterable[Sequence[Any]], there: Callable[[StoredBatch], int]) -> None:
-        """Fill an empty table with `rows`, of each lane the last one.
+    def load(self, rows: Iterable[Sequence[Any]], there: Callable[[StoredBatch], int]) -> bool:
+        """Fill an empty table with `rows`, of each lane the last one; whether it is less than they say.
 
         Args:
             there: how many messages of a place, from its first one on, the log and its queues still have. What they
@@ -225,11 +225,13 @@ class ProducerTable:
             epoch, following, used, results, *missing = rest
             history = known[lane] = _History(epoch, following, used, missing=missing[0] if missing else 0)
             history.results.extend((first, _from_plain(*stored)) for first, *stored in results)
+        is_less = False
         for lane, history in sorted(known.items(), key=lambda each: each[1].used):
-            _keep_what_is_left(history, there)
+            is_less |= _keep_what_is_left(history, there)
             self._lanes[lane] = history
             self._by_topic.setdefault(lane[1], set()).add(lane)
         self._keep_within()
+        return is_less
 
     def validate(self) -> None:
         """Results follow each other without a hole and end where the next batch begins, or what is missing."""
@@ -251,7 +253,8 @@ def _from_plain(topic: str, queue_id: int, offset: int, count: int, *rest: Any) 
     return StoredBatch(topic, queue_id, offset, count, _from_plain(*rest) if rest else None)
 
 
-def _keep_what_is_left(history: _History, there: Callable[[StoredBatch], int]) -> None:
+def _keep_what_is_left(history: _History, there: Callable[[StoredBatch], int]) -> bool:
+    """Forget what is not there any more; whether that was anything."""
     results = list(history.results)
     for number, (first, stored) in enumerate(results):
         left = stored.left(there)
@@ -262,4 +265,5 @@ def _keep_what_is_left(history: _History, there: Callable[[StoredBatch], int]) -
             history.results = deque(kept, maxlen=KEPT_RESULTS)
             history.next = first + total
             history.missing = 0 if left is None else count - total
-            return
+            return True
+    return False

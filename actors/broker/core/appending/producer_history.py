@@ -74,13 +74,14 @@ class ProducerHistory:
         self._journal.entries.clear()
         self._journal.behind.clear()  # which place of the log they speak of is not said there
         remains = self._store.remains
-        self._table.load(rows, partial(_there, self._store))
+        is_less = self._table.load(rows, partial(_there, self._store))
         for topic, deleted_at in remains.deleted_topics.items():
             if deleted_at >= position:
                 self._table.forget_topic(topic)
         replay(self._table, self._store, min(position, remains.log_end))
-        # The log will have other messages before that place; or a start hears nothing behind what is damaged.
-        if remains.memory_lost or not remains.has(position) or self._journal.damage:
+        # The log will have other messages at these places, also where an earlier opening of the store has cut it, which
+        # came to nothing before this; or a start hears nothing behind what is damaged.
+        if is_less or not remains.has(position) or self._journal.damage:
             for write in self._fold(remains.log_end):
                 write()
         self._fold_at = max(_LEAST_FOLD_BYTES, self._journal.length)

@@ -97,7 +97,6 @@ class Timers:
         self.log = TimerLog(
             store.directory / "raymq" / "timers",
             log_end=store.remains.log_end,
-            clean=store.recovery.clean,
             queue_end=store.remains.max_offset(*TIMER_QUEUE),
             memory_lost=store.remains.memory_lost,
         )
