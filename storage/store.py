@@ -451,8 +451,9 @@ class Store(Readable, Closing):
 
     def sync_progress(self) -> None:
         """Wait until what groups, delay levels and pop have come to is on disk; StoreFailed if it may not be."""
-        self._parts.progress.journal.sync()
+        # In this order: an offset that is behind what is out was moved back, for all that a start knows.
         self.in_flight.sync()
+        self._parts.progress.journal.sync()
 
     def _sync_tables(self) -> None:
         self.sync_progress()
