@@ -97,10 +97,11 @@ class Compared(Powered):
 
     def check_keys(self) -> None:
         names = [n for n, (t, q, o) in self.known.places.items() if o >= self.core.bounds(t, q)[0]]
-        for name in self._random.sample(names, min(12, len(names))):
+        for name in self._random.sample(names, min(40, len(names))):
             topic, queue_id, offset = self.known.places[name]
             found = self.store.query(topic, name.decode(), 0, 1 << 62, 9)
-            assert [(name_of(r), r.queue_id, r.queue_offset) for r in found] == [(name, queue_id, offset)], name
+            told = [(name_of(each), each.queue_id, each.queue_offset) for each in found]
+            assert told == [(name, queue_id, offset)], f"{name!r} is at {offset} of {topic} {queue_id}, its key: {told}"
 
     def _lows(self) -> None:
         for topic, queues in TOPICS.items():

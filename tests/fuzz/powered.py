@@ -157,10 +157,11 @@ class Powered(ABC):
         end = "last" if last else self._random.choice(("close", "kill", "kill", "power", "power", "power"))
         within = not last and self._random.random() < 0.6
         works = self._random.randint(0, 40)
-        arm_at = self._random.randint(-1, works) if within else works + 1
+        # -1: within the start.
+        arm_at = self._random.choice((-1, self._random.randint(0, works))) if within else works + 1
         self._power = end == "power"
         if arm_at < 0:
-            self._arm(60)
+            self._arm(120)
         self._open()
         if self._image is None:
             self._check_start()
