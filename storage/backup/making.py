@@ -58,7 +58,8 @@ def back_up(
         keep: let former backups go, until there are so many. None: all stay.
 
     Raises:
-        InvalidInput: another broker's backups are there, or one of that name. BackupFailed, StoreFailed: none was made.
+        InvalidInput: another broker's backups are there, or one of that name; or it is the directory itself that the
+            target lies in. BackupFailed, StoreFailed: none was made.
         FormatTooNew: a newer RayMQ has made backups there, or has written in the directory; none was made.
     """
     made_at_ms = now_ms()
@@ -66,6 +67,8 @@ def back_up(
     name = check_name(name or f"{moment:%Y-%m-%dT%H%M%S}.{made_at_ms % 1000:03}Z")
     if keep is not None:
         check_keep(keep)
+    if target.is_within(source.directory):
+        raise InvalidInput("target", f"a place outside of {source.directory}, which it is to outlive", target.where)
     catalog = read_catalog(target)
     if catalog.newer:  # what they share with this one, and what may go, only that RayMQ knows
         raise catalog.newer[0]

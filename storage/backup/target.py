@@ -10,6 +10,7 @@ size than a manifest says counts as missing, and is written anew.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -78,6 +79,10 @@ class Target(ABC):
         """Drop an object."""
         self._remove(_path_of(name))
 
+    def is_within(self, _: Path) -> bool:
+        """Whether it lies in that folder of this machine."""
+        return False
+
     @abstractmethod
     def sweep(self) -> None:
         """Drop what writers that died have left, where that is not the file system's own affair."""
@@ -105,6 +110,9 @@ class FolderTarget(Target):
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder))
         self._folder = folder
+
+    def is_within(self, folder: Path) -> bool:
+        return Path(os.path.realpath(self._folder)).is_relative_to(os.path.realpath(folder))
 
     def sweep(self) -> None:
         with _told(self.where):
@@ -182,7 +190,7 @@ def open_target(where: str) -> Target:
     shown = without_secrets(where)
     try:
         files, folder = fs.FileSystem.from_uri(where)
-    except (ArrowException, ValueError, OSError) as error:
+    except (ArrowException, ValueError, OSError, ImportError) as error:  # fsspec's are packages of their own
         reason = str(error).replace(where, shown)
         if isinstance(error, OSError):
             raise BackupFailed(f"{shown}: {reason}") from None

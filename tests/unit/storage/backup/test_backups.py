@@ -329,6 +329,16 @@ def test_what_cannot_be_backed_up(directory: Path, target: FolderTarget, tmp_pat
         restore(FolderTarget(tmp_path / "empty"), tmp_path / "restored")
 
 
+@pytest.mark.parametrize("place", ["config/x", "raymq/x", "x", ".", "link"])
+def test_a_target_within_the_directory_itself_is_refused(directory: Path, tmp_path: Path, place: str) -> None:
+    """Each backup had those before it, as a part of the state."""
+    (tmp_path / "link").symlink_to(directory / "config")
+    with pytest.raises(InvalidInput, match="outside"):
+        made(directory, FolderTarget(tmp_path / "link" if place == "link" else directory / place))
+    assert not list(directory.rglob("objects"))
+    made(directory, FolderTarget(directory / ".." / "beside"))
+
+
 HOSTILE: dict[str, object] = {
     "a path above": {"path": "../outside"},
     "an absolute path": {"path": "/tmp/outside"},
@@ -407,7 +417,7 @@ def test_any_flipped_byte_of_a_manifest_is_noticed(directory: Path, target: Fold
         assert read_catalog(target).backups == (), at
 
 
-@pytest.mark.parametrize("where", ["s3:///", "nothing://x/y", "s3://"])
+@pytest.mark.parametrize("where", ["s3:///", "nothing://x/y", "s3://", "fsspec+nothing://x"])
 def test_an_address_that_is_none(where: str) -> None:
     with pytest.raises((InvalidInput, BackupFailed)):
         open_target(where)
