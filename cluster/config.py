@@ -24,6 +24,8 @@ _TLS_FIELDS = {f"tls_{f.name}": f for f in fields(Tls)}
 _ETCD_FILES = {f"etcd_{name}": name for name in ("ca_file", "cert_file", "key_file")}
 _STORE_DEFAULTS = {f.name: f.default for f in fields(StoreConfig) if f.name not in _NOT_SETTINGS}
 _PROMISE = ReplicationPolicy()
+#: What YAML raises for a value that is not of the type that its tag names.
+_OF_VALUES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 #: Settings of what is not built yet.
 _NOT_YET = frozenset(
     {
@@ -198,7 +200,7 @@ def _read_tls(given: Mapping[str, Any]) -> Tls | None:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506 - it is a SafeLoader
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, RecursionError, yaml.YAMLError, *_OF_VALUES) as error:
         raise InvalidInput("config", "a readable YAML file", f"{path}: {error}") from error
     if data is None:
         return {}

@@ -111,7 +111,12 @@ def test_a_setting_of_what_is_not_built_yet_says_so(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["- a\n- b\n", "flush: [", "text", "\xff", "port: 1\nport: 2\n", "port: &a [*a]\n", "[" * 2_000]
+    "content",
+    [
+        *("- a\n- b\n", "flush: [", "text", "\xff", "port: 1\nport: 2\n", "port: &a [*a]\n", "[" * 2_000),
+        *("port: !!timestamp 99999-99-99\n", "port: !!int x\n", "port: !!bool x\n", "port: !!int ''\n"),
+        "port: 0001-01-01T00:00:00+23:00\n",
+    ],
 )
 def test_files_that_are_no_mapping(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config.yaml"
