@@ -362,17 +362,17 @@ def _packed(structs: pa.Array) -> pa.Array:
     pack = msgpack.Packer(datetime=True, default=str).pack
     try:
         values = structs.to_pylist()
-    except (ValueError, OverflowError):  # a time beyond the years 1 to 9999
+    except (ValueError, OverflowError, KeyError):  # a time beyond Python's years, two fields of a name
         raise _beyond_python(structs) from None
     return pa.array([None if value is None else pack(value) for value in values], pa.binary())
 
 
 def _beyond_python(structs: pa.Array) -> InvalidInput:
     """Which field of the structs has a value that Python's types cannot hold."""
-    for field in structs.type:
+    for index, field in enumerate(structs.type):
         try:
-            structs.field(field.name).to_pylist()
-        except (ValueError, OverflowError) as error:
+            structs.field(index).to_pylist()
+        except (ValueError, OverflowError, KeyError) as error:
             return InvalidInput("body", "values that a message can hold", f"{field.name}: {error}")
     return InvalidInput("body", "values that a message can hold", str(structs.type))
 

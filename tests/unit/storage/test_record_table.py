@@ -281,6 +281,16 @@ def test_struct_bodies_are_msgpack() -> None:
     assert {m.properties["content-type"] for m in messages} == {"application/msgpack"}
 
 
+TWICE = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+NOWHERE = pa.array([{"at": 0}], pa.struct([("at", pa.timestamp("us", "Nowhere/City"))]))
+
+
+@pytest.mark.parametrize(("structs", "said"), [(TWICE, "struct<a"), (NOWHERE, "at: ")])
+def test_structs_that_python_cannot_hold_are_refused_by_name(structs: pa.Array, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        checked_rows(pa.table({"body": structs}), body="body")
+
+
 def test_slices_and_chunks_are_their_own_rows_only() -> None:
     whole = pa.chunked_array([[b"a", b"bb"], [b"ccc", b"dddd"]])
     table = pa.table({"b": whole, "k": pa.chunked_array([["1", "2"], ["3", "4"]])}).slice(1, 2)
