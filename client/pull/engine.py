@@ -164,6 +164,7 @@ class Pulling:
 
     def _go_to(self, queue: MessageQueue, offset: int, incarnation: int | None) -> None:
         """`incarnation` is that of the topic in which the offset was found; None: that in which it is read first."""
+        self._ahead.forget(queue)  # it may be of a topic that was made anew
         self._positions[queue] = offset
         if incarnation is None:
             self.incarnations.pop(queue, None)

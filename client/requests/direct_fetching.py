@@ -27,10 +27,11 @@ _LEAST_CONNECT_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A fetch under way: the number of a request on a channel."""
+    """A fetch under way: the number of a request on a channel, for a position in this incarnation of the topic."""
 
     channel: Channel
     number: int
+    incarnation: int | None
 
     @property
     def is_usable(self) -> bool:
@@ -104,6 +105,9 @@ class DirectFetching:
         asked = self._ahead.take(queue, offset, max_messages)
         if asked is None:
             return None
+        if asked.incarnation != self._incarnations.get(queue):  # the queue was sought since
+            asked.give_up()
+            return None
         part = self._answer(queue, asked, latest)
         return None if part is None or part.error is not None else part
 
@@ -112,7 +116,7 @@ class DirectFetching:
         wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=epoch, incarnation=incarnation)]
         command = fetch_command(self._session(queue), wanted, max_messages, ANSWER_BYTES, wait_seconds, check_crc=False)
         channel = self._channel(queue, max(_LEAST_CONNECT_SECONDS, wait_seconds / 2))
-        return _Asked(channel, channel.write(command, latest - time.monotonic()))
+        return _Asked(channel, channel.write(command, latest - time.monotonic()), incarnation)
 
     def _answer(self, queue: MessageQueue, asked: _Asked, latest: float) -> Fetched | None:
         try:

@@ -102,3 +102,35 @@ def test_a_consumer_that_begins_with_the_new_topic_knows_nothing_of_the_old_one(
     with PullConsumer(mq, "g") as pull:
         assert len(pull.poll(QUEUE, 10)) == 8
         assert pull.poll(QUEUE, 10, timeout=0.1) == []
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda pull: [message.body for message in pull.poll(QUEUE, 2)],
+        lambda pull: pull.fetch_table(QUEUE, 2)["body"].to_pylist(),
+        lambda pull: [message.body for message in asyncio.run(pull.apoll(QUEUE, 2))],
+    ],
+    ids=["poll", "fetch_table", "apoll"],
+)
+@pytest.mark.parametrize(
+    "seek",
+    [lambda pull: pull.seek(QUEUE, 2), lambda pull: asyncio.run(pull.aseek(QUEUE, 2))],
+    ids=["seek", "aseek"],
+)
+def test_who_seeks_gets_nothing_that_was_fetched_before(
+    services: Services,
+    mq: Connection,
+    admin: Admin,
+    read: Callable[[PullConsumer], list[bytes]],
+    seek: Callable[[PullConsumer], None],
+) -> None:
+    """What was fetched ahead of the old topic came as the new one's, whose messages there were passed over."""
+    del admin
+    send(mq, "old", 5)
+    with PullConsumer(mq, "g") as pull:
+        pull.seek(QUEUE, 0)
+        assert read(pull) == [b"old0", b"old1"]
+        make_anew(services)
+        seek(pull)
+        assert read(pull) == [b"new2", b"new3"]
