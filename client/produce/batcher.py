@@ -154,14 +154,14 @@ class Batcher:
 
     def _begin(self, key: _Key, topic: str, terms: Terms | None) -> MessageBatch:
         """With the lock held: a batch, which the loop takes in its time, whatever becomes of who has begun it."""
-        lane = _lane(key)
-        while lane is not None and (before := self._last.get(lane)) is not None and not before.is_taken:
-            self._take(before)  # whatever is sent to it on its terms from now on is behind this one
         batch = MessageBatch(topic, terms or self._usual_terms, self._mq.callbacks)
         self._gathered.add(batch)
         self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
-        if lane is not None:
-            self._last[lane] = batch
+        lane = _lane(key)
+        # A signal handler may begin one, too: whichever is the lane's last one is so in one step.
+        while lane is not None and (before := self._last.setdefault(lane, batch)) is not batch:
+            self._take(before)  # whatever is sent to it on its terms from now on is behind this one
+            self._take(self._last.pop(lane))
         self._open[key] = batch
         return batch
 

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer, SendResult, SendStatus
+from raymq.client.produce import batcher
+from raymq.client.produce.message_batch import MessageBatch
 from tests.integration.conftest import Services
 
 pytestmark = pytest.mark.integration
@@ -149,3 +151,37 @@ def test_gathered_sends_that_are_interrupted_anywhere_lose_no_other_message(mq: 
         assert step > 10
         assert {future.result(10).status for future in sent} == {SendStatus.SEND_OK}
         assert producer.flush(10)
+
+
+def test_a_handler_that_sends_on_other_terms_as_a_batch_begins_changes_no_order(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches of a queue took messages side by side, and a later message went with the older batch."""
+    del admin
+    sent: list[Future[SendResult]] = []
+    handlers: list[Callable[[], None]] = []
+
+    class Interrupted(MessageBatch):
+        """A signal comes behind the call that makes one."""
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            if handlers:
+                handlers.pop()()
+
+    monkeypatch.setattr(batcher, "MessageBatch", Interrupted)
+    with Producer(mq, "p", linger=3.0) as producer:
+
+        def send(body: bytes, timeout: float) -> None:
+            sent.append(producer.send_async(Message("t", body), queue=QUEUE, timeout=timeout))
+
+        for number in range(10):
+            handlers.append(lambda: send(b"in the handler", 11.0))
+            send(b"%d" % (2 * number), 10.0)
+            send(b"%d" % (2 * number + 1), 11.0)
+        assert producer.flush()
+        assert {future.result(10).queue for future in sent} == {QUEUE}
+    with PullConsumer(mq, "g") as pull:
+        found = [message.body for message in pull.poll(QUEUE, 1_000)]
+    assert [body for body in found if body.isdigit()] == [b"%d" % number for number in range(20)]
+    assert len(found) == len(sent) == 30
