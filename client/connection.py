@@ -14,7 +14,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -225,14 +225,14 @@ class Connection(Closing):
         if under_way is None:
             return self.submit(coroutine)
         ended: Future[None] = Future()
-        under_way.add(ended)  # first: once it is submitted, it may be stored before another line runs here
         leave = partial(_leave, under_way, ended)
         try:
+            under_way.add(ended)  # first: once it is submitted, it may be stored before another line runs here
             working = self.submit(coroutine)
-        except BaseException:
+            working.add_done_callback(leave)
+        except BaseException:  # also one that a signal handler raises: nobody waits for it
             leave()
             raise
-        working.add_done_callback(leave)
         return working
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
@@ -395,7 +395,8 @@ _of_this_process: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 def _leave(under_way: set[Future[Any]], ended: Future[None], _: object = None) -> None:
     under_way.discard(ended)
-    ended.set_result(None)
+    with contextlib.suppress(InvalidStateError):  # it has left already
+        ended.set_result(None)
 
 
 def _close_together(clients: list[Adoptable]) -> None:

@@ -19,6 +19,11 @@ def is_within(frame: FrameType | None, codes: Collection[CodeType], owner: objec
     return False
 
 
+def is_within_here(codes: Collection[CodeType], owner: object) -> bool:
+    """Whether the calling thread is in one of these methods of `owner`, as a signal handler finds it."""
+    return is_within(sys._getframe(), codes, owner)  # noqa: SLF001
+
+
 def is_within_elsewhere(codes: Collection[CodeType], owner: object) -> bool:
     """Whether another thread is in one of these methods of `owner`.
 

@@ -36,7 +36,7 @@ from raymq.client.produce.encoding import (
     packed_host,
     table_parts,
 )
-from raymq.client.produce.frames import is_within_elsewhere
+from raymq.client.produce.frames import is_within_elsewhere, is_within_here
 from raymq.client.produce.message_batch import PendingResult
 from raymq.client.produce.options import NO_OPTIONS, SendDefaults, SendOptions, checked_timeout
 from raymq.client.produce.outbox_file import OutboxFile
@@ -300,12 +300,11 @@ class Producer(ClientBase):
         return await asyncio.to_thread(self.flush, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds; also for
-        those that other threads wait for.
+        """Take no more messages, send what was gathered, and wait for everybody's answers, at most `timeout` seconds.
 
         What has no answer by then goes into the outbox, where there is one, within a few seconds more. Who closes it
         while somebody else does waits for that; a signal handler that has interrupted that very call does not. One that
-        has interrupted a send that gathers returns at once, and the rest is done on a thread behind it.
+        has interrupted the beginning of a send in the background returns at once; a thread does the rest behind it.
         """
         arguments.duration("timeout", timeout)
         self._closed = True
@@ -326,8 +325,9 @@ class Producer(ClientBase):
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a signal handler asks, on a thread that is gathering: what it waits for goes on only behind it."""
-        return self._made is not None and self._made.batcher is not None and self._made.batcher.is_interrupted
+        """Whether a signal handler asks, on a thread that begins a send: what it waits for goes on only behind it."""
+        batcher = self._made.batcher if self._made is not None else None
+        return is_within_here(_BEGINNING, self) or (batcher is not None and batcher.is_interrupted)
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
         """As any client's: what was gathered is on its way at once."""
@@ -474,8 +474,10 @@ class Producer(ClientBase):
             return
 
 
-#: The calls that wait for an answer on the thread that makes them.
+#: The calls that wait for an answer on the thread that makes them, and those that only begin something there.
 _BLOCKING: Final = {Producer.send.__code__, Producer.send_batch.__code__, Producer.send_table.__code__}
+_sending = (Producer.asend, Producer.asend_batch, Producer.send_async, Producer.send_oneway)
+_BEGINNING: Final = {each.__code__ for each in _sending}
 
 
 def _broken_off() -> OutcomeUnknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer, SendResult, SendStatus
+from raymq.client.errors import ClientClosed
 from raymq.client.produce import batcher
 from raymq.client.produce.message_batch import MessageBatch
 from tests.integration.conftest import Services
@@ -185,3 +187,51 @@ def test_a_handler_that_sends_on_other_terms_as_a_batch_begins_changes_no_order(
         found = [message.body for message in pull.poll(QUEUE, 1_000)]
     assert [body for body in found if body.isdigit()] == [b"%d" % number for number in range(20)]
     assert len(found) == len(sent) == 30
+
+
+#: How sends begin that are waited for in tasks, or later.
+TASKS: dict[str, Callable[[Producer], object]] = {
+    "asend": lambda producer: asyncio.run(producer.asend(Message("t", b"x"))),
+    "asend_batch": lambda producer: asyncio.run(producer.asend_batch([Message("t", b"x")])),
+    "send_async": lambda producer: producer.send_async(Message("t", b"x")).result(30),
+}
+
+
+@pytest.mark.parametrize("what", ["producer", "connection"])
+@pytest.mark.parametrize("how", TASKS)
+def test_a_handler_that_closes_as_a_send_begins_does_not_wait_for_it(
+    services: Services, admin: Admin, monkeypatch: pytest.MonkeyPatch, how: str, what: str
+) -> None:
+    """It was counted as under way, and goes on only behind the handler, which waited for it as long as it might."""
+    del admin
+    submit = Connection.submit
+    took: list[float] = []
+
+    def interrupted(self: Connection, *arguments: Any) -> Any:
+        if not took:
+            took.append(0.0)
+            began = time.monotonic()
+            (producer if what == "producer" else mq).close()
+            took[0] = time.monotonic() - began
+        return submit(self, *arguments)
+
+    with Connection([services.name_server.address]) as mq:
+        producer = Producer(mq, "p", timeout=30.0)
+        producer.send(Message("t", b"first"))
+        monkeypatch.setattr(Connection, "submit", interrupted)
+        assert TASKS[how](producer)
+        assert took[0] < 9.0, "it waited for its time-out"
+        with pytest.raises(ClientClosed):
+            producer.send(Message("t", b"last"))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'Producer._send_one' was never awaited")  # it was interrupted before
+def test_a_send_of_a_task_that_is_interrupted_anywhere_is_not_waited_for(mq: Connection, admin: Admin) -> None:
+    """It was counted for ever: a close waited for it until its time was over."""
+    del admin
+    with Producer(mq, "p") as producer:
+        step, files = 0, ("client/connection.py",)
+        while interrupted_at(step, files, lambda: TASKS["asend"](producer), "_submit_among", "_leave"):
+            assert producer.flush(), f"interrupted behind {step} lines"
+            step += 1
+        assert step > 5
