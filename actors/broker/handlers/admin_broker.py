@@ -23,10 +23,13 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
 
 def _settings(context: BrokerContext) -> dict[int, Handler]:
-    settings = context.settings
+    settings, topics = context.settings, context.core.topics
 
-    def update(_: ServerConnection, request: Command) -> Command:
+    async def update(_: ServerConnection, request: Command) -> Command:
+        permission = topics.permission
         settings.update(properties.read(request.body))
+        if topics.permission != permission:  # with the next heartbeat clients would go by what was for seconds
+            await context.announce()
         return request.response(ResponseCode.SUCCESS)
 
     def get(_: ServerConnection, request: Command) -> Command:
