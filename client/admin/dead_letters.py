@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Self
+from typing import NamedTuple, Self
 from uuid import uuid4
 
 from raymq.actors.errors import InvalidInput, OffsetOutOfRange, TopicNotFound
@@ -69,6 +69,15 @@ class RedriveResult:
     unknown: list[str]
     not_asked: list[str] = field(default_factory=list)
     unreadable: list[SetAside] = field(default_factory=list)
+
+
+class _Entry(NamedTuple):
+    """Where a dead letter rests, and since when; of many, and long ones, only that is kept."""
+
+    message_id: str
+    queue: MessageQueue
+    offset: int
+    dead_at: float
 
 
 @dataclass(slots=True)
@@ -180,27 +189,27 @@ async def redrive(
     mq: Connection, group: str, ids: Iterable[str] | None, rate: float | None, *, dry_run: bool, force: bool
 ) -> RedriveResult:
     """See `Admin.dlq_redrive`. Of a message that died several times its newest entry counts."""
-    wanted = None if ids is None else _checked(ids)
+    outcome: dict[str, Redriven] = {} if ids is None else dict.fromkeys(_checked(ids), Redriven.UNKNOWN)
     if rate is not None:
         arguments.per_second("rate", rate)
     arguments.flag("dry_run", dry_run)
     arguments.flag("force", force)
     await check_exists(mq, group)
-    entries: dict[str, DeadMessage] = {}
+    entries: dict[str, _Entry] = {}
     missed = _Missed()
     async for message in read(mq, group, None, missed):
         known = entries.get(message.message_id)
-        if (wanted is None or message.message_id in wanted) and (known is None or known.dead_at <= message.dead_at):
-            entries[message.message_id] = message
+        if (ids is None or message.message_id in outcome) and (known is None or known.dead_at <= message.dead_at):
+            entry = _Entry(message.message_id, message.queue, message.queue_offset, message.dead_at)
+            entries[message.message_id] = entry
     check_all_asked(f"a dead letter of {group} that is wanted", missed.brokers, found=bool(entries))
-    outcome: dict[str, Redriven] = {} if wanted is None else dict.fromkeys(wanted, Redriven.UNKNOWN)
     at_once = _REDRIVE_AT_ONCE if rate is None else max(1, min(_REDRIVE_AT_ONCE, int(rate / 10)))
-    for broker in sorted({message.queue.broker for message in entries.values()}):
-        of_broker = [message for message in entries.values() if message.queue.broker == broker]
+    for broker in sorted({entry.queue.broker for entry in entries.values()}):
+        of_broker = [entry for entry in entries.values() if entry.queue.broker == broker]
         for first in range(0, len(of_broker), at_once):
             part = of_broker[first : first + at_once]
             told = await _redrive_part(mq, group, part, force=force, dry_run=dry_run)
-            outcome |= {message.message_id: word for message, word in zip(part, told, strict=True)}
+            outcome |= {entry.message_id: word for entry, word in zip(part, told, strict=True)}
             if rate is not None and not dry_run:
                 await asyncio.sleep(told.count(Redriven.REDRIVEN) / rate)
     redriven, already, unknown = ([i for i, word in outcome.items() if word is which] for which in Redriven)
@@ -208,10 +217,10 @@ async def redrive(
 
 
 async def _redrive_part(
-    mq: Connection, group: str, part: Sequence[DeadMessage], *, force: bool, dry_run: bool
+    mq: Connection, group: str, part: Sequence[_Entry], *, force: bool, dry_run: bool
 ) -> list[Redriven]:
     queue = part[0].queue
-    command = redrive_command(group, [message.queue_offset for message in part], force=force, dry_run=dry_run)
+    command = redrive_command(group, [entry.offset for entry in part], force=force, dry_run=dry_run)
     return read_redriven(await ask(mq, queue.topic, queue.broker, command, _REQUEST_SECONDS))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from raymq.actors.wire.commands.dead_letters import redrive_command
 from raymq.client import (
     Admin,
     Connection,
@@ -23,6 +25,7 @@ from raymq.client import (
     RedriveResult,
     Retry,
 )
+from raymq.client.admin import dead_letters
 from raymq.cluster.cli import main_group
 from raymq.storage.records.record import OFFSET_BODY
 from tests.integration.conftest import Services
@@ -185,6 +188,22 @@ def test_a_restart_forgets_nothing(mq: Connection, admin: Admin, dead: list[Dead
         services.stop_broker(name)
         services.start_broker(name)
     assert len(admin.dlq_redrive("g").already) == 10
+
+
+def test_a_redrive_keeps_no_bodies(
+    mq: Connection, admin: Admin, dead: list[DeadMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had all wanted dead letters in memory, however many and long they were."""
+    kept: list[int] = []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        kept.append(sum(isinstance(each, DeadMessage) for each in gc.get_objects()))
+        return redrive_command(*arguments, **options)
+
+    monkeypatch.setattr(dead_letters, "redrive_command", counted)
+    wanted, others = set(ids(dead)), len(dead)
+    assert set(admin.dlq_redrive("g").redriven) == wanted
+    assert max(kept) <= others + 1  # the one that was read last
 
 
 def test_rate(mq: Connection, admin: Admin, dead: list[DeadMessage]) -> None:
