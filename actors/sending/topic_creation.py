@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from raymq.actors.errors import BrokerUnavailable, TopicExists, TopicNotFound
 from raymq.actors.naming import AUTO_CREATE_TOPIC, AUTO_CREATED_QUEUES
@@ -71,7 +72,7 @@ class TopicsUnderWay:
             begun = making is None
             if making is None:
                 making = self._making[topic] = asyncio.ensure_future(self._make(topic, deadline - loop.time()))
-                making.add_done_callback(lambda _: self._making.pop(topic))
+                making.add_done_callback(partial(self._ended, topic))
             try:
                 async with asyncio.timeout_at(deadline):
                     return await asyncio.shield(making)
@@ -80,3 +81,8 @@ class TopicsUnderWay:
                     continue
                 reason = f"it is not made within {timeout:.3g} s" + (f": {error}" if str(error) else "")
                 raise BrokerUnavailable(f"topic {topic}", reason) from error
+
+    def _ended(self, topic: str, making: asyncio.Future[TopicRoute]) -> None:
+        del self._making[topic]
+        if not making.cancelled():
+            making.exception()  # all who waited may have given up: somebody has to look, or asyncio complains

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -66,3 +67,18 @@ async def test_where_none_may_be_made_all_are_told() -> None:
     topics = TopicsUnderWay(refuse)
     told = await asyncio.gather(*(topics.made("t", 1.0) for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in told] == [TopicNotFound] * 3
+
+
+async def test_who_gives_up_first_leaves_no_complaint_of_asyncio() -> None:
+    """Each send whose time was over a moment before the making's own logged that its exception was never retrieved."""
+    brokers, complaints = Brokers(), list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    topics = TopicsUnderWay(brokers.make)
+    waiting = asyncio.ensure_future(topics.made("t", 0.01))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.sleep(0.03)
+    gc.collect()
+    assert complaints == []
