@@ -98,6 +98,7 @@ class Terms:
         same_broker: further tries stay on the first one's broker.
         delayed: the records carry a DELAY property and wait in the schedule topic first.
         insist_on_ok: a status other than SEND_OK is tried again elsewhere, too.
+        by_key: `queue` is what sharding keys mean by a route: where it takes nothing, the caller finds another one.
     """
 
     timeout: float
@@ -107,6 +108,7 @@ class Terms:
     same_broker: bool = False
     delayed: bool = False
     insist_on_ok: bool = False
+    by_key: bool = False
 
     def check_time(self) -> None:
         """NotStored if the budget was used up before the first try."""

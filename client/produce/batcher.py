@@ -27,7 +27,6 @@ from raymq.actors.errors import (
     NotStored,
     OutcomeUnknown,
     PermissionDenied,
-    QueueNotFound,
     RayMQError,
     ServerBusy,
     TopicNotFound,
@@ -42,6 +41,7 @@ from raymq.client.produce.body_limits import BodyLimits, too_long_ones
 from raymq.client.produce.encoding import encode_messages, packed_host
 from raymq.client.produce.frames import is_within
 from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, Outcome, PendingResult
+from raymq.client.produce.outbox import NO_QUEUE_OF_KEYS
 from raymq.client.produce.queue_lines import Encoded, QueueLines
 from raymq.client.produce.sent_results import results_of
 from raymq.client.produce.turns import KeyedTurns
@@ -367,25 +367,37 @@ class Batcher:
         async with self._kept_if_refused(batch), self._chooses(batch.topic, terms):
             queues = await self._queues(batch.topic, 1 + terms.retries, deadline)
             self._choosers.discard(batch)
-            sends = await self._begin_parts(batch, range(len(batch.sharding_keys)), queues, deadline)
+            sends = await self._begin_parts(batch, range(len(batch.sharding_keys)), queues, deadline, by_key=True)
         outcomes = await sends
-        if refused := [index for index, outcome in outcomes.items() if isinstance(outcome, QueueNotFound)]:
-            with contextlib.suppress(RayMQError):  # the route was old: the topic has other queues now
+        if refused := [index for index, outcome in outcomes.items() if isinstance(outcome, NO_QUEUE_OF_KEYS)]:
+            try:  # the route was old: the keys mean other queues now
                 async with self._chooses(batch.topic, replace(terms, timeout=max(0.0, deadline - time.monotonic()))):
                     queues = await self._queues(batch.topic, 1, deadline, fresh=True)
                     sends = await self._begin_parts(batch, refused, queues, deadline)
                 outcomes |= await sends
+            except RayMQError as error:
+                with contextlib.suppress(RayMQError):
+                    await self._keep_by_key(batch, error, refused)
+                outcomes |= dict.fromkeys(refused, error)
         batch.finish(lambda: [outcomes[index] for index in range(len(batch.sharding_keys))])
 
     async def _begin_parts(
-        self, batch: MessageBatch, indices: Iterable[int], queues: list[MessageQueue], deadline: float
+        self,
+        batch: MessageBatch,
+        indices: Iterable[int],
+        queues: list[MessageQueue],
+        deadline: float,
+        *,
+        by_key: bool = False,
     ) -> Awaitable[dict[int, Outcome]]:
         """Begin to send some of a batch by their keys; what comes to the outcomes."""
         members: dict[MessageQueue, list[int]] = {}
         for index in indices:
             members.setdefault(queue_of_sharding_key(queues, batch.sharding_keys[index]), []).append(index)
         parts = (
-            self._send_together([batch.messages[index] for index in mine], replace(batch.terms, queue=queue), deadline)
+            self._send_together(
+                [batch.messages[index] for index in mine], replace(batch.terms, queue=queue, by_key=by_key), deadline
+            )
             for queue, mine in members.items()
         )
         sends = asyncio.gather(*parts, return_exceptions=True)
@@ -412,24 +424,24 @@ class Batcher:
             yield
         except (NotStored, TopicNotFound, PermissionDenied) as error:
             self._choosers.discard(batch)
-            await self._keep_by_key(batch, error)
+            await self._keep_by_key(batch, error, range(len(batch.messages)))
             raise
         except asyncio.CancelledError:
             if not self._ends or batch not in self._choosers:
                 raise
             self._choosers.discard(batch)
             ended = NotStored("closed before it was its turn")
-            await self._keep_by_key(batch, ended)
+            await self._keep_by_key(batch, ended, range(len(batch.messages)))
             raise ended from None
         finally:
             self._choosers.discard(batch)
 
-    async def _keep_by_key(self, batch: MessageBatch, error: RayMQError) -> None:
+    async def _keep_by_key(self, batch: MessageBatch, error: RayMQError, indices: Iterable[int]) -> None:
         if self._keep is None:
             return
         by_key: dict[str, list[Message]] = {}
-        for message, sharding_key in zip(batch.messages, batch.sharding_keys, strict=True):
-            by_key.setdefault(sharding_key, []).append(message)
+        for index in indices:
+            by_key.setdefault(batch.sharding_keys[index], []).append(batch.messages[index])
         parts = [
             (self._encode(messages)[1], replace(batch.terms, sharding_key=sharding_key))
             for sharding_key, messages in by_key.items()

@@ -17,6 +17,8 @@ from raymq.actors.errors import (
     InvalidInput,
     NotStored,
     OutcomeUnknown,
+    PermissionDenied,
+    QueueNotFound,
     RayMQError,
     SendError,
     ServerBusy,
@@ -35,6 +37,8 @@ _CLAIM_MARGIN_SECONDS: Final = 5.0
 _REST_SECONDS: Final = 15.0
 #: How long who closes it waits for the answer to a kept batch that is on its way: else it would be sent once more.
 _LAST_SECONDS: Final = 3.0
+#: What says that keys mean other queues than those of an old route: it has fewer, or a broker is drained.
+NO_QUEUE_OF_KEYS: Final = (QueueNotFound, PermissionDenied)
 #: How long a send that failed tries to write what it could not send into a file that is locked or full.
 _KEEP_SECONDS: Final = 30.0
 
@@ -85,7 +89,8 @@ class OutboxSends:
                 raise NotStored("closed before it was its turn")
             return await self._send(topic, records, sizes, terms)
         except RayMQError as error:
-            if not is_for_good(error) and not isinstance(error, ClientClosed):
+            goes_elsewhere = terms.by_key and isinstance(error, NO_QUEUE_OF_KEYS)
+            if not (goes_elsewhere or is_for_good(error) or isinstance(error, ClientClosed)):
                 await self.keep(topic, [(records, terms)], error)
             raise
         except asyncio.CancelledError:

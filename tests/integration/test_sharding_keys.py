@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from raymq.actors.protocol import PERM_READ
+from raymq.actors.wire.commands.whole_broker import permit_command
 from raymq.client import Admin, Connection, Message, MessageQueue, NotStored, Producer
+from raymq.client.produce.outbox_file import OutboxFile
 from tests.integration.conftest import Services
+from tests.integration.test_lingering import everything
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -51,3 +56,28 @@ def test_a_sharding_key_waits_for_its_broker_and_moves_nowhere(
                     break
                 except NotStored:
                     assert time.monotonic() < deadline
+
+
+@pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize("has_outbox", [False, True])
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_gathered_keys_of_a_broker_that_is_drained_go_to_others_at_once(
+    mq: Connection, tmp_path: Path, *, has_outbox: bool, idempotent: bool
+) -> None:
+    """They were refused, as if their queue had been chosen, and an outbox kept them for it, which may never take
+    messages again, in front of all else.
+    """
+    outbox = tmp_path / "outbox" if has_outbox else None
+    with Producer(mq, "p", timeout=10.0, linger=0.01, idempotent=idempotent, outbox=outbox) as producer:
+        before = {key: producer.send_async(Message("t", b"before"), sharding_key=key) for key in map(str, range(20))}
+        there = [key for key, sent in before.items() if sent.result(20).queue.broker == "broker-b"]
+        assert there
+        address = mq.run(mq.routes.cluster()).masters["broker-b"]
+        mq.run(mq.pool.request(address, permit_command(PERM_READ), 10.0))
+        sent = [producer.send_async(Message("t", b"behind"), sharding_key=key) for key in there]
+        assert {each.result(20).queue.broker for each in sent} == {"broker-a"}
+        assert everything(mq).count(b"behind") == len(there)
+    if outbox is not None:
+        file = OutboxFile(outbox)
+        assert file.batches() == []
+        file.close()
