@@ -161,14 +161,15 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, follows
         epochs = Epochs(paths.epochs, writable=opening.has_tables)
         _make_safe(directory, opening, left, log, epochs, recovery)
         # With a recorder the store may have followed since: the log is known again, the tables never were looked at.
-        memory_lost = left.may_lack or (recorder is not None and recorder.is_doubtful)
-        remains = _remains(log, dispatcher, left, memory_lost=memory_lost)
+        doubtful = left.may_lack or (recorder is not None and recorder.is_doubtful)
+        # A stop syncs the log and the tables, but not what stands beside them.
+        remains = _remains(log, dispatcher, left, memory_lost=doubtful or not left.same_boot)
         tables = paths.no_tables if follows else paths
         progress, in_flight = _open_progress(tables, opening, health, resources, log, remains)
         if opening.has_tables:
             StagedRecords(directory).clamp(remains)
         topic_configs, group_configs = _open_settings(tables, health, resources, writable=opening.has_tables)
-        if not memory_lost:  # else pages may be missing of what was not synced, and nothing is wrong with the disk
+        if not doubtful:  # else pages may be missing of what was not synced, and nothing is wrong with the disk
             damage = (progress.journal.damage, in_flight.damage, topic_configs.damage, group_configs.damage)
             recovery.corruption += [
                 Corruption(str(path), at, f"{count} bytes are not what was written; what they said is lost")

@@ -42,7 +42,8 @@ class Remains:
 
     Attributes:
         log_end: where the log ends.
-        memory_lost: what was not synced may be gone: the machine has been started anew, or its disk failed.
+        memory_lost: what was not synced may be gone: the machine has been started anew, also behind a proper stop, or
+            its disk failed.
         max_offsets: of each queue that is there, by topic and queue id; None = no queue has lost anything.
         deleted_topics: where the log ended when a topic was deleted; what is older of that name is nobody's.
         settled: those of them whose deletion is no news to any table: their master told of it no more.
