@@ -208,7 +208,7 @@ def _what_is_left(
         state = None  # it tells of deletions that never were; queues are made anew from the log's beginning on
     # Where a snapshot of a master's state was broken off, what it was to take the place of is told beside it; and
     # where it lacks deletions that never were, those that were.
-    beside = [*told_deletions.load(marker_of(paths.root)).items(), *told_deletions.load(paths.rebuild_queues).items()]
+    beside = [*told_deletions.load(marker_of(paths.root)), *told_deletions.load(paths.rebuild_queues)]
     told = [*deletions.entries, *deletions.behind]
     state, deleted = _with_deletions(state, [*beside, *told], cut)
     news = deleted if deletions.damage else State().with_deletions(told).deleted_topics

@@ -115,13 +115,7 @@ class State:
     def with_deletions(self, deletions: Iterable[tuple[str, int]]) -> State:
         """The same after topics were deleted, each with the log's end at that moment."""
         queues, deleted = dict(self.queues), dict(self.deleted_topics)
-        done: list[tuple[str, int]] = []
-        for topic, log_end in deletions:
-            if log_end != TAKEN_BACK:
-                done.append((topic, log_end))
-            elif done:
-                done.pop()  # told right before
-        for topic, log_end in done:
+        for topic, log_end in done(deletions):
             deleted[topic] = max(log_end, deleted.get(topic, 0))
             if log_end >= self.dispatched_to:  # Else these are queues of a topic that was made anew.
                 queues.pop(topic, None)
@@ -153,3 +147,14 @@ def _index_extent(raw: Any) -> IndexExtent | None:
         begin_ms, end_ms, begin_physical, end_physical, used_slots, count = map(int, header)
         files[str(name)] = (begin_ms, end_ms, begin_physical, end_physical, used_slots, count)
     return IndexExtent(files)
+
+
+def done(deletions: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Those that were not taken back."""
+    found: list[tuple[str, int]] = []
+    for topic, log_end in deletions:
+        if log_end != TAKEN_BACK:
+            found.append((topic, log_end))
+        elif found:
+            found.pop()  # told right before
+    return found

@@ -302,7 +302,7 @@ class StateReplica:
         StoreFull: nothing was done. StoreFailed.
         """
         failpoint("snapshot.before_mark")
-        told_deletions.save(self._marker, told_deletions.told(self.directory))
+        told_deletions.save(self._marker, told_deletions.each_told(self.directory))
         failpoint("snapshot.after_mark")
         self.is_whole = False
         self._numbers.doubt()

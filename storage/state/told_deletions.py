@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.files.mapped_file import sync_path
-from raymq.storage.log.checkpoint import State
+from raymq.storage.log.checkpoint import State, done
 from raymq.storage.state.state_files import OURS
 from raymq.storage.tables.journal import Journal
 
@@ -26,12 +27,16 @@ def sync(directory: Path) -> None:
 
 def told(directory: Path) -> dict[str, int]:
     """Where the log ended when which topics were deleted, as the journal of deletions says. StoreBusy, StoreFailed."""
+    return State().with_deletions(each_told(directory)).deleted_topics
+
+
+def each_told(directory: Path) -> list[tuple[str, int]]:
+    """As `told`, with those that the same topic had before."""
     journal = Journal(files_of(directory)[0], writable=False)
-    entries = [*journal.entries, *journal.behind]
-    return State().with_deletions((str(topic), int(place)) for topic, place in entries).deleted_topics
+    return done((str(topic), int(place)) for topic, place in [*journal.entries, *journal.behind])
 
 
-def compare(directory: Path, before: dict[str, int], log_min: int) -> tuple[list[str], dict[str, int]]:
+def compare(directory: Path, before: list[tuple[str, int]], log_min: int) -> tuple[list[str], list[tuple[str, int]]]:
     """What was known of deletions and is not told now; StoreBusy, StoreFailed.
 
     Args:
@@ -39,23 +44,25 @@ def compare(directory: Path, before: dict[str, int], log_min: int) -> tuple[list
         log_min: of the log there is nothing before this place: deletions from before it are not told any more.
 
     Returns:
-        the topics that were never deleted; where the others were.
+        the topics that were never deleted; the other deletions.
     """
     now = told(directory)
     state = State.load(directory / OURS / "state.json")
-    known = [*before.items(), *(state.deleted_topics.items() if state is not None else ())]
+    known = [*before, *(state.deleted_topics.items() if state is not None else ())]
     never = {topic for topic, place in known if place > max(log_min, now.get(topic, -1))}
-    return sorted(never), {topic: place for topic, place in sorted(known) if place <= log_min}
+    return sorted(never), [(topic, place) for topic, place in known if place <= log_min]
 
 
-def save(path: Path, deletions: dict[str, int]) -> None:
+def save(path: Path, deletions: Iterable[tuple[str, int]]) -> None:
     """Keep what was told, durably, beside what is kept there already."""
-    fileutil.replace(path, json.dumps(load(path) | deletions).encode())
+    fileutil.replace(path, json.dumps(sorted({*load(path), *deletions})).encode())
 
 
-def load(path: Path) -> dict[str, int]:
+def load(path: Path) -> list[tuple[str, int]]:
     """What is kept there; nothing where nothing can be read."""
     try:
-        return {str(topic): int(place) for topic, place in json.loads(fileutil.read_whole(path)).items()}
+        kept = json.loads(fileutil.read_whole(path))
+        # Release 0.1.0 kept one deletion of each topic.
+        return [(str(topic), int(place)) for topic, place in (kept.items() if isinstance(kept, dict) else kept)]
     except (FileNotFoundError, *json_file.ANOTHER_FORM):
-        return {}
+        return []

@@ -314,3 +314,24 @@ def test_a_deletion_of_before_the_masters_log_begins_outlives_one_that_never_was
         assert seen(pair.follower)["v", 0] == [b"new"]
         assert seen(pair.follower)["other", 0] == [b"of another"]
         assert pair.follower.max_offset("v", 0) == pair.master.max_offset("v", 0)
+
+
+def test_the_first_of_two_deletions_outlives_a_second_one_that_never_was(pair: Pair) -> None:
+    """Also of the same topic: the journal of who made both tells both."""
+    begin = made_anew_and_past_retention(pair)
+    pair.reopen(killed=False, follows=False)
+    assert pair.follower._deletions.last_of("v") < begin
+    pair.follower.delete_topic("v")
+    pair.follower.sync_settings()
+    for _ in range(2):
+        pair.reopen(killed=True)
+        assert seen(pair.follower).get(("v", 0), []) == []
+    pair.replica.begin_snapshot()
+    pair.reopen(killed=True)
+    assert seen(pair.follower).get(("v", 0), []) == []
+    pair.snapshot()
+    for killed in (True, False):
+        pair.reopen(killed=killed)
+        pair.follower.follow(lambda: pair.replica.last, begin)
+        assert seen(pair.follower)["v", 0] == [b"new"]
+        assert pair.follower.max_offset("v", 0) == pair.master.max_offset("v", 0)
