@@ -20,6 +20,13 @@ from raymq.storage.state import told_deletions
 _Signature = tuple[tuple[int, int, int] | None, ...]
 
 
+class NotDeleted(StoreFailed):
+    """Topics were not deleted after all, or nobody tells any more that they were; their queues are gone.
+
+    What a master knows of deletions is compared with what is known here where a snapshot comes.
+    """
+
+
 class FollowedState:
     """Of one store that follows; belongs to its thread.
 
@@ -42,7 +49,7 @@ class FollowedState:
         """Heed what was changed since the last look.
 
         Raises:
-            StoreFailed: a topic was not deleted after all. Opening the store again makes its queues anew.
+            NotDeleted: a topic was not deleted after all. Opening the store behind a snapshot makes its queues anew.
             StoreBusy: it cannot be read now.
         """
         changes = None if self.changes is None else self.changes()
@@ -65,7 +72,7 @@ class FollowedState:
         told_from = max(parts.log.min_offset, self.master_begin)
         never = [t for t, place in known.items() if place > max(told_from, told.get(t, -1))]
         if never or parts.paths.rebuild_queues.exists():
-            raise StoreFailed(f"topics were not deleted after all, and their queues are gone: {sorted(never)}")
+            raise NotDeleted(f"topics were not deleted after all, and their queues are gone: {sorted(never)}")
         new = {topic: place for topic, place in told.items() if place > known.get(topic, -1)}
         if new:  # After a loss of power the log must not have a topic of that name made anew, and this be unknown.
             told_deletions.sync(parts.paths.root)

@@ -25,6 +25,7 @@ from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
+from raymq.storage.followed_state import NotDeleted
 from raymq.storage.log.retention import EARLY_RATIO, Disk
 from raymq.storage.log_beginning import begin_log
 from raymq.storage.paths import Paths
@@ -113,7 +114,11 @@ class FollowedStream:
 
     def write_log(self, offset: int, content: Buffer, written: Callable[[], None]) -> None:
         """As `Store.take_log`."""
-        self.store.take_log(offset, content, written)
+        try:
+            self.store.take_log(offset, content, written)
+        except NotDeleted:
+            self.states.doubt()  # what is to be made anew a snapshot says
+            raise
 
     def write_states(self, changes: Sequence[StateChange]) -> None:
         """As `StateReplica.apply`."""

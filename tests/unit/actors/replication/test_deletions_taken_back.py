@@ -1,0 +1,105 @@
+"""A deletion that a full disk refused, and that could not be taken back at once either: replicas were told of it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker.replica.replica_file import ReplicaFile
+from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replication.epoch_map import EpochMap
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.storage.errors import StoreError, StoreFailed
+from raymq.storage.files import file_calls
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.store import Store
+from tests.faulty_calls import FaultyCalls
+from tests.replicas import seen
+from tests.state_copies import state_of
+from tests.stored import SMALL, append, make_record, write_entries
+
+
+class Pair:
+    """A master, and its replica as a broker has it open."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.recorder = StateRecorder.begin(root / "master", log_end=lambda: 0)
+        self.master = Store.open(root / "master", SMALL)
+        self.recorder.log_end = lambda: self.master.max_physical_offset
+        self.states = StateReplica(root / "replica")
+        self.memory = ReplicaFile(root / "replica")
+        self.stream = FollowedStream.open(root / "replica", SMALL, self.memory, self.states)
+
+    def connect(self) -> None:
+        """With a snapshot where nobody knows what the replica lacks."""
+        self.states.master_begin = self.master.min_physical_offset
+        if not self.states.last:
+            snapshot = self.recorder.snapshot()
+            self.stream.begin_snapshot(StreamPosition(self.stream.end.offset, snapshot.sequence), keeps_log=True)
+            for part in snapshot.parts():
+                self.stream.load(part)
+            self.stream.end_snapshot(snapshot.sequence, EpochMap())
+            snapshot.close()
+        self.stream.begin_connection()
+
+    def ship(self) -> None:
+        """All there is, in the order in which the master made it."""
+        while True:
+            pending = self.recorder.after(self.states.last)
+            begin, end = self.stream.store.received_offset, self.master.max_physical_offset
+            end = min([end, *(each.log_offset for each in pending[:1])])
+            if begin < end:
+                with self.master.log_bytes(begin, end) as part:
+                    self.stream.write_log(part.offset, bytes(part.view), lambda: None)
+            elif pending:
+                self.stream.write_states([each for each in pending if each.log_offset <= end])
+            else:
+                break
+        self.stream.confirm(self.stream.end)
+
+    def reopen(self) -> None:
+        """As a broker does where a step has failed."""
+        self.stream.store.close()
+        self.stream = FollowedStream.open(self.root / "replica", SMALL, self.memory, self.states)
+
+
+@pytest.mark.parametrize("starts_anew", [False, True])
+def test_a_replica_has_the_topic_again(tmp_path: Path, starts_anew: bool) -> None:
+    pair = Pair(tmp_path)
+    pair.connect()
+    append(pair.master, *[make_record(b"kept")] * 3)
+    append(pair.master, make_record(b"other", topic="other"))
+    pair.ship()
+    write_entries(pair.master)
+    renames = FaultyCalls("rename", 1, errno.ENOSPC, real=file_calls.current)
+    full = FaultyCalls("truncate", 1, errno.ENOSPC, real=renames)
+    with replaced(full), pytest.raises(StoreError):
+        pair.master.delete_topic("orders")
+    append(pair.master, make_record(b"next"))
+    pair.ship()
+    assert seen(pair.stream.store)["orders", 0] == [b"next"], "it goes by what it was told"
+    if starts_anew:
+        pair.reopen()
+
+    pair.master.delete_topic("other")
+    append(pair.master, make_record(b"last"))
+    with pytest.raises(StoreFailed, match="not deleted after all"):
+        pair.ship()
+    pair.reopen()
+    pair.connect()
+    pair.ship()
+    assert seen(pair.stream.store) == seen(pair.master)
+    assert seen(pair.stream.store)["orders", 0] == [*[b"kept"] * 3, b"next", b"last"]
+    assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
+    pair.reopen()
+    pair.stream.confirm(pair.stream.end)
+    assert seen(pair.stream.store) == seen(pair.master)
+    pair.stream.close()
+    pair.states.close()
+    pair.master.close()
+    pair.recorder.stop()
