@@ -13,6 +13,7 @@ from raymq.actors.errors import (
     RayMQError,
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
+from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.append import append_command
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
@@ -108,3 +109,15 @@ def are_alike(group: ReplicaGroup) -> bool:
     states = [state_of(group.directory(number)) for number in numbers]
     logs = [b"".join(log_content(group.directory(number)).values()).rstrip(b"\0") for number in numbers]
     return all(state == states[0] for state in states) and all(log == logs[0] for log in logs)
+
+
+def expire_beginning(group: ReplicaGroup, master: int = 1) -> None:
+    """Have the master's log begin later: what is in all but its last file has expired."""
+    keep = b"fileReservedTime=0.0000001\ndeleteWhen=*\n"
+    ask(group, master, Command(RequestCode.UPDATE_BROKER_CONFIG, body=keep))
+
+    def is_deleted() -> bool:
+        ask(group, master, Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
+        return group.status(master).begin[0] > 0
+
+    poll_until(is_deleted, 20)

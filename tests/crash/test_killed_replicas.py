@@ -12,12 +12,10 @@ from itertools import count
 import pytest
 
 from raymq.actors.protocol import SendStatus
-from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.append import read_appended
-from raymq.actors.wire.frame import Command
 from raymq.storage.failpoints import NAMES
 from tests.polling import poll_until
-from tests.replica_clients import Clients, are_alike, ask, records
+from tests.replica_clients import Clients, are_alike, ask, expire_beginning, records
 from tests.replica_group import ReplicaGroup
 from tests.replicas import log_content
 
@@ -124,14 +122,7 @@ def test_a_replica_that_dies_at_any_step_of_a_snapshot(group: ReplicaGroup, sent
 def test_a_replica_that_dies_while_its_log_is_begun_anew(group: ReplicaGroup, clients: Clients) -> None:
     """The beginning of the master's log is gone, and the replica has nothing."""
     clients.send(*(b"%d" % number * 30_000 for number in range(10, 60)))
-    keep = b"fileReservedTime=0.0000001\ndeleteWhen=*\n"
-    ask(group, 1, Command(RequestCode.UPDATE_BROKER_CONFIG, body=keep))
-
-    def is_deleted() -> bool:
-        ask(group, 1, Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
-        return group.status(1).begin[0] > 0
-
-    poll_until(is_deleted, 20)
+    expire_beginning(group)
     expected = clients.bodies()
     for number, failpoint in enumerate(OF_A_WIPE):
         group.kill(2)

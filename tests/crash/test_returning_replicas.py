@@ -16,13 +16,11 @@ from raymq.actors.errors import (
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.protocol import MessageQueue, SendStatus
-from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.append import read_appended
 from raymq.actors.wire.commands.replication import seal_command
-from raymq.actors.wire.frame import Command
 from tests.crash.coordinator_process import CoordinatorProcess
 from tests.polling import poll_until
-from tests.replica_clients import QUEUES, Clients, are_alike, ask, commits, numbered, records
+from tests.replica_clients import QUEUES, Clients, are_alike, ask, commits, expire_beginning, numbered, records
 from tests.replica_group import GROUP, ReplicaGroup
 from tests.replicas import log_content
 
@@ -89,14 +87,7 @@ def test_an_emptied_replica_follows_from_nothing_also_where_the_masters_log_begi
 ) -> None:
     for _ in range(5):
         clients.send(*(each * 30_000 for each in numbered(10, 20, "m")), topic="t")
-    keep = b"fileReservedTime=0.0000001\ndeleteWhen=*\n"
-    ask(group, 1, Command(RequestCode.UPDATE_BROKER_CONFIG, body=keep))
-
-    def deleted() -> bool:
-        ask(group, 1, Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
-        return group.status(1).begin[0] > 0
-
-    poll_until(deleted, 20)
+    expire_beginning(group)
     group.kill(2)
     group.await_in_sync(1)
     group.wipe(2)
@@ -133,14 +124,7 @@ def test_an_emptied_replica_has_log_files_of_its_masters_size(
     clients.send(*(each * 10_000 for each in numbered(10, 60)))
     group.await_in_sync(1, 2)
     poll_until(lambda: are_alike(group), 20)
-    keep = b"fileReservedTime=0.0000001\ndeleteWhen=*\n"
-    ask(group, 1, Command(RequestCode.UPDATE_BROKER_CONFIG, body=keep))
-
-    def deleted() -> bool:
-        ask(group, 1, Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
-        return group.status(1).begin[0] > 0
-
-    poll_until(deleted, 20)
+    expire_beginning(group)
     begin_anew()
     group.kill(2)
     group.start(2, store=settings)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.delay import rescue, schedule, timers
 from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.actors.errors import SequenceGap
 from raymq.actors.protocol import RecallStatus
@@ -22,10 +21,10 @@ from raymq.storage import assembly, checkpointing, making_room
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.records.record import decode
 from raymq.storage.tables import in_flight, progress
-from raymq.storage.timers import timer_log
 from tests.fuzz.compared import Compared, name_of
 from tests.fuzz.powered import BOOT, GROUP, HOUR, POPPERS, TOPICS, Sent
 from tests.fuzz.seeds import seeded, try_each
+from tests.fuzz.small_steps import delay_in_small_steps
 from tests.unit.actors.bench import encoded
 
 PRODUCER = "00000000000000ab"
@@ -364,14 +363,7 @@ class PowerFuzz(Compared):
 @pytest.fixture(autouse=True)
 def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is done in steps needs many of them, and a boot is not the machine's."""
-    monkeypatch.setattr(timers, "_MAX_PER_PASS", 7)
-    monkeypatch.setattr(timers, "_ABSORB_MESSAGES", 5)
-    monkeypatch.setattr(timers, "_MAX_LOADED", 6)
-    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 16)
-    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 3)
-    monkeypatch.setattr(rescue, "_STEP_ENDED", 4)
-    monkeypatch.setattr(schedule, "_MAX_PER_PASS", 5)
-    monkeypatch.setattr(schedule, "_NOTE_BYTES", 3_000)
+    delay_in_small_steps(monkeypatch)
     monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
     monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
     for module in (assembly, checkpointing, making_room):

@@ -16,14 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.delay import rescue, schedule, timers
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
 from raymq.storage.errors import StoreError
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.timers import timer_log
 from tests.fuzz.failing_disk import FailingDisk
 from tests.fuzz.seeds import seeded, try_each
+from tests.fuzz.small_steps import delay_in_small_steps
 from tests.unit.actors import timer_bench
 from tests.unit.actors.timer_bench import HOST, HOUR, TimerBench
 
@@ -201,14 +200,7 @@ class TimersFuzz:
 @pytest.fixture(autouse=True)
 def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is done in steps needs many of them."""
-    monkeypatch.setattr(timers, "_MAX_PER_PASS", 7)
-    monkeypatch.setattr(timers, "_ABSORB_MESSAGES", 5)
-    monkeypatch.setattr(timers, "_MAX_LOADED", 6)
-    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 16)
-    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 3)
-    monkeypatch.setattr(rescue, "_STEP_ENDED", 4)
-    monkeypatch.setattr(schedule, "_MAX_PER_PASS", 5)
-    monkeypatch.setattr(schedule, "_NOTE_BYTES", 3_000)
+    delay_in_small_steps(monkeypatch)
 
 
 @seeded(few=4, many=200)
