@@ -28,7 +28,7 @@ from raymq.storage.log.recovery import Corruption, RecoveryReport, recover
 from raymq.storage.records import record as layout
 from raymq.storage.state import sequence_file, told_deletions
 from raymq.storage.state.recording import recorder_of
-from raymq.storage.state.state_files import marker_of
+from raymq.storage.state.state_files import levels_aside_of, marker_of
 from raymq.storage.tables.epochs import Epochs
 from raymq.storage.tables.group_config import GroupConfigs
 from raymq.storage.tables.in_flight import InFlight
@@ -346,12 +346,14 @@ def _open_dispatcher(
         ahead=ahead,
         rebuilt=left.own_files,
     )
+    is_whole = not marker_of(paths.root).exists()  # else the snapshot that was broken off may have none yet, or others
+    tables = paths.delay_levels if is_whole else levels_aside_of(paths.root)
     return Dispatcher(
         paths.consume_queue,
         paths.deleted_queues,
         config.consume_queue_file_entries,
         index,
-        DelayTables(paths.delay_levels, config.delay_levels),
+        DelayTables(tables, config.delay_levels),
         writable=writable,
         rebuilt=left.own_files,
         whole=left.distrusted.queues if left.distrusted else None,

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from raymq.storage.errors import InvalidInput, StateMismatch, StoreFailed
 from raymq.storage.failpoints import failpoint
-from raymq.storage.files import fileutil
+from raymq.storage.files import fileutil, json_file
 from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.files.mapped_file_queue import files_of
 from raymq.storage.state import recording, told_deletions
@@ -22,7 +22,7 @@ from raymq.storage.state.changes import FileChange, Operation, StateChange, read
 from raymq.storage.state.foreign_changes import ForeignChanges
 from raymq.storage.state.sequence_file import SequenceFile
 from raymq.storage.state.snapshot import read_part
-from raymq.storage.state.state_files import CONFIG, OURS, folders_above, is_state, marker_of
+from raymq.storage.state.state_files import CONFIG, OURS, folders_above, is_state, levels_aside_of, marker_of
 
 #: So many files are kept open that changes were appended to.
 _MOST_OPEN: Final = 32
@@ -302,6 +302,8 @@ class StateReplica:
         StoreFull: nothing was done. StoreFailed.
         """
         failpoint("snapshot.before_mark")
+        if self.is_whole:  # else that was done when the snapshot was begun which has been broken off
+            self._put_levels_aside()
         told_deletions.save(self._marker, told_deletions.each_told(self.directory))
         failpoint("snapshot.after_mark")
         self.is_whole = False
@@ -315,6 +317,15 @@ class StateReplica:
             for top in (CONFIG, OURS):
                 self._empty(top)
         failpoint("snapshot.after_emptied")
+
+    def _put_levels_aside(self) -> None:
+        """Until the snapshot is whole queues may be made anew, by a start or a cut: by the delays of before."""
+        levels, aside = self.directory / OURS / "delay_levels.json", levels_aside_of(self.directory)
+        for source, target in ((levels, aside), (json_file.spare_of(levels), json_file.spare_of(aside))):
+            try:
+                fileutil.replace(target, fileutil.read_whole(source))
+            except FileNotFoundError:
+                fileutil.remove(target)
 
     def _empty(self, top: str) -> None:
         for entry in fileutil.entries_of(self.directory / top):

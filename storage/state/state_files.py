@@ -16,7 +16,7 @@ OURS: Final = "raymq"
 OWN: Final = frozenset(
     {
         # what was derived from the log here, and of which part of it
-        *("state.json", "deleted_queues", "damaged", "cut.json", "rebuild_queues"),
+        *("state.json", "deleted_queues", "damaged", "cut.json", "rebuild_queues", "delay_levels_aside.json"),
         # the disk, the machine's clock
         *("healthy", "ballast", "clock.json"),
         # who this broker is, in which epochs of its masters the log was made, and how far the state has come
@@ -58,3 +58,8 @@ def _without_ending(name: str) -> str:
 def marker_of(directory: Path) -> Path:
     """The file that is there while a replica loads a snapshot."""
     return directory / OURS / "state_snapshot"
+
+
+def levels_aside_of(directory: Path) -> Path:
+    """What `delay_levels.json` told of a replica's log before that snapshot was begun."""
+    return directory / OURS / "delay_levels_aside.json"

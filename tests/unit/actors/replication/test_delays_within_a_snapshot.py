@@ -1,0 +1,71 @@
+"""Until a snapshot of its master's state is whole, a replica's log goes by the delay levels that it went by before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker.replica.replica_file import ReplicaFile
+from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.client import Message
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.store import Store
+from tests.unit.actors.bench import CONFIG, Bench
+
+OLD, NEW, OTHER = (replace(CONFIG, delay_levels=table) for table in ("1m 2m", "5m 6m", "3h 4h"))
+
+
+def dues_ms(store: Store) -> list[int]:
+    queue = store._parts.dispatcher.queues[SCHEDULE_TOPIC, 0]
+    found: list[int] = queue.entries(queue.min_offset, queue.max_offset - queue.min_offset)["tags_code"].tolist()
+    return found
+
+
+def kill(stream: FollowedStream) -> None:
+    stream.store._flusher.stop()
+    stream.store._abandon()
+    stream.states.close()
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> tuple[list[int], int]:
+    """A killed broker's directory: when what waits there is due, by two tables; and where the last message lies."""
+    broker = Bench(tmp_path, OLD)
+    broker.core.topics.create("t", 1)
+    for config in (NEW, NEW):
+        broker.append(Message("t", b"waits", delay_level=1), delayed=True)
+        broker.config = config
+        broker.core.timers.log.close()
+        broker.crash()
+    last = broker.store.max_physical_offset
+    broker.append(Message("t", b"waits", delay_level=1), delayed=True)
+    dues = dues_ms(broker.store)
+    broker.core.timers.log.close()
+    broker.store._flusher.stop()
+    broker.store._abandon()
+    assert dues[1] - dues[0] == 240_000
+    return dues, last
+
+
+def opened(directory: Path) -> FollowedStream:
+    return FollowedStream.open(directory, OTHER, ReplicaFile(directory), StateReplica(directory))
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+def test_a_broken_off_snapshot_leaves_what_waits_its_times(
+    tmp_path: Path, waiting: tuple[list[int], int], cut: bool
+) -> None:
+    dues, last = waiting
+    for _ in range(2):  # the second is broken off as the first was
+        stream = opened(tmp_path)
+        position = StreamPosition(last if cut else stream.end.offset, 7)
+        stream.begin_snapshot(position, keeps_log=True)
+        assert dues_ms(stream.store) == (dues[:2] if cut else dues)
+        kill(stream)
+    stream = opened(tmp_path)
+    assert dues_ms(stream.store) == (dues[:2] if cut else dues)
+    kill(stream)
