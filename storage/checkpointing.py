@@ -6,6 +6,7 @@ are on disk, and which topics were deleted.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from raymq.storage import paths as layout_of
 from raymq.storage.assembly import Parts
 from raymq.storage.clock import boot_id
-from raymq.storage.errors import StoreFailed
+from raymq.storage.errors import StoreBusy, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.log.checkpoint import Checkpoint, State
 from raymq.storage.log.confirm_point import ConfirmPoint
@@ -48,6 +49,16 @@ class Checkpointer:
         except StoreFailed as error:
             self._parts.health.fail(error)
             raise
+
+    def reach(self, place: int) -> int:
+        """Up to where, at most `place`, a checkpoint tells how far queues are: the last one, else a new one.
+
+        Where there is no room for that it is the last one. StoreFailed as `save`.
+        """
+        if self.saved_to < place:
+            with contextlib.suppress(StoreFull, StoreBusy):
+                self.save()
+        return min(place, self.saved_to)
 
     def _save(self) -> None:
         parts, log, dispatcher = self._parts, self._parts.log, self._parts.dispatcher
