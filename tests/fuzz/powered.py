@@ -1,7 +1,7 @@
 """A broker's core that lives several times in a machine that lives several times, on the disk of power_loss.py.
 
-Its process is closed or killed, and the machine loses power: between two works, or within one, at any failpoint or
-sync. What is known outside is then what was known at that moment.
+Its process is closed or killed, and the machine loses power: between two works, within one, at any failpoint or sync,
+or behind a proper stop. What is known outside is then what was known at that moment.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Powered(ABC):
             self._armed = False
             if self._image is None:
                 self.told.append("-- closed")
-                return False
+                return self._random.random() < 0.3 and self._power_behind_the_stop()
         self._armed = False
         image = self._image
         self.store.wait_for_removals()
@@ -205,6 +205,15 @@ class Powered(ABC):
             self._disk.close()
             self._disk = image.disk
             return False
+        self._disk.close()
+        self._lose_power()
+        return True
+
+    def _power_behind_the_stop(self) -> bool:
+        """The machine ends before another process has begun: what a stop does not bring to disk may be gone."""
+        self.told.append("-- power behind the stop")
+        self._directory = self._new_directory()
+        self._disk.after_power_loss(self._directory, self._random, self._luck())
         self._disk.close()
         self._lose_power()
         return True
