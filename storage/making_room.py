@@ -21,6 +21,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -50,6 +51,11 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
+def ballast_at_hand(directory: Path) -> AbstractContextManager[None]:
+    """Within it what this thread writes in a store's directory, and finds no room for, has that of the ballast."""
+    return Ballast(Paths(directory).ballast).at_hand(directory)
+
+
 def open_with_room(
     directory: Path,
     config: StoreConfig,
@@ -71,7 +77,7 @@ def open_with_room(
     maker = RoomMaker(directory, config, now_ms, retention)
     while True:
         try:
-            with Ballast(Paths(directory).ballast).at_hand(directory):
+            with ballast_at_hand(directory):
                 return start()
         except StoreBusy:
             raise

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files import fileutil, json_file
+from raymq.storage.making_room import ballast_at_hand
 
 #: More starts than this in a row that could not be registered: the oldest nonces are forgotten.
 _MOST_NONCES: Final = 1_000
@@ -59,6 +60,7 @@ class ReplicaFile:
         Raises:
             StoreCorrupt: it cannot be read. StoreFull, StoreBusy, StoreFailed: it cannot be read or begun now.
         """
+        self._directory = directory
         self._path = directory / "raymq" / "replica.json"
         self._changing = threading.Lock()
         try:
@@ -96,7 +98,8 @@ class ReplicaFile:
             "wiping": memory.wiping,
         }
         # Without the `.bak` of other files: what an older one says of seals and nonces may not be believed.
-        fileutil.replace(self._path, json.dumps(told).encode())
+        with ballast_at_hand(self._directory):  # nobody starts without it, nor is sealed, and so elected
+            fileutil.replace(self._path, json.dumps(told).encode())
 
 
 def _memory(raw: Any) -> ReplicaMemory:
