@@ -1,7 +1,7 @@
 """What a replica remembers of itself: `raymq/replica.json`, which is never shipped to others.
 
 {"identity": "5f..", "nonces": ["91.."], "sealed": 8, "port": 10912, "boot": "e1..", "stopped": false,
-"tailLost": false, "wiping": null}
+"tailLost": false, "wiping": null, "flushes": true}
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class ReplicaMemory:
         stopped: it was stopped properly, with all on disk.
         tail_lost: what it had when it was in sync last may be gone.
         wiping: its log is being replaced by an empty one that begins there; None: it is not.
+        flushes: it acknowledges what is on disk, as it ran last; None: RayMQ 0.1 did not say.
     """
 
     identity: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -45,6 +46,7 @@ class ReplicaMemory:
     stopped: bool = True
     tail_lost: bool = False
     wiping: int | None = None
+    flushes: bool | None = None
 
 
 class ReplicaFile:
@@ -96,6 +98,7 @@ class ReplicaFile:
             "stopped": memory.stopped,
             "tailLost": memory.tail_lost,
             "wiping": memory.wiping,
+            "flushes": memory.flushes,
         }
         # Without the `.bak` of other files: what an older one says of seals and nonces may not be believed.
         with ballast_at_hand(self._directory):  # nobody starts without it, nor is sealed, and so elected
@@ -103,7 +106,7 @@ class ReplicaFile:
 
 
 def _memory(raw: Any) -> ReplicaMemory:
-    wiping = raw["wiping"]
+    wiping, flushes = raw["wiping"], raw.get("flushes")
     memory = ReplicaMemory(
         str(raw["identity"]),
         tuple(str(each) for each in raw["nonces"]),
@@ -113,6 +116,7 @@ def _memory(raw: Any) -> ReplicaMemory:
         bool(raw["stopped"]),
         bool(raw["tailLost"]),
         None if wiping is None else int(wiping),
+        None if flushes is None else bool(flushes),
     )
     if not memory.identity or memory.sealed < 0 or not 0 <= memory.port < 1 << 16:
         raise ValueError("no replica's memory")

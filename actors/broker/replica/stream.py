@@ -261,11 +261,12 @@ def note_start(memory: ReplicaFile, *, flushes: bool) -> None:
     """A process begins with the directory: what it had may be gone with its machine.
 
     Args:
-        flushes: what is acknowledged is on disk.
+        flushes: what is acknowledged is on disk, from now on.
     """
     before, boot = memory.now, boot_id()
-    lost = not before.stopped and not flushes and (boot == "" or before.boot != boot)
-    memory.change(boot=boot, stopped=False, tail_lost=before.tail_lost or lost)
+    flushed = flushes if before.flushes is None else before.flushes
+    lost = not before.stopped and not flushed and (boot == "" or before.boot != boot)
+    memory.change(boot=boot, stopped=False, flushes=flushes, tail_lost=before.tail_lost or lost)
 
 
 def _wipe(directory: Path, config: StoreConfig, memory: ReplicaFile, offset: int) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
+from raymq.actors.broker.replica import stream as stream_module
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replica.stream import FollowedStream, note_start
 from raymq.storage import failpoints
 from raymq.storage.errors import StoreFailed
 from raymq.storage.state.replica import StateReplica
@@ -48,3 +51,15 @@ def test_a_disk_that_failed_does_not_count_as_stopped_properly(tmp_path: Path) -
     stream.close()
     assert (was_safe, stream.is_safe) == (True, False)
     states.close()
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_whether_a_tail_may_be_lost_goes_by_how_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushed: bool
+) -> None:
+    """The setting may be another one by the start behind a loss of power."""
+    note_start(ReplicaFile(tmp_path), flushes=flushed)
+    monkeypatch.setattr(stream_module, "boot_id", lambda: "another boot")
+    memory = ReplicaFile(tmp_path)
+    note_start(memory, flushes=not flushed)
+    assert memory.now.tail_lost is not flushed
