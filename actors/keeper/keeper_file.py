@@ -4,7 +4,8 @@
     {"cluster": ...}
 
 It is replaced whole, fsynced with its folder. A damaged file is refused, never taken for an empty one: a keeper that
-has forgotten what it promised must not vote.
+has forgotten what it promised must not vote. Room for that is held back beside it: on a disk that is full brokers are
+elected, too.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from raymq.actors.keeper.keeper_record import KeeperRecord
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
+from raymq.storage.files.ballast import Ballast
 
 _MAGIC: Final = "raymq-keeper 1"
+#: More than the longest record of a cluster with a hundred groups.
+_ROOM_BYTES: Final = 256 << 10
 _REMEDY: Final = (
     "remove the file and have the other keepers take this one in again as a new one; never put back an older copy"
 )
@@ -29,6 +33,7 @@ class DurableKeeperFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._ballast = Ballast(path.with_suffix(".ballast"), _ROOM_BYTES)
 
     def load(self) -> KeeperRecord | None:
         """The record, None if there is no file.
@@ -45,6 +50,7 @@ class DurableKeeperFile:
         expected = _head(body)
         if head != expected:
             raise StoreCorrupt(str(self._path), 0, "a keeper's file that is not whole", remedy=_REMEDY)
+        self._ballast.make()
         try:
             return KeeperRecord.decode(body)
         except InvalidInput as error:
@@ -55,7 +61,9 @@ class DurableKeeperFile:
         body = record.encode()
         fileutil.make_folder(self._path.parent)
         failpoint("keeper.before_save")
-        fileutil.replace(self._path, _head(body) + b"\n" + body)
+        with self._ballast.at_hand(self._path.parent):
+            fileutil.replace(self._path, _head(body) + b"\n" + body)
+        self._ballast.make()
         failpoint("keeper.after_save")
 
     def set_aside(self) -> None:

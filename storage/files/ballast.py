@@ -20,10 +20,11 @@ BALLAST_BYTES: Final = 4 << 20
 
 
 class Ballast:
-    """One store's. One thread."""
+    """One store's, or one small file's. One thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: int = BALLAST_BYTES) -> None:
         self._path = path
+        self._size = size
 
     @property
     def is_there(self) -> bool:
@@ -36,9 +37,9 @@ class Ballast:
             return
         try:
             fileutil.make_folder(self._path.parent)
-            fd = fileutil.create_sparse(self._path, BALLAST_BYTES)
+            fd = fileutil.create_sparse(self._path, self._size)
             try:
-                fileutil.allocate(fd, 0, BALLAST_BYTES, self._path)
+                fileutil.allocate(fd, 0, self._size, self._path)
             finally:
                 fileutil.close(fd)
         except StoreError:

@@ -8,6 +8,10 @@ import pytest
 
 from raymq.actors.errors import StoreFull
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.keeper.keeper_file import DurableKeeperFile
+from raymq.actors.keeper.keeper_record import KeeperRecord, Slot
+from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
+from raymq.actors.keeper.messages import Ballot
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec
 from raymq.cluster.placement import place
@@ -56,3 +60,16 @@ def test_a_name_server_comes_back_on_a_full_disk(tmp_path: Path, loop: EventLoop
             poll_until(lambda: json_file.load(file)["finished"] == "two")
         finally:
             loop.run(second.stop())
+
+
+def test_a_keeper_promises_on_a_full_disk(tmp_path: Path) -> None:
+    """Without a majority of them nobody is elected, also in the place of a broker that was killed."""
+    file = DurableKeeperFile(tmp_path / "keeper-1")
+    record = KeeperRecord("c", 1, "incarnation", KeeperSet(1, {1: KeeperMember("127.0.0.1:1", "incarnation")}))
+    file.save(record)
+    assert DurableKeeperFile(tmp_path / "keeper-1").load() == record
+    with replaced(FullDisk(0)):
+        for number in range(5):
+            record = record.with_slot(f"broker-{number}", Slot(promised=Ballot(number, 1)))
+            file.save(record)
+            assert DurableKeeperFile(tmp_path / "keeper-1").load() == record
