@@ -98,6 +98,7 @@ class _Left:
         deleted: where the log ended when which topics were deleted.
         settled: those of them that the journal of deletions does not tell. One who followed a master whose log began
             behind them knows them of itself; the tables that came with that journal had heeded them.
+        own_files: sizes were written down, so that a file of another size is damaged and not another store's.
         same_boot: memory was not lost since, and the disk did not fail.
     """
 
@@ -105,6 +106,7 @@ class _Left:
     deleted: Mapping[str, int]
     settled: frozenset[str]
     cut: OrderedCut | None
+    own_files: bool
     clean: bool
     same_boot: bool
 
@@ -112,11 +114,6 @@ class _Left:
     def distrusted(self) -> State | None:
         """The state, if more than what it says cannot be relied on."""
         return None if self.clean or self.same_boot else self.state
-
-    @property
-    def own_files(self) -> bool:
-        """Whether sizes were written down, so that a file of another size is damaged and not another store's."""
-        return self.state is not None and bool(self.state.geometry)
 
     @property
     def may_lack(self) -> bool:
@@ -203,6 +200,7 @@ def _what_is_left(
     paths: layout_of.Paths, opening: _Opening, health: Health, state: State | None, deletions: Journal
 ) -> _Left:
     same_boot = state is not None and state.boot == boot_id() != "" and health.was_good
+    own_files = state is not None and bool(state.geometry)
     cut = OrderedCut.load(paths.ordered_cut)
     if opening.writable and paths.rebuild_queues.exists():
         state = None  # it tells of deletions that never were; queues are made anew from the log's beginning on
@@ -213,7 +211,8 @@ def _what_is_left(
     state, deleted = _with_deletions(state, [*beside, *told], cut)
     news = deleted if deletions.damage else State().with_deletions(told).deleted_topics
     settled = frozenset(topic for topic, place in deleted.items() if news.get(topic, -1) < place)
-    return _Left(state, deleted, settled, cut, clean=not paths.abort.exists() and cut is None, same_boot=same_boot)
+    clean = not paths.abort.exists() and cut is None
+    return _Left(state, deleted, settled, cut, own_files=own_files, clean=clean, same_boot=same_boot)
 
 
 def _recovered(

@@ -209,8 +209,9 @@ class KeyIndex:
     def cap(self, log_end: int) -> None:
         """Forget that records at or behind `log_end` were indexed: the log has lost them.
 
-        Their entries stay as candidates that no record confirms.
+        Their entries stay as candidates that no record confirms, but for files that have no others.
         """
+        self._drop([file for file in self._files if file.count > 1 and file.begin_physical >= log_end])
         for file in self._files:
             file.cap(log_end)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFollows, StoreFull
+from raymq.storage.state import told_deletions
 from raymq.storage.store import Store
 from raymq.storage.tables import epoch_starts
 from raymq.storage.tables.ordered_cut import OrderedCut
@@ -140,3 +141,35 @@ def test_where_the_order_finds_no_room_the_store_goes_on(tmp_path: Path, monkeyp
         append(store, make_record(b"1"))
     with Store.open(tmp_path / "s", CONFIG) as store:
         assert seen(store) == {("orders", 0): [b"0", b"1"]}
+
+
+def rolled_index(directory: Path) -> int:
+    """A store that is to be cut before the first record of its second index file; where."""
+    with Store.open(directory, SMALL) as store:
+        append(store, make_record(b"first", keys="k"))
+        place = store.max_physical_offset
+        append(store, *(make_record(b"never was", keys=f"k{each}") for each in range(60)))
+        store.order_cut(place)
+    return place
+
+
+def test_of_the_index_nothing_is_left_that_lies_behind_the_cut_alone(tmp_path: Path) -> None:
+    """Its header would say that it begins behind its end, and whoever does not know the files' sizes refuses that."""
+    place = rolled_index(tmp_path)
+    with Store.open(tmp_path, SMALL) as store:
+        assert store.max_physical_offset == place
+        append(store, make_record(b"next", keys="k"))
+    (tmp_path / "raymq" / "state.json").unlink()
+    with Store.open(tmp_path, SMALL) as store:
+        assert len(store.query("orders", "k", 0, 1 << 60, 9)) == 2
+
+
+def test_a_damaged_index_is_made_anew_where_queues_are_too(tmp_path: Path) -> None:
+    """A replica whose master tells of deletions that never were knows the sizes of its files all the same."""
+    with Store.open(tmp_path, SMALL) as store:
+        append(store, make_record(b"first", keys="k"))
+    (index,) = (tmp_path / "index").iterdir()
+    index.write_bytes(b"\xff" * 40 + index.read_bytes()[40:])
+    told_deletions.save(tmp_path / "raymq" / "rebuild_queues", [])
+    with Store.open(tmp_path, SMALL, follows=True) as store:
+        assert len(store.query("orders", "k", 0, 1 << 60, 9)) == 1
