@@ -105,7 +105,7 @@ def recover(
     if aside is not None:
         _trust_index(dispatcher.index, state, checkpoint, log, clean=clean, trusted=trusted)
         dispatcher.drop_deleted(deleted)
-    limit = NOWHERE if cut is None else max(cut, log.min_offset)
+    limit = _limit(log, dispatcher, cut, writable=aside is not None)
     begin, known_end = _begin(log, dispatcher, state, limit)
     report.walked_from = begin
     log.walk_start = WalkStart(begin)
@@ -154,6 +154,19 @@ def recover(
     log.set_end(end, last_timestamp_ms if trusted else last_timestamp_ms + 1)
     dispatcher.dispatched_to = end
     return report
+
+
+def _limit(log: CommitLog, dispatcher: Dispatcher, cut: int | None, *, writable: bool) -> int:
+    """Up to where the log is walked; no queue has an entry from behind a cut then.
+
+    One that was deleted and made anew there begins with such entries, and the walk puts older ones behind them.
+    """
+    if cut is None:
+        return NOWHERE
+    limit = max(cut, log.min_offset)
+    for queue in dispatcher.queues.values() if writable else ():
+        queue.truncate(limit, certainly=True, durably=True)
+    return limit
 
 
 def _trust_index(

@@ -173,3 +173,42 @@ def test_a_damaged_index_is_made_anew_where_queues_are_too(tmp_path: Path) -> No
     told_deletions.save(tmp_path / "raymq" / "rebuild_queues", [])
     with Store.open(tmp_path, SMALL, follows=True) as store:
         assert len(store.query("orders", "k", 0, 1 << 60, 9)) == 1
+
+
+def test_a_topic_that_was_deleted_and_made_anew_behind_the_cut_is_what_it_was(tmp_path: Path) -> None:
+    """Its queue is made anew from the log, over one that begins with a message which never was."""
+    with Store.open(tmp_path, SMALL) as store:
+        append(store, make_record(b"of another", topic="other"))
+        for number in range(3):
+            append(store, make_record(b"old", topic="v"))
+            if number == 1:
+                store.delete_topic("v")  # so that what is left of it does not begin at 0 either
+        append(store, make_record(b"kept", topic="v"), make_record(b"kept too", topic="v"))
+        place = store.max_physical_offset
+        append(store, make_record(b"never was"))
+        store.delete_topic("v")
+        append(store, *[make_record(b"never was", topic="v")] * 5)
+        store.order_cut(place)
+    for _ in range(2):
+        with Store.open(tmp_path, SMALL) as store:
+            assert seen(store)["v", 0] == [b"old", b"kept", b"kept too"]
+
+
+def test_of_a_queue_that_begins_late_no_entry_from_behind_the_cut_is_left(tmp_path: Path) -> None:
+    """Retention has removed its beginning from the log, and the queue was deleted and made anew behind the cut."""
+    with Store.open(tmp_path, SMALL) as store:
+        append(store, *[make_record(bytes(300), topic="v")] * 10)
+        append(store, *[make_record(b"kept", topic="v")] * 3)
+        store.flush()
+        store._age.now_ms = lambda: 1 << 60  # type: ignore[method-assign]
+        assert store.delete_expired(asked=True).log_files
+        expected, low = seen(store)["v", 0], store.min_offset("v", 0)
+        assert low > 0
+        place = store.max_physical_offset
+        append(store, make_record(b"never was"))
+        store.delete_topic("v")
+        append(store, make_record(b"never was", topic="v"))
+        store.order_cut(place)
+    with Store.open(tmp_path, SMALL) as store:
+        assert store.min_offset("v", 0) == low
+        assert seen(store)["v", 0] == expected
