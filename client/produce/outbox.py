@@ -25,7 +25,7 @@ from raymq.actors.errors import (
 )
 from raymq.actors.sending.sender import Sends, Sent, Sizes, Terms
 from raymq.actors.supervision import Supervisor
-from raymq.client.produce.outbox_file import KeptBatch, OutboxFile, ToKeep
+from raymq.client.produce.outbox_file import KeptBatch, OutboxFile, ToKeep, UnsentSend
 from raymq.storage.clock import boottime
 from raymq.storage.records.record import split
 
@@ -39,6 +39,8 @@ _REST_SECONDS: Final = 15.0
 _LAST_SECONDS: Final = 3.0
 #: What says that keys mean other queues than those of an old route: it has fewer, or a broker is drained.
 NO_QUEUE_OF_KEYS: Final = (QueueNotFound, PermissionDenied)
+#: So many sends that failed are written into the file at once, and those that wait for longer.
+_KEPT_TOGETHER: Final = 100
 #: How long a send that failed tries to write what it could not send into a file that is locked or full.
 _KEEP_SECONDS: Final = 30.0
 
@@ -65,6 +67,8 @@ class OutboxSends:
         self._owner = owner
         self._thread = ThreadPoolExecutor(1, "raymq-outbox")
         self._kept = asyncio.Event()
+        #: What is to be written into the file, in its order.
+        self._to_keep: dict[object, UnsentSend] = {}
         #: Whether a kept batch is on its way, or what became of it is not written down yet.
         self._emptying = False
         #: Whether nothing is sent any more, and what still comes is kept; whether the file is closed, too.
@@ -121,14 +125,31 @@ class OutboxSends:
             ToKeep(records, split(memoryview(records)), terms.queue, terms.sharding_key, terms.delayed)
             for records, terms in parts
         ]
+        mine = object()
+        self._to_keep[mine] = UnsentSend(topic, batches, _first_line(error))
         try:
-            await self._patiently(partial(self._file.keep, topic, batches, _first_line(error)), _KEEP_SECONDS)
+            await self._patiently(partial(self._keep_with_others, mine), _KEEP_SECONDS)
         except sqlite3.Error as failure:
             error.remedy = f"send it again: the outbox could not be written ({failure})"
             raise error from failure
+        finally:
+            self._to_keep.pop(mine, None)
         self._kept.set()
         error.kept = True
         error.remedy = "it is in the outbox and will be sent from there"
+
+    def _keep_with_others(self, mine: object) -> None:
+        """On the file's thread: keep what is before it, and what comes behind it along, unless somebody has done so.
+
+        When brokers go away the tries of many sends run out together, and each write waits for the disk.
+        """
+        waiting = list(self._to_keep.items())
+        last = next((place for place, (who, _) in enumerate(waiting) if who is mine), None)
+        if last is not None:
+            together = waiting[: last + _KEPT_TOGETHER]
+            self._file.keep(*(send for _, send in together))
+            for who, _ in together:
+                self._to_keep.pop(who, None)
 
     async def close(self, gathered: Callable[[], Awaitable[None]] | None = None) -> None:
         """End the sends that are under way, which are kept, and send no more from the file; what is in it stays.

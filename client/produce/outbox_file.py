@@ -92,6 +92,14 @@ class ToKeep(NamedTuple):
     delayed: bool = False
 
 
+class UnsentSend(NamedTuple):
+    """What one send keeps: its batches, and why they could not be sent."""
+
+    topic: str
+    batches: Sequence[ToKeep]
+    error: str
+
+
 class OutboxFile:
     """Thread-safe. What it holds has wall times, in seconds.
 
@@ -187,13 +195,13 @@ class OutboxFile:
         if not is_new and (application not in (0, _APPLICATION) or not columns >= _COLUMNS):
             raise InvalidInput("outbox", "an outbox of RayMQ, or a file that is not there yet", str(path))
 
-    def keep(self, topic: str, batches: Sequence[ToKeep], error: str) -> list[int]:
-        """Add batches behind all others, all of them or none; their numbers."""
+    def keep(self, *sends: UnsentSend) -> list[int]:
+        """Add batches behind all others, all of them or none; their numbers. All of them cost one sync of the disk."""
         numbers: list[int] = []
         with self._using():
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                for each in batches:
+                for topic, each, error in [(topic, each, error) for topic, those, error in sends for each in those]:
                     broker, queue_id = (None, None) if each.queue is None else (each.queue.broker, each.queue.queue_id)
                     where = topic, broker, queue_id, each.sharding_key, each.delayed
                     cursor = self._db.execute(

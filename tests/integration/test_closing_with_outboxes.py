@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,3 +61,29 @@ def test_keys_whose_queues_nobody_knows_yet(tmp_path: Path) -> None:
     assert [isinstance(error, SendError) and error.kept for error in errors] == [True] * 3
     assert kept_bodies(file) == [("k", b"%d" % number) for number in range(3)]
     mq.close()
+
+
+def test_many_sends_at_a_slow_disk(
+    services: Services, admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was written by itself, and those whose turn did not come within the time of a close were nowhere."""
+    del admin
+    file = tmp_path / "outbox.db"
+    written = OutboxFile.keep
+
+    def slowly(self: OutboxFile, *arguments: Any) -> list[int]:
+        time.sleep(0.05)
+        return written(self, *arguments)
+
+    with Connection([services.name_server.address]) as mq:
+        producer = Producer(mq, "p", timeout=60.0, retries=1_000, linger=0.001, outbox=file)
+        producer.send(Message("t", b"before"))
+        stop_all(services)
+        monkeypatch.setattr(OutboxFile, "keep", slowly)
+        futures = [  # each on terms of its own, and so in a batch of its own
+            producer.send_async(Message("t", b"%d" % number), timeout=60.0 + number / 1_000) for number in range(300)
+        ]
+        producer.close(0.1)
+    errors = [future.exception(10) for future in futures]
+    assert [isinstance(error, SendError) and error.kept for error in errors] == [True] * len(errors)
+    assert sorted(int(body) for _, body in kept_bodies(file)) == list(range(len(errors)))

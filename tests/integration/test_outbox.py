@@ -26,7 +26,7 @@ from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
 from raymq.client.errors import InvalidInput, NotStored, SendError, TopicNotFound
 from raymq.client.produce.outbox import OutboxSends
-from raymq.client.produce.outbox_file import KeptBatch, OutboxFile, ToKeep
+from raymq.client.produce.outbox_file import KeptBatch, OutboxFile, ToKeep, UnsentSend
 from raymq.cluster.cli import main_group
 from tests.integration.conftest import Services
 from tests.integration.test_lingering import bodies, everything
@@ -194,7 +194,7 @@ def test_who_may_send_does_not_depend_on_a_clock_that_can_be_set(file: Path, mon
 def keep(outbox: OutboxFile, queue_id: int, broker: str = "broker-a") -> int:
     record = bytearray(Message("t", b"%d" % queue_id).encode(1, bytes(8)))
     queue = MessageQueue("t", broker, queue_id)
-    return outbox.keep("t", [ToKeep(record, np.array([len(record)], np.int32), queue)], "down")[0]
+    return outbox.keep(UnsentSend("t", [ToKeep(record, np.array([len(record)], np.int32), queue)], "down"))[0]
 
 
 def test_of_batches_that_are_kept_together_a_full_disk_keeps_all_or_none(file: Path) -> None:
@@ -203,9 +203,9 @@ def test_of_batches_that_are_kept_together_a_full_disk_keeps_all_or_none(file: P
     outbox._db.execute(f"PRAGMA max_page_count={outbox._db.execute('PRAGMA page_count').fetchone()[0] + 4}")
     small, large = (bytearray(Message("t", b"x" * size).encode(1, bytes(8))) for size in (10, 100_000))
     with pytest.raises(sqlite3.Error, match="full"):
-        outbox.keep("t", [ToKeep(each, np.array([len(each)], np.int32)) for each in (small, large)], "down")
+        outbox.keep(UnsentSend("t", [ToKeep(each, np.array([len(each)], np.int32)) for each in (small, large)], "down"))
     assert outbox.batches() == []
-    assert outbox.keep("t", [ToKeep(small, np.array([len(small)], np.int32))] * 2, "down") == [1, 2]
+    assert outbox.keep(UnsentSend("t", [ToKeep(small, np.array([len(small)], np.int32))] * 2, "down")) == [1, 2]
     outbox.close()
     assert kept(file) == ["waiting"] * 2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.client.produce.outbox_file import OutboxFile, ToKeep
+from raymq.client.produce.outbox_file import OutboxFile, ToKeep, UnsentSend
 from tests.forked import in_child
 
 _CHILDREN = 30
@@ -19,7 +19,7 @@ _CHILDREN = 30
 def keep(outbox: OutboxFile, number: int) -> int:
     record = b"%d" % number
     sizes = np.array((len(record),), np.int32)
-    return outbox.keep("t", [ToKeep(bytearray(record), sizes)], "down")[0]
+    return outbox.keep(UnsentSend("t", [ToKeep(bytearray(record), sizes)], "down"))[0]
 
 
 def kept(path: Path) -> list[bytes]:
