@@ -8,7 +8,6 @@ taken and not answered yet.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import threading
 import time
@@ -364,22 +363,23 @@ class Batcher:
         """Part a batch by the queues that its sharding keys mean; each part has an outcome of its own."""
         terms = batch.terms
         deadline = time.monotonic() + terms.timeout
-        async with self._kept_if_refused(batch), self._chooses(batch.topic, terms):
+        everything = range(len(batch.sharding_keys))
+        async with self._kept_if_refused(batch, everything), self._chooses(batch.topic, terms):
             queues = await self._queues(batch.topic, 1 + terms.retries, deadline)
             self._choosers.discard(batch)
-            sends = await self._begin_parts(batch, range(len(batch.sharding_keys)), queues, deadline, by_key=True)
+            sends = await self._begin_parts(batch, everything, queues, deadline, by_key=True)
         outcomes = await sends
         if refused := [index for index, outcome in outcomes.items() if isinstance(outcome, NO_QUEUE_OF_KEYS)]:
             try:  # the route was old: the keys mean other queues now
-                async with self._chooses(batch.topic, replace(terms, timeout=max(0.0, deadline - time.monotonic()))):
+                terms = replace(terms, timeout=max(0.0, deadline - time.monotonic()))
+                async with self._kept_if_refused(batch, refused), self._chooses(batch.topic, terms):
                     queues = await self._queues(batch.topic, 1, deadline, fresh=True)
+                    self._choosers.discard(batch)
                     sends = await self._begin_parts(batch, refused, queues, deadline)
                 outcomes |= await sends
             except RayMQError as error:
-                with contextlib.suppress(RayMQError):
-                    await self._keep_by_key(batch, error, refused)
                 outcomes |= dict.fromkeys(refused, error)
-        batch.finish(lambda: [outcomes[index] for index in range(len(batch.sharding_keys))])
+        batch.finish(lambda: [outcomes[index] for index in everything])
 
     async def _begin_parts(
         self,
@@ -417,21 +417,21 @@ class Batcher:
         return outcomes()
 
     @asynccontextmanager
-    async def _kept_if_refused(self, batch: MessageBatch) -> AsyncIterator[None]:
-        """Where no queues can be found for a batch's keys, and so nothing is sent, the outbox has it with the keys."""
+    async def _kept_if_refused(self, batch: MessageBatch, indices: Sequence[int]) -> AsyncIterator[None]:
+        """Where no queues can be found for these of a batch, and so they are not sent, the outbox has them by key."""
         self._choosers.add(batch)
         try:
             yield
         except (NotStored, TopicNotFound, PermissionDenied) as error:
             self._choosers.discard(batch)
-            await self._keep_by_key(batch, error, range(len(batch.messages)))
+            await self._keep_by_key(batch, error, indices)
             raise
         except asyncio.CancelledError:
             if not self._ends or batch not in self._choosers:
                 raise
             self._choosers.discard(batch)
             ended = NotStored("closed before it was its turn")
-            await self._keep_by_key(batch, ended, range(len(batch.messages)))
+            await self._keep_by_key(batch, ended, indices)
             raise ended from None
         finally:
             self._choosers.discard(batch)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raymq.actors.protocol import PERM_READ, TopicRoute
+from raymq.actors.wire.commands.whole_broker import permit_command
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.errors import SendError
 from raymq.client.produce.outbox_file import OutboxFile
@@ -87,3 +91,33 @@ def test_many_sends_at_a_slow_disk(
     errors = [future.exception(10) for future in futures]
     assert [isinstance(error, SendError) and error.kept for error in errors] == [True] * len(errors)
     assert sorted(int(body) for _, body in kept_bodies(file)) == list(range(len(errors)))
+
+
+def test_keys_that_look_for_other_queues_than_those_of_a_drained_broker(
+    services: Services, mq: Connection, admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were refused once, waited for a new route from a name server that hung, and were nowhere."""
+    del admin
+    file = tmp_path / "outbox.db"
+    with Connection([services.name_server.address]) as sending:
+        producer = Producer(sending, "p", timeout=60.0, retries=0, linger=0.01, outbox=file)
+        before = {key: producer.send_async(Message("t", b"before"), sharding_key=key) for key in map(str, range(20))}
+        there = [key for key, sent in before.items() if sent.result(20).queue.broker == "broker-b"]
+        assert there
+        address = mq.run(mq.routes.cluster()).masters["broker-b"]
+        mq.run(mq.pool.request(address, permit_command(PERM_READ), 10.0))
+        get, asked = sending.routes.get, threading.Event()
+
+        async def hangs(topic: str, *, fresh: bool = False, timeout: float = 3.0) -> TopicRoute:
+            if fresh:
+                asked.set()
+                await asyncio.sleep(60.0)
+            return await get(topic, timeout=timeout)
+
+        monkeypatch.setattr(sending.routes, "get", hangs)
+        futures = [producer.send_async(Message("t", key.encode()), sharding_key=key) for key in there]
+        assert asked.wait(10.0)
+        producer.close(0.1)
+    errors = [future.exception(10) for future in futures]
+    assert [isinstance(error, SendError) and error.kept for error in errors] == [True] * len(errors)
+    assert sorted(kept_bodies(file)) == sorted((key, key.encode()) for key in there)
