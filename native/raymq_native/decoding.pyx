@@ -15,6 +15,9 @@ include "layout.pxi"
 cdef enum:
     ID_DIGITS = 32
 
+#: More of them, or fewer, are more microseconds than 64 bits hold.
+cdef int64_t MOST_MILLISECONDS = 9_223_372_036_854_775
+
 cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
         object (*tp_new)(PyTypeObject *, object, void *)
@@ -99,7 +102,7 @@ def heads(const uint8_t[::1] records not None, const int64_t[::1] starts not Non
     """Fill the last five with what the headers of sound records with IPv4 store hosts say.
 
     Args:
-        born_us, stored_us: times in microseconds.
+        born_us, stored_us: times in microseconds; one that 64 bits do not hold is the first or last that they do.
         ids: message ids, 32 upper-case hexadecimal digits each, one behind the other.
     """
     cdef Py_ssize_t i, count = starts.shape[0]
@@ -118,11 +121,15 @@ def heads(const uint8_t[::1] records not None, const int64_t[::1] starts not Non
             late = at + IPV6_SHIFT if sys_flags[i] & BORN_IPV6 else at
             queue_ids[i] = load_i32(at + AT_QUEUE_ID)
             queue_offsets[i] = load_i64(at + AT_QUEUE_OFFSET)
-            born_us[i] = <int64_t>(<uint64_t>load_i64(at + AT_BORN_TIMESTAMP) * 1000)
-            stored_us[i] = <int64_t>(<uint64_t>load_i64(late + AT_STORE_TIMESTAMP) * 1000)
+            born_us[i] = microseconds(load_i64(at + AT_BORN_TIMESTAMP))
+            stored_us[i] = microseconds(load_i64(late + AT_STORE_TIMESTAMP))
             to = &ids[ID_DIGITS * i]
             put_digits(to, late + AT_STORE_HOST)
             put_digits(to + 2 * STORE_HOST_BYTES, at + AT_PHYSICAL_OFFSET)
+
+
+cdef inline int64_t microseconds(int64_t milliseconds) noexcept nogil:
+    return min(max(milliseconds, -MOST_MILLISECONDS), MOST_MILLISECONDS) * 1000
 
 
 #: The two digits of each byte.

@@ -17,11 +17,19 @@ from raymq.storage.records.unique_keys import hexadecimal
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
+#: The first and the last microsecond of the years 1 to 9999: Python and Spark's Python know no others.
+YEARS_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+
 _ID_BYTES: Final = 16
+#: More of them, or fewer, are more microseconds than 64 bits hold.
+_MOST_MS: Final = (1 << 63) // 1000
 
 
 class HeadColumns(NamedTuple):
-    """One value a record. `message_id` is this copy's: of its store host and its place in the log."""
+    """One value a record. `message_id` is this copy's: of its store host and its place in the log.
+
+    A time is null that is none of the years 1 to 9999.
+    """
 
     queue_id: pa.Array
     offset: pa.Array
@@ -40,8 +48,8 @@ def head_columns(batch: Batch) -> HeadColumns:
         pa.array(fours[batch.starts + record.OFFSET_QUEUE_ID].astype(np.int32)),
         pa.array(batch.queue_offsets),
         _message_ids(batch),
-        _timestamps(born_ms.astype(np.int64) * 1000),
-        _timestamps(batch.store_timestamps_ms.astype(np.int64) * 1000),
+        _timestamps(_microseconds(born_ms)),
+        _timestamps(_microseconds(batch.store_timestamps_ms)),
     )
 
 
@@ -56,8 +64,16 @@ def _compiled(kernels: Kernels, batch: Batch) -> HeadColumns:
     return HeadColumns(pa.array(queue_ids), pa.array(offsets), ids, _timestamps(born_us), _timestamps(stored_us))
 
 
+def _microseconds(milliseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.clip(milliseconds.astype(np.int64), -_MOST_MS, _MOST_MS) * 1000
+
+
 def _timestamps(microseconds: npt.NDArray[np.int64]) -> pa.Array:
-    return pa.Array.from_buffers(TIMESTAMP, len(microseconds), [None, pa.py_buffer(microseconds)])
+    """Null for what is no time of the years 1 to 9999: a sender may say anything, and one message fails no read."""
+    first, last = YEARS_US
+    if not len(microseconds) or (first <= int(microseconds.min()) and int(microseconds.max()) <= last):
+        return pa.Array.from_buffers(TIMESTAMP, len(microseconds), [None, pa.py_buffer(microseconds)])
+    return pa.array(microseconds, TIMESTAMP, mask=(microseconds < first) | (microseconds > last))
 
 
 def _message_ids(batch: Batch) -> pa.Array:

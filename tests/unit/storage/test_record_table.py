@@ -57,6 +57,7 @@ def stored(
     offset: int = 0,
     physical_offset: int = 0,
     sys_flag: int = 0,
+    born_ms: int = BORN_MS,
     born_host: tuple[str, int] = HOST,
     reconsume_times: int = 0,
 ) -> bytes:
@@ -68,7 +69,7 @@ def stored(
             body,
             properties,
             sys_flag=sys_flag,
-            born_timestamp_ms=BORN_MS,
+            born_timestamp_ms=born_ms,
             born_host=born_host,
             reconsume_times=reconsume_times,
         )
@@ -236,6 +237,16 @@ def test_a_body_that_does_not_decompress_is_given_as_it_is_stored_and_holds_up_n
     packed = zlib.compress(b"packed", 5)
     table = table_of([stored(b"first"), stored(body, sys_flag=flag), stored(packed, sys_flag=0x301), stored(b"last")])
     assert table["body"].to_pylist() == [b"first", body, b"packed", b"last"]
+
+
+@pytest.mark.parametrize("born_ms", [-(2**63), -62_135_596_800_001, 253_402_300_800_000, 2**62, 2**63 - 1])
+def test_a_born_time_that_is_none_is_null_and_fails_no_table(born_ms: int) -> None:
+    """What a sender says is stored as it is. Some wrapped around to times that were never said."""
+    limits = [stored(born_ms=-62_135_596_800_000), stored(born_ms=253_402_300_799_999)]
+    rows = table_of([*limits, stored(born_ms=born_ms)]).to_pylist()
+    first, last, none = (row["born_timestamp"] for row in rows)
+    assert (first.year, last.year, none) == (1, 9999, None)
+    assert [row["store_timestamp"].timestamp() * 1000 for row in rows] == pytest.approx([STORED_MS] * 3)
 
 
 def test_a_flipped_bit_is_found_and_placed() -> None:
