@@ -101,7 +101,8 @@ def _check_empty(directory: Path) -> None:
         raise InvalidInput("directory", "a folder, or a place where one can be made", str(directory))
     paths = Paths(directory)
     there = set(fileutil.names_in(directory))
-    if there - {paths.lock.name, "lost+found"} and paths.restoring.name not in there:
+    begun = fileutil.successor_of(paths.restoring).name  # of one that was killed before it had made anything
+    if there - {paths.lock.name, begun, "lost+found"} and paths.restoring.name not in there:
         raise InvalidInput("directory", f"an empty one; there is {min(there)}", str(directory))
 
 

@@ -214,7 +214,7 @@ def replace(path: Path, content: bytes | memoryview) -> None:
     with turn.lock:
         close(write_successor(path, content))
         failpoint("replace.before_rename")
-        rename(_successor_of(path), path)
+        rename(successor_of(path), path)
 
 
 def write_successor(path: Path, content: bytes | memoryview) -> int:
@@ -223,7 +223,7 @@ def write_successor(path: Path, content: bytes | memoryview) -> int:
     Raises:
         StoreFull, StoreFailed: it could not be made.
     """
-    successor = _successor_of(path)
+    successor = successor_of(path)
     failpoint("replace.before_write")
     fd = open_file(successor, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     try:
@@ -245,10 +245,11 @@ def give_place(path: Path) -> None:
     Raises:
         StoreFull, StoreFailed: it is not, the old file stays.
     """
-    _rename(_successor_of(path), path)
+    _rename(successor_of(path), path)
 
 
-def _successor_of(path: Path) -> Path:
+def successor_of(path: Path) -> Path:
+    """What `replace` writes before it takes the place of `path`; it stays where a process dies in between."""
     return path.with_name(path.name + ".tmp")
 
 

@@ -109,3 +109,16 @@ def test_a_restoration_that_is_killed(
     assert stored(there)[-1] == b"aa"
     with pytest.raises(InvalidInput, match="empty"):
         restore_store(tmp_path / "target", there)
+
+
+@pytest.mark.parametrize("failpoint", ["replace.before_write", "replace.before_sync", "replace.before_rename"])
+def test_a_restoration_that_is_killed_before_it_has_said_that_it_is_one(
+    broker: tuple[BrokerProcess, Path, Connection], tmp_path: Path, failpoint: str
+) -> None:
+    _, directory, mq = broker
+    send(mq, "bb")
+    backup_store(directory, tmp_path / "target")
+    there = tmp_path / "restored"
+    assert killed(failpoint, lambda: restore_store(tmp_path / "target", there)) == -signal.SIGKILL
+    restore_store(tmp_path / "target", there)
+    assert stored(there)[-1] == b"bb"
