@@ -71,7 +71,15 @@ def _found(raw: Mapping[str, Any]) -> FoundCluster:
     servers, ray_address, tls = raw["name_servers"], raw.get("ray_address"), raw.get("tls")
     if not isinstance(servers, list) or not isinstance(ray_address, str | None):
         raise ValueError("no addresses")  # noqa: TRY004 - the text is at fault
-    return FoundCluster(tuple(map(str, servers)), ray_address, None if tls is None else Tls(**tls))
+    return FoundCluster(tuple(map(str, servers)), ray_address, None if tls is None else _tls(tls))
+
+
+def _tls(raw: Mapping[str, Any]) -> Tls:
+    tls = Tls(**raw)
+    files, flags = (tls.ca_file, tls.cert_file, tls.key_file), (tls.client_auth, tls.check_host)
+    if not all(isinstance(each, str | None) for each in files) or not all(isinstance(each, bool) for each in flags):
+        raise ValueError("no files of TLS")
+    return tls
 
 
 def forget(namespace: str, ray_address: str | None) -> None:

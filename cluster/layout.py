@@ -101,14 +101,15 @@ class Layout:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Layout:
         """What `to_json` made, or an earlier version. ValueError and the like if it is of another form."""
-        added = frozenset(map(str, raw.get("added", ())))
-        if not all(map(is_broker_name, added)):
-            raise ValueError(f"not the names of brokers: {sorted(added)}")
+        machines = {str(name): str(resource) for name, resource in raw.get("brokers", {}).items()}
+        added, removed = (frozenset(map(str, raw.get(which, ()))) for which in ("added", "removed"))
+        if wrong := sorted(name for name in {*machines, *added, *removed} if not is_broker_name(name)):
+            raise ValueError(f"not the names of brokers: {wrong}")
         return cls(
-            {str(name): str(resource) for name, resource in raw.get("brokers", {}).items()},
+            machines,
             int(raw.get("replicas", 0)),
             added,
-            frozenset(map(str, raw.get("removed", ()))),
+            removed,
             {str(group): dict(change) for group, change in raw.get("underWay", {}).items()},
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,4 +32,13 @@ def test_the_end_of_a_cluster_takes_no_note_of_another_one_of_its_name() -> None
 def test_a_note_that_does_not_say_where_its_ray_is_goes_with_the_cluster() -> None:
     found.save("raymq", ["127.0.0.1:1"], None, None)
     found.forget("raymq", "127.0.0.2:1111")
+    assert found.load("raymq") is None
+
+
+@pytest.mark.parametrize("tls", [{"ca_file": 1}, {"check_host": "no"}, {"of": "another version"}, [], "files"])
+def test_a_note_whose_tls_is_none_is_no_note(tls: object) -> None:
+    """One of another form ended each command with a traceback."""
+    found.save("raymq", ["127.0.0.1:1"], None, None)
+    (note,) = (path for path in found.lock_file("raymq").parent.glob("*.json"))
+    note.write_text(json.dumps({"name_servers": ["127.0.0.1:1"], "tls": tls}))
     assert found.load("raymq") is None

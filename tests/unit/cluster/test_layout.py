@@ -86,3 +86,12 @@ def test_one_more_replica_comes_where_there_is_most_room() -> None:
     layout = Layout({"broker-a": "h1", "broker-b": "h2", "broker-c": "h2"})
     assert roomiest(layout, "broker-a", HOSTS) == "h3"
     assert roomiest(layout, "broker-a", ["h1", "h2"]) == "h2"
+
+
+@pytest.mark.parametrize("field", ["brokers", "added", "removed"])
+def test_names_that_no_broker_has_are_told_and_not_counted_up_to(tmp_path: Path, field: str) -> None:
+    """`broker add` was looking for the name behind them for ever."""
+    name = "broker-" + "z" * 30
+    (tmp_path / LAYOUT_FILE).write_text(json.dumps({field: {name: "h1"} if field == "brokers" else [name]}))
+    with pytest.raises(StoreCorrupt, match="not the names of brokers"):
+        noted.load(tmp_path)
