@@ -26,6 +26,8 @@ _BYTES: Final = 64
 _BOOT: Final = slice(16, 52)
 #: So many numbers there are for each millisecond.
 _A_MS_BITS: Final = 20
+#: In the year 2109. A clock that stands later than that gives no larger numbers: 64 bits have no room for them.
+_LATEST_MS: Final = (1 << 42) - 1
 
 
 class SequenceFile:
@@ -92,7 +94,7 @@ class SequenceFile:
     def next_of_nobody(self) -> int:
         """A number that nobody ever had, beyond all of them: from it on numbers say something again."""
         drawn = secrets.randbelow(1 << _A_MS_BITS)
-        return max(self.done + 1 + drawn, wall_ms() << _A_MS_BITS | drawn)
+        return max(self.done + 1 + drawn, min(wall_ms(), _LATEST_MS) << _A_MS_BITS | drawn)
 
     def close(self) -> None:
         """Let go of the file. May be called again."""

@@ -255,3 +255,15 @@ def test_who_has_taken_a_snapshot_since_it_lost_power_has_all_of_the_tables(tmp_
         assert not store.remains.memory_lost
     recorder.stop()
     master.stop()
+
+
+@pytest.mark.parametrize("year", [2100, 2248, 9999, 200_000])
+def test_a_clock_that_stands_far_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, year: int) -> None:
+    monkeypatch.setattr(sequence_file, "wall_ms", lambda: (year - 1970) * 31_556_952_000)
+    numbers = SequenceFile(tmp_path)
+    before = 0
+    for _ in range(3):
+        numbers.set(numbers.next_of_nobody())
+        assert numbers.done > before
+        before = numbers.done
+    numbers.close()
