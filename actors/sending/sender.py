@@ -98,7 +98,8 @@ class Terms:
         same_broker: further tries stay on the first one's broker.
         delayed: the records carry a DELAY property and wait in the schedule topic first.
         insist_on_ok: a status other than SEND_OK is tried again elsewhere, too.
-        by_key: `queue` is what sharding keys mean by a route: where it takes nothing, the caller finds another one.
+        by_key: `queue` is what sharding keys mean by a route. The caller finds another one where it takes nothing, and
+            keeps with its keys what is to be kept.
     """
 
     timeout: float

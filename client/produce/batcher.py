@@ -8,11 +8,13 @@ taken and not answered yet.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Final, Literal
@@ -40,7 +42,7 @@ from raymq.client.produce.body_limits import BodyLimits, too_long_ones
 from raymq.client.produce.encoding import encode_messages, packed_host
 from raymq.client.produce.frames import is_within
 from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, Outcome, PendingResult
-from raymq.client.produce.outbox import NO_QUEUE_OF_KEYS
+from raymq.client.produce.outbox import NOT_THAT_QUEUE, is_to_be_kept
 from raymq.client.produce.queue_lines import Encoded, QueueLines
 from raymq.client.produce.sent_results import results_of
 from raymq.client.produce.turns import KeyedTurns
@@ -367,9 +369,9 @@ class Batcher:
         async with self._kept_if_refused(batch, everything), self._chooses(batch.topic, terms):
             queues = await self._queues(batch.topic, 1 + terms.retries, deadline)
             self._choosers.discard(batch)
-            sends = await self._begin_parts(batch, everything, queues, deadline, by_key=True)
+            sends = await self._begin_parts(batch, everything, queues, deadline, elsewhere=True)
         outcomes = await sends
-        if refused := [index for index, outcome in outcomes.items() if isinstance(outcome, NO_QUEUE_OF_KEYS)]:
+        if refused := [index for index, outcome in outcomes.items() if isinstance(outcome, NOT_THAT_QUEUE)]:
             try:  # the route was old: the keys mean other queues now
                 terms = replace(terms, timeout=max(0.0, deadline - time.monotonic()))
                 async with self._kept_if_refused(batch, refused), self._chooses(batch.topic, terms):
@@ -388,17 +390,14 @@ class Batcher:
         queues: list[MessageQueue],
         deadline: float,
         *,
-        by_key: bool = False,
+        elsewhere: bool = False,
     ) -> Awaitable[dict[int, Outcome]]:
-        """Begin to send some of a batch by their keys; what comes to the outcomes."""
+        """Begin to send some of a batch by their keys; what comes to the outcomes. `elsewhere` as in `_send_part`."""
         members: dict[MessageQueue, list[int]] = {}
         for index in indices:
             members.setdefault(queue_of_sharding_key(queues, batch.sharding_keys[index]), []).append(index)
         parts = (
-            self._send_together(
-                [batch.messages[index] for index in mine], replace(batch.terms, queue=queue, by_key=by_key), deadline
-            )
-            for queue, mine in members.items()
+            self._send_part(batch, mine, queue, deadline, elsewhere=elsewhere) for queue, mine in members.items()
         )
         sends = asyncio.gather(*parts, return_exceptions=True)
         try:
@@ -410,11 +409,34 @@ class Batcher:
         async def outcomes() -> dict[int, Outcome]:
             found: dict[int, Outcome] = {}
             for mine, made in zip(members.values(), await sends, strict=True):
-                results = [made] * len(mine) if isinstance(made, BaseException) else made()
-                found |= zip(mine, results, strict=True)
+                found |= zip(mine, [made] * len(mine) if isinstance(made, BaseException) else made, strict=True)
             return found
 
         return outcomes()
+
+    async def _send_part(
+        self, batch: MessageBatch, mine: Sequence[int], queue: MessageQueue, deadline: float, *, elsewhere: bool
+    ) -> Sequence[Outcome]:
+        """Send those of a batch whose keys mean this queue. What an outbox has to keep it has with the keys.
+
+        Args:
+            elsewhere: what such a queue does not take the caller sends to another one.
+        """
+        messages = [batch.messages[index] for index in mine]
+        try:
+            made = await self._send_together(messages, replace(batch.terms, queue=queue, by_key=True), deadline)
+            outcomes = list(made())
+        except RayMQError as error:
+            outcomes = [error] * len(mine)
+        if self._keep is not None:
+            for error in {id(each): each for each in outcomes if isinstance(each, RayMQError)}.values():
+                if is_to_be_kept(error, batch.terms) and not (elsewhere and isinstance(error, NOT_THAT_QUEUE)):
+                    told = copy(error)  # of what went along to the queue it is the error, too, and may not be kept
+                    its = [index for index, each in zip(mine, outcomes, strict=True) if each is error]
+                    with contextlib.suppress(RayMQError):
+                        await self._keep_by_key(batch, told, its)
+                    outcomes = [told if each is error else each for each in outcomes]
+        return outcomes
 
     @asynccontextmanager
     async def _kept_if_refused(self, batch: MessageBatch, indices: Sequence[int]) -> AsyncIterator[None]:

@@ -37,8 +37,8 @@ _CLAIM_MARGIN_SECONDS: Final = 5.0
 _REST_SECONDS: Final = 15.0
 #: How long who closes it waits for the answer to a kept batch that is on its way: else it would be sent once more.
 _LAST_SECONDS: Final = 3.0
-#: What says that keys mean other queues than those of an old route: it has fewer, or a broker is drained.
-NO_QUEUE_OF_KEYS: Final = (QueueNotFound, PermissionDenied)
+#: What says that other queues are meant than those of an old route: it has fewer, or a broker is drained.
+NOT_THAT_QUEUE: Final = (QueueNotFound, PermissionDenied)
 #: So many sends that failed are written into the file at once, and those that wait for longer.
 _KEPT_TOGETHER: Final = 100
 #: How long a send that failed tries to write what it could not send into a file that is locked or full.
@@ -93,15 +93,15 @@ class OutboxSends:
                 raise NotStored("closed before it was its turn")
             return await self._send(topic, records, sizes, terms)
         except RayMQError as error:
-            goes_elsewhere = terms.by_key and isinstance(error, NO_QUEUE_OF_KEYS)
-            if not (goes_elsewhere or is_for_good(error) or isinstance(error, ClientClosed)):
+            if not terms.by_key and is_to_be_kept(error, terms):
                 await self.keep(topic, [(records, terms)], error)
             raise
         except asyncio.CancelledError:
             if _is_given_up():
                 raise
             ended = OutcomeUnknown("closed before an answer came")
-            await self.keep(topic, [(records, terms)], ended)
+            if not terms.by_key:
+                await self.keep(topic, [(records, terms)], ended)
             raise ended from None
         finally:
             self._busy -= 1
@@ -211,7 +211,7 @@ class OutboxSends:
         try:
             await self._sends.send(batch.topic, bytearray(batch.records), batch.sizes, terms)
         except RayMQError as error:
-            refused = is_for_good(error)
+            refused = is_for_good(error, terms)
             if not refused:
                 self._resting.failed(batch.topic)
             await self._written(partial(self._file.failed, batch.id, _first_line(error), refused=refused))
@@ -288,9 +288,19 @@ class _Resting:
         return min([most, *(until - now for _, until in self._until.values() if until > now)])
 
 
-def is_for_good(error: RayMQError) -> bool:
-    """Whether another try would be in vain, too: the input is wrong, or a broker itself has refused it."""
+def is_to_be_kept(error: RayMQError, terms: Terms) -> bool:
+    """Whether what failed so is put into the outbox."""
+    return not isinstance(error, ClientClosed) and not is_for_good(error, terms)
+
+
+def is_for_good(error: RayMQError, terms: Terms) -> bool:
+    """Whether another try would be in vain, too: the input is wrong, or a broker itself has refused it.
+
+    A broker that does not take it, as it is drained, has not refused it for others, where no queue is fixed.
+    """
     if isinstance(error, SendError | BrokerUnavailable | ServerBusy | ClientClosed):
+        return False
+    if terms.queue is None and isinstance(error, NOT_THAT_QUEUE):
         return False
     return isinstance(error, InvalidInput) or error.refused_by is not None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.errors import SendError
 from raymq.actors.protocol import PERM_READ
 from raymq.actors.wire.commands.whole_broker import permit_command
 from raymq.client import Admin, Connection, Message, MessageQueue, NotStored, Producer
@@ -81,3 +82,27 @@ def test_gathered_keys_of_a_broker_that_is_drained_go_to_others_at_once(
         file = OutboxFile(outbox)
         assert file.batches() == []
         file.close()
+
+
+@pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize("ends", ["its tries run out", "it is closed"])
+def test_gathered_keys_of_a_broker_that_is_away_are_kept_with_their_keys(
+    services: Services, tmp_path: Path, ends: str
+) -> None:
+    """They were kept for the queue that they meant then: if that broker never came back they waited without end."""
+    is_closed = ends == "it is closed"
+    with Connection([services.name_server.address]) as sending:
+        timeout, file = 60.0 if is_closed else 2.0, tmp_path / "outbox"
+        producer = Producer(sending, "p", timeout=timeout, retries=1_000, linger=0.02, outbox=file)
+        before = {key: producer.send_async(Message("t", b"before"), sharding_key=key) for key in KEYS}
+        there = [key for key, sent in before.items() if sent.result(20).queue.broker == "broker-b"]
+        assert there
+        services.crash_broker("broker-b")
+        sent = [producer.send_async(Message("t", key.encode()), sharding_key=key) for key in there]
+        producer.close(0.1 if is_closed else 30.0)
+    errors = [each.exception(10) for each in sent]
+    assert [isinstance(error, SendError) and error.kept for error in errors] == [True] * len(there)
+    outbox = OutboxFile(file, read_only=True)
+    kept = {batch.sharding_key: (batch.queue, [each.body for each in batch.messages()]) for batch in outbox.batches()}
+    outbox.close()
+    assert kept == {key: (None, [key.encode()]) for key in there}

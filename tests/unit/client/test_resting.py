@@ -18,6 +18,8 @@ from raymq.actors.errors import (
     TopicNotFound,
     TopicUnavailable,
 )
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.sending.sender import Terms
 from raymq.client.produce import outbox
 from raymq.client.produce.outbox import _Resting, is_for_good
 from tests.unit.actors.clock import FakeClock
@@ -45,7 +47,15 @@ def test_only_a_brokers_own_answer_refuses(
     error: RayMQError, by_anybody: bool, by_a_broker: bool, by_broker: bool
 ) -> None:
     error.refused_by = "broker-a" if by_broker else None
-    assert is_for_good(error) == (by_a_broker if by_broker else by_anybody)
+    terms = Terms(1.0, 0, queue=MessageQueue("t", "broker-a", 0))
+    assert is_for_good(error, terms) == (by_a_broker if by_broker else by_anybody)
+
+
+@pytest.mark.parametrize("terms", [Terms(1.0, 0), Terms(1.0, 0, sharding_key="k")], ids=["any queue", "a key's queue"])
+@pytest.mark.parametrize("error", [QueueNotFound("q"), PermissionDenied("t")])
+def test_a_broker_that_takes_it_no_more_refuses_it_for_no_other(error: RayMQError, terms: Terms) -> None:
+    error.refused_by = "broker-a"
+    assert not is_for_good(error, terms)
 
 
 def test_a_topic_rests_longer_each_time_and_alone() -> None:
