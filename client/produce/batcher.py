@@ -396,9 +396,7 @@ class Batcher:
         members: dict[MessageQueue, list[int]] = {}
         for index in indices:
             members.setdefault(queue_of_sharding_key(queues, batch.sharding_keys[index]), []).append(index)
-        parts = (
-            self._send_part(batch, mine, queue, deadline, elsewhere=elsewhere) for queue, mine in members.items()
-        )
+        parts = (self._send_part(batch, mine, queue, deadline, elsewhere=elsewhere) for queue, mine in members.items())
         sends = asyncio.gather(*parts, return_exceptions=True)
         try:
             await asyncio.sleep(0)  # each part has gone its first step, to its place behind the others of its queue
