@@ -69,6 +69,7 @@ class PowerlessBroker:
         self._random = random_
         self._sync = sync
         self.known = Known()
+        self.config = CONFIG
         self.clock = FakeClock(1_700_000_000.0)
         self._lives = 0
         self.directory = root / "0"
@@ -99,7 +100,7 @@ class PowerlessBroker:
         self.known.acknowledged = [body for body in self.known.acknowledged if body in self.known.durable]
 
     def _open(self) -> None:
-        self.store = Store.open(self.directory, CONFIG, now_ms=lambda: int(self.clock.now * 1000))
+        self.store = Store.open(self.directory, self.config, now_ms=lambda: int(self.clock.now * 1000))
         self.core = BrokerCore("broker-a", self.store, clock=self.clock)
         journal = self.directory / "raymq" / "producers.journal"
         self._producers = ProducerHistory(self.core.producers, self.store, journal)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
@@ -31,18 +32,21 @@ from raymq.actors.broker.replication.frame_bodies import Hello, read_hello
 from raymq.actors.broker.replication.frames import FrameKind, ReplicationFrame
 from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
 from raymq.actors.broker.replication.reconciling import GoOn, StreamExtent, TakeSnapshot
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.state import recording
 from raymq.storage.state.recorder import StateRecorder
 from raymq.storage.state.replica import StateReplica
 from raymq.storage.store import Store
 from tests.crash.killing_calls import Killed, KillingCalls
-from tests.crash.powerless_broker import CONFIG, PowerlessBroker
+from tests.crash.powerless_broker import PowerlessBroker
 from tests.replicas import log_content
 from tests.state_copies import state_of
 
 #: A replica is told to go on after so many HELLOs at most: a cut and a snapshot come before.
 _MOST_HELLOS = 8
+#: One of them is in force in a life.
+_DELAY_LEVELS = ("1s 5s 10s", "10s 5s 1s", "1m 2m 3m")
 
 
 class Line:
@@ -208,6 +212,8 @@ class SwappingBroker(PowerlessBroker):
                 each.stop()
 
     def _begin_office(self, master: int) -> None:
+        if self._random.random() < 0.3:
+            self.config = replace(self.config, delay_levels=self._random.choice(_DELAY_LEVELS))
         former = self._left.get(master)
         if isinstance(former, FollowedStream) and self._random.random() < 0.4:  # its process is another one by now
             _abandon(former.store)
@@ -250,7 +256,7 @@ class SwappingBroker(PowerlessBroker):
             return former
         directory.mkdir(exist_ok=True)
         states = StateReplica(directory, continues=former)
-        return FollowedStream.open(directory, CONFIG, ReplicaFile(directory), states)
+        return FollowedStream.open(directory, self.config, ReplicaFile(directory), states)
 
     def _end_office(self, master: int, *, is_killed: bool) -> None:
         assert self._line is not None
@@ -290,6 +296,7 @@ class SwappingBroker(PowerlessBroker):
             assert first == second
             logs = [log_content(directory) for directory in self._directories]
             assert logs[0] == logs[1]
+            assert dues(self.store) == dues(self._line.store)
             self.compared += 1
 
     # -- what clients do -----------------------------------------------------------------------------------------
@@ -346,6 +353,16 @@ class SwappingBroker(PowerlessBroker):
         self.known.acknowledged += bodies
         if self._sync or durable:
             self.flush()
+
+
+def dues(store: Store) -> list[list[int]]:
+    """When what waits for each level is due."""
+    queues = [store._parts.dispatcher.queues.get((SCHEDULE_TOPIC, queue_id)) for queue_id in range(3)]
+    return [
+        queue.entries(queue.min_offset, queue.max_offset - queue.min_offset)["tags_code"].tolist()
+        for queue in queues
+        if queue is not None and queue.max_offset > queue.min_offset
+    ]
 
 
 def _abandon(store: Store) -> None:
