@@ -427,13 +427,13 @@ class Batcher:
         except RayMQError as error:
             outcomes = [error] * len(mine)
         if self._keep is not None:
-            for error in {id(each): each for each in outcomes if isinstance(each, RayMQError)}.values():
-                if is_to_be_kept(error, batch.terms) and not (elsewhere and isinstance(error, NOT_THAT_QUEUE)):
-                    told = copy(error)  # of what went along to the queue it is the error, too, and may not be kept
-                    its = [index for index, each in zip(mine, outcomes, strict=True) if each is error]
+            for failure in {id(each): each for each in outcomes if isinstance(each, RayMQError)}.values():
+                if is_to_be_kept(failure, batch.terms) and not (elsewhere and isinstance(failure, NOT_THAT_QUEUE)):
+                    told = copy(failure)  # of what went along to the queue it is the error, too, and may not be kept
+                    its = [index for index, each in zip(mine, outcomes, strict=True) if each is failure]
                     with contextlib.suppress(RayMQError):
                         await self._keep_by_key(batch, told, its)
-                    outcomes = [told if each is error else each for each in outcomes]
+                    outcomes = [told if each is failure else each for each in outcomes]
         return outcomes
 
     @asynccontextmanager
