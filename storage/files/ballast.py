@@ -35,16 +35,18 @@ class Ballast:
         """Take the room, if there is any; quietly nothing where there is none."""
         if self.is_there:
             return
+        successor = fileutil.successor_of(self._path)  # who dies in between leaves nothing that looks like a ballast
         try:
             fileutil.make_folder(self._path.parent)
-            fd = fileutil.create_sparse(self._path, self._size)
+            fd = fileutil.create_sparse(successor, self._size)
             try:
-                fileutil.allocate(fd, 0, self._size, self._path)
+                fileutil.allocate(fd, 0, self._size, successor)
             finally:
                 fileutil.close(fd)
+            fileutil.rename(successor, self._path)
         except StoreError:
             with contextlib.suppress(StoreError):
-                fileutil.remove(self._path)
+                fileutil.remove(successor)
 
     def release(self) -> bool:
         """Give the room back; whether there was any."""
