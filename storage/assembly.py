@@ -26,7 +26,7 @@ from raymq.storage.log.dispatch import Dispatcher
 from raymq.storage.log.key_index import KeyIndex
 from raymq.storage.log.recovery import Corruption, RecoveryReport, recover
 from raymq.storage.records import record as layout
-from raymq.storage.state import sequence_file, told_deletions
+from raymq.storage.state import queue_ends, sequence_file, told_deletions
 from raymq.storage.state.recording import recorder_of
 from raymq.storage.state.state_files import levels_aside_of, marker_of
 from raymq.storage.tables.epochs import Epochs
@@ -237,6 +237,7 @@ def _recovered(
         clean=left.clean,
         same_boot=left.same_boot,
         aside=paths.damaged if opening.writable else None,
+        expired=queue_ends.load(queue_ends.aside_of(paths.root)),
         cut=None if left.cut is None else left.cut.offset,
     )
     if not opening.follows:

@@ -38,6 +38,7 @@ from raymq.storage.log.writing import AppendResult, Stored, Writer
 from raymq.storage.making_room import open_with_room
 from raymq.storage.readable import Readable
 from raymq.storage.records.record import Buffer
+from raymq.storage.state import queue_ends
 from raymq.storage.tables import epoch_starts
 from raymq.storage.tables.ordered_cut import OrderedCut
 from raymq.storage.tables.remains import Remains
@@ -125,6 +126,7 @@ class Store(Readable, Closing):
                 self._deletions.begin()
             self._finish_cut()
             fileutil.remove(parts.paths.rebuild_queues)
+            fileutil.remove(queue_ends.aside_of(self.directory))
             self._remover.add([(folder, None) for folder in parts.dispatcher.leftovers])
             if not parts.health.was_good:
                 parts.health.certify()

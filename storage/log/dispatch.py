@@ -31,8 +31,11 @@ from raymq.storage.records import record as layout
 from raymq.storage.records.batch import TOPIC_PATTERN, Batch
 from raymq.storage.records.byte_rows import Int64s
 from raymq.storage.records.index_inputs import Derived
+from raymq.storage.steps import Steps
 
 _log = logging.getLogger(__name__)
+#: Of how many queues the last entry is read in one step.
+_ENDS_A_STEP = 100
 _QUEUE_FOLDER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -300,6 +303,17 @@ class Dispatcher:
             if queue.max_offset:
                 offsets.setdefault(topic, {})[queue_id] = queue.max_offset
         return offsets
+
+    def expired_ends(self, log_min: int) -> Steps[dict[str, dict[int, int]]]:
+        """How far each queue is that has had messages, none of which lies at or behind `log_min`."""
+        ends: dict[str, dict[int, int]] = {}
+        for number, (topic, queue_id) in enumerate(list(self.queues)):
+            if number and number % _ENDS_A_STEP == 0:
+                yield None
+            queue = self.queues.get((topic, queue_id))
+            if queue is not None and queue.max_offset and queue.end_physical() <= log_min:
+                ends.setdefault(topic, {})[queue_id] = queue.max_offset
+        return ends
 
     def sync(self) -> None:
         """Wait until queues and index of before the call are on disk."""

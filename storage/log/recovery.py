@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -89,6 +90,7 @@ def recover(
     clean: bool,
     same_boot: bool,
     aside: Path | None,
+    expired: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
     cut: int | None = None,
 ) -> RecoveryReport:
     """Bring log, queues and index to one state; they are complete and consistent when it returns.
@@ -98,6 +100,7 @@ def recover(
         deleted: where the log ended when a topic was deleted.
         same_boot: the machine has not been started anew since the store was last open, and its disk did not fail.
         aside: folder for copies of damaged bytes; None = read-only, change nothing.
+        expired: how far queues are, at least, of which the log has nothing.
         cut: what lies behind this place never was; it is gone from the disk when this returns. None = all was.
     """
     report = RecoveryReport(clean)
@@ -140,7 +143,8 @@ def recover(
     if aside is not None:
         _cut(log, dispatcher, end, certainly=not trusted or cut is not None, durably=cut is not None)
         if state is not None and end >= known_end and cut is None:
-            _restore_ends(dispatcher, state)
+            _restore_ends(dispatcher, {t: q for t, q in state.queues.items() if t not in state.deleted_topics})
+        _restore_ends(dispatcher, expired)
         if not trusted and end > known_end:
             log.files.rewrite(max(begin, known_end), end)
     else:
@@ -416,9 +420,8 @@ def _cut(log: CommitLog, dispatcher: Dispatcher, end: int, *, certainly: bool, d
     dispatcher.index.cap(end)
 
 
-def _restore_ends(dispatcher: Dispatcher, state: State) -> None:
+def _restore_ends(dispatcher: Dispatcher, ends: Mapping[str, Mapping[int, int]]) -> None:
     """Let no queue end before it did: offsets of messages that have expired are not given away again."""
-    for topic, queues in state.queues.items():
+    for topic, queues in ends.items():
         for queue_id, max_offset in queues.items():
-            if topic not in state.deleted_topics:
-                dispatcher.open(topic, queue_id).extend(max_offset)
+            dispatcher.open(topic, queue_id).extend(max_offset)

@@ -16,7 +16,7 @@ from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.files.mapped_file_queue import files_of
-from raymq.storage.state import recording, told_deletions
+from raymq.storage.state import queue_ends, recording, told_deletions
 from raymq.storage.state.change_ring import ChangeRing
 from raymq.storage.state.changes import FileChange, Operation, StateChange, read_change
 from raymq.storage.state.foreign_changes import ForeignChanges
@@ -313,6 +313,7 @@ class StateReplica:
         self._forget_open()
         self._folders.clear()
         self._foreign_before = self._foreign.count
+        fileutil.remove(queue_ends.aside_of(self.directory))
         with self._foreign.own():
             for top in (CONFIG, OURS):
                 self._empty(top)
@@ -377,6 +378,8 @@ class StateReplica:
         if self.is_whole or sequence < 1:
             raise InvalidInput("sequence", "from 1 on, of a snapshot that was begun", sequence)
         self.sync()
+        with self._foreign.own():
+            queue_ends.put_aside(self.directory)
         for folder in (CONFIG, OURS):
             fileutil.sync_directory(self.directory / folder)
         log_min = min((int(path.name) for path in files_of(self.directory / "commitlog")), default=0)

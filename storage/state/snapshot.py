@@ -27,6 +27,8 @@ _PART_BYTES: Final = 900 << 10
 _ENTRY_BYTES: Final = 32
 #: Files up to this size are read where they have to be kept; larger ones stay open.
 _READ_BYTES: Final = 64 << 10
+#: Told beside the state, by who sends it (`queue_ends`); an older replica may have kept it.
+NOT_NOTED: Final = f"{OURS}/queue_ends.json"
 #: In place of an offset: it is a folder.
 _FOLDER: Final = -1
 
@@ -67,7 +69,7 @@ class StateSnapshot:
     def _note(self, folder: str) -> None:
         for entry in fileutil.entries_of(self._directory / folder):
             path = f"{folder}/{entry.name}"
-            if not is_state(path):
+            if not is_state(path) or path == NOT_NOTED:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 self._folders.append(path)

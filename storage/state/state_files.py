@@ -17,6 +17,7 @@ OWN: Final = frozenset(
     {
         # what was derived from the log here, and of which part of it
         *("state.json", "deleted_queues", "damaged", "cut.json", "rebuild_queues", "delay_levels_aside.json"),
+        "expired_queues.json",
         # the disk, the machine's clock
         *("healthy", "ballast", "clock.json"),
         # who this broker is, in which epochs of its masters the log was made, and how far the state has come

@@ -105,6 +105,30 @@ def test_an_emptied_replica_follows_from_nothing_also_where_the_masters_log_begi
     assert len(clients.bodies()) == len(expected) + 1
 
 
+def test_an_emptied_replica_knows_what_queues_have_come_to_whose_messages_have_expired(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    """Once it was elected, a queue began at 0 again, and groups' offsets in it went back."""
+    clients.send(*numbered(0, 10), topic="quiet")
+    queues = clients.asked(lambda: clients.pull.queues("quiet"))
+    ends = [clients.pull.offsets(queue)[1] for queue in queues]
+    assert sum(ends) == 10
+    for queue, end in zip(queues, ends, strict=True):
+        clients.pull.commit(queue, end)
+    for _ in range(5):
+        clients.send(*(each * 30_000 for each in numbered(10, 20, "m")), topic="t")
+    expire_beginning(group)
+    group.kill(2)
+    group.await_in_sync(1)
+    group.wipe(2)
+    group.start(2)
+    group.await_in_sync(1, 2)
+    group.kill(1)
+    assert group.elect() == 2
+    assert [clients.asked(lambda q=queue: clients.pull.offsets(q)) for queue in queues] == [(e, e) for e in ends]
+    assert [clients.asked(lambda q=queue: clients.pull.committed(q)) for queue in queues] == ends
+
+
 @pytest.mark.parametrize("file_bytes", [1 << 17, 1 << 21], ids=["smaller", "larger"])
 def test_an_emptied_replica_has_log_files_of_its_masters_size(
     group: ReplicaGroup, clients: Clients, file_bytes: int

@@ -29,9 +29,10 @@ from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.prompt_future import PromptFuture
 from raymq.storage.clock import boottime
-from raymq.storage.errors import MessageExpired
+from raymq.storage.errors import MessageExpired, StoreBusy
 from raymq.storage.log.shipping import LogBytes
 from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.steps import Steps
 from raymq.storage.store import Store
 
 #: How often it is looked who is late, and who has waited for too long.
@@ -155,6 +156,12 @@ class Office:
         if self._store is None:
             raise MessageExpired(f"offset {begin}: the store is closed")
         return self._store.log_bytes(begin, end)
+
+    def expired_ends(self) -> Steps[dict[str, dict[int, int]]]:
+        """As `Store.expired_ends`; StoreBusy once the store is being closed."""
+        if self._store is None:
+            raise StoreBusy("how far queues are is not known: the store is closed")
+        return self._store.expired_ends()
 
     # -- around the broker's service
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import Final, Protocol
 
@@ -16,10 +17,13 @@ from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
 from raymq.actors.broker.replication.reconciling import GoOn, StreamExtent, TakeSnapshot
 from raymq.actors.errors import InvalidInput, ProtocolError, RayMQError
 from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.wire.stepwise import stepwise
 from raymq.storage import directory_format
 from raymq.storage.errors import MessageExpired
 from raymq.storage.log.shipping import LogBytes
+from raymq.storage.state import queue_ends
 from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.steps import Steps
 from raymq.storage.version import VERSION
 
 #: Of the log, in one frame.
@@ -57,6 +61,9 @@ class ShippingOffice(Protocol):
 
     def log_bytes(self, begin: int, end: int) -> LogBytes:
         """As `Store.log_bytes`."""
+
+    def expired_ends(self) -> Steps[dict[str, dict[int, int]]]:
+        """As `Store.expired_ends`."""
 
     def look(self) -> StreamPosition:
         """Something was acknowledged; where the stream ends."""
@@ -274,7 +281,9 @@ class _Connection:
             if not isinstance(verdict, TakeSnapshot):
                 raise ProtocolError(f"no snapshot any more: {verdict}")
             self.frames.send(answer)
-            parts = snapshot.parts()
+            # What is gone where the log begins that is shipped; after it was said where that is.
+            ends = await stepwise(self._group.expired_ends())
+            parts = itertools.chain(snapshot.parts(), queue_ends.parts(ends))
             while (part := await asyncio.to_thread(next, parts, None)) is not None:
                 self.frames.send(ReplicationFrame(FrameKind.TABLES, self._group.epoch, BEGIN, BEGIN, part))
                 while self.frames.is_open and not self.frames.has_room:

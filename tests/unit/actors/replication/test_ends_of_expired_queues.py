@@ -1,0 +1,55 @@
+"""What a queue has come to is known to a replica that begins where its messages have expired."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from raymq.actors.broker.replica.replica_file import ReplicaFile
+from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replication.epoch_map import EpochMap
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.storage.state import queue_ends
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.steps import finish
+from raymq.storage.store import Store
+from tests.replicas import ship
+from tests.stored import SMALL, append, make_record
+
+CONFIG = replace(SMALL, commitlog_file_bytes=1 << 14, retention_hours=1, delete_at_hour="*")
+
+
+def test_a_replica_gives_no_offset_away_again(tmp_path: Path) -> None:
+    now_ms = 1_700_000_000_000
+    directory, its = tmp_path / "master", tmp_path / "replica"
+    recorder = StateRecorder.begin(directory, log_end=lambda: 0)
+    with Store.open(directory, CONFIG, now_ms=lambda: now_ms) as master:
+        recorder.log_end = lambda: master.max_physical_offset
+        append(master, *[make_record(b"quiet", topic="quiet")] * 3)
+        master.consumer_offsets.commit("g", "quiet", 0, 3)
+        for _ in range(4):
+            append(master, make_record(10_000 * b"x", topic="busy"))
+        master.flush()
+        now_ms += 2 * 3_600_000
+        append(master, make_record(b"y", topic="busy"))
+        master.flush()
+        assert master.delete_expired().log_files
+        assert master.min_offset("quiet", 0) == master.max_offset("quiet", 0) == 3
+
+        its.mkdir()
+        stream = FollowedStream.open(its, CONFIG, ReplicaFile(its), StateReplica(its))
+        stream.begin_snapshot(StreamPosition(master.min_physical_offset, 0), keeps_log=False)
+        snapshot = recorder.snapshot()
+        for part in chain(snapshot.parts(), queue_ends.parts(finish(master.expired_ends()))):
+            stream.load(part)
+        stream.end_snapshot(snapshot.sequence, EpochMap())
+        snapshot.close()
+        ship(master, stream.store)
+        stream.close()
+        stream.states.close()
+    recorder.stop()
+    with Store.open(its, CONFIG) as elected:
+        assert elected.consumer_offsets.get("g", "quiet", 0) == 3
+        assert append(elected, make_record(b"new", topic="quiet")).queue_offsets.tolist() == [3]
