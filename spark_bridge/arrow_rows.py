@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.spark_bridge.arrow_row import is_compressed
-from raymq.storage.records.head_columns import YEARS_US
 
 #: So many kinds of streams are told apart; whoever makes up more has his bodies decoded one by one.
 _MOST_KINDS: Final = 64
-#: The days that Python has, and so the conversion one by one, since the epoch; of microseconds it is YEARS_US.
+#: The times that Python has, and so the conversion one by one, in microseconds and days since the epoch.
+_YEARS_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _YEARS_DAYS: Final = (-719_162, 2_932_896)
 
 
@@ -126,7 +126,7 @@ def _is_flat(kind: pa.DataType) -> bool:
 def _are_within_years(column: pa.Array) -> bool:
     """Whether no time of the column lies beyond the years 1 to 9999."""
     if pa.types.is_timestamp(column.type):
-        least, most = YEARS_US
+        least, most = _YEARS_US
         numbers = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
     elif pa.types.is_date32(column.type):
         least, most = _YEARS_DAYS

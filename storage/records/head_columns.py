@@ -17,8 +17,9 @@ from raymq.storage.records.unique_keys import hexadecimal
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
-#: The first and the last microsecond of the years 1 to 9999: Python and Spark's Python know no others.
-YEARS_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+#: The first and the last microsecond of the years 2 to 9998. Python knows a year more on either side, but not all of it
+#: in every time zone; and to find out about summer time it looks at the day before.
+_YEARS_US: Final = (-62_104_060_800_000_000, 253_370_764_799_999_999)
 
 _ID_BYTES: Final = 16
 #: More of them, or fewer, are more microseconds than 64 bits hold.
@@ -28,7 +29,7 @@ _MOST_MS: Final = (1 << 63) // 1000
 class HeadColumns(NamedTuple):
     """One value a record. `message_id` is this copy's: of its store host and its place in the log.
 
-    A time is null that is none of the years 1 to 9999.
+    A time is null that is none of the years 2 to 9998.
     """
 
     queue_id: pa.Array
@@ -69,8 +70,8 @@ def _microseconds(milliseconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _timestamps(microseconds: npt.NDArray[np.int64]) -> pa.Array:
-    """Null for what is no time of the years 1 to 9999: a sender may say anything, and one message fails no read."""
-    first, last = YEARS_US
+    """Null for what is no time of the years 2 to 9998: a sender may say anything, and one message fails no read."""
+    first, last = _YEARS_US
     if not len(microseconds) or (first <= int(microseconds.min()) and int(microseconds.max()) <= last):
         return pa.Array.from_buffers(TIMESTAMP, len(microseconds), [None, pa.py_buffer(microseconds)])
     return pa.array(microseconds, TIMESTAMP, mask=(microseconds < first) | (microseconds > last))

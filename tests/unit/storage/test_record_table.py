@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
+import time
 import zlib
 from typing import Any
 
@@ -24,6 +26,8 @@ from raymq.storage.records.unique_keys import UniqueKeys
 pytestmark = pytest.mark.usefixtures("batch_code")
 
 BORN_MS = 1_700_000_000_123
+#: The years 2 to 9998.
+FIRST_MS, LAST_MS = -62_104_060_800_000, 253_370_764_799_999
 STORED_MS = 1_700_000_000_456
 HOST = ("10.1.2.3", 10911)
 MAP = pa.map_(pa.string(), pa.string())
@@ -239,14 +243,32 @@ def test_a_body_that_does_not_decompress_is_given_as_it_is_stored_and_holds_up_n
     assert table["body"].to_pylist() == [b"first", body, b"packed", b"last"]
 
 
-@pytest.mark.parametrize("born_ms", [-(2**63), -62_135_596_800_001, 253_402_300_800_000, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("born_ms", [-(2**63), -62_135_596_800_000, 253_402_300_799_999, 2**62, 2**63 - 1])
 def test_a_born_time_that_is_none_is_null_and_fails_no_table(born_ms: int) -> None:
     """What a sender says is stored as it is. Some wrapped around to times that were never said."""
-    limits = [stored(born_ms=-62_135_596_800_000), stored(born_ms=253_402_300_799_999)]
+    limits = [stored(born_ms=FIRST_MS), stored(born_ms=LAST_MS)]
     rows = table_of([*limits, stored(born_ms=born_ms)]).to_pylist()
     first, last, none = (row["born_timestamp"] for row in rows)
-    assert (first.year, last.year, none) == (1, 9999, None)
+    assert (first.year, last.year, none) == (2, 9998, None)
     assert [row["store_timestamp"].timestamp() * 1000 for row in rows] == pytest.approx([STORED_MS] * 3)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "America/New_York", "Etc/GMT+12", "Etc/GMT-14"])
+def test_every_born_time_of_a_table_is_one_that_python_shows_in_every_zone(
+    monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    """Spark's `collect` shows times so; and of Go and .NET "no time" is the first of year 1, which it shows nowhere."""
+    born = [-62_135_596_800_000, FIRST_MS, LAST_MS, 253_402_300_799_999]
+    column = table_of([stored(born_ms=each) for each in born])["born_timestamp"]
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        for us in column.drop_null().cast(pa.int64()).to_pylist():
+            dt.datetime.fromtimestamp(us // 1_000_000)  # noqa: DTZ006 - as Spark does
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert column.null_count == 2
 
 
 def test_a_flipped_bit_is_found_and_placed() -> None:
