@@ -12,6 +12,7 @@ from rich.console import Console
 
 from raymq.actors.naming import check_topic
 from raymq.client import Sql
+from raymq.client.arguments import text
 from raymq.client.bulk.streams import Origin
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput
@@ -67,7 +68,7 @@ def select(
     return Selection(
         chosen,
         decoder,
-        None if tags is None else TagFilter.parse(tags).tags,
+        None if tags is None else TagFilter.parse(text("tags", tags)).tags,
         None if filter is None else filter.expression,
     )
 
@@ -118,6 +119,9 @@ def fetch_of(
 def checked_topics(topics: str | Sequence[str]) -> list[str]:
     """The topics of a name, or of a list of names; InvalidInput where they are none, or one is named twice."""
     names = [topics] if isinstance(topics, str) else topics
-    if not isinstance(names, Sequence) or not names or len(set(names)) < len(names):
+    if not isinstance(names, Sequence) or not names:
         raise InvalidInput("topic", "a topic, or a list of them, each once", topics)
-    return [check_topic(name) for name in names]
+    checked = [check_topic(name) for name in names]
+    if len(set(checked)) < len(checked):
+        raise InvalidInput("topic", "a topic, or a list of them, each once", topics)
+    return checked

@@ -83,7 +83,7 @@ def parse_schema(schema: str | DataType) -> StructType:
     A body may lack any value, whatever the schema says: in what is returned, all can be null, at every depth.
 
     Raises:
-        InvalidInput: neither, or text that Spark cannot parse.
+        InvalidInput: neither, or text that Spark cannot parse, or a struct with two fields of one name.
     """
     if isinstance(schema, str):
         from pyspark.errors import PySparkException
@@ -102,6 +102,8 @@ def parse_schema(schema: str | DataType) -> StructType:
 def nullable(kind: Any) -> Any:
     """The type with nulls allowed everywhere but for a map's keys."""
     if isinstance(kind, StructType):
+        if len(set(kind.names)) < len(kind.names):
+            raise InvalidInput("schema", "fields of other names in one struct", kind.names)
         return StructType([StructField(field.name, nullable(field.dataType)) for field in kind.fields])
     if isinstance(kind, ArrayType):
         return ArrayType(nullable(kind.elementType))

@@ -216,6 +216,7 @@ class SparkBridge(Closing):
         if self._application is None:
             raise ClientClosed("the SparkBridge is closed")
         arguments.instance("df", df, DataFrame)
+        check_topic(topic)
         columns = write_columns(df, body, keys, tags, properties, sharding_key, deliver_at, delay_level)
         console = terminal() if arguments.flag("progress", progress) else None
         group = f"raymq-write-{uuid.uuid4().hex}"

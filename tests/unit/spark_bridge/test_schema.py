@@ -11,6 +11,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import ArrayType, IntegerType, MapType, StringType, StructField, StructType
 
+from raymq.client.errors import InvalidInput
 from raymq.spark_bridge.decode import JSON, BodyDecoder
 from raymq.spark_bridge.schema import arrow_schema, message_schema, parse_schema
 
@@ -60,3 +61,13 @@ def test_a_body_may_lack_what_the_schema_says_is_there(kind: str, body: bytes, e
     value, corrupt = BodyDecoder(arrow_schema(decoded), JSON).decode(pa.array([body]), pa.nulls(1, pa.string()))
     assert value.cast(arrow_schema(message_schema(decoded)).field("a").type).to_pylist() == [expected]
     assert corrupt.to_pylist() == [None]
+
+
+@pytest.mark.parametrize("around", [None, StructType, ArrayType], ids=["top", "struct", "array"])
+def test_fields_of_one_name_in_one_struct_are_refused(around: Any) -> None:
+    twice: Any = StructType([StructField("a", IntegerType()), StructField("a", StringType())])
+    if around is not None:
+        inner = ArrayType(twice) if around is ArrayType else twice
+        twice = StructType([StructField("outer", inner)])
+    with pytest.raises(InvalidInput, match="schema"):
+        parse_schema(twice)
