@@ -306,7 +306,8 @@ def is_for_good(error: RayMQError, terms: Terms) -> bool:
 
 
 def _first_line(error: RayMQError) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    """As the file can hold it: what a broker says may have halves of characters."""
+    return f"{type(error).__name__}: {error}".splitlines()[0].encode(errors="backslashreplace").decode()
 
 
 def _is_given_up() -> bool:

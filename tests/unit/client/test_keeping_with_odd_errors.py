@@ -1,0 +1,56 @@
+"""What brokers say is text of theirs, and an outbox's file holds no text that is not Unicode."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+from raymq.actors.errors import NotStored
+from raymq.actors.sending.sender import Sent, Sizes, Terms
+from raymq.client import Message
+from raymq.client.produce.encoding import encode_messages
+from raymq.client.produce.outbox import OutboxSends
+from raymq.client.produce.outbox_file import OutboxFile
+
+#: Half of a character, as JSON may hold it.
+LONE_SURROGATE = "\ud83d"
+TERMS = Terms(1.0, 0)
+
+
+class Refusing:
+    """Sends nothing; the first time it says why in half a character, as a broker's remark may."""
+
+    def __init__(self) -> None:
+        self._said = [LONE_SURROGATE]
+
+    async def send(self, _topic: str, _records: bytearray, _sizes: Sizes, _terms: Terms) -> Sent:
+        error = NotStored(self._said.pop() if self._said else "away")
+        await asyncio.sleep(0)  # so that their tries run out together
+        raise error
+
+
+async def send(sends: OutboxSends, body: bytes) -> BaseException | None:
+    message = Message("t", body)
+    records, sizes = encode_messages([message], [message.unique_key], bytes(8))
+    try:
+        await sends.send("t", records, sizes, TERMS)
+    except NotStored as error:
+        return error
+    return None
+
+
+async def keep_all(path: Path, bodies: list[bytes]) -> list[BaseException | None]:
+    sends = OutboxSends(Refusing(), OutboxFile(path), TERMS)
+    try:
+        return await asyncio.gather(*(send(sends, body) for body in bodies))
+    finally:
+        await sends.close()
+
+
+def test_an_error_that_is_no_unicode_keeps_its_send_and_those_beside_it(tmp_path: Path) -> None:
+    bodies = [b"0", b"1", b"2"]
+    errors = asyncio.run(keep_all(tmp_path / "outbox", bodies))
+    assert [getattr(error, "kept", None) for error in errors] == [True, True, True]
+    with closing(OutboxFile(tmp_path / "outbox", read_only=True)) as file:
+        assert [message.body for batch in file.batches() for message in batch.messages()] == bodies
