@@ -68,17 +68,17 @@ def test_what_no_broker_took_is_sent_later_in_order(
 ) -> None:
     del admin
     queue = MessageQueue("t", "broker-a", 1)
-    with Producer(mq, "p", timeout=0.5, outbox=file, idempotent=idempotent) as producer:
+    with Producer(mq, "p", timeout=10.0, outbox=file, idempotent=idempotent) as producer:
         producer.send(Message("t", b"before"), queue=queue)
         stop_all(services)
         messages = [Message("t", b"%d" % number, tags="x") for number in range(4)]
         for message in messages[:2]:
             with pytest.raises(NotStored) as caught:
-                producer.send(message, queue=queue, retries=0)
+                producer.send(message, queue=queue, retries=0, timeout=0.5)
             assert caught.value.kept
             assert "outbox" in str(caught.value)
         with pytest.raises(NotStored):
-            producer.send_batch(messages[2:], queue=queue, retries=0)
+            producer.send_batch(messages[2:], queue=queue, retries=0, timeout=0.5)
         assert kept(file) == ["waiting"] * 3
         start_all(services)
         poll_until(lambda: not kept(file), 20)
