@@ -414,7 +414,8 @@ class Store(Readable, Closing):
             failpoint("retention.before_detach")
             with self.room_is_coming():
                 end = rescue(files[decision.files - 1][0])
-                end = self._checkpointer.reach(end)  # a queue may end in these files, and be on disk nowhere else
+            with self._ballast.at_hand(self.directory):  # a queue may end in these files, and be on disk nowhere else
+                end = self._checkpointer.reach(end)
             self._remover.add(of_log := [*self._log.files.detach_before(end)])
         of_queues = self._dispatcher.follow(self._log.min_offset, _QUEUES_A_RUN)
         failpoint("retention.before_add")

@@ -79,3 +79,18 @@ def test_a_store_opens_on_a_disk_that_is_full_to_the_last_byte(small_disk: Path)
             filler.write(bytes(4096))
     assert Disk.of(small_disk).free == 0
     goes_on(small_disk / "store")
+
+
+def test_a_store_that_ran_full_since_its_last_checkpoint_lets_files_go(tmp_path: Path) -> None:
+    """They wait for a checkpoint, which finds no room but for the ballast's."""
+    with Store.open(tmp_path, CONFIG) as store:
+        for number in range(400):
+            append(store, make_record(b"%d" % number, keys=f"k{number}"))
+        store.flush()
+        store.retention = replace(store.retention, hours=1e-9)
+        store._age.now_ms = lambda: LATER_MS
+        disk = FullDisk(0)
+        with replaced(disk):
+            assert store.delete_expired(asked=True).log_files
+            assert store.wait_for_removals(10)
+            assert disk.free_bytes > 0
