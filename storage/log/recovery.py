@@ -107,7 +107,8 @@ def recover(
     trusted = clean or same_boot
     if aside is not None:
         _trust_index(dispatcher.index, state, checkpoint, log, clean=clean, trusted=trusted)
-        dispatcher.drop_deleted(deleted)
+        # Behind what was deleted before the log begins is another topic, of which fillers may be all that is left.
+        dispatcher.drop_deleted({topic: place for topic, place in deleted.items() if place > log.min_offset})
     limit = _limit(log, dispatcher, cut, writable=aside is not None)
     begin, known_end = _begin(log, dispatcher, state, limit)
     report.walked_from = begin
@@ -143,7 +144,7 @@ def recover(
     if aside is not None:
         _cut(log, dispatcher, end, certainly=not trusted or cut is not None, durably=cut is not None)
         if state is not None and end >= known_end and cut is None:
-            _restore_ends(dispatcher, {t: q for t, q in state.queues.items() if t not in state.deleted_topics})
+            _restore_ends(dispatcher, state.queues)
         _restore_ends(dispatcher, expired)
         if not trusted and end > known_end:
             log.files.rewrite(max(begin, known_end), end)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import pytest
+
 from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replica.stream import FollowedStream
 from raymq.actors.broker.replication.epoch_map import EpochMap
@@ -21,12 +23,17 @@ from tests.stored import SMALL, append, make_record
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 14, retention_hours=1, delete_at_hour="*")
 
 
-def test_a_replica_gives_no_offset_away_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_a_replica_gives_no_offset_away_again(tmp_path: Path, made_anew: bool) -> None:
+    """Nor one of a topic that was deleted and made anew before."""
     now_ms = 1_700_000_000_000
     directory, its = tmp_path / "master", tmp_path / "replica"
     recorder = StateRecorder.begin(directory, log_end=lambda: 0)
     with Store.open(directory, CONFIG, now_ms=lambda: now_ms) as master:
         recorder.log_end = lambda: master.max_physical_offset
+        if made_anew:
+            append(master, make_record(b"former", topic="quiet"))
+            master.delete_topic("quiet")
         append(master, *[make_record(b"quiet", topic="quiet")] * 3)
         master.consumer_offsets.commit("g", "quiet", 0, 3)
         for _ in range(4):

@@ -113,6 +113,32 @@ def test_a_restored_directory_is_a_new_one_in_another_epoch(
             claimed(state, claim, registered_answers=False)
 
 
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_queues_whose_messages_have_expired_end_where_they_did(
+    tmp_path: Path, target: FolderTarget, made_anew: bool
+) -> None:
+    """Also those of a topic that was deleted and made anew before."""
+    now_ms = 1_700_000_000_000
+    with Store.open(tmp_path / "store", EXPIRING, now_ms=lambda: now_ms) as store:
+        append(store, make_record(b"quiet", topic="quiet"))
+        if made_anew:
+            store.delete_topic("quiet")
+        append(store, *[make_record(b"quiet", topic="quiet")] * 3)
+        end = store.max_offset("quiet", 0)
+        store.consumer_offsets.commit("g", "quiet", 0, end)
+        append(store, *[make_record(30_000 * b"x", topic="busy")] * 3)
+        store.flush()
+        now_ms += 2 * 3_600_000
+        append(store, make_record(b"y", topic="busy"))
+        assert store.delete_expired().log_files
+        assert store.min_offset("quiet", 0) == end
+    made(tmp_path / "store", target)
+    restore(target, tmp_path / "restored")
+    with Store.open(tmp_path / "restored", EXPIRING, now_ms=lambda: now_ms) as store:
+        assert store.consumer_offsets.get("g", "quiet", 0) == end
+        assert append(store, make_record(b"new", topic="quiet")).queue_offsets.tolist() == [end]
+
+
 def test_only_what_is_new_is_copied(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
     first = made(directory, target)
     assert made(directory, target).copied_bytes == 0
