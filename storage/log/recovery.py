@@ -108,7 +108,7 @@ def recover(
     if aside is not None:
         _trust_index(dispatcher.index, state, checkpoint, log, clean=clean, trusted=trusted)
         # Behind what was deleted before the log begins is another topic, of which fillers may be all that is left.
-        dispatcher.drop_deleted({topic: place for topic, place in deleted.items() if place > log.min_offset})
+        dispatcher.drop_deleted({topic: place for topic, place in deleted.items() if place >= log.min_offset})
     limit = _limit(log, dispatcher, cut, writable=aside is not None)
     begin, known_end = _begin(log, dispatcher, state, limit)
     report.walked_from = begin
