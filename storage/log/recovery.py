@@ -425,4 +425,4 @@ def _restore_ends(dispatcher: Dispatcher, ends: Mapping[str, Mapping[int, int]])
     """Let no queue end before it did: offsets of messages that have expired are not given away again."""
     for topic, queues in ends.items():
         for queue_id, max_offset in queues.items():
-            dispatcher.open(topic, queue_id).extend(max_offset)
+            dispatcher.reserve((topic, queue_id)).extend(max_offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -12,6 +13,8 @@ from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replica.stream import FollowedStream
 from raymq.actors.broker.replication.epoch_map import EpochMap
 from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.storage.log import entry_writer
+from raymq.storage.log.consume_queue import ConsumeQueue
 from raymq.storage.state import queue_ends
 from raymq.storage.state.recorder import StateRecorder
 from raymq.storage.state.replica import StateReplica
@@ -60,3 +63,23 @@ def test_a_replica_gives_no_offset_away_again(tmp_path: Path, made_anew: bool) -
     with Store.open(its, CONFIG) as elected:
         assert elected.consumer_offsets.get("g", "quiet", 0) == 3
         assert append(elected, make_record(b"new", topic="quiet")).queue_offsets.tolist() == [3]
+
+
+def test_ends_of_many_queues_are_not_in_memory_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for messages that are gone may be as much as the queues' files."""
+    monkeypatch.setattr(entry_writer, "_MOST_UNWRITTEN_BYTES", 2_000)
+    waiting: list[int] = []
+    real = ConsumeQueue.extend
+
+    def extend(queue: ConsumeQueue, max_offset: int) -> None:
+        real(queue, max_offset)
+        assert queue._writer is not None
+        waiting.append(queue._writer.added - queue._writer._written)
+
+    monkeypatch.setattr(ConsumeQueue, "extend", extend)
+    aside = queue_ends.aside_of(tmp_path)
+    aside.parent.mkdir()
+    aside.write_text(json.dumps({"quiet": dict.fromkeys(range(40), 15)}))
+    with Store.open(tmp_path, CONFIG) as store:
+        assert [store.max_offset("quiet", queue_id) for queue_id in range(40)] == [15] * 40
+        assert max(waiting) <= 3_000
