@@ -108,7 +108,7 @@ def test_a_cluster_with_tls_is_joined_with_its_own_files(tmp_path: Path) -> None
         Admin(started).create_topic("t", queues=1)
         with cluster.connect(namespace="tls") as joined:
             Producer(joined, "p").send(Message("t", b"x"))
-            Producer(joined, "p", shared=True).send(Message("t", b"y"))
+            Producer(joined, "p", shared=True).send(Message("t", b"y"), timeout=30.0)
         with cluster.connect(name_servers=started.name_servers, tls=client) as by_address:
             assert [s.max_offset for s in Admin(by_address).topic_stats("t").values()] == [2]
         options = ["--name-servers", started.name_servers[0], "--tls-ca-file", str(own.ca_file)]
@@ -309,7 +309,7 @@ def test_stop_and_start_again(tmp_path: Path) -> None:
 def test_many_sends_of_a_shared_producer_wait_beside_each_other(mq: Cluster) -> None:
     """Each waited on a thread of a small pool, so that the tenth of them began when the first had timed out."""
     producer = Producer(mq, "beside", shared=True, timeout=3.0, retries=0)
-    producer.send(Message("t", b"x"))
+    producer.send(Message("t", b"x"), timeout=30.0)  # its actor starts first
     pids = [broker.pid for broker in Admin(mq).cluster_info().brokers]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
