@@ -7,4 +7,5 @@ What is in it, in the order to read it:
     frozen_state: the same for a backup, which no changes follow.
     replica: the replica's side, which makes the changes; told_deletions: what its queues have to agree with.
     foreign_changes: what others change there, after which nobody knows what there is.
+    queue_ends: how far queues are all of whose messages have expired, told behind a snapshot.
 """
