@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 import struct
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,15 @@ from tests.replica_group import GROUP, ReplicaGroup
 from tests.replicas import log_content
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
+
+
+def begin_anew(group: ReplicaGroup, **changes: Any) -> None:
+    """The replica's directory is empty, and it follows again, with `changes` of its settings."""
+    group.kill(2)
+    group.await_in_sync(1)
+    group.wipe(2)
+    group.start(2, **changes)
+    group.await_in_sync(1, 2)
 
 
 @pytest.mark.parametrize("group", [{"mode": "async"}], indirect=True)
@@ -88,11 +98,7 @@ def test_an_emptied_replica_follows_from_nothing_also_where_the_masters_log_begi
     for _ in range(5):
         clients.send(*(each * 30_000 for each in numbered(10, 20, "m")), topic="t")
     expire_beginning(group)
-    group.kill(2)
-    group.await_in_sync(1)
-    group.wipe(2)
-    group.start(2)
-    group.await_in_sync(1, 2)
+    begin_anew(group)
     group.await_end(2, of=1)
     assert group.status(2).begin[0] == group.status(1).begin[0] > 0
     expected = clients.bodies()
@@ -118,11 +124,7 @@ def test_an_emptied_replica_knows_what_queues_have_come_to_whose_messages_have_e
     for _ in range(5):
         clients.send(*(each * 30_000 for each in numbered(10, 20, "m")), topic="t")
     expire_beginning(group)
-    group.kill(2)
-    group.await_in_sync(1)
-    group.wipe(2)
-    group.start(2)
-    group.await_in_sync(1, 2)
+    begin_anew(group)
     group.kill(1)
     assert group.elect() == 2
     assert [clients.asked(lambda q=queue: clients.pull.offsets(q)) for queue in queues] == [(e, e) for e in ends]
@@ -136,20 +138,13 @@ def test_an_emptied_replica_has_log_files_of_its_masters_size(
     """The setting was changed since the master's directory was made, which keeps what it was made with."""
     settings = {**group._store, "commitlog_file_bytes": file_bytes}
 
-    def begin_anew() -> None:
-        group.kill(2)
-        group.await_in_sync(1)
-        group.wipe(2)
-        group.start(2, store=settings)
-        group.await_in_sync(1, 2)
-
     clients.send(*numbered(0, 5))
-    begin_anew()
+    begin_anew(group, store=settings)
     clients.send(*(each * 10_000 for each in numbered(10, 60)))
     group.await_in_sync(1, 2)
     poll_until(lambda: are_alike(group), 20)
     expire_beginning(group)
-    begin_anew()
+    begin_anew(group, store=settings)
     group.kill(2)
     group.start(2, store=settings)
     group.await_in_sync(1, 2)
