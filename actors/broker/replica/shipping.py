@@ -293,7 +293,7 @@ class _Connection:
                     return
             self.frames.send(ReplicationFrame(FrameKind.SNAPSHOT_END, self._group.epoch))
             self._snapshot = None
-        except RayMQError as error:
+        except (RayMQError, OSError) as error:  # a medium that cannot be read, too: the replica asks anew
             _log.warning("%s: a snapshot for replica %d failed: %s", self._group.name, hello.replica, error)
             self.frames.abort(str(error))
         finally:
