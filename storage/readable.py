@@ -184,9 +184,13 @@ class Readable:
         queue = self._dispatcher.get(topic, queue_id)
         return queue.max_offset if written else self.confirmed.end_of(queue)
 
-    def expired_ends(self) -> Steps[dict[str, dict[int, int]]]:
-        """How far each queue is of which the log has no message any more, by topic and queue id; in steps."""
-        return self._dispatcher.expired_ends(self._log.min_offset)
+    def expired_ends(self, log_min: int = 0) -> Steps[dict[str, dict[int, int]]]:
+        """How far each queue is of which the log has no message any more, by topic and queue id; in steps.
+
+        Args:
+            log_min: of a log that has less, which begins there.
+        """
+        return self._dispatcher.expired_ends(max(log_min, self._log.min_offset))
 
     def offset_at_time(
         self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"

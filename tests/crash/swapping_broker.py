@@ -8,6 +8,7 @@ it connects. The steps are those that brokers do (`Feeder`, `Follower`, `Followe
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,9 +35,10 @@ from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
 from raymq.actors.broker.replication.reconciling import GoOn, StreamExtent, TakeSnapshot
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.state import recording
+from raymq.storage.state import queue_ends, recording
 from raymq.storage.state.recorder import StateRecorder
 from raymq.storage.state.replica import StateReplica
+from raymq.storage.steps import finish
 from raymq.storage.store import Store
 from tests.crash.killing_calls import Killed, KillingCalls
 from tests.crash.powerless_broker import PowerlessBroker
@@ -80,8 +82,12 @@ class Line:
         snapshot = self._broker.recorder.snapshot()
         try:
             self._tables_at = snapshot.sequence
-            self._do(self._feeder.welcome(read_hello(hello.body), hello.position)[1])
-            for part in snapshot.parts():
+            told = read_hello(hello.body)
+            verdict, answer = self._feeder.welcome(told, hello.position)
+            assert isinstance(verdict, TakeSnapshot)
+            self._do(answer)
+            ends = finish(self._broker.store.expired_ends(told.begin.offset if verdict.keeps_log else 0))
+            for part in itertools.chain(snapshot.parts(), queue_ends.parts(ends)):
                 self._broker.send()  # changes go on meanwhile
                 self._do(ReplicationFrame(FrameKind.TABLES, self._broker.epoch, BEGIN, BEGIN, part))
             self._do(ReplicationFrame(FrameKind.SNAPSHOT_END, self._broker.epoch))

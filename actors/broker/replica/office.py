@@ -157,11 +157,11 @@ class Office:
             raise MessageExpired(f"offset {begin}: the store is closed")
         return self._store.log_bytes(begin, end)
 
-    def expired_ends(self) -> Steps[dict[str, dict[int, int]]]:
+    def expired_ends(self, log_min: int) -> Steps[dict[str, dict[int, int]]]:
         """As `Store.expired_ends`; StoreBusy once the store is being closed."""
         if self._store is None:
             raise StoreBusy("how far queues are is not known: the store is closed")
-        return self._store.expired_ends()
+        return self._store.expired_ends(log_min)
 
     # -- around the broker's service
 

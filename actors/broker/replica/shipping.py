@@ -62,7 +62,7 @@ class ShippingOffice(Protocol):
     def log_bytes(self, begin: int, end: int) -> LogBytes:
         """As `Store.log_bytes`."""
 
-    def expired_ends(self) -> Steps[dict[str, dict[int, int]]]:
+    def expired_ends(self, log_min: int) -> Steps[dict[str, dict[int, int]]]:
         """As `Store.expired_ends`."""
 
     def look(self) -> StreamPosition:
@@ -281,8 +281,9 @@ class _Connection:
             if not isinstance(verdict, TakeSnapshot):
                 raise ProtocolError(f"no snapshot any more: {verdict}")
             self.frames.send(answer)
-            # What is gone where the log begins that is shipped; after it was said where that is.
-            ends = await stepwise(self._group.expired_ends())
+            # What is gone where the replica's log begins, which may keep less than there is here; after it was said
+            # where the one begins that is shipped.
+            ends = await stepwise(self._group.expired_ends(hello.begin.offset if verdict.keeps_log else 0))
             parts = itertools.chain(snapshot.parts(), queue_ends.parts(ends))
             while (part := await asyncio.to_thread(next, parts, None)) is not None:
                 self.frames.send(ReplicationFrame(FrameKind.TABLES, self._group.epoch, BEGIN, BEGIN, part))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -62,6 +63,36 @@ def test_a_replica_gives_no_offset_away_again(tmp_path: Path, made_anew: bool) -
     recorder.stop()
     with Store.open(its, CONFIG) as elected:
         assert elected.consumer_offsets.get("g", "quiet", 0) == 3
+        assert append(elected, make_record(b"new", topic="quiet")).queue_offsets.tolist() == [3]
+
+
+def test_nor_one_of_which_the_masters_log_has_more(tmp_path: Path) -> None:
+    """It was the master, let go of files that the other one has yet, and deleted a topic of which nobody heard."""
+    now_ms = 1_700_000_000_000
+    directory, its = tmp_path / "master", tmp_path / "replica"
+    with Store.open(directory, CONFIG, now_ms=lambda: now_ms) as store:
+        append(store, *[make_record(b"quiet", topic="quiet")] * 3)
+        append(store, *[make_record(10_000 * b"x", topic="busy")] * 4)
+    shutil.copytree(directory, its)
+    now_ms += 2 * 3_600_000
+    with Store.open(its, CONFIG, now_ms=lambda: now_ms) as former:
+        assert former.delete_expired().log_files
+        former.delete_topic("quiet")
+    recorder = StateRecorder.begin(directory, log_end=lambda: 0)
+    with Store.open(directory, CONFIG, now_ms=lambda: now_ms) as master:
+        assert (master.min_offset("quiet", 0), master.max_offset("quiet", 0)) == (0, 3)
+        stream = FollowedStream.open(its, CONFIG, ReplicaFile(its), StateReplica(its))
+        begin = stream.extent.begin.offset
+        stream.begin_snapshot(StreamPosition(master.max_physical_offset, 0), keeps_log=True)
+        snapshot = recorder.snapshot()
+        for part in chain(snapshot.parts(), queue_ends.parts(finish(master.expired_ends(begin)))):
+            stream.load(part)
+        stream.end_snapshot(snapshot.sequence, EpochMap())
+        snapshot.close()
+        stream.close()
+        stream.states.close()
+    recorder.stop()
+    with Store.open(its, CONFIG) as elected:
         assert append(elected, make_record(b"new", topic="quiet")).queue_offsets.tolist() == [3]
 
 
