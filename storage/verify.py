@@ -41,7 +41,10 @@ def verify(directory: str | os.PathLike[str]) -> VerifyReport:
         raise InvalidInput("directory", "a store directory", str(directory))
     report = VerifyReport()
     for path in paths:
-        size = path.stat().st_size
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:  # it has expired meanwhile
+            continue
         if size:
             file = MappedFile(path, int(path.name), size, writable=False)
             try:
