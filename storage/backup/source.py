@@ -14,6 +14,7 @@ from raymq.storage.errors import InvalidInput
 from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file_queue import files_of
 from raymq.storage.paths import Paths, take_lock
+from raymq.storage.state import queue_ends
 from raymq.storage.state.frozen_state import FrozenState
 from raymq.storage.state.state_files import marker_of
 from raymq.storage.tables.broker_identity import BrokerOf, read_broker
@@ -66,7 +67,8 @@ class StoppedDirectory(Closing):
             raise InvalidInput("directory", "a store directory", str(directory))
         with ExitStack() as resources:
             resources.callback(take_lock(paths).release)
-            for half in (paths.ordered_cut, marker_of(directory), paths.restoring):
+            begun = paths.ordered_cut, marker_of(directory), paths.rebuild_queues, queue_ends.aside_of(directory)
+            for half in (*begun, paths.restoring):
                 if half.exists():
                     remedy = "let its broker start once, or restore it again"
                     raise InvalidInput(

@@ -139,6 +139,15 @@ def test_queues_whose_messages_have_expired_end_where_they_did(
         assert append(store, make_record(b"new", topic="quiet")).queue_offsets.tolist() == [end]
 
 
+@pytest.mark.parametrize("half", ["cut.json", "state_snapshot", "rebuild_queues", "expired_queues.json"])
+def test_what_a_start_has_to_bring_to_its_end_is_not_backed_up(
+    directory: Path, target: FolderTarget, half: str
+) -> None:
+    (directory / "raymq" / half).write_bytes(b"")
+    with pytest.raises(InvalidInput, match=f"one that is whole: {half} is there"):
+        made(directory, target)
+
+
 def test_only_what_is_new_is_copied(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
     first = made(directory, target)
     assert made(directory, target).copied_bytes == 0
