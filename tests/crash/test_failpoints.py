@@ -47,6 +47,7 @@ OF_BACKUPS = tuple(name for name in NAMES if name.startswith(("backup.", "restor
 #: test_killed_replicas.py dies at these.
 OF_ROLES = tuple(name for name in NAMES if name.startswith(("claim.", "snapshot.", "wipe.", "office.")))
 ELSEWHERE = OF_RECOVERY + OF_RETENTION + OF_OTHERS + OF_WRITES + OF_KEEPERS + OF_REPLICAS + OF_BACKUPS + OF_ROLES
+HERE = tuple(name for name in NAMES if name not in ELSEWHERE)
 
 
 @dataclass
@@ -143,7 +144,7 @@ def check(directory: Path, promised: Promised) -> None:
 
 
 @pytest.mark.sweep(every=3)
-@pytest.mark.parametrize("failpoint", [name for name in NAMES if name not in ELSEWHERE])
+@pytest.mark.parametrize("failpoint", HERE)
 def test_killed_at_each_step(tmp_path: Path, failpoint: str) -> None:
     promised = Promised()
     assert run(tmp_path, f"{failpoint}:1", promised) or run(tmp_path, f"{failpoint}:1", promised)
@@ -180,7 +181,7 @@ def test_killed_at_random_steps_again_and_again(tmp_path: Path, seed: int) -> No
     promised = Promised()
     killed = 0
     for _ in range(50):
-        killed += run(tmp_path, f"{random_.choice(NAMES)}:{random_.choice((1, 2, 5, 20, 60))}", promised)
+        killed += run(tmp_path, f"{random_.choice(HERE + OF_RECOVERY)}:{random_.choice((1, 2, 5, 20, 60))}", promised)
         check(tmp_path, promised)
     assert killed > 15  # the others end before their step's turn comes
 
