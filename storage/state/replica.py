@@ -369,6 +369,16 @@ class StateReplica:
         self._changed.content(path)
         self._changed.names(path)
 
+    @property
+    def brings_topics_back(self) -> bool:
+        """Whether topics were deleted here that never were, as the snapshot says all of which has come."""
+        return bool(self._compared_deletions()[0])
+
+    def _compared_deletions(self) -> tuple[list[str], list[tuple[str, int]]]:
+        log_min = min((int(path.name) for path in files_of(self.directory / "commitlog")), default=0)
+        log_min = max(log_min, self.master_begin)
+        return told_deletions.compare(self.directory, told_deletions.load(self._marker), log_min)
+
     def end_snapshot(self, sequence: int) -> None:
         """The snapshot is whole, with all changes up to this one. It is on disk when this returns.
 
@@ -382,9 +392,7 @@ class StateReplica:
             queue_ends.put_aside(self.directory)
         for folder in (CONFIG, OURS):
             fileutil.sync_directory(self.directory / folder)
-        log_min = min((int(path.name) for path in files_of(self.directory / "commitlog")), default=0)
-        log_min = max(log_min, self.master_begin)
-        never, others = told_deletions.compare(self.directory, told_deletions.load(self._marker), log_min)
+        never, others = self._compared_deletions()
         if never:
             told_deletions.save(self.directory / OURS / "rebuild_queues", others)
         failpoint("snapshot.before_numbers")

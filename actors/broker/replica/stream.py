@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +26,7 @@ from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
+from raymq.storage.files.mapped_file_queue import files_of
 from raymq.storage.followed_state import NotDeleted
 from raymq.storage.log.retention import EARLY_RATIO, Disk
 from raymq.storage.log_beginning import begin_log
@@ -197,6 +199,8 @@ class FollowedStream:
 
     def end_snapshot(self, sequence: int, epochs: EpochMap) -> None:
         """The snapshot is whole; it is on disk when this returns. May take long."""
+        if self.states.brings_topics_back:
+            self._let_go_before(self.states.master_begin)
         self.states.end_snapshot(sequence)
         failpoint("snapshot.before_epochs")
         self._epochs.replace(epochs)
@@ -229,6 +233,16 @@ class FollowedStream:
             stack.callback(self.store.close)
             if not self.states.is_lost:
                 self.states.sync()
+
+    def _let_go_before(self, place: int) -> None:
+        """No queue is made anew from what the master has let go of: of deletions in there nobody need tell any more."""
+        files = files_of(Paths(self.directory).commit_log)
+        old = [path for path, following in pairwise(files) if int(following.name) <= place]
+        if old and self.store.is_healthy:
+            self.store.close()  # with a checkpoint that tells how far the queues are which end in these files
+            for path in old:
+                fileutil.remove(path)
+            self._reopen()
 
     def _begin_log(self, offset: int) -> None:
         self._memory.change(wiping=offset)
