@@ -8,7 +8,6 @@ it connects. The steps are those that brokers do (`Feeder`, `Follower`, `Followe
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,135 +16,20 @@ from pathlib import Path
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replica.stream import FollowedStream
-from raymq.actors.broker.replication.feeding import Feeder, ShipLog
-from raymq.actors.broker.replication.following import (
-    BeginEpoch,
-    BeginSnapshot,
-    CutStream,
-    EndSnapshot,
-    Follower,
-    LoadTables,
-    Step,
-    WriteLog,
-    WriteStates,
-)
-from raymq.actors.broker.replication.frame_bodies import Hello, read_hello
-from raymq.actors.broker.replication.frames import FrameKind, ReplicationFrame
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
-from raymq.actors.broker.replication.reconciling import GoOn, StreamExtent, TakeSnapshot
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.state import queue_ends, recording
+from raymq.storage.state import recording
 from raymq.storage.state.recorder import StateRecorder
 from raymq.storage.state.replica import StateReplica
-from raymq.storage.steps import finish
 from raymq.storage.store import Store
 from tests.crash.killing_calls import Killed, KillingCalls
+from tests.crash.line import Line
 from tests.crash.powerless_broker import PowerlessBroker
 from tests.replicas import log_content
 from tests.state_copies import state_of
 
-#: A replica is told to go on after so many HELLOs at most: a cut and a snapshot come before.
-_MOST_HELLOS = 8
 #: One of them is in force in a life.
 _DELAY_LEVELS = ("1s 5s 10s", "10s 5s 1s", "1m 2m 3m")
-
-
-class Line:
-    """The replica's connection to its master, both ends of it."""
-
-    def __init__(self, broker: SwappingBroker, stream: FollowedStream) -> None:
-        self._broker, self._stream = broker, stream
-        self._tables_at: int | None = None
-        self._feeder = Feeder(broker.epoch, self._extent, broker.recorder.after, lambda: BEGIN)
-        self._follower = Follower(broker.epoch, stream.extent, stream.confirmed)
-
-    def connect(self) -> None:
-        """From HELLO until it is told to go on."""
-        stream, follower, feeder = self._stream, self._follower, self._feeder
-        stream.begin_connection()
-        for _ in range(_MOST_HELLOS):
-            follower.end, self._tables_at = stream.end, None
-            told = Hello("c", "g", 2, "identity", "nonce", stream.extent.begin, stream.epochs)
-            hello = follower.hello(told)
-            verdict, answer = feeder.welcome(read_hello(hello.body), hello.position)
-            self._broker.verdicts.append(type(verdict))
-            if isinstance(verdict, TakeSnapshot):
-                self._take_snapshot(hello)
-                continue
-            self._do(answer)
-            if isinstance(verdict, GoOn):
-                return
-        raise AssertionError(f"it is never told to go on: {self._broker.verdicts[-_MOST_HELLOS:]}")
-
-    def _take_snapshot(self, hello: ReplicationFrame) -> None:
-        snapshot = self._broker.recorder.snapshot()
-        try:
-            self._tables_at = snapshot.sequence
-            told = read_hello(hello.body)
-            verdict, answer = self._feeder.welcome(told, hello.position)
-            assert isinstance(verdict, TakeSnapshot)
-            self._do(answer)
-            ends = finish(self._broker.store.expired_ends(told.begin.offset if verdict.keeps_log else 0))
-            for part in itertools.chain(snapshot.parts(), queue_ends.parts(ends)):
-                self._broker.send()  # changes go on meanwhile
-                self._do(ReplicationFrame(FrameKind.TABLES, self._broker.epoch, BEGIN, BEGIN, part))
-            self._do(ReplicationFrame(FrameKind.SNAPSHOT_END, self._broker.epoch))
-        finally:
-            snapshot.close()
-
-    @property
-    def store(self) -> Store:
-        """The replica's."""
-        return self._stream.store
-
-    def step(self, most_bytes: int = 1 << 20) -> bool:
-        """Ship something; False: the replica has all."""
-        shipment = self._feeder.next_shipment(most_bytes)
-        if isinstance(shipment, ShipLog):
-            with self._broker.store.log_bytes(shipment.start, shipment.end) as found:
-                self._do(self._feeder.frame_of(shipment, bytes(found.view)))
-        elif shipment is not None:
-            self._do(self._feeder.frame_of(shipment))
-        return shipment is not None
-
-    def all(self) -> None:
-        """Until the replica has all."""
-        while self.step():
-            pass
-
-    def some(self, random_: random.Random) -> None:
-        """Some more of it."""
-        for _ in range(random_.choice((0, 1, 5, 40))):
-            self.step(random_.choice((200, 5_000, 20_000)))
-
-    def _extent(self) -> StreamExtent:
-        broker, begin = self._broker, self._tables_at
-        folded = broker.recorder.folded if begin is None else begin
-        end = StreamPosition(broker.store.max_physical_offset, broker.recorder.last)
-        return StreamExtent(broker.epochs.map, StreamPosition(broker.store.min_physical_offset, folded), end)
-
-    def _do(self, frame: ReplicationFrame) -> None:
-        for step in self._follower.receive(frame, 0):
-            self._do_one(step)
-
-    def _do_one(self, step: Step) -> None:
-        stream = self._stream
-        if isinstance(step, WriteLog):
-            stream.write_log(step.offset, step.content, lambda: None)
-        elif isinstance(step, WriteStates):
-            stream.write_states(step.frames)
-        elif isinstance(step, BeginEpoch):
-            stream.begin_epoch(step.entry)
-        elif isinstance(step, CutStream):
-            stream.cut(step.position, step.epoch)
-        elif isinstance(step, BeginSnapshot):
-            self._epochs, self._sequence = step.epochs, step.position.sequence
-            stream.begin_snapshot(step.position, keeps_log=step.keeps_log)
-        elif isinstance(step, LoadTables):
-            stream.load(step.content)
-        elif isinstance(step, EndSnapshot):
-            stream.end_snapshot(self._sequence, self._epochs)
 
 
 class SwappingBroker(PowerlessBroker):

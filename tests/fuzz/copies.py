@@ -1,0 +1,103 @@
+"""One of several copies of a store, which lives in many processes: as a replica, as the master, or killed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from raymq.actors.broker.replica.replica_file import ReplicaFile
+from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replication.kept_epochs import KeptEpochs
+from raymq.storage.config import StoreConfig
+from raymq.storage.state import recording
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.store import Store
+from tests.crash.killing_calls import Killed
+from tests.fuzz.histories import History
+
+
+class Copy:
+    """Begins with an empty directory.
+
+    Attributes:
+        history: what its queues must have.
+        stream: open while it is a replica.
+        store: open while it is the master.
+        recorder: the master's; its numbers go on where the same process becomes a replica.
+    """
+
+    def __init__(self, directory: Path, config: StoreConfig) -> None:
+        directory.mkdir()
+        self.directory = directory
+        self._config = config
+        self.history = History()
+        self.stream: FollowedStream | None = None
+        self.store: Store | None = None
+        self.recorder: StateRecorder | None = None
+
+    def follow(self) -> FollowedStream:
+        """Its part of the stream, opened by another process unless it is open."""
+        if self.stream is None:
+            former, self.recorder = self.recorder, None
+            states = StateReplica(self.directory, continues=former)
+            try:
+                self.stream = self._opened(states)
+            except BaseException:
+                with suppress(Killed):
+                    states.close()
+                raise
+        return self.stream
+
+    def reopen(self) -> None:
+        """The same process opens the store anew, as behind `NotDeleted`."""
+        assert self.stream is not None
+        self.stream.store.close()
+        self.stream = self._opened(self.stream.states)
+
+    def lead(self, epoch: int) -> tuple[Store, StateRecorder, KeptEpochs]:
+        """It is the master from now on."""
+        stream = self.follow()
+        end = stream.end
+        self.stream, recorder = None, stream.stop_following(lambda: None)
+        self.recorder = recorder
+        recorder.log_end = lambda: end.offset
+        epochs = stream.begin_epoch_at(end._replace(sequence=recorder.last), epoch)
+        store = self.store = Store.open(self.directory, self._config)
+        recorder.log_end = lambda: store.max_physical_offset
+        assert store.max_physical_offset == end.offset
+        return store, recorder, epochs
+
+    def resign(self) -> None:
+        """It is the master no more; its process goes on."""
+        assert self.store is not None
+        store, self.store = self.store, None
+        store.close()
+
+    def kill(self) -> None:
+        """Its process ends, whatever it is."""
+        (stream, self.stream), (store, self.store) = (self.stream, None), (self.store, None)
+        if stream is not None:
+            _abandon(stream.store)
+            with suppress(Killed):
+                stream.states.close()
+        if store is not None:
+            _abandon(store)
+        recorder, self.recorder = self.recorder, None
+        if recorder is not None:
+            with suppress(Killed):
+                recorder.stop()
+        elif (left := recording.recorder_of(self.directory)) is not None:
+            recording.uninstall(left)
+
+    def _opened(self, states: StateReplica) -> FollowedStream:
+        return FollowedStream.open(self.directory, self._config, ReplicaFile(self.directory), states)
+
+
+def _abandon(store: Store) -> None:
+    """What a SIGKILL leaves; it is behind what another thread removes just now."""
+    if (removing := store._remover._thread) is not None:
+        removing.join()
+    store._flusher.stop()
+    with suppress(Killed):
+        store._abandon()

@@ -1,0 +1,106 @@
+"""What the queues of one copy of a store must have: a model of its messages and its topics' deletions.
+
+A copy knows what it took as master, and what it has heard of its masters. A queue has the messages of its topic that
+came behind the topic's last deletion, at the offsets that they were given, as far back as the log goes; and it ends
+behind the last of them even where all have expired.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.storage.errors import QueueNotFound
+from raymq.storage.store import Store
+from tests.replicas import seen
+
+TOPICS = ("orders", "parts", "bills")
+
+
+class Message(NamedTuple):
+    """One message of queue 0 of its topic; the log ended at `end` when it had come."""
+
+    topic: str
+    offset: int
+    body: bytes
+    end: int
+
+
+class Deletion(NamedTuple):
+    """A topic's, when the log ended at `place`.
+
+    Changes of state tell of it from number `since` on, and no more from `until` on if it was refused.
+    """
+
+    topic: str
+    place: int
+    since: int = 0
+    until: int | None = None
+
+
+class History:
+    """One copy's.
+
+    Attributes:
+        messages: in the order in which they came.
+        deletions: all of them, those of expired messages, too.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.deletions: list[Deletion] = []
+
+    def hear(self, master: History, end: StreamPosition) -> None:
+        """The copy has the master's log and changes up to there; with 0 changes nobody knows which it has."""
+        self.messages = [message for message in master.messages if message.end <= end.offset]
+        known = end.sequence
+        if known:
+            heard = [each for each in master.deletions if each.since <= known < (each.until or known + 1)]
+            self.deletions = [Deletion(each.topic, each.place) for each in heard]
+
+    def cut(self, end: int) -> None:
+        """The log has no more than that."""
+        self.messages = [message for message in self.messages if message.end <= end]
+
+    def settle(self) -> None:
+        """The copy is a master no more: what it refused never was, and numbers are another one's from now on."""
+        self.deletions = [Deletion(each.topic, each.place) for each in self.deletions if each.until is None]
+
+    def check(self, store: Store) -> None:
+        """The store has just that in its queues, which end where they must."""
+        found = {
+            topic: dict(enumerate(bodies, store.min_offset(topic, queue_id)))
+            for (topic, queue_id), bodies in seen(store).items()
+            if bodies
+        }
+        ends = {topic: _end(store, topic) for topic in TOPICS}
+        log_min = store.min_physical_offset
+        for topic in TOPICS:
+            messages = self._alive(topic)
+            must = {message.offset: message.body for message in messages if message.end > log_min}
+            has = found.get(topic, {})
+            assert has == must, f"{topic} has {_short(has)}, not {_short(must)}; {self._about(topic, log_min)}"
+            end = max((message.offset + 1 for message in messages), default=0)
+            assert ends[topic] == end, f"{topic} ends at {ends[topic]}, not {end}; {self._about(topic, log_min)}"
+
+    def _alive(self, topic: str) -> list[Message]:
+        """Those that came behind the topic's last deletion, expired ones among them."""
+        places = [each.place for each in self.deletions if each.topic == topic and each.until is None]
+        deleted = max(places, default=-1)
+        return [message for message in self.messages if message.topic == topic and message.end > deleted]
+
+    def _about(self, topic: str, log_min: int) -> str:
+        deletions = [each for each in self.deletions if each.topic == topic]
+        return f"the log begins at {log_min}, and it was deleted: {deletions[-4:]}"
+
+
+def _end(store: Store, topic: str) -> int:
+    try:
+        return store.max_offset(topic, 0, written=True)
+    except QueueNotFound:
+        return 0
+
+
+def _short(bodies: dict[int, bytes]) -> dict[int, bytes]:
+    """Only their numbers, with which bodies begin."""
+    return {offset: body.split()[0] for offset, body in bodies.items()}
