@@ -77,6 +77,8 @@ class PowerlessBroker:
         self._epoch, self._next = 0, 0
         #: The numbered batch whose answer was lost: it is sent again, in this life or another one.
         self._unanswered: list[bytes] | None = None
+        #: When the newest numbered batch was sent first.
+        self._numbered_at = 0.0
         self._staged: dict[str, list[bytes]] = {}
 
     @contextmanager
@@ -189,6 +191,11 @@ class PowerlessBroker:
 
     def send_numbered(self) -> None:
         """As an idempotent producer does; sometimes an answer is lost, and it sends again, perhaps to the next life."""
+        if self._unanswered is None:
+            self._numbered_at = self.clock.now
+        elif self.clock.now - self._numbered_at > 2_000:  # a broker forgets who is silent for an hour
+            self._epoch, self._next, self._unanswered = self._epoch + 1, 0, None
+            self._numbered_at = self.clock.now
         in_doubt = self._unanswered
         bodies = in_doubt or self._bodies("numbered", self._random.choice((4, 4, 30)))
         try:

@@ -52,8 +52,6 @@ class SwappingBroker(PowerlessBroker):
         #: By directory: what goes on with it in this process.
         self._left: dict[int, FollowedStream | StateRecorder] = {}
         self._line: Line | None = None
-        #: When the newest numbered batch was sent first.
-        self._numbered_at = 0.0
 
     def live(self, works: int) -> None:
         """Five lives of so many works, and a last one of which all that is acknowledged has to come."""
@@ -222,15 +220,6 @@ class SwappingBroker(PowerlessBroker):
         except Killed:
             self.known.void.update(before)
             raise
-
-    def send_numbered(self) -> None:
-        """A broker forgets who is silent for an hour: nobody asks for an answer as long."""
-        if self._unanswered is None:
-            self._numbered_at = self.clock.now
-        elif self.clock.now - self._numbered_at > 2_000:
-            self._epoch, self._next, self._unanswered = self._epoch + 1, 0, None
-            self._numbered_at = self.clock.now
-        super().send_numbered()
 
     def _append_numbered(self, bodies: list[bytes]) -> None:
         try:
