@@ -7,6 +7,8 @@ import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -101,13 +103,24 @@ def test_files_of_another_user(tmp_path: Path) -> None:
 
 
 def test_processes_that_call_themselves_actors() -> None:
-    with subprocess.Popen(["-c"], executable="/bin/cat", stdin=subprocess.PIPE) as plain:
+    with echoing("-c") as plain:
         assert plain.pid not in {each.pid for each in probes.read_processes()}
-        plain.kill()
-    with subprocess.Popen(["ray::Broker", "-"], executable="/bin/cat", stdin=subprocess.PIPE) as actor:
+    with echoing("ray::Broker", "-") as actor:
         found = {each.pid: each for each in probes.read_processes()}
         assert is_orphan(found[actor.pid]), "its parent is no Ray node"
-        actor.kill()
+
+
+@contextmanager
+def echoing(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs, with these arguments: before it does its command line may be empty."""
+    with subprocess.Popen(arguments, executable="/bin/cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        yield process
+        process.kill()
 
 
 @pytest.mark.parametrize(
