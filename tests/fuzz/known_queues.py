@@ -59,16 +59,18 @@ class KnownQueues:
             queue.committed = self.of(key).committed
         return made
 
-    def check(self, store: Store) -> None:
-        """A store tells all that is known: it was not lost, and is not there twice."""
+    def check(self, store: Store) -> dict[TopicQueue, dict[int, bytes]]:
+        """A store tells all that is known: it was not lost, and is not there twice. What it has of each queue."""
+        found = {}
         for key, known in self._with_unknown(store):
-            low, end, bodies = read(store, key)
+            low, end, found[key] = read(store, key)
             assert end == known.end, f"{key} ends at {end}, not {known.end}"
             assert low <= known.low, f"{key} begins at {low}, not {known.low}"
-            _check_bodies(key, bodies, known)
+            _check_bodies(key, found[key], known)
             committed = store.consumer_offsets.get(GROUP, *key) or 0
             assert committed == known.committed, f"the group is at {committed} of {key}, not {known.committed}"
         assert settings_of(store) == self.settings
+        return found
 
     def check_between(self, store: Store, sure: KnownQueues) -> KnownQueues:
         """After a loss of power a store tells all that is `sure`, of the rest any beginning, and nothing else.

@@ -39,7 +39,7 @@ from raymq.storage.tables.broker_identity import read_broker
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import FaultyCalls
-from tests.fuzz.known_queues import GROUP, KnownQueues, TopicQueue, read
+from tests.fuzz.known_queues import GROUP, KnownQueues, TopicQueue
 from tests.fuzz.seeds import seeded, try_each
 from tests.stored import SMALL, append, make_record, write_entries
 
@@ -331,9 +331,7 @@ class StoreFuzz:
         self._check(self.store)
 
     def _check(self, store: Store) -> None:
-        self._known.check(store)
-        for key in self._known.queues:
-            _, _, bodies = read(store, key)
+        for key, bodies in self._known.check(store).items():
             for offset in self._random.sample(sorted(bodies), min(3, len(bodies))):
                 found = store.query(key[0], _key_of(bodies[offset]), 0, 1 << 62, 9)
                 places = [(each.queue_id, each.queue_offset) for each in found]
