@@ -1,48 +1,76 @@
-"""How pytest-xdist shares the tests out to its processes: whole files, and all that starts clusters in few goes.
+"""How pytest-xdist shares the tests out to its processes: by file, and by what the tests of a file use.
 
-Whoever starts a cluster mostly waits, for processes and for sockets, and who kills brokers for the disk; the rest
-computes. So there are more processes than cores. Clusters with Spark need memory and both cores: never two of them at
-once. What takes long begins first.
+A file's marks say what its tests use: `spark` is Spark on a Ray, `ray` is a Ray, or programs that start one. The
+process that hands tests out knows only their names, so the marks are read from the source of their files.
+
+There are more processes than cores, since tests wait for processes, sockets and disks. Files with Spark are one unit,
+so that two Spark clusters never run at once and its sessions are shared; no more than `RAYS` processes use Ray at once.
 """
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-from typing import Final
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-#: Folders whose tests start Ray, or servers for everybody.
-_CLUSTERS: Final = ("chaos", "integration", "interop")
-#: How the names of files begin whose clusters have Spark.
-_SPARK: Final = ("test_spark", "test_pipeline", "test_demo")
-#: Other clusters' files from this name on are a unit of their own; both take about as long.
-_SECOND_HALF: Final = "test_l"
-#: Units that take long, the longest first.
-_FIRST: Final = ("spark", "clusters, first half", "clusters, second half", "chaos")
+#: How many processes have a Ray at once, with Spark or without: each has a dozen processes of its own.
+RAYS: Final = 2
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_MARK: Final = re.compile(r"\bpytest\.mark\.(ray|spark)\b")
+#: The files that take longest, the longest first (seconds alone on two cores). Other files begin after those.
+_LONGEST: Final[tuple[str, ...]] = ()
 
 
 class SharedOut(LoadScopeScheduling):
-    """Its units of work are made of file names. (pytest 9.2 has names that marks cannot be written into.)"""
+    """Hands units of work out in their order, and holds back those that would start one Ray too many."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return unit_of(nodeid)
+        return unit_of(nodeid, self.config.rootpath)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        unit = self._next_for(node)
+        if unit is None:
+            node.shutdown()  # all that is left needs Ray, and enough other processes run it
+            return
+        self.workqueue.move_to_end(unit, last=False)
+        super()._assign_work_unit(node)
+
+    def _next_for(self, node: Any) -> str | None:
+        others = (work for each, work in self.assigned_work.items() if each is not node)
+        rays = sum(any(_is_pending(tests) and self._has_ray(tests) for tests in work.values()) for work in others)
+        return next((unit for unit, tests in self.workqueue.items() if rays < RAYS or not self._has_ray(tests)), None)
+
+    def _has_ray(self, tests: dict[str, bool]) -> bool:
+        return bool(uses(next(iter(tests)), self.config.rootpath))
 
 
-def unit_of(nodeid: str) -> str:
-    """The unit of work that a test belongs to."""
-    path = PurePosixPath(nodeid.partition("::")[0])
-    folder = path.parts[1] if len(path.parts) > 2 else ""  # below tests/
-    if folder not in _CLUSTERS:
-        return str(path)
-    if folder == "chaos":
-        return folder
-    if path.name.startswith(_SPARK):
-        return "spark"
-    return "clusters, first half" if path.name < _SECOND_HALF else "clusters, second half"
+def unit_of(nodeid: str, root: Path = _ROOT) -> str:
+    """Return the unit of work that a test belongs to."""
+    return "spark" if "spark" in uses(nodeid, root) else nodeid.partition("::")[0]
 
 
-def turn(nodeid: str) -> int:
-    """What has a smaller one begins earlier."""
-    unit = unit_of(nodeid)
-    return _FIRST.index(unit) if unit in _FIRST else len(_FIRST) + ("/crash/" not in unit)
+def turn(nodeid: str, root: Path = _ROOT) -> int:
+    """Return a number that is smaller the earlier a test's unit begins."""
+    unit = unit_of(nodeid, root)
+    if unit == "spark":
+        return 0
+    if unit in _LONGEST:
+        return 1 + _LONGEST.index(unit)
+    return 1 + len(_LONGEST) + ("ray" not in uses(nodeid, root)) + ("/unit/" in unit)
+
+
+def uses(nodeid: str, root: Path = _ROOT) -> frozenset[str]:
+    """Return the marks `ray` and `spark` of a test's file."""
+    return _marks(root / nodeid.partition("::")[0])
+
+
+@cache
+def _marks(file: Path) -> frozenset[str]:
+    return frozenset(_MARK.findall(file.read_text("utf-8")))
+
+
+def _is_pending(tests: dict[str, bool]) -> bool:
+    return not all(tests.values())

@@ -20,6 +20,7 @@ from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
 pytestmark = [
+    pytest.mark.ray,
     *(pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(5_400)),
     pytest.mark.filterwarnings("ignore:.* replicas of each broker group share"),
 ]

@@ -19,7 +19,7 @@ from tests.full_disk import fill, small_file_system
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.ray]
 
 NAMESPACE = "full"
 #: One log file holds all: no file may go, whatever the disk's ratio is.

@@ -15,7 +15,7 @@ from tests.chaos.traffic import Traffic
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.ray]
 
 NAMESPACE = "chaos"
 #: Acknowledged messages before the kill, and after the killed actor is back.

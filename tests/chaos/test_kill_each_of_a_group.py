@@ -11,7 +11,11 @@ from tests.chaos.actors import await_restart, pid_of
 from tests.chaos.replicated_on_ray import NAMESPACE, Replicated
 from tests.ray_cluster import own_ray
 
-pytestmark = [pytest.mark.chaos, pytest.mark.filterwarnings("ignore:2 replicas of each broker group share")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.chaos,
+    pytest.mark.filterwarnings("ignore:2 replicas of each broker group share"),
+]
 
 KINDS = ("broker-a", "broker-a.1", "keeper-1", "coordinator", "name-server-0", "scheduler")
 

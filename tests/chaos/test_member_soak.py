@@ -21,7 +21,7 @@ from tests.member_process import MemberProcess
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(1_800)]
 
 NAMESPACE = "member-soak"
 KILLS = int(os.environ.get("RAYMQ_SOAK_KILLS", "20"))

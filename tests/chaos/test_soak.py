@@ -16,7 +16,7 @@ from tests.chaos.traffic import Traffic
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(1_800)]
 
 NAMESPACE = "soak"
 KILLS = int(os.environ.get("RAYMQ_SOAK_KILLS", "20"))

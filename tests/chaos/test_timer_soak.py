@@ -25,7 +25,7 @@ from tests.chaos.actors import await_restart, kill, pid_of
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(900)]
 
 NAMESPACE = "timer-soak"
 MESSAGES = int(os.environ.get("RAYMQ_SOAK_TIMERS", "100000"))

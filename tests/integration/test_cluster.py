@@ -43,7 +43,7 @@ from tests.chaos.actors import await_restart, kill, pid_of
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ray]
 
 NAMESPACE = "test-cluster"
 

@@ -23,7 +23,7 @@ from raymq.storage.store import Store
 from tests.polling import poll_until
 from tests.ray_cluster import own_cluster
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ray]
 
 HOLDER = """
 import sys

@@ -33,7 +33,11 @@ from tests.integration import three_machines
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.* replicas of each broker group share")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore:.* replicas of each broker group share"),
+]
 
 NAMESPACE = "elastic"
 CONFIG: dict[str, Any] = {"replication": "sync", "commitlog_file_bytes": 1 << 24, "index_slots": 1_000}

@@ -12,7 +12,7 @@ from raymq import cluster
 from tests.integration.conftest import Services
 from tests.program import output_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(120)]
 
 ALL = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 #: test_spark_stream.py runs the others.

@@ -35,7 +35,7 @@ from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 from tests.unit.actors.keeper.keepers_at_hand import group
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ray]
 
 NAMESPACE = "kept"
 T = TypeVar("T")

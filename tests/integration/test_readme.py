@@ -17,7 +17,7 @@ from raymq.actors.wire.frame import Command
 from tests.integration.foreign import Foreign
 from tests.program import output_of, run, terminal
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(120)]
 
 #: The lines of the README's blocks of commands: what CI itself runs, and what `test_two_terminals` does.
 BY_CI = ["make demo", "make test"]

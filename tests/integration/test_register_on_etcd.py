@@ -18,7 +18,11 @@ from tests.etcd_servers import EtcdServers, etcd_servers
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = [pytest.mark.filterwarnings("ignore:2 replicas of each broker group share"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore:2 replicas of each broker group share"),
+    pytest.mark.timeout(300),
+]
 
 NAMESPACE = "on-etcd"
 

@@ -30,7 +30,7 @@ from tests.polling import poll_until
 from tests.replica_clients import Clients, numbered
 from tests.replica_group import ReplicaGroup
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "release_peer.py"

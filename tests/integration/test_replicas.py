@@ -42,7 +42,11 @@ from tests.integration.foreign import Foreign
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:2 replicas of each broker group share")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore:2 replicas of each broker group share"),
+]
 
 NAMESPACE = "replicated"
 CONFIG: dict[str, Any] = {"replication": "sync", "commitlog_file_bytes": 1 << 24, "index_slots": 1_000}

@@ -18,7 +18,7 @@ from raymq.client import Admin, Message, Producer, PullConsumer
 from raymq.client.errors import OutcomeUnknown, RayMQError, SendError
 from tests.polling import poll_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ray]
 
 NAMESPACE = "dying-producers"
 THREADS = 8

@@ -32,7 +32,7 @@ from tests.chaos.actors import kill
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ray]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,7 +24,7 @@ from tests.polling import poll_until
 from tests.program import run, terminal
 from tests.ray_cluster import own_ray
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.ray]
 
 RAYMQ = str(Path(sys.executable).with_name("raymq"))
 #: Told within 5 seconds; starting the interpreter and Ray's libraries on a busy machine apart.

@@ -16,7 +16,7 @@ from raymq.cluster import Cluster
 EXCHANGE = Path(__file__).resolve().parent / "exchange" / "Exchange.java"
 COUNT = 30
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)

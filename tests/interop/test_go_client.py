@@ -17,7 +17,7 @@ from tests.ray_cluster import own_ray
 
 GO = Path(__file__).resolve().parent / "go"
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.interop, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

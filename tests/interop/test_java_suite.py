@@ -39,7 +39,7 @@ NOT_YET: dict[str, str] = dict.fromkeys(
 #: brings the message that must not come. On a busy machine that is not rare.
 AGAIN: dict[str, int] = {"lite.assign_seek_commit": 8} | dict.fromkeys(NOT_YET, 0)
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.interop, pytest.mark.timeout(1200)]
 
 _LINE = re.compile(r"^(PASS|FAIL) (\S+?):?(?: (.*))?$")
 

@@ -16,6 +16,7 @@ from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
 pytestmark = [
+    pytest.mark.ray,
     pytest.mark.interop,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:2 replicas of each broker group share"),

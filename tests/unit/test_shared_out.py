@@ -7,65 +7,144 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.shared_out import turn, unit_of
+from tests.shared_out import RAYS, SharedOut, turn, unit_of, uses
+
+#: What a file of tests says that starts a Ray, and what one says that starts Spark.
+STARTS_RAY = re.compile(r"\bown_ray\(|\bown_cluster\(|cluster start|release_peer|\boutput_of\(|-m tests.rayup")
+STARTS_SPARK = re.compile(r"^\s*from raymq.spark_bridge import SparkBridge$|\"demo\", \*arguments", re.MULTILINE)
+MARKS = {
+    "spark": "pytestmark = pytest.mark.spark\n",
+    "ray": "pytestmark = [pytest.mark.chaos, pytest.mark.ray]\n",
+    "": "",
+}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """A tree of tests whose files are named after what they use."""
+    for name in (
+        "z/test_spark",
+        "a/test_spark",
+        "a/test_ray",
+        "b/test_ray",
+        "c/test_ray",
+        "unit/test_plain",
+        "d/test_plain",
+    ):
+        path = tmp_path / "tests" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mark = MARKS.get(name.rpartition("_")[2], "")
+        body = "@pytest.mark.parametrize('number', range(8))\ndef test_it(number): pass\n"
+        path.write_text(f"import pytest\n{mark}{body}", "utf-8")
+    return tmp_path
 
 
 @pytest.mark.parametrize(
     ("nodeid", "unit"),
     [
-        ("tests/integration/test_admin.py::TestTopics::test_x[a@b/c]", "clusters, first half"),
-        ("tests/integration/test_timers.py::test_x", "clusters, second half"),
-        ("tests/chaos/test_user_soak.py::test_x", "chaos"),
+        ("tests/unit/storage/test_store.py::test_x", "tests/unit/storage/test_store.py"),
+        ("tests/integration/test_admin.py::TestTopics::test_x[a@b/c]", "tests/integration/test_admin.py"),
+        ("tests/integration/test_elastic.py::test_x", "tests/integration/test_elastic.py"),
         ("tests/integration/test_spark_sink.py::test_x", "spark"),
         ("tests/integration/test_demo.py::test_x", "spark"),
-        ("tests/unit/storage/test_store.py::test_x", "tests/unit/storage/test_store.py"),
-        ("tests/unit/test_names.py::test_integration", "tests/unit/test_names.py"),
     ],
 )
-def test_a_test_belongs_to_its_file_or_to_what_starts_clusters(nodeid: str, unit: str) -> None:
+def test_a_file_is_a_unit_and_all_of_spark_is_one(nodeid: str, unit: str) -> None:
     assert unit_of(nodeid) == unit
 
 
-def test_what_takes_long_begins_first() -> None:
-    names = [
-        "unit/test_a",
-        "crash/test_b",
-        "chaos/test_c",
-        "integration/test_d",
-        "integration/test_spark",
-        "integration/test_z",
-    ]
-    begun = sorted(names, key=lambda name: turn(f"tests/{name}.py::test_x"))
-    assert [name.partition("/")[2] for name in begun] == [
-        "test_spark",
-        "test_d",
-        "test_z",
-        "test_c",
-        "test_b",
-        "test_a",
-    ]
+def test_what_a_file_uses_is_read_from_its_marks(suite: Path) -> None:
+    assert uses("tests/a/test_ray.py::test_it[1]", suite) == {"ray"}
+    assert uses("tests/a/test_spark.py::test_it[1]", suite) == {"spark"}
+    assert uses("tests/d/test_plain.py::test_it[1]", suite) == frozenset()
 
 
-def test_one_process_runs_all_tests_of_a_unit(tmp_path: Path, repository: Path) -> None:
-    for name in ("integration/test_a.py", "integration/test_b.py", "integration/test_spark_c.py", "unit/test_d.py"):
-        path = tmp_path / "tests" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            "import pytest\n@pytest.mark.parametrize('number', range(8))\ndef test_it(number): pass\n", "utf-8"
-        )
+def test_a_file_that_starts_ray_or_spark_says_so(repository: Path) -> None:
+    files = [path for path in (repository / "tests").glob("*/**/test_*.py") if path.parent.name != "spark4"]
+    found = defaultdict(set)
+    for path in files:
+        text = path.read_text("utf-8")
+        if "unit" not in path.relative_to(repository).parts:
+            found["ray"] |= {path} if STARTS_RAY.search(text) else set()
+            found["spark"] |= {path} if STARTS_SPARK.search(text) else set()
+    assert len(found["ray"]) >= 20
+    assert len(found["spark"]) >= 6
+    for mark, paths in found.items():
+        unmarked = [str(path) for path in sorted(paths) if not uses(str(path), Path("/")) & {mark, "spark"}]
+        assert unmarked == [], f"add pytest.mark.{mark} to pytestmark"
+
+
+def test_spark_begins_first_and_unit_tests_last(suite: Path) -> None:
+    names = ["unit/test_plain", "d/test_plain", "b/test_ray", "z/test_spark"]
+    begun = sorted(names, key=lambda name: turn(f"tests/{name}.py::test_it", suite))
+    assert begun == list(reversed(names))
+
+
+class Node:
+    """A process of pytest-xdist, as its scheduler sees it."""
+
+    shutting_down = False
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.got: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.got += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def scheduler(suite: Path, names: list[str], processes: int = 3) -> tuple[SharedOut, list[Node], list[str]]:
+    """A scheduler that has handed out its first units, its processes, and the names of all tests."""
+    option = SimpleNamespace(loadscopereorder=False)
+    config: Any = SimpleNamespace(rootpath=suite, option=option, getvalue=lambda name: [f"{processes}*popen"])
+    shared = SharedOut(config)
+    tests = [f"tests/{name}.py::test_it[{number}]" for name in names for number in range(8)]
+    nodes = [Node(f"gw{number}") for number in range(processes)]
+    for node in nodes:
+        shared.add_node(node)
+        shared.add_node_collection(node, tests)
+    shared.schedule()
+    return shared, nodes, tests
+
+
+def test_no_more_processes_use_ray_at_once_than_may(suite: Path) -> None:
+    names = ["z/test_spark", "a/test_ray", "b/test_ray", "c/test_ray", "d/test_plain"]
+    shared, nodes, tests = scheduler(suite, names)
+    done: set[int] = set()
+    begun = [{tests[index].partition("::")[0] for index in node.got} for node in nodes]
+    assert begun == [{f"tests/{name}.py"} for name in ("z/test_spark", "a/test_ray", "d/test_plain")]
+    while waiting := [(node, index) for node in nodes for index in node.got if index not in done]:
+        running = [{tests[index] for index in node.got if index not in done} for node in nodes]
+        rays = sum(any(uses(test, suite) for test in each) for each in running)
+        assert rays <= RAYS
+        node, index = waiting[0]
+        done.add(index)
+        shared.mark_test_complete(node, index)
+    assert len(done) == len(tests)
+    assert all(node.shutting_down for node in nodes)
+
+
+def test_one_process_runs_all_tests_of_a_unit(suite: Path, repository: Path) -> None:
     hook = f"import sys\nsys.path.insert(0, {str(repository)!r})\n"
     hook += "def pytest_xdist_make_scheduler(config, log):\n"
     hook += "    from tests.shared_out import SharedOut\n    return SharedOut(config, log)\n"
-    (tmp_path / "conftest.py").write_text(hook, "utf-8")
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n", "utf-8")
+    (suite / "conftest.py").write_text(hook, "utf-8")
+    (suite / "pytest.ini").write_text(
+        "[pytest]\naddopts = --import-mode=importlib\nmarkers = ray\n spark\n chaos\n", "utf-8"
+    )
     command = [sys.executable, "-m", "pytest", "-n", "2", "--no-loadscope-reorder", "-v", "-p", "no:cacheprovider"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, cwd=suite, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     took = defaultdict(set)
     for worker, nodeid in re.findall(r"\[(gw\d)\].* PASSED (\S+)", ended.stdout):
-        took[unit_of(nodeid)].add(worker)
-    assert set(took) == {"clusters, first half", "spark", "tests/unit/test_d.py"}
+        took[unit_of(nodeid, suite)].add(worker)
+    assert len(took) == 6
     assert all(len(workers) == 1 for workers in took.values()), took
