@@ -1,5 +1,7 @@
 """Bars on the driver's terminal that show how far reads and writes are. Where there is no terminal, nothing is shown.
 
+A terminal that cannot move its cursor (TERM=dumb: Emacs, many CI systems) gets lines of text instead of bars.
+
 A write is shown by the tasks of its job that have ended. A read is shown by the messages that its tasks have brought:
 each of its actions begins when Spark's first task of it ends, and may be given up in the middle (`df.take`), so the bar
 also ends when Spark has nothing to do.
@@ -9,16 +11,20 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Final
 
 from pyspark.accumulators import AccumulatorParam, AddingAccumulatorParam
 from pyspark.context import SparkContext
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 _LOOK_SECONDS: Final = 0.2
+#: Least time between two lines of one task on a terminal that has no bars.
+LINE_SECONDS: Final = 5.0
 _JOB_GROUP: Final = "spark.jobGroup.id"
 
 
@@ -30,8 +36,42 @@ def terminal() -> Console | None:
 
 def display(console: Console) -> Progress:
     """What bars are drawn with. What the program prints meanwhile goes above them, if that is the same terminal."""
+    if console.is_dumb_terminal:
+        return PlainLines(console)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     return Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty())
+
+
+class PlainLines(Progress):
+    """Writes a task's numbers as a line of text: the first, the last, and in between one every few seconds."""
+
+    def __init__(self, console: Console, get_time: Callable[[], float] = time.monotonic) -> None:
+        """`get_time` is a clock in seconds."""
+        super().__init__(console=console, get_time=get_time, disable=True)
+        self._written: dict[TaskID, tuple[float, tuple[float, float | None]]] = {}
+
+    def update(self, task_id: TaskID, **fields: Any) -> None:
+        """Take a task's new numbers, and write them if its last line is old enough."""
+        super().update(task_id, **fields)
+        at, _ = self._written.get(task_id, (-LINE_SECONDS, None))
+        if self.get_time() - at >= LINE_SECONDS:
+            self._write(task_id)
+
+    def stop(self) -> None:
+        """Write the last numbers of each task."""
+        for task_id in self.task_ids:
+            self._write(task_id)
+
+    def _write(self, task_id: TaskID) -> None:
+        task = self._tasks[task_id]
+        numbers = task.completed, task.total
+        if task_id in self._written and self._written[task_id][1] == numbers:
+            return
+        self._written[task_id] = self.get_time(), numbers
+        total = "?" if task.total is None else f"{task.total:.0f}"
+        elapsed = timedelta(seconds=int(task.elapsed or 0))
+        line = f"{task.description} {task.completed:.0f}/{total} {elapsed}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Bar:

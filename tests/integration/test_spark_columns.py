@@ -362,7 +362,8 @@ def test_progress_is_shown_on_a_terminal_and_nothing_elsewhere(
     assert bridge.write(rows, topic, body="value", progress=True).rows == 25_000
     assert bridge.read(topic, progress=True, columns=["offset"]).count() == 25_000
     assert capfd.readouterr() == ("", "")
-    monkeypatch.setattr(session, "terminal", lambda: Console(file=screen, force_terminal=True, width=100))
+    console = Console(file=screen, force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(session, "terminal", lambda: console)
     assert bridge.write(rows, topic, body="value", progress=True).rows == 25_000
     assert f"write {topic}" in screen.getvalue()
     assert "4/4" in screen.getvalue()
@@ -387,9 +388,8 @@ def test_a_stream_s_bar_shows_how_far_its_query_is_on_a_terminal_and_nothing_els
         producer.send_batch([Message(topic, b"%d" % number) for number in range(30)])
     bridge.stream(topic, f"dark-{topic}", progress=True)
     assert capfd.readouterr() == ("", "")
-    monkeypatch.setattr(
-        session, "terminal", lambda: Console(file=screen, force_terminal=True, width=100, color_system=None)
-    )
+    console = Console(file=screen, force_terminal=True, width=100, color_system=None, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(session, "terminal", lambda: console)
     stream = bridge.stream(topic, f"lit-{topic}", start="earliest", max_offsets_per_batch=7, progress=True)
     with running(collecting(stream.select("offset"), batches), tmp_path) as query:
         batches.wait_for(30, query)

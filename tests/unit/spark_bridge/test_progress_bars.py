@@ -15,7 +15,7 @@ from rich.console import Console
 
 pytest.importorskip("pyspark")
 
-from raymq.spark_bridge.progress_bars import Bar, MessagesShown, Ticks, tasks_shown, terminal
+from raymq.spark_bridge.progress_bars import LINE_SECONDS, Bar, MessagesShown, PlainLines, Ticks, tasks_shown, terminal
 from tests.polling import poll_until
 
 
@@ -24,9 +24,14 @@ def screen() -> io.StringIO:
     return io.StringIO()
 
 
+def console_of(screen: io.StringIO, term: str) -> Console:
+    """A terminal of this kind, whatever the terminal of the tests is."""
+    return Console(file=screen, force_terminal=True, width=100, color_system=None, _environ={"TERM": term})
+
+
 @pytest.fixture
 def console(screen: io.StringIO) -> Console:
-    return Console(file=screen, force_terminal=True, width=100, color_system=None)
+    return console_of(screen, "xterm")
 
 
 def counts(screen: io.StringIO) -> list[tuple[int, int]]:
@@ -151,3 +156,31 @@ def test_a_closed_spark_ends_the_looking() -> None:
 def test_a_bar_that_nobody_has_shown_writes_nothing(console: Console, screen: io.StringIO) -> None:
     Bar(console, "x").close()
     assert screen.getvalue() == ""
+
+
+def test_a_dumb_terminal_gets_lines_without_control_sequences(screen: io.StringIO) -> None:
+    bar = Bar(console_of(screen, "dumb"), "read [orders]")
+    for done in (0, 1, 10):
+        bar.show(done, 10)
+    bar.close()
+    bar.show(3, 10)
+    bar.close()
+    assert screen.getvalue() == "".join(f"read [orders] {done}/10 0:00:00\n" for done in (0, 10, 3))
+
+
+def test_lines_of_a_dumb_terminal_come_every_few_seconds(screen: io.StringIO) -> None:
+    now = 100.0
+    lines = PlainLines(console_of(screen, "dumb"), lambda: now)
+    tasks = [lines.add_task(name, total=None) for name in ("one", "two")]
+    lines.start()
+    for number in range(int(2 * LINE_SECONDS) + 1):
+        lines.update(tasks[0], completed=number, total=20)
+        now += 1
+    lines.update(tasks[1], completed=7)
+    lines.stop()
+    assert screen.getvalue().splitlines() == [
+        "one 0/20 0:00:00",
+        "one 5/20 0:00:05",
+        "one 10/20 0:00:10",
+        "two 7/? 0:00:11",
+    ]

@@ -24,7 +24,8 @@ class Streams:
         self.screen = io.StringIO()
         self.at: dict[str, QueryPosition | None] = {}
         self.away = False
-        console = Console(file=self.screen, force_terminal=True, width=100, color_system=None)
+        environment = {"TERM": "xterm"}  # whatever the terminal of the tests is
+        console = Console(file=self.screen, force_terminal=True, width=100, color_system=None, _environ=environment)
         self.bars = StreamBars(console, self.standing)
 
     def standing(self, stream: str) -> QueryPosition | None:
@@ -106,3 +107,15 @@ def test_a_query_that_is_started_again_at_once_keeps_its_line_and_one_that_ended
     streams.bars.close()
     assert not streams.bars.look()
     assert streams.bars._progress is None
+
+
+def test_a_dumb_terminal_gets_lines_without_control_sequences() -> None:
+    screen, at = io.StringIO(), {"totals": QueryPosition("q1", 5, 10)}
+    console = Console(file=screen, force_terminal=True, width=100, color_system=None, _environ={"TERM": "dumb"})
+    bars = StreamBars(console, at.get)
+    bars._streams = ["totals"]  # nothing looks but this test
+    assert bars.look()
+    at["totals"] = QueryPosition("q1", 9, 12)
+    assert bars.look()
+    bars.close()
+    assert screen.getvalue() == "stream totals 0/5 0:00:00\nstream totals 4/7 0:00:00\n"
