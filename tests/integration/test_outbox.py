@@ -224,12 +224,13 @@ def test_what_is_kept_outlives_an_outage_that_the_routes_take_for_no_such_topic(
     stop_all(services)
     with (
         Connection([services.name_server.address]) as other,
-        Producer(other if is_new else mq, "p", timeout=0.5, outbox=file, linger=linger) as producer,
+        # What is sent from the outbox has more time: whatever a slow broker answers too late is sent once more.
+        Producer(other if is_new else mq, "p", timeout=5.0, outbox=file, linger=linger) as producer,
     ):
         sends = [
-            producer.send_async(Message("t", b"any")),
-            producer.send_async(Message("t", b"to a queue"), queue=queue),
-            producer.send_async(Message("t", b"of a key"), sharding_key="k"),
+            producer.send_async(Message("t", b"any"), timeout=0.5),
+            producer.send_async(Message("t", b"to a queue"), queue=queue, timeout=0.5),
+            producer.send_async(Message("t", b"of a key"), sharding_key="k", timeout=0.5),
         ]
         for each in sends:
             error = each.exception(20)
@@ -237,7 +238,7 @@ def test_what_is_kept_outlives_an_outage_that_the_routes_take_for_no_such_topic(
             assert error.kept
         assert kept(file) == ["waiting"] * 3
         outbox = OutboxFile(file, read_only=True)
-        poll_until(lambda: outbox.batches()[0].tries > 3, 30, "it is tried beyond the age of a route")
+        poll_until(lambda: outbox.batches()[0].tries > 2, 30, "it is tried beyond the age of a route")
         outbox.close()
         assert kept(file) == ["waiting"] * 3
         start_all(services)
