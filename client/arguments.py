@@ -8,6 +8,9 @@ the public signatures with hostile values.
 from __future__ import annotations
 
 import operator
+import time
+from datetime import datetime
+from sys import float_info
 from typing import Any, Final, TypeVar
 
 from raymq.actors.errors import InvalidInput
@@ -23,8 +26,11 @@ MOST_PER_SECOND: Final = 1e9
 MOST_COUNT: Final = (1 << 31) - 1
 #: and offsets as its 64-bit ones.
 MOST_OFFSET: Final = (1 << 63) - 1
-#: What a message's time in milliseconds can express, in seconds since the epoch.
-END_OF_TIME_SECONDS: Final = float(1 << 52)
+#: A time further ahead, in seconds, is taken for a mistake in the unit: 100 years.
+MOST_SECONDS_AHEAD: Final = 100 * 365.25 * 86_400
+#: What a time may be, and the limit that one far ahead breaks, as every error says it.
+TIME: Final = "seconds since 1970, at least 0, or a datetime with a time zone"
+LOOKS_LIKE_MILLISECONDS: Final = "seconds since 1970; this looks like milliseconds"
 
 
 def number(field: str, value: Any, allowed: str, *, least: float, most: float, above: bool = False) -> float:
@@ -47,8 +53,23 @@ def duration(field: str, value: Any, *, above: bool = False, most: float = MOST_
 
 
 def timestamp(field: str, value: Any) -> float:
-    """Seconds since the epoch."""
-    return number(field, value, "seconds since the epoch, at least 0", least=0.0, most=END_OF_TIME_SECONDS)
+    """Return the seconds since 1970 that a number or an aware datetime names.
+
+    Raises:
+        InvalidInput: it is none, has no time zone, is before 1970, or is more than 100 years ahead.
+    """
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            remedy = "use value.astimezone() if it is local time, or datetime.now(timezone.utc)"
+            raise InvalidInput(field, TIME, f"{value.isoformat()} without a time zone", remedy=remedy)
+        seconds = value.timestamp()
+        if seconds < 0:
+            raise InvalidInput(field, TIME, value.isoformat())
+    else:
+        seconds = number(field, value, TIME, least=0.0, most=float_info.max)
+    if seconds > time.time() + MOST_SECONDS_AHEAD:
+        raise InvalidInput(field, LOOKS_LIKE_MILLISECONDS, value, remedy="divide it by 1,000")
+    return seconds
 
 
 def per_second(field: str, value: Any) -> float:

@@ -13,7 +13,7 @@ from typing import Final
 
 from raymq.actors.errors import InvalidInput, QueueNotFound, RayMQError
 from raymq.actors.naming import MAX_GROUP_CHARACTERS, MAX_TOPIC_CHARACTERS, NAME_PATTERN, UNSENDABLE_TOPICS
-from raymq.client.arguments import MOST_SECONDS
+from raymq.client.arguments import LOOKS_LIKE_MILLISECONDS, MOST_SECONDS, TIME
 from raymq.storage.records import limits
 
 ONE_TOPIC: Final = "at least one message, all of one topic"
@@ -49,7 +49,9 @@ RULES: Final = (
     Rule("properties", limits.PROPERTY_VALUE, ": RocketMQ's readers leave such a property out"),
     Rule("properties", limits.PROPERTIES),
     Rule("delay_level", limits.DELAY_LEVEL, "; what is above the highest level clamps"),
-    Rule("deliver_at", "seconds since the epoch, at least 0"),
+    Rule("deliver_at", TIME),
+    Rule("deliver_at", LOOKS_LIKE_MILLISECONDS, ": more than 100 years ahead, as every time that a call takes"),
+    Rule("deliver_at", limits.DUE),
     Rule("deliver_at", limits.DELIVER_AT),
     Rule("messages", ONE_TOPIC),
     Rule("messages", AT_ONCE),

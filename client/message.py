@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from itertools import repeat
 from operator import attrgetter
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from raymq.client import arguments
 from raymq.client import unique_key as unique_keys
 from raymq.client.lazy_record import Around, CompressedBody
 from raymq.client.receipt import Receipt
+from raymq.client.timestamps import due
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records import compiled, limits
 from raymq.storage.records import property_names as properties
@@ -49,8 +51,8 @@ class Message:
         keys: what `Admin.query_by_key` finds it by; one string or several, none with a blank in it.
         properties: text to text; names of the system's own are refused.
         delay_level: 0 at once, 1..18 after that level's wait (higher ones clamp).
-        deliver_at: not before this time, seconds since the epoch, at most 40 days ahead; a time that has passed is
-            at once.
+        deliver_at: not before this time, at most 40 days ahead; a time that has passed is at once. Seconds since 1970,
+            or a datetime with a time zone, which is kept as seconds.
         unique_key: the id given by the producer. The same object sent twice is the same message.
 
     Raises:
@@ -81,7 +83,7 @@ class Message:
         keys: Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
         delay_level: int = 0,
-        deliver_at: float | None = None,
+        deliver_at: float | datetime | None = None,
         *,
         unique_key: str | None = None,
     ) -> None:
@@ -141,16 +143,16 @@ class Message:
         """`deliver_at` as the first millisecond that is not before it."""
         return None if self.deliver_at is None else math.ceil(self.deliver_at * 1000)
 
-    def _delay(self, delay_level: int, deliver_at: float | None) -> None:
+    def _delay(self, delay_level: int, deliver_at: float | datetime | None) -> None:
         """Check and set what it waits for."""
         if not isinstance(delay_level, int) or isinstance(delay_level, bool):
             raise TypeError(f"delay_level must be int, not {type(delay_level).__name__}")
         if delay_level < 0:
             raise InvalidInput("delay_level", limits.DELAY_LEVEL, delay_level)
         if deliver_at is not None:
-            if not isinstance(deliver_at, int | float) or isinstance(deliver_at, bool):
-                raise TypeError(f"deliver_at must be a number, not {type(deliver_at).__name__}")
-            arguments.timestamp("deliver_at", deliver_at)
+            if not isinstance(deliver_at, int | float | datetime) or isinstance(deliver_at, bool):
+                raise TypeError(f"deliver_at must be a number or a datetime, not {type(deliver_at).__name__}")
+            deliver_at = due("deliver_at", deliver_at)
             if delay_level:
                 raise InvalidInput("deliver_at", limits.DELIVER_AT, deliver_at)
         waits = delay_level > 0 or deliver_at is not None
@@ -221,7 +223,7 @@ class _Late:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage(_Late):
-    """One delivery of a message. Times are seconds since the epoch.
+    """One delivery of a message. Times are seconds since 1970.
 
     `topic`, `message_id`, `born_timestamp`, `keys`, `tags` and `properties` are the original's, however often it was
     retried; `queue`, `queue_offset`, `store_timestamp` and `reconsume_times` are those of this copy.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raymq.actors.protocol import Tls
-from raymq.client import Admin
+from raymq.client import Admin, InvalidInput, timestamps
 from raymq.cluster.output import print_rows
 
 if TYPE_CHECKING:
@@ -20,6 +21,31 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
+
+
+class Time(click.ParamType[float]):
+    """A point in time, see `timestamps.AS_TEXT`; one that is no number is shown with its zone on stderr.
+
+    Args:
+        end: "inf" is a time too, behind everything.
+    """
+
+    name = "time"
+
+    def __init__(self, *, end: bool = False) -> None:
+        self._end = end
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return it in seconds since 1970."""
+        if isinstance(value, float):
+            return value
+        try:
+            seconds = timestamps.from_text("time", value, end=self._end)
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
+        if not value.strip().replace(".", "", 1).isdigit() and seconds != math.inf:
+            click.echo(f"{value} is {timestamps.shown(seconds)}", err=True)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime
 
 import click
 
 from raymq.client import Admin, MessageQueue
-from raymq.cluster.cli_context import Rows, admin_rows
+from raymq.client.timestamps import AS_TEXT
+from raymq.cluster.cli_context import Rows, Time, admin_rows
 
 _topic = click.argument("topic")
 _dry_run = click.option("--dry-run", is_flag=True, help="Say what would be gone to, and change nothing.")
-_SECONDS = "seconds since the epoch, or a local time as 2024-05-01T12:00:00"
-
-
-class Timestamp(click.ParamType[float]):
-    """A point in time: seconds since the epoch, or ISO 8601 (local where it names no zone)."""
-
-    name = "time"
-
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """In seconds since the epoch."""
-        try:
-            return float(value)
-        except ValueError:
-            pass
-        try:
-            return datetime.fromisoformat(str(value)).timestamp()
-        except ValueError:
-            self.fail(f"{value!r} is neither {_SECONDS}", param, ctx)
 
 
 @click.group("group")
@@ -55,7 +37,7 @@ def group_progress(admin: Admin, name: str) -> Rows:
 @group_commands.command("reset")
 @click.argument("name")
 @_topic
-@click.option("--to", "timestamp", required=True, type=Timestamp(), help=f"{_SECONDS}; the future is the end.")
+@click.option("--to", "timestamp", required=True, type=Time(end=True), help=f"{AS_TEXT}; the future is the end.")
 @_dry_run
 @admin_rows("no queue")
 def reset_group(admin: Admin, name: str, topic: str, timestamp: float, dry_run: bool) -> Rows:

@@ -7,7 +7,8 @@ import os
 import click
 
 from raymq.client import Admin, Message, Producer
-from raymq.cluster.cli_context import Finder, json_option
+from raymq.client.timestamps import AS_TEXT
+from raymq.cluster.cli_context import Finder, Time, json_option
 from raymq.cluster.output import message_fields, plain, print_fields, print_json
 
 
@@ -44,13 +45,17 @@ def get_message(finder: Finder, message_id: str, as_json: bool) -> None:
 @message_commands.command("query")
 @click.argument("topic")
 @click.option("--key", required=True)
+@click.option("--begin", type=Time(), help=f"Stored at this time or later: {AS_TEXT}.")
+@click.option("--end", type=Time(), help="Stored at this time or earlier.")
 @click.option("--limit", default=64, show_default=True)
 @json_option
 @click.pass_obj
-def query_messages(finder: Finder, topic: str, key: str, limit: int, as_json: bool) -> None:
+def query_messages(
+    finder: Finder, topic: str, key: str, begin: float | None, end: float | None, limit: int, as_json: bool
+) -> None:
     """Messages of TOPIC that carry a key, newest first."""
     with finder.connect() as mq, Admin(mq) as admin:
-        found = [message_fields(message) for message in admin.query_by_key(topic, key, limit=limit)]
+        found = [message_fields(message) for message in admin.query_by_key(topic, key, begin, end, limit)]
     if as_json:
         print_json(found)
         return

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raymq.actors.protocol import BrokerInfo
-from raymq.client import ReceivedMessage
+from raymq.client import ReceivedMessage, timestamps
 
 #: Wider than any line: where no person looks at a terminal, nothing is wrapped or cut.
 _NO_TERMINAL_WIDTH: Final = 100_000
@@ -44,6 +44,23 @@ def console(out: TextIO | None = None, *, quiet: bool = False) -> Console:
 def cell(value: Any) -> Text:
     """A value in a table, on one line."""
     return Text("-" if value is None else _escaped(_CONTROL_AND_BREAKS, str(plain(value))), overflow="fold")
+
+
+#: Fields whose values are seconds since 1970, beside those that end in _timestamp.
+_TIMES: Final = frozenset({"dead_at", "kept_at", "made_at"})
+#: Fields whose values are time spans in seconds.
+_SPANS: Final = frozenset({"lateness", "age", "oldest_unfinished_age"})
+
+
+def as_people_read(field: str, value: Any) -> Any:
+    """Return a field's value for a table: times with their zone, time spans with units, ratios as percent."""
+    if not isinstance(value, float | int) or isinstance(value, bool):
+        return value
+    if field in _TIMES or field.endswith("_timestamp"):
+        return timestamps.shown(value) if value else None
+    if field in _SPANS:
+        return timestamps.shown_span(value)
+    return f"{value:.1%}" if field.endswith("_ratio") else value
 
 
 def _escaped(which: re.Pattern[str], text: str) -> str:
@@ -125,7 +142,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) 
     for name in rows[0]:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*map(cell, row.values()))
+        table.add_row(*(cell(as_people_read(name, value)) for name, value in row.items()))
     console().print(table)
 
 
@@ -136,5 +153,6 @@ def print_fields(fields: Mapping[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, fields))
     for name, value in fields.items():
-        shown = "-" if value is None else _escaped(_CONTROL, str(plain(value)))
+        read = as_people_read(name, value)
+        shown = "-" if read is None else _escaped(_CONTROL, str(plain(read)))
         click.echo(f"{name:<{width}}  {shown}")

@@ -10,7 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.client.arguments import TIME
 from raymq.client.errors import InvalidInput
+from raymq.client.timestamps import due
 from raymq.storage.records import limits
 from raymq.storage.records import property_names as names
 
@@ -20,9 +22,8 @@ Int64s = npt.NDArray[np.int64]
 AT_ONCE: Final = 0
 AT_A_TIME: Final = -1
 
-_NO_TIME: Final = "seconds since the epoch, 0 or later"
-#: From here on a time is none that anybody means; the brokers say how far ahead one may be.
-_MOST_MS: Final = 10**14
+#: Behind every time that is checked: what is clipped to it is refused.
+_MOST_MS: Final = 10**17
 _US_A_MS: Final = 1_000
 
 
@@ -76,9 +77,9 @@ def _due_ms(column: pa.Array) -> Int64s:
     else:
         seconds = np.asarray(column.cast(pa.float64()).fill_null(0.0))
         if not np.isfinite(seconds).all():
-            raise InvalidInput("deliver_at", _NO_TIME, float(seconds[~np.isfinite(seconds)][0]))
+            raise InvalidInput("deliver_at", TIME, float(seconds[~np.isfinite(seconds)][0]))
         due_ms = np.ceil(np.clip(seconds, -1.0, _MOST_MS) * 1_000).clip(-1, _MOST_MS).astype(np.int64)
-    if len(due_ms) and not 0 <= int(due_ms.min()) <= int(due_ms.max()) < _MOST_MS:
-        wrong = (due_ms < 0) | (due_ms >= _MOST_MS)
-        raise InvalidInput("deliver_at", _NO_TIME, column.filter(pa.array(wrong))[0].as_py())
+    if len(due_ms):
+        for worst in (int(due_ms.argmin()), int(due_ms.argmax())):
+            due("deliver_at", due_ms[worst] / 1_000)
     return due_ms

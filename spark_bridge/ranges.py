@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 from raymq.actors.errors import OffsetReset
@@ -20,8 +21,10 @@ from raymq.client.requests.asking import PATIENCE_SECONDS, patiently
 from raymq.client.requests.offsets import ConsumeFrom, OffsetRequests
 from raymq.spark_bridge.plan import Lineage
 
-#: A place in a topic: "earliest", "latest", seconds since the epoch, {queue: offset} or "group:NAME".
-Position = str | float | Mapping[MessageQueue, int]
+#: A place in a topic: "earliest", "latest", a time, {queue: offset} or "group:NAME".
+Position = str | float | datetime | Mapping[MessageQueue, int]
+#: The same as `check_position` returns it: times are seconds since 1970.
+CheckedPosition = str | float | Mapping[MessageQueue, int]
 
 _T = TypeVar("_T")
 
@@ -52,7 +55,7 @@ def plan(mq: Connection, topics: Sequence[str], start: Position, end: Position) 
         QueueNotFound, OffsetOutOfRange: a mapping names a queue or an offset that is not.
         InvalidInput: no position, or a start behind the end where both are mappings.
     """
-    start, end = check_position("start", start), check_position("end", end)
+    first, last = check_position("start", start), check_position("end", end)
     there = mq.run(bounds(mq, topics, {}, PATIENCE_SECONDS))  # a broker that is away is waited for
     with Admin(mq) as admin:
         stats = [each for topic in topics for each in admin.topic_stats(topic).items()]
@@ -60,16 +63,16 @@ def plan(mq: Connection, topics: Sequence[str], start: Position, end: Position) 
     told = {(queue.topic, queue.broker) for queue in limits}
     for topic, broker in sorted(origin for origin, each in there.items() if each.queues and origin not in told):
         raise BrokerUnavailable(broker, f"it has queues of {topic}, and is not there any more")
-    starts = offsets_at(mq, limits, start)
-    ends = offsets_at(mq, limits, end)
+    starts = offsets_at(mq, limits, first)
+    ends = offsets_at(mq, limits, last)
     ranges = [Range(queue, starts[queue], ends[queue]) for queue in sorted(starts.keys() & ends.keys())]
     for each in ranges:
-        if each.start > each.end and isinstance(start, Mapping) and isinstance(end, Mapping):
+        if each.start > each.end and isinstance(first, Mapping) and isinstance(last, Mapping):
             raise InvalidInput("start", f"at most the end, {each.end}, of {each.queue}", each.start)
     return [Range(each.queue, each.start, max(each.start, each.end)) for each in ranges]
 
 
-def check_position(field: str, position: Any) -> Position:
+def check_position(field: str, position: Any) -> CheckedPosition:
     """What the argument `field` says, as `plan` uses it.
 
     Raises:
@@ -86,8 +89,8 @@ def check_position(field: str, position: Any) -> Position:
         elif position not in ("earliest", "latest"):
             raise InvalidInput(field, 'one of "earliest", "latest", "group:NAME"', position)
         return position
-    if isinstance(position, bool) or not hasattr(position, "__float__"):
-        raise InvalidInput(field, "text, seconds or {MessageQueue: offset}", position)
+    if isinstance(position, bool) or not (isinstance(position, datetime) or hasattr(position, "__float__")):
+        raise InvalidInput(field, "text, a time or {MessageQueue: offset}", position)
     return arguments.timestamp(field, position)
 
 
@@ -161,7 +164,7 @@ def commit(mq: Connection, ranges: Sequence[Range], planned: Mapping[Origin, Lin
 
 
 def offsets_at(
-    mq: Connection, limits: Mapping[MessageQueue, tuple[int, int]], position: Position
+    mq: Connection, limits: Mapping[MessageQueue, tuple[int, int]], position: CheckedPosition
 ) -> dict[MessageQueue, int]:
     """Which offset a checked position is in each of these queues, given with their minimum and maximum offsets.
 

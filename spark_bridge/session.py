@@ -151,8 +151,8 @@ class SparkBridge(Closing):
 
         Args:
             topic: its name, or a list of names.
-            start: "earliest", "latest", seconds since the epoch, "group:NAME" (where the group goes on) or
-                {MessageQueue: offset}; a mapping leaves out the queues that it does not name.
+            start: "earliest", "latest", a time (seconds since 1970, or a datetime with a time zone), "group:NAME"
+                (where the group goes on) or {MessageQueue: offset}, which leaves out the queues that it does not name.
             end: likewise.
             schema: DDL text or a StructType. Its columns take the place of `body`, decoded; `_corrupt` is last and
                 has the body where it could not be decoded.
@@ -198,7 +198,7 @@ class SparkBridge(Closing):
             properties: the column of properties (map<string, string>).
             sharding_key: the column that chooses the queue in place of the (first) key; a producer that sends with the
                 same sharding key sends there, too.
-            deliver_at: the column of times to deliver at: timestamps, or seconds since the epoch.
+            deliver_at: the column of times to deliver at: timestamps, or seconds since 1970.
             delay_level: the column of delay levels, which begin with the write's end; 0 and null are at once.
             progress: show a bar of the tasks that have ended on stderr, if that is a terminal.
 

@@ -24,7 +24,7 @@ from raymq.client.errors import InvalidInput, NotFoundError, RayMQError
 from raymq.client.requests.asking import PATIENCE_SECONDS
 from raymq.spark_bridge.finished import FinishedBatches
 from raymq.spark_bridge.plan import Lineage, Plan
-from raymq.spark_bridge.ranges import Position, check_position, offsets_at
+from raymq.spark_bridge.ranges import CheckedPosition, Position, check_position, offsets_at
 from raymq.spark_bridge.reader import Selection, checked_topics, fetch_of
 from raymq.spark_bridge.stream_bars import QueryPosition, StreamBars
 from raymq.spark_bridge.tickets import RUN, TICKETS, ReadTickets, StreamSource
@@ -182,7 +182,7 @@ class Streams:
 
 
 def first_offsets(
-    mq: Connection, topics: Sequence[str], start: Position
+    mq: Connection, topics: Sequence[str], start: CheckedPosition
 ) -> tuple[Starts | None, dict[Origin, Lineage]]:
     """Where each queue that is there begins, None: with the first message that is there when it is read; and of which
     messages these offsets are.

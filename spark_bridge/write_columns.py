@@ -171,7 +171,7 @@ def _deliver_at(df: DataFrame, name: str) -> Column:
         return _column(name).cast(TimestampType())
     if isinstance(kind, NumericType):
         return _column(name).cast(DoubleType())
-    raise _refused("deliver_at", "a column of timestamps, or of seconds since the epoch", name, kind)
+    raise _refused("deliver_at", "a column of timestamps, or of seconds since 1970", name, kind)
 
 
 def _delay_level(df: DataFrame, name: str) -> Column:

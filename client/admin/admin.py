@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
+from datetime import datetime
 
 from raymq.actors.naming import MAX_QUEUES
 from raymq.actors.protocol import MessageQueue
@@ -24,7 +25,7 @@ from raymq.client.admin.operation import Operation
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.results import ClusterInfo, Election, FoundMessages, QueueProgress, QueueStats
-from raymq.client.timestamps import milliseconds
+from raymq.client.timestamps import milliseconds_or_end
 
 
 class Admin(BrokerChanges):
@@ -142,26 +143,28 @@ class Admin(BrokerChanges):
         return await self._arun(self._group_progress(group))
 
     def reset_offset_by_time(
-        self, group: str, topic: str, timestamp: float, *, dry_run: bool = False
+        self, group: str, topic: str, timestamp: float | datetime, *, dry_run: bool = False
     ) -> dict[MessageQueue, int]:
-        """Send a group, running or not, to the first messages of `topic` stored at `timestamp` (seconds) or later.
+        """Send a group, running or not, to the first messages of `topic` stored at `timestamp` or later.
 
         A time in the future is the end. A running member goes there with its next fetch; what it was given before has
         no effect any more: neither its commits nor the handles of a simple consumer.
 
         Args:
+            timestamp: seconds since 1970, or a datetime with a time zone; `math.inf` is the end.
             dry_run: say where it would go, and change nothing.
 
         Returns:
             The offset at which each queue goes on.
 
         Raises:
-            GroupNotFound, TopicNotFound, InvalidInput.
+            GroupNotFound, TopicNotFound.
+            InvalidInput: `timestamp` is no such time, or more than 100 years ahead (milliseconds, for example).
         """
         return self._run(self._reset(group, topic, timestamp, dry_run=dry_run))
 
     async def areset_offset_by_time(
-        self, group: str, topic: str, timestamp: float, *, dry_run: bool = False
+        self, group: str, topic: str, timestamp: float | datetime, *, dry_run: bool = False
     ) -> dict[MessageQueue, int]:
         """`reset_offset_by_time` for asyncio code."""
         return await self._arun(self._reset(group, topic, timestamp, dry_run=dry_run))
@@ -198,12 +201,17 @@ class Admin(BrokerChanges):
         return await self._arun(admin_messages.by_unique_key(self._mq, topic, unique_key))
 
     def query_by_key(
-        self, topic: str, key: str, begin: float | None = None, end: float | None = None, limit: int = 64
+        self,
+        topic: str,
+        key: str,
+        begin: float | datetime | None = None,
+        end: float | datetime | None = None,
+        limit: int = 64,
     ) -> FoundMessages[ReceivedMessage]:
         """Messages of `topic` that carry `key`, newest store time first, at most `limit` over all brokers.
 
         Args:
-            begin, end: store time in seconds, inclusive, whole seconds.
+            begin, end: store time, inclusive, in whole seconds: seconds since 1970, or datetimes with a time zone.
 
         Raises:
             BrokerUnavailable: none was found, and a broker of the topic is away. Where some were found, `.not_asked` of
@@ -212,7 +220,12 @@ class Admin(BrokerChanges):
         return self._run(admin_messages.by_key(self._mq, topic, key, begin, end, limit))
 
     async def aquery_by_key(
-        self, topic: str, key: str, begin: float | None = None, end: float | None = None, limit: int = 64
+        self,
+        topic: str,
+        key: str,
+        begin: float | datetime | None = None,
+        end: float | datetime | None = None,
+        limit: int = 64,
     ) -> FoundMessages[ReceivedMessage]:
         """`query_by_key` for asyncio code."""
         return await self._arun(admin_messages.by_key(self._mq, topic, key, begin, end, limit))
@@ -377,8 +390,10 @@ class Admin(BrokerChanges):
         self._queues_seen[group] = set(progress)
         return progress
 
-    async def _reset(self, group: str, topic: str, timestamp: float, *, dry_run: bool) -> dict[MessageQueue, int]:
-        timestamp_ms = milliseconds("timestamp", timestamp)
+    async def _reset(
+        self, group: str, topic: str, timestamp: float | datetime, *, dry_run: bool
+    ) -> dict[MessageQueue, int]:
+        timestamp_ms = milliseconds_or_end("timestamp", timestamp)
         return await admin_groups.reset(self._mq, group, topic, timestamp_ms, dry_run=dry_run)
 
     async def _cluster_info(self) -> ClusterInfo:

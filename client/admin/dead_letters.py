@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 class DeadMessage(ReceivedMessage):
     """A message that rests in a dead-letter queue; topic, message_id and the like are the original's.
 
-    `dead_at` is when it was put there, seconds since the epoch; `reason` why, "" where a foreign broker put it there.
+    `dead_at` is when it was put there, seconds since 1970; `reason` why, "" where a foreign broker put it there.
     """
 
     dead_at: float = 0.0

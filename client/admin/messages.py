@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
 
 from raymq.actors.errors import MessageNotFound
@@ -41,7 +42,7 @@ async def by_unique_key(mq: Connection, topic: str, unique_key: str) -> Received
 
 
 async def by_key(
-    mq: Connection, topic: str, key: str, begin: float | None, end: float | None, limit: int
+    mq: Connection, topic: str, key: str, begin: float | datetime | None, end: float | datetime | None, limit: int
 ) -> FoundMessages[ReceivedMessage]:
     """The newest ones, newest first."""
     arguments.whole("limit", limit, 1)
@@ -52,7 +53,14 @@ async def by_key(
 
 
 async def _query(
-    mq: Connection, topic: str, key: str, begin: float | None, end: float | None, limit: int, *, unique: bool
+    mq: Connection,
+    topic: str,
+    key: str,
+    begin: float | datetime | None,
+    end: float | datetime | None,
+    limit: int,
+    *,
+    unique: bool,
 ) -> FoundMessages[ReceivedMessage]:
     check_topic(topic)
     arguments.text("unique_key" if unique else "key", key)

@@ -11,6 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import TypeVar
 
 from raymq.actors.errors import (
@@ -37,7 +38,7 @@ from raymq.client.requests.fan_out import gather
 from raymq.client.requests.fetching import ANSWER_BYTES, ANSWER_SECONDS, answer_seconds, fetch
 from raymq.client.requests.offsets import ConsumeFrom, OffsetRequests
 from raymq.client.requests.read_ahead import ReadAhead
-from raymq.client.timestamps import milliseconds
+from raymq.client.timestamps import milliseconds_or_end
 
 _T = TypeVar("_T")
 #: What a small request may take.
@@ -155,10 +156,10 @@ class Pulling:
         rule = ConsumeFrom.LAST if offset == "latest" else ConsumeFrom.FIRST
         self._go_to(queue, *await patiently(lambda: self._offsets.first(queue, rule, None), CONTROL_SECONDS))
 
-    async def seek_to_time(self, queue: MessageQueue, timestamp: float) -> None:
+    async def seek_to_time(self, queue: MessageQueue, timestamp: float | datetime) -> None:
         """Go to the first message stored then or later."""
         arguments.queue("queue", queue)
-        timestamp_ms = milliseconds("timestamp", timestamp)
+        timestamp_ms = milliseconds_or_end("timestamp", timestamp)
         answer = await self._ask(queue, lambda: wire_query.time_command(queue.topic, queue.queue_id, timestamp_ms))
         self._go_to(queue, *wire_offset.read_place(answer))
 

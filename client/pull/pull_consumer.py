@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -99,11 +100,18 @@ class PullConsumer(ClientBase):
         """`seek` for asyncio code, on any event loop."""
         await self._arun(self._pulling.seek(queue, offset))
 
-    def seek_to_time(self, queue: MessageQueue, timestamp: float) -> None:
-        """Go to the first message that was stored at or after `timestamp` (seconds), else to the end."""
+    def seek_to_time(self, queue: MessageQueue, timestamp: float | datetime) -> None:
+        """Go to the first message stored at `timestamp` or later, else to the end.
+
+        Args:
+            timestamp: seconds since 1970, or a datetime with a time zone; `math.inf` is the end.
+
+        Raises:
+            InvalidInput: it is no such time, or more than 100 years ahead (milliseconds, for example).
+        """
         self._run(self._pulling.seek_to_time(queue, timestamp))
 
-    async def aseek_to_time(self, queue: MessageQueue, timestamp: float) -> None:
+    async def aseek_to_time(self, queue: MessageQueue, timestamp: float | datetime) -> None:
         """`seek_to_time` for asyncio code, on any event loop."""
         await self._arun(self._pulling.seek_to_time(queue, timestamp))
 

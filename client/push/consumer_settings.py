@@ -64,7 +64,7 @@ class ConsumerSettings:
         if self.consume_timestamp is not None:
             arguments.timestamp("consume_timestamp", self.consume_timestamp)
         elif self.consume_from is ConsumeFrom.TIMESTAMP:
-            raise InvalidInput("consume_timestamp", "seconds since the epoch with ConsumeFrom.TIMESTAMP", None)
+            raise InvalidInput("consume_timestamp", "a time with ConsumeFrom.TIMESTAMP", None)
         arguments.whole("threads", self.threads, 1, MOST_THREADS)
         arguments.whole("batch_size", self.batch_size, 1)
         if self.max_reconsume_times is not None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, wait
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -71,6 +72,7 @@ class PushConsumer(ClientBase):
             and does not retry.
         consume_from, consume_timestamp: where to start in a queue in which the group never committed. LAST is the end
             of those that are there when the group's first member starts; others begin at their first message.
+            The timestamp is seconds since 1970, or a datetime with a time zone, of ConsumeFrom.TIMESTAMP.
         max_reconsume_times: retries before a message goes to the dead letters; None = the group's (16), ordered
             without end. What a member sets holds for its group until another sets it anew.
         consume_timeout: seconds after which a call counts as failed, whatever it answers later (not ordered).
@@ -104,7 +106,7 @@ class PushConsumer(ClientBase):
         batch_size: int = 1,
         consume_timeout: float = 900.0,
         hang_after: float = 300.0,
-        consume_timestamp: float | None = None,
+        consume_timestamp: float | datetime | None = None,
         strategy: str = "average",
         ordered_retry_interval: float = 1.0,
         rate_limit: float | None = None,
@@ -117,7 +119,9 @@ class PushConsumer(ClientBase):
             parse_subscriptions(subscriptions),
             model=model,
             consume_from=consume_from,
-            consume_timestamp=consume_timestamp,
+            consume_timestamp=(
+                None if consume_timestamp is None else arguments.timestamp("consume_timestamp", consume_timestamp)
+            ),
             ordered=ordered,
             max_reconsume_times=max_reconsume_times,
             threads=threads,

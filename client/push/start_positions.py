@@ -45,7 +45,7 @@ class StartPositions:
 
     Args:
         offsets: of its group.
-        rule, timestamp: what the program wants (`ConsumeFrom`, and seconds since the epoch).
+        rule, timestamp: what the program wants (`ConsumeFrom`, and seconds since 1970).
         clustering: whether the brokers keep the group's offsets; else each member begins for itself.
     """
 

@@ -84,7 +84,7 @@ def _check(name: str, kind: DataType) -> None:
     elif name == "properties":
         suits, allowed = kind.simpleString() == _TEXT_MAP.simpleString(), _TEXT_MAP.simpleString()
     elif name == "deliver_at":
-        suits, allowed = isinstance(kind, (TimestampType, NumericType)), "timestamp, or seconds since the epoch"
+        suits, allowed = isinstance(kind, (TimestampType, NumericType)), "timestamp, or seconds since 1970"
     elif name == "delay_level":
         suits, allowed = isinstance(kind, _WHOLE), "a whole number"
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from raymq.actors.protocol import MessageQueue, Tls
@@ -12,7 +13,7 @@ from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput
 from raymq.client.task_connection import shared_connection
-from raymq.spark_bridge.ranges import Position, check_position
+from raymq.spark_bridge.ranges import CheckedPosition, check_position
 
 #: How to reach the cluster.
 _CLUSTER: Final = ("name_servers", "tls_ca_file", "tls_cert_file", "tls_key_file", "tls_check_host")
@@ -59,8 +60,8 @@ class ReadOptions:
 
     cluster: ClusterAddress
     topics: tuple[str, ...]
-    start: Position
-    end: Position
+    start: CheckedPosition
+    end: CheckedPosition
     format: str
     tags: str | None
     filter: str | None
@@ -78,7 +79,7 @@ class StreamOptions:
 
     cluster: ClusterAddress
     topics: tuple[str, ...]
-    start: Position
+    start: CheckedPosition
     format: str
     tags: str | None
     filter: str | None
@@ -199,15 +200,18 @@ def _whole(told: Mapping[str, str], field: str, default: Any) -> Any:
     return arguments.whole(field, number, 1, arguments.MOST_OFFSET)
 
 
-def _position(told: Mapping[str, str], field: str, default: str) -> Position:
-    """As `SparkBridge.read` has it; {MessageQueue: offset} as JSON: {topic: {broker: {queue id: offset}}}."""
+def _position(told: Mapping[str, str], field: str, default: str) -> CheckedPosition:
+    """Return a position of `SparkBridge.read`: times also as ISO 8601, offsets as JSON."""
     value = told.get(field, default)
     if value.lstrip().startswith("{"):
         return check_position(field, _places(field, value))
-    try:
-        return check_position(field, float(value))
-    except ValueError:
-        return check_position(field, value)
+    for read in (float, datetime.fromisoformat):
+        try:
+            made = read(value)
+        except ValueError:
+            continue
+        return check_position(field, made)
+    return check_position(field, value)
 
 
 def _places(field: str, value: str) -> dict[MessageQueue, int]:

@@ -36,3 +36,6 @@ PROPERTY_VALUE: Final = "values that are not empty"
 PROPERTIES: Final = f"at most {MAX_PROPERTIES_BYTES} bytes in all, unique key, keys and tags included"
 DELAY_LEVEL: Final = "0 or more"
 DELIVER_AT: Final = "not together with `delay_level`"
+#: How far ahead a message may be due, and how errors say it.
+MOST_DAYS_AHEAD: Final = 40
+DUE: Final = f"seconds since 1970, at most {MOST_DAYS_AHEAD} days ahead"

@@ -22,7 +22,7 @@ NEVER: list[Any] = [None, "1", b"1", math.nan, math.inf, -math.inf, -1, 1 << 70,
     [
         (arguments.duration, [0, 0.5, 31_536_000, Fraction(1, 2), np.float32(2)], [31_536_001, 1e12]),
         (lambda f, v: arguments.duration(f, v, above=True), [1e-9, 7], [0, 0.0, -0.0]),
-        (arguments.timestamp, [0, 1.7e9, 1.7e9 + 0.5], [1e300]),
+        (arguments.timestamp, [0, 1.7e9, 1.7e9 + 0.5], [1e300, 1.7e12]),
         (arguments.per_second, [0.001, 1_000_000], [0, 1e10]),
         (lambda f, v: arguments.whole(f, v, 1), [1, 2**31 - 1, np.int64(7)], [0, 2**31, 1.0, 1.5, np.True_]),
         (arguments.offset, [0, 2**63 - 1], [2**63, 1.5]),

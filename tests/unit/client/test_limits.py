@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -110,6 +111,8 @@ EDGES: list[tuple[Calls, Calls]] = [
     ),
     ([message(delay_level=-1)], [message(delay_level=0), message(delay_level=99)]),
     ([message(deliver_at=-1)], [message(deliver_at=0), message(deliver_at=9.5)]),
+    ([message(deliver_at=1_764_300_000_000)], [message(deliver_at=time.time() + 3_456_000 - 60)]),
+    ([message(deliver_at=time.time() + 3_456_000 + 60)], [message(deliver_at=time.time() + 3_456_000 - 60)]),
     ([message(deliver_at=9, delay_level=1)], [message(deliver_at=9, delay_level=0)]),
     ([batch(), batch(Message("t", b"x"), Message("u", b"x"))], [batch(Message("t", b"x"))]),
     ([batch(Message("t", b"x", delay_level=1))], [batch(Message("t", b"x"))]),

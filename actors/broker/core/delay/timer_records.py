@@ -15,6 +15,7 @@ from raymq.actors.broker.core.delay.delivered import origin_of
 from raymq.actors.errors import MessageIllegal
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.storage.records import batch as record_batch
+from raymq.storage.records import limits
 from raymq.storage.records import property_names as names
 from raymq.storage.records.property_columns import properties_of_batch
 from raymq.storage.records.record import encode_properties
@@ -25,7 +26,7 @@ TIMER_QUEUE: Final = (TIMER_TOPIC, 0)
 #: The level that `DELIVERED_FROM` names for these messages: no delay level has it.
 TIMER_LEVEL: Final = 0
 #: How far ahead a message may be due.
-MAX_AHEAD_MS: Final = 40 * 24 * HOUR_MS
+MAX_AHEAD_MS: Final = limits.MOST_DAYS_AHEAD * 24 * HOUR_MS
 #: A due time from here on, in some thousand years, is none that anybody named.
 _NEVER_MS: Final = 10**14
 
@@ -49,7 +50,7 @@ def due_of(told: Mapping[str, str], now_ms: int) -> int | None:
         except ValueError:
             raise MessageIllegal(name, "a whole number", text) from None
         if due_ms > now_ms + MAX_AHEAD_MS:
-            raise MessageIllegal(name, "at most 40 days ahead", text)
+            raise MessageIllegal(name, f"at most {limits.MOST_DAYS_AHEAD} days ahead", text)
         return max(0, due_ms)
     return None
 

@@ -1,0 +1,148 @@
+"""Times that a user gives: seconds, aware datetimes and texts pass; milliseconds and naive datetimes do not."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raymq.client import ConsumeFrom, InvalidInput, Message, PushConsumer, arguments
+from raymq.client.timestamps import (
+    FAR_FUTURE_MS,
+    due,
+    from_text,
+    milliseconds_or_end,
+    shown,
+    shown_span,
+    span_from_text,
+)
+from raymq.cluster.output import as_people_read
+from raymq.spark_bridge.deliveries import deliveries
+from raymq.spark_bridge.ranges import check_position
+from raymq.spark_bridge.source.options import read_options
+
+MILLISECONDS = 1_764_300_000_000
+NOON = datetime(2025, 11, 28, 12, tzinfo=timezone(timedelta(hours=2)))
+
+
+def option(value: Any) -> Any:
+    return read_options({"name_servers": "h:1", "topic": "t", "start": str(value)}, {}).start
+
+
+def column(value: Any) -> Any:
+    array = pa.array([value], pa.timestamp("us", "UTC") if isinstance(value, datetime) else pa.float64())
+    return deliveries(pa.table({"at": array}), "at", None)
+
+
+def push(value: Any) -> Any:
+    settings: Any = {"consume_from": ConsumeFrom.TIMESTAMP, "consume_timestamp": value}
+    return PushConsumer(None, "g", {"t": "*"}, print, **settings)  # type: ignore[arg-type]
+
+
+#: Whatever takes a time and needs no cluster for its check.
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "argument": lambda value: arguments.timestamp("at", value),
+    "reset": lambda value: milliseconds_or_end("at", value),
+    "message": lambda value: Message("t", b"x", deliver_at=value),
+    "spark": lambda value: check_position("start", value),
+    "spark option": option,
+    "spark column": column,
+    "push": push,
+    "command line": lambda value: from_text("at", str(value)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize("value", [MILLISECONDS, MILLISECONDS * 1_000, time.time() + 101 * 366 * 86_400])
+def test_milliseconds_are_refused_and_the_error_says_so(call: Callable[[Any], Any], value: float) -> None:
+    with pytest.raises(InvalidInput, match="seconds since 1970; this looks like milliseconds"):
+        call(value)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "spark column"])
+@pytest.mark.parametrize("value", [math.nan, -math.inf, -1, -0.5])
+def test_a_number_that_is_no_time_is_refused(name: str, value: float) -> None:
+    with pytest.raises(InvalidInput):
+        CALLS[name](value)
+
+
+@pytest.mark.parametrize("name", ["argument", "reset", "spark", "push"])
+@pytest.mark.parametrize("value", [True, "2025-11-28", NOON.replace(tzinfo=None), datetime(1, 1, 1, tzinfo=UTC)])
+def test_bools_texts_and_naive_datetimes_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidInput):
+        CALLS[name](value)
+
+
+def test_a_naive_datetime_is_told_what_it_lacks() -> None:
+    for call in (CALLS["argument"], CALLS["message"], CALLS["spark option"]):
+        with pytest.raises(InvalidInput, match="without a time zone") as caught:
+            call(NOON.replace(tzinfo=None))
+        assert "astimezone" in caught.value.remedy
+
+
+def test_an_aware_datetime_is_its_seconds() -> None:
+    assert arguments.timestamp("at", NOON) == NOON.timestamp()
+    assert check_position("start", NOON) == option(NOON) == NOON.timestamp()
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    assert Message("t", b"x", deliver_at=soon).deliver_at == soon.timestamp()
+
+
+def test_infinity_is_the_end_for_resets_alone() -> None:
+    assert milliseconds_or_end("at", math.inf) == FAR_FUTURE_MS
+    for name in CALLS.keys() - {"reset"}:
+        with pytest.raises(InvalidInput):
+            CALLS[name](math.inf)
+
+
+@pytest.mark.parametrize("call", [lambda at: due("deliver_at", at), CALLS["message"], CALLS["spark column"]])
+def test_a_delivery_over_40_days_ahead_is_refused_at_once(call: Callable[[Any], Any]) -> None:
+    call(time.time() + 39.9 * 86_400)
+    with pytest.raises(InvalidInput, match="seconds since 1970, at most 40 days ahead") as caught:
+        call(time.time() + 40.1 * 86_400)
+    assert caught.value.field == "deliver_at"
+
+
+def test_texts_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert from_text("to", "1700000000.5") == 1_700_000_000.5
+        assert from_text("to", "2025-11-28T12:00:00+02:00") == NOON.timestamp()
+        assert from_text("to", "2025-11-28T10:00:00Z") == NOON.timestamp()
+        assert from_text("to", "2025-11-28 19:00") == NOON.timestamp()  # local
+        assert shown(NOON.timestamp()) == "2025-11-28T19:00:00.000+09:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    for text, seconds in (("2h", 7_200), ("90s", 90), ("1h30m", 5_400), ("1d 2h", 93_600), ("5 min", 300)):
+        assert from_text("to", text) == pytest.approx(time.time() - seconds, abs=5)
+    assert from_text("to", "inf", end=True) == math.inf
+
+
+@pytest.mark.parametrize("text", ["soon", "", "2x", "-2h", "h", "inf", "2025-13-01", "2h ago"])
+def test_texts_that_are_no_time_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        from_text("to", text)
+
+
+def test_spans() -> None:
+    assert (span_from_text("d", "90s"), span_from_text("d", "2.5"), span_from_text("d", "1h30m")) == (90, 2.5, 5_400)
+    for text in ("x", "-1", "nan", "400d"):
+        with pytest.raises(InvalidInput):
+            span_from_text("d", text)
+
+
+def test_tables_show_times_spans_and_ratios_as_people_read_them() -> None:
+    assert [shown_span(each) for each in (0.25, 12, 59.7, 180, 3_600, 7_800, 200_000, 350_000)] == [
+        *("0.25 s", "12 s", "1 min", "3 min", "1 h", "2 h 10 min", "2 d 8 h", "4 d 1 h")
+    ]
+    assert as_people_read("dead_at", NOON.timestamp()).startswith("2025-11-2")
+    assert as_people_read("last_store_timestamp", 0.0) is None
+    assert as_people_read("disk_ratio", 0.7512) == "75.1%"
+    assert as_people_read("lateness", 180.0) == "3 min"
+    assert as_people_read("lag", 180) == 180
