@@ -7,8 +7,11 @@ the public signatures with hostile values.
 
 from __future__ import annotations
 
+import ipaddress
 import operator
+import re
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from sys import float_info
 from typing import Any, Final, TypeVar
@@ -31,6 +34,10 @@ MOST_SECONDS_AHEAD: Final = 100 * 365.25 * 86_400
 #: What a time may be, and the limit that one far ahead breaks, as every error says it.
 TIME: Final = "seconds since 1970, at least 0, or a datetime with a time zone"
 LOOKS_LIKE_MILLISECONDS: Final = "seconds since 1970; this looks like milliseconds"
+#: What names of hosts may be (RFC 1123, and "_" as in the names of containers).
+_HOST_LABEL: Final = re.compile("[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_MOST_HOST_CHARACTERS: Final = 253
+_ADDRESSES: Final = '"host:port", several as a list or separated by ";" or ","; IPv6 as "[::1]:9876", no "http://"'
 
 
 def number(field: str, value: Any, allowed: str, *, least: float, most: float, above: bool = False) -> float:
@@ -135,3 +142,35 @@ def queue(field: str, value: Any) -> MessageQueue:
     if isinstance(made.queue_id, bool) or not isinstance(made.queue_id, int):
         raise InvalidInput(f"{field}.queue_id", "a whole number", made.queue_id)
     return made
+
+
+def addresses(field: str, given: str | Sequence[str]) -> list[str]:
+    """Return the addresses in a text, or in several texts; "host:port" each, separated by ";" or ","."""
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):
+        raise InvalidInput(field, _ADDRESSES, given)
+    found = [each.strip() for several in texts for each in re.split("[;,]", several) if each.strip()]
+    if not found:
+        raise InvalidInput(field, _ADDRESSES, given)
+    for each in found:
+        host, _, port = each.rpartition(":")
+        if not _may_be_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65_536:
+            raise InvalidInput(field, _ADDRESSES, each)
+    return found
+
+
+def _may_be_host(host: str) -> bool:
+    """Return True for an IPv4 address, an IPv6 one in brackets, and what can be a host's name."""
+    if host.startswith("[") and host.endswith("]"):
+        return _is_ip_address(host[1:-1], 6)
+    labels = host.removesuffix(".").split(".")
+    if labels[-1].isdecimal():  # taken for an IPv4 address by resolvers
+        return _is_ip_address(host, 4)
+    return len(host) <= _MOST_HOST_CHARACTERS and all(map(_HOST_LABEL.fullmatch, labels))
+
+
+def _is_ip_address(host: str, version: int) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == version
+    except ValueError:
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -29,6 +30,13 @@ class ClientBase(Closing):
         self._closed = False
         #: We are a child process, and it was the parent that opened it.
         self._is_parents = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # No TypeError: Ray answers that with a page about what the closure refers to.
+        raise pickle.PicklingError(
+            f"a {type(self).__name__} has sockets and threads of this process and cannot be sent to another one; "
+            f"make it inside the task: {type(self).__name__}(mq, ...), where mq, the connection, can be sent"
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -29,6 +29,7 @@ from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.connection import ConnectionPool, WireConnection
 from raymq.actors.wire.frame import MOST_FRAME_BYTES, Command
 from raymq.actors.wire.tls import client_context
+from raymq.client import arguments
 from raymq.client.callbacks import Callbacks
 from raymq.client.cluster_changes import ClusterChanges
 from raymq.client.forking import leave_to_parent, renew_in_child
@@ -106,15 +107,19 @@ class Connection(Closing):
     in the background stay the parent's.
     """
 
-    def __init__(self, name_servers: Sequence[str], *, namespace: str | None = None, tls: Tls | None = None) -> None:
-        """Connects lazily. `namespace` is the cluster's Ray namespace, None where Ray is out of reach.
+    def __init__(
+        self, name_servers: str | Sequence[str], *, namespace: str | None = None, tls: Tls | None = None
+    ) -> None:
+        """Connects lazily.
+
+        Args:
+            name_servers: "host:port", several as a list or separated by ";" or ",".
+            namespace: the cluster's in Ray, None where Ray is out of reach.
 
         Raises:
             InvalidInput: an address is not "host:port", or a file of `tls` cannot be used.
         """
-        self.name_servers = [_checked_address(address) for address in name_servers]
-        if not self.name_servers:
-            raise InvalidInput("name_servers", "at least one address", list(name_servers))
+        self.name_servers = arguments.addresses("name_servers", name_servers)
         self.namespace = namespace
         self.tls = tls
         context = None if tls is None else client_context(tls)
@@ -427,10 +432,3 @@ call_at_worker_end(_close_all)
 
 def _reconnect(name_servers: list[str], namespace: str | None, tls: Tls | None) -> Connection:
     return Connection(name_servers, namespace=namespace, tls=tls)
-
-
-def _checked_address(address: str) -> str:
-    host, _, port = address.strip().rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise InvalidInput("name_servers", '"host:port"', address)
-    return address.strip()

@@ -214,16 +214,21 @@ def _check_text(name: str, value: object) -> None:
         arguments.encodable(name, value)
 
 
-class _Late:
-    """Keeps what its record has before and behind the body, until somebody looks at more of it than body and place."""
+class _Undecoded:
+    """Hold what is no field of a received message: its undecoded record, and its receipt."""
 
-    __slots__ = ("_around",)
+    __slots__ = ("_around", "receipt")
     _around: Around | CompressedBody | None
+    #: What acknowledges it, if a simple consumer received it. Pickles with it, and is left out by `dataclasses.asdict`.
+    receipt: Receipt | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedMessage(_Late):
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceivedMessage(_Undecoded):
     """One delivery of a message. Times are seconds since 1970.
+
+    A value: it pickles, copies and hashes. Two are equal if they have the same unique key (None from foreign producers
+    that give none), queue and queue offset: a message and its retry are two.
 
     `topic`, `message_id`, `born_timestamp`, `keys`, `tags` and `properties` are the original's, however often it was
     retried; `queue`, `queue_offset`, `store_timestamp` and `reconsume_times` are those of this copy.
@@ -248,8 +253,19 @@ class ReceivedMessage(_Late):
     born_timestamp: float
     store_timestamp: float
     reconsume_times: int
-    #: What acknowledges it, if a simple consumer received it.
-    receipt: Receipt | None = field(default=None, compare=False, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return self._identity() == other._identity() if isinstance(other, ReceivedMessage) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[str | None, MessageQueue, int]:
+        return self.unique_key, self.queue, self.queue_offset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = tuple(getattr(self, each.name) for each in fields(self))
+        return _unpickled, (type(self), values, self.receipt)
 
     @classmethod
     def from_record(cls, record: Record, broker: str, receipt: Receipt | None = None) -> ReceivedMessage:
@@ -273,8 +289,8 @@ class ReceivedMessage(_Late):
             born_timestamp=record.born_timestamp_ms / 1000,
             store_timestamp=record.store_timestamp_ms / 1000,
             reconsume_times=record.reconsume_times,
-            receipt=receipt,
         )
+        _set_receipt(message, receipt)
         if record.sys_flag & SYS_FLAG_COMPRESSED:
             # A few bytes may be megabytes of text: those are there for who looks at the body, not for all that waits.
             _body_slot.__delete__(message)
@@ -284,12 +300,13 @@ class ReceivedMessage(_Late):
     def tried_again(self) -> ReceivedMessage:
         """The same message, with one more try behind it."""
         around = getattr(self, "_around", None)
-        times = self.reconsume_times + 1
-        if not isinstance(around, CompressedBody):
-            return replace(self, reconsume_times=times)
-        message = replace(self, body=b"", reconsume_times=times)
-        _body_slot.__delete__(message)
-        _set_around(message, around)
+        is_compressed = isinstance(around, CompressedBody)
+        kept: dict[str, Any] = {"body": b""} if is_compressed else {}
+        message = replace(self, reconsume_times=self.reconsume_times + 1, **kept)
+        _set_receipt(message, self.receipt)
+        if is_compressed:
+            _body_slot.__delete__(message)
+            _set_around(message, around)
         return message
 
     @classmethod
@@ -326,6 +343,8 @@ class ReceivedMessage(_Late):
 
         def __getattr__(self, name: str) -> Any:
             # Called only for what is missing: a field that was not decoded yet, or nothing of ours.
+            if name == "receipt":
+                return None
             if name not in _DECODED_LATE and name != "body":
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             around = self._around
@@ -343,9 +362,16 @@ class ReceivedMessage(_Late):
         object.__setattr__(self, "_around", None)
 
 
+def _unpickled(kind: type[ReceivedMessage], values: tuple[Any, ...], receipt: Receipt | None) -> ReceivedMessage:
+    message = kind(*values)
+    _set_receipt(message, receipt)
+    return message
+
+
 #: The slots that are filled at once, and their setters, past the frozen __setattr__.
 _AT_ONCE: Final = ("body", "queue", "queue_offset", "_around")
 _SET_AT_ONCE: Final = tuple(getattr(ReceivedMessage, name).__set__ for name in _AT_ONCE)
 _set_body, _set_queue, _set_offset, _set_around = _SET_AT_ONCE
+_set_receipt: Final = _Undecoded.__dict__["receipt"].__set__
 _body_slot: Final = ReceivedMessage.__dict__["body"]
 _DECODED_LATE: Final = frozenset(each.name for each in fields(ReceivedMessage)) - {"body", "queue", "queue_offset"}

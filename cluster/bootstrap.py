@@ -38,7 +38,7 @@ class Cluster(Connection):
 
     def __init__(
         self,
-        name_servers: Sequence[str],
+        name_servers: str | Sequence[str],
         *,
         namespace: str | None = None,
         tls: Tls | None = None,
@@ -201,7 +201,7 @@ def connect(
         namespace, address: of the cluster and of its Ray; not used with `name_servers`. "auto" is the Ray that this
             process is connected to, RAY_ADDRESS, the one that `ray start` started on this machine, or the one in which
             this user started a cluster of that namespace.
-        name_servers: "host:port", several as a list or joined by ";". No Ray is needed then, nor imported.
+        name_servers: "host:port", several as a list or separated by ";" or ",". No Ray is needed then, nor imported.
         tls: for a cluster whose sockets use TLS. Through Ray it is not needed where the cluster's own files are at the
             same paths here.
 
@@ -211,8 +211,7 @@ def connect(
             notes could lead to a Ray, and somebody else may have written them.
     """
     if name_servers is not None:
-        given = name_servers.split(";") if isinstance(name_servers, str) else list(name_servers)
-        return Cluster([each for each in given if each.strip()], tls=tls)
+        return Cluster(name_servers, tls=tls)
     check_namespace(namespace)
     rules.text("address", address)
     from raymq.cluster import launching, ray_runtime

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import datetime
+from typing import Any
 
 from raymq.actors.naming import MAX_QUEUES
 from raymq.actors.protocol import MessageQueue
@@ -42,6 +43,9 @@ class Admin(BrokerChanges):
         self._brokers_seen: dict[tuple[str, int], str] = {}
         self._queues_seen: dict[str, set[MessageQueue]] = defaultdict(set)
         mq.adopt(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Admin, (self._mq,)
 
     # -- topics --------------------------------------------------------------------------------------------------
 

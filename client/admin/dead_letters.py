@@ -37,7 +37,7 @@ _REQUEST_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DeadMessage(ReceivedMessage):
     """A message that rests in a dead-letter queue; topic, message_id and the like are the original's.
 

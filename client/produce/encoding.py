@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.actors.request_limits import MAX_MESSAGES, PART_BYTES
-from raymq.client import arguments, unique_key
+from raymq.client import unique_key
 from raymq.client.message import Message
+from raymq.storage.errors import InvalidInput
 from raymq.storage.records import compiled
 from raymq.storage.records.columns import join_messages
 from raymq.storage.records.record import MIN_RECORD_BYTES, pack_host
@@ -106,6 +107,48 @@ def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int],
     return BatchParts(longest, _are_several(sizes), encoded())
 
 
+class ArrowStream(Protocol):
+    """Arrow data that comes in batches, of any library (Arrow's PyCapsule interface)."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+class ArrowArray(Protocol):
+    """Arrow data of one batch, of any library (Arrow's PyCapsule interface)."""
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
+
+
+#: What `Producer.send_table` takes.
+ArrowData: TypeAlias = ArrowStream | ArrowArray
+
+
+def arrow_table(table: ArrowData) -> pa.Table:
+    """Return what another library has as an Arrow table, its columns not copied where they allow it.
+
+    Args:
+        table: of pyarrow, or anything with `__arrow_c_stream__` or `__arrow_c_array__` (the Arrow PyCapsule interface:
+            pandas, polars, DuckDB relations). A stream is read to its end, into memory.
+
+    Raises:
+        TypeError: it has neither.
+        InvalidInput: it has no columns, or values that Arrow has no type for.
+    """
+    if isinstance(table, pa.Table):
+        return table
+    try:
+        if hasattr(table, "__arrow_c_stream__"):
+            return pa.RecordBatchReader.from_stream(table).read_all()
+        if hasattr(table, "__arrow_c_array__"):
+            return pa.Table.from_batches([pa.record_batch(table)])
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise InvalidInput("table", "columns that Arrow has types for", f"{type(table).__name__}: {error}") from error
+    raise TypeError(
+        "table must be an Arrow table, or have __arrow_c_stream__ as those of pandas, polars and DuckDB have, "
+        f"not {type(table).__name__}"
+    )
+
+
 def table_parts(
     table: pa.Table, topic: str, *, body: str, keys: str | None, tags: str | None, properties: str | None, host: str
 ) -> BatchParts:
@@ -114,7 +157,6 @@ def table_parts(
     Raises:
         InvalidInput: by the call itself, as `records_from_table`; no part was made.
     """
-    arguments.instance("table", table, pa.Table)
     count = rows_of_a_part(table.num_rows, table.nbytes, topic)
     check = partial(checked_rows, body=body, keys=keys, tags=tags, properties=properties)
     steps = [(start, check(table.slice(start, count))) for start in range(0, max(1, table.num_rows), count)]

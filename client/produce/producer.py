@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
+from typing import Any, Final, Literal, TypeVar, Unpack
 
 from raymq.actors.errors import ClientClosed, InvalidInput, OutcomeUnknown, QueueNotFound, RayMQError
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
@@ -29,8 +29,10 @@ from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.message import Message, key_numbers
 from raymq.client.produce.body_limits import BodyLimits
 from raymq.client.produce.encoding import (
+    ArrowData,
     BatchPart,
     BatchParts,
+    arrow_table,
     encode_messages,
     message_parts,
     packed_host,
@@ -44,9 +46,6 @@ from raymq.client.produce.paths import OUTBOX_SECONDS, PathOptions, SendPaths
 from raymq.client.produce.recalling import encode_handles, handles_of, recall
 from raymq.client.produce.sent_results import BatchResults, result_of_one, results_of, runs_of
 from raymq.client.results import SendResult, TableResult
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _T = TypeVar("_T")
 #: Parts of one call that are under way together, where no order has to be kept: one on the wire, one in the broker.
@@ -228,16 +227,17 @@ class Producer(ClientBase):
     def send_table(
         self,
         topic: str,
-        table: pa.Table,
+        table: ArrowData,
         body: str,
         keys: str | None = None,
         tags: str | None = None,
         properties: str | None = None,
         **options: Unpack[SendOptions],
     ) -> TableResult:
-        """Send every row of an Arrow table as a message, without a Python step per row.
+        """Send every row of a table as a message, without a Python step per row.
 
         Args:
+            table: of pyarrow, pandas, polars, DuckDB or whatever else has the Arrow PyCapsule interface.
             body: column of the bodies (binary, string, or struct: msgpack).
             keys, tags, properties: columns of the keys, the tag and the user's properties (map<string, string>).
 
@@ -248,14 +248,15 @@ class Producer(ClientBase):
         self._check_open()
         terms = self._defaults.terms(check_sendable(topic), options)
         host = self._mq.pool.local_host
-        encoded = table_parts(table, topic, body=body, keys=keys, tags=tags, properties=properties, host=host)
+        rows = arrow_table(table)
+        encoded = table_parts(rows, topic, body=body, keys=keys, tags=tags, properties=properties, host=host)
         parts = [run for _, sent in self._send_parts(topic, encoded, terms) for run in runs_of(sent)]
-        return TableResult(table.num_rows, parts)
+        return TableResult(rows.num_rows, parts)
 
     async def asend_table(
         self,
         topic: str,
-        table: pa.Table,
+        table: ArrowData,
         body: str,
         keys: str | None = None,
         tags: str | None = None,

@@ -54,6 +54,7 @@ SCHEMA: Final = pa.schema(
 _OF_PROPERTIES: Final = frozenset({"topic", "message_id", "unique_key", "keys", "tags", "properties"})
 _OF_HEADS: Final = frozenset({"queue_id", "offset", "message_id", "born_timestamp", "store_timestamp"})
 
+_PROPERTIES_COLUMN: Final = "a column of map<string, string>, or of a struct of strings"
 CONTENT_TYPE: Final = "content-type"
 MSGPACK: Final = "application/msgpack"
 #: Bodies that are decompressed into one table.
@@ -352,9 +353,47 @@ def _column(table: pa.Table, field: str, name: str) -> pa.Array:
         raise InvalidInput(field, f"the name of one column of {table.column_names}, and of no other", name)
     column = table.column(name)
     if column.num_chunks == 1:
-        return column.chunk(0)
+        return _plainly_laid_out(field, column.chunk(0))
     combined = column.combine_chunks()
-    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+    return _plainly_laid_out(
+        field, pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+    )
+
+
+def _plainly_laid_out(field: str, column: pa.Array) -> pa.Array:
+    """Return the column in the layout that all of pyarrow's functions take.
+
+    Other libraries export views (polars, pandas 3), dictionaries (categories), run ends and extension types.
+    """
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if pa.types.is_dictionary(column.type):
+        return _plainly_laid_out(field, column.dictionary).take(column.indices)
+    try:
+        if pa.types.is_run_end_encoded(column.type):
+            column = pc.run_end_decode(column)
+        plain = _plain_type(column.type)
+        return column if plain.equals(column.type) else column.cast(plain)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        raise InvalidInput(
+            field, "a type that Arrow can convert to binary or text", f"{column.type} ({error})"
+        ) from None
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of `_plainly_laid_out`'s result."""
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if kind.equals(pa.string_view()):
+        return pa.string()
+    if kind.equals(pa.binary_view()):
+        return pa.binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_plain_type(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    return kind
 
 
 def _packed(structs: pa.Array) -> pa.Array:
@@ -399,7 +438,7 @@ def _text(column: pa.Array, field: str) -> pa.Array:
     if pa.types.is_integer(column.type) or pa.types.is_large_string(column.type):
         column = column.cast(pa.string())
     if not pa.types.is_string(column.type):
-        raise InvalidInput(field, "a column of text", str(column.type))
+        raise InvalidInput(field, "a column of text or integers", str(column.type))
     _refuse_separators(column, field)
     return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
 
@@ -470,14 +509,41 @@ def _pairs(name: str, values: pa.Array) -> pa.Array:
 def _user_texts(column: pa.Array, reserved: set[str]) -> pa.Array:
     if pa.types.is_null(column.type):
         return column.cast(pa.string()).fill_null("")
+    if pa.types.is_struct(column.type):  # what libraries without maps have; fields that are null are left out
+        return _struct_texts(column, reserved)
     if not pa.types.is_map(column.type):
-        raise InvalidInput("properties", "a column of map<string, string>", str(column.type))
+        raise InvalidInput("properties", _PROPERTIES_COLUMN, str(column.type))
     counts = np.asarray(pc.list_value_length(column.cast(pa.list_(_entries(column.type)))).fill_null(0))
     flat: Any = column.cast(pa.list_(_entries(column.type))).flatten()
-    texts = flat.field(0), flat.field(1)
-    names, values = (each.cast(pa.string()) if pa.types.is_large_string(each.type) else each for each in texts)
-    if not pa.types.is_string(names.type) or not pa.types.is_string(values.type):
-        raise InvalidInput("properties", "a column of map<string, string>", str(column.type))
+    names, values = _property_column(flat.field(0), column.type), _property_column(flat.field(1), column.type)
+    _check_properties(names, values, reserved)
+    pairs = pc.binary_join_element_wise(names, "\x01", values, "\x02", "").fill_null("")
+    offsets = np.zeros(len(column) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), pairs), "")
+
+
+def _struct_texts(column: pa.Array, reserved: set[str]) -> pa.Array:
+    """Return the properties of structs: each field is one, by its name."""
+    if not column.type.num_fields:
+        return pa.repeat("", len(column))
+    columns = []
+    for index, field in enumerate(column.type):
+        values = _property_column(_plainly_laid_out("properties", pc.struct_field(column, [index])), column.type)
+        _check_properties(pa.array([field.name]), values, reserved)
+        columns.append(_pairs(field.name, values))
+    return pc.binary_join_element_wise(*columns, "")
+
+
+def _property_column(values: pa.Array, of: pa.DataType) -> pa.Array:
+    if pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
+        values = values.cast(pa.string())
+    if not pa.types.is_string(values.type):
+        raise InvalidInput("properties", _PROPERTIES_COLUMN, str(of))
+    return values
+
+
+def _check_properties(names: pa.Array, values: pa.Array, reserved: set[str]) -> None:
     _refuse_separators(names, "properties")
     _refuse_separators(values, "properties")
     taken = sorted((properties.SYSTEM_PROPERTIES | reserved) & set(pc.unique(names).to_pylist()))
@@ -485,10 +551,6 @@ def _user_texts(column: pa.Array, reserved: set[str]) -> pa.Array:
         raise InvalidInput("properties", limits.PROPERTY_NAME, taken or "")
     if pc.any(pc.equal(values, "")).as_py():
         raise InvalidInput("properties", limits.PROPERTY_VALUE, "", remedy="null leaves a property out")
-    pairs = pc.binary_join_element_wise(names, "\x01", values, "\x02", "").fill_null("")
-    offsets = np.zeros(len(column) + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), pairs), "")
 
 
 def _entries(kind: pa.DataType) -> pa.DataType:

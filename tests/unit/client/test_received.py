@@ -14,7 +14,9 @@ import pytest
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.fetch import Fetched
+from raymq.actors.wire.headers.pop import Handle
 from raymq.client.message import Message, ReceivedMessage
+from raymq.client.receipt import Receipt
 from raymq.client.received import FEW_RECORDS, received
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records.record import (
@@ -56,14 +58,14 @@ def decoded_at_once(fetched: Fetched) -> list[ReceivedMessage]:
 def test_the_same_messages(count: int) -> None:
     fetched = part(count)
     late, whole = received(fetched, QUEUE), decoded_at_once(fetched)
-    assert late == whole
+    assert [dataclasses.asdict(message) for message in late] == [dataclasses.asdict(message) for message in whole]
     assert repr(late) == repr(whole)
 
 
 def test_bodies_of_one_length() -> None:
     fetched = part(body=b"%09d")
     late = received(fetched, QUEUE)
-    assert late == decoded_at_once(fetched)
+    assert repr(late) == repr(decoded_at_once(fetched))
     assert {type(message.body) for message in late} == {bytes}
 
 
@@ -82,15 +84,41 @@ def test_whatever_is_looked_at_first(field: str) -> None:
     fetched = part()
     late, whole = received(fetched, QUEUE)[7], decoded_at_once(fetched)[7]
     assert getattr(late, field) == getattr(whole, field)
-    assert late == whole
+    assert dataclasses.asdict(late) == dataclasses.asdict(whole)
 
 
 def test_copies_and_pickles() -> None:
     fetched = part()
-    whole = decoded_at_once(fetched)[5]
-    assert pickle.loads(pickle.dumps(received(fetched, QUEUE)[5])) == whole
-    assert copy.copy(received(fetched, QUEUE)[5]) == whole
+    whole = dataclasses.asdict(decoded_at_once(fetched)[5])
+    for copied in (copy.copy, copy.deepcopy, lambda message: pickle.loads(pickle.dumps(message))):
+        assert dataclasses.asdict(copied(received(fetched, QUEUE)[5])) == whole
     assert dataclasses.replace(received(fetched, QUEUE)[5], reconsume_times=3).reconsume_times == 3
+
+
+def test_received_messages_compare_and_hash_by_place() -> None:
+    fetched = part()
+    first, second = received(fetched, QUEUE), decoded_at_once(fetched)
+    assert first == second
+    assert {*first, *second} == set(first)
+    assert len({*first, *second}) == len(first)
+    assert first[5] != dataclasses.replace(second[5], queue=MessageQueue("t", "broker-b", 0))
+    assert first[5] != dataclasses.replace(second[5], queue_offset=0)
+    assert first[5] != dataclasses.replace(second[5], unique_key=None)
+    foreign = [dataclasses.replace(message, unique_key=None) for message in first]
+    assert len(set(foreign)) == len(foreign)
+    assert first[0] != first[0].queue
+
+
+def test_receipt_travels_with_the_message_but_is_no_field() -> None:
+    fetched = part()
+    receipt = Receipt(Handle(0, 1, 2, 0, "0", "broker-a", 0, 5))
+    message = ReceivedMessage.from_record(decode(fetched.records, 0), QUEUE.broker, receipt)
+    assert "receipt" not in dataclasses.asdict(message)
+    assert "receipt" not in repr(message)
+    for copied in (copy.deepcopy, lambda message: pickle.loads(pickle.dumps(message))):
+        assert copied(message).receipt == receipt
+    assert message.tried_again().receipt is receipt
+    assert received(fetched, QUEUE)[0].receipt is None
 
 
 def test_frozen_and_without_other_attributes() -> None:

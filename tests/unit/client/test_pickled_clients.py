@@ -1,0 +1,43 @@
+"""Clients that a Ray task would catch in its closure, or get as an argument."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+from ray._common.serialization import pickle_dumps
+
+from raymq.client import Admin, Connection, ConsumeResult, Producer, PushConsumer
+
+
+@pytest.fixture
+def mq() -> Iterator[Connection]:
+    with Connection(["127.0.0.1:1"]) as connection:
+        yield connection
+
+
+def producer(mq: Connection) -> Producer:
+    return Producer(mq, "g")
+
+
+def push_consumer(mq: Connection) -> PushConsumer:
+    return PushConsumer(mq, "g", {"t": "*"}, lambda _: ConsumeResult.SUCCESS)
+
+
+@pytest.mark.parametrize("make", [producer, push_consumer])
+def test_clients_say_where_to_make_them(mq: Connection, make: Callable[[Connection], Any]) -> None:
+    client = make(mq)
+    wanted = rf"make it inside the task: {type(client).__name__}\(mq, \.\.\.\)"
+    with pytest.raises(pickle.PicklingError, match=wanted) as caught:
+        pickle_dumps(lambda: client, "Could not serialize the function")  # what Ray does with a remote function
+    assert "\n" not in str(caught.value)
+
+
+def test_an_admin_and_its_connection_can_be_sent(mq: Connection) -> None:
+    with Admin(mq) as admin:
+        again = cloudpickle.loads(cloudpickle.dumps(lambda: admin))()
+        assert isinstance(again, Admin)
+        again._mq.close()
