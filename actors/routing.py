@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from raymq.actors.errors import BrokerUnavailable, RayMQError, ServerBusy, TopicNotFound, TopicUnavailable
 from raymq.actors.name_server_silence import NameServerSilence
+from raymq.actors.naming import DLQ_PREFIX, retry_topic
 from raymq.actors.protocol import AWAY_SECONDS, ClusterView, MessageQueue, TopicRoute
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands import route as route_answers
@@ -147,12 +148,28 @@ class Routes:
         if away := sorted(had_it.keys() - living.keys()):
             raise TopicUnavailable(topic, away)
 
+    async def readable(self, topic: str, *, fresh: bool = False) -> TopicRoute:
+        """Return the route of a topic that is to be read; raises as `get`.
+
+        The dead letters of a group that exists and has none yet are a topic without queues: nothing was put there.
+        """
+        try:
+            return await self.get(topic, fresh=fresh)
+        except TopicNotFound as error:
+            if not topic.startswith(DLQ_PREFIX):
+                raise
+            try:  # each group has this topic from its beginning
+                await self.get(retry_topic(topic.removeprefix(DLQ_PREFIX)))
+            except TopicNotFound:
+                raise error from None
+            return TopicRoute(topic, ())
+
     async def get_all(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, TopicRoute | RayMQError]:
-        """Of each topic the route, or why there is none; asked together, so that all take no longer than one."""
+        """Of each topic the route by which it is read, or why there is none; asked together, all at the same time."""
 
         async def one(topic: str) -> TopicRoute | RayMQError:
             try:
-                return await self.get(topic, fresh=fresh)
+                return await self.readable(topic, fresh=fresh)
             except RayMQError as error:
                 return error
 

@@ -4,6 +4,7 @@ Each name is imported when it is first asked for, so that a program loads the cl
 
 What is in it, in the order to read it:
     connection: one loop, one socket per broker and the routes, for all clients of a process; message, results, errors.
+    missing_topics: the topics that consumers wait for.
     produce, push, pull, pop, admin: one room for each kind of client; none of them knows another one.
     requests: how brokers are asked and queues fetched; members: groups, their members, subscriptions and queue locks.
     bulk: the door for Spark; task_connection: the connection of a Ray or Spark task.

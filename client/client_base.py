@@ -30,6 +30,9 @@ class ClientBase(Closing):
         self._closed = False
         #: We are a child process, and it was the parent that opened it.
         self._is_parents = False
+        #: What the first call does before its own work; None where nothing is left to be done.
+        self._opening: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._opening_turn = asyncio.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # No TypeError: Ray answers that with a page about what the closure refers to.
@@ -39,6 +42,8 @@ class ClientBase(Closing):
         )
 
     async def __aenter__(self) -> Self:
+        if self._opening is not None:
+            await self._arun(_nothing())
         return self
 
     async def __aexit__(
@@ -62,13 +67,34 @@ class ClientBase(Closing):
         """`close` for asyncio code."""
         await asyncio.to_thread(self.close, timeout)
 
+    def _open(self, opening: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do a constructor's requests, or leave them to the first call where an event loop runs on this thread."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._mq.run(opening())
+        else:
+            self._opening = opening
+
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         self._check_open(coroutine)
-        return self._mq.run(coroutine)
+        return self._mq.run(coroutine if self._opening is None else self._opened(coroutine))
 
     async def _arun(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         self._check_open(coroutine)
-        return await self._mq.arun(coroutine)
+        return await self._mq.arun(coroutine if self._opening is None else self._opened(coroutine))
+
+    async def _opened(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Do the work behind what opens the client; where that fails, the next call tries it again."""
+        try:
+            async with self._opening_turn:
+                if self._opening is not None:
+                    await self._opening()
+                    self._opening = None
+        except BaseException:
+            coroutine.close()
+            raise
+        return await coroutine
 
     def _check_open(self, coroutine: Coroutine[Any, Any, Any] | None = None) -> None:
         if self._closed:
@@ -77,3 +103,7 @@ class ClientBase(Closing):
             if self._is_parents:
                 raise ClientClosed(f"the {self.KIND} is the parent process's; a child opens one of its own")
             raise ClientClosed(f"the {self.KIND} is closed")
+
+
+async def _nothing() -> None:
+    pass

@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 from weakref import WeakMethod
 
 from raymq.actors.errors import ClientClosed, InvalidInput
@@ -35,6 +35,9 @@ from raymq.client.cluster_changes import ClusterChanges
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.worker_end import call_at_worker_end
 from raymq.storage.closing import Closing
+
+if TYPE_CHECKING:
+    from raymq.client.missing_topics import MissingTopics
 
 _log = logging.getLogger(__name__)
 
@@ -150,6 +153,7 @@ class Connection(Closing):
             max_frame_bytes=MOST_FRAME_BYTES,
         )
         self.routes = Routes(self.pool, self.name_servers)
+        self._missing_topics: MissingTopics | None = None
         self._clients: weakref.WeakSet[Adoptable] = weakref.WeakSet()
         #: Those of them that have something to do that their user need not wait for.
         self._busy: set[Adoptable] = set()
@@ -189,6 +193,15 @@ class Connection(Closing):
     def reaches_ray(self) -> bool:
         """Whether the cluster's actors can be called, too."""
         return self.namespace is not None
+
+    @property
+    def missing_topics(self) -> MissingTopics:
+        """The topics that its consumers wait for. For who is on the background loop."""
+        if self._missing_topics is None:
+            from raymq.client.missing_topics import MissingTopics
+
+            self._missing_topics = MissingTopics(self.routes)
+        return self._missing_topics
 
     def cluster_changes(self) -> ClusterChanges:
         """What starts and ends brokers; InvalidInput where the cluster's actors cannot be called."""
@@ -351,6 +364,7 @@ class Connection(Closing):
         self._clients.clear()
         self._busy.clear()
         self._push_listeners.clear()
+        self._missing_topics = None
         self.callbacks = Callbacks()
         self._session = uuid.uuid4().hex
 

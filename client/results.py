@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -70,6 +70,18 @@ class QueueProgress:
     max_offset: int | None
     lag: int | None
     owner: str | None
+
+
+class GroupProgress(dict[MessageQueue, QueueProgress]):
+    """How far a group is in each queue.
+
+    Attributes:
+        missing_topics: topics that members subscribe to and that do not exist, sorted; they have no queues.
+    """
+
+    def __init__(self, table: Mapping[MessageQueue, QueueProgress], missing_topics: Iterable[str] = ()) -> None:
+        super().__init__(table)
+        self.missing_topics = sorted(missing_topics)
 
 
 @dataclass(frozen=True, slots=True)

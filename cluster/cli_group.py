@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from raymq.client import Admin, MessageQueue
+from raymq.client import Admin, MessageQueue, QueueProgress
 from raymq.client.timestamps import AS_TEXT
 from raymq.cluster.cli_context import Rows, Time, admin_rows
 
@@ -26,12 +26,21 @@ def list_groups(admin: Admin) -> Rows:
     return [{"group": group} for group in admin.groups()]
 
 
+def _progress_table(rows: Rows) -> Rows:
+    """For people: a topic that does not exist is marked in the broker's column."""
+    told = [{**row, "broker": "(does not exist)"} if row["missing"] else row for row in rows]
+    return [{name: value for name, value in row.items() if name != "missing"} for row in told]
+
+
 @group_commands.command("progress")
 @click.argument("name")
-@admin_rows("no queue")
+@admin_rows("no queue", table=_progress_table)
 def group_progress(admin: Admin, name: str) -> Rows:
-    """How far group NAME is in each queue."""
-    return [{**_queue_fields(queue), **asdict(found)} for queue, found in admin.group_progress(name).items()]
+    """How far group NAME is in each queue, and which topics it waits for since they do not exist."""
+    progress = admin.group_progress(name)
+    unknown = {"broker": None, "queue_id": None, **asdict(QueueProgress(None, None, None, None)), "missing": True}
+    rows = [{**_queue_fields(queue), **asdict(found), "missing": False} for queue, found in progress.items()]
+    return [*rows, *({"topic": topic, **unknown} for topic in progress.missing_topics)]
 
 
 @group_commands.command("reset")

@@ -25,7 +25,7 @@ from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
 from raymq.client.admin.operation import Operation
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
-from raymq.client.results import ClusterInfo, Election, FoundMessages, QueueProgress, QueueStats
+from raymq.client.results import ClusterInfo, Election, FoundMessages, GroupProgress, QueueStats
 from raymq.client.timestamps import milliseconds_or_end
 
 
@@ -134,15 +134,17 @@ class Admin(BrokerChanges):
         """`groups` for asyncio code."""
         return await self._arun(admin_groups.names(self._mq))
 
-    def group_progress(self, group: str) -> dict[MessageQueue, QueueProgress]:
+    def group_progress(self, group: str) -> GroupProgress:
         """How far a group is in each queue, its retry topic included; None where unknown, never 0.
+
+        Its `missing_topics` are those that members wait for, since they do not exist.
 
         Raises:
             GroupNotFound: no broker knows it.
         """
         return self._run(self._group_progress(group))
 
-    async def agroup_progress(self, group: str) -> dict[MessageQueue, QueueProgress]:
+    async def agroup_progress(self, group: str) -> GroupProgress:
         """`group_progress` for asyncio code."""
         return await self._arun(self._group_progress(group))
 
@@ -389,7 +391,7 @@ class Admin(BrokerChanges):
             dry_run=dry_run,
         )
 
-    async def _group_progress(self, group: str) -> dict[MessageQueue, QueueProgress]:
+    async def _group_progress(self, group: str) -> GroupProgress:
         progress = await admin_groups.progress(self._mq, group, self._queues_seen[group])
         self._queues_seen[group] = set(progress)
         return progress

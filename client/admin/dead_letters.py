@@ -101,7 +101,7 @@ async def read(
     """
     topic = dlq_topic(group)
     try:
-        route = await mq.routes.get(topic, fresh=True)
+        route = await mq.routes.readable(topic, fresh=True)
     except TopicNotFound:  # nothing died yet
         return
     away, found = mq.routes.away(route), False

@@ -15,7 +15,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.told import number_in
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out as asking
-from raymq.client.results import QueueProgress
+from raymq.client.results import GroupProgress, QueueProgress
 
 
 async def names(mq: Connection) -> list[str]:
@@ -29,11 +29,10 @@ async def check_exists(mq: Connection, group: str) -> None:
     await _progress_tables(mq, group)
 
 
-async def progress(
-    mq: Connection, group: str, known_before: Iterable[MessageQueue] = ()
-) -> dict[MessageQueue, QueueProgress]:
+async def progress(mq: Connection, group: str, known_before: Iterable[MessageQueue] = ()) -> GroupProgress:
     """By queue, sorted; of `known_before` also those whose broker does not answer now."""
-    tables = await _progress_tables(mq, group)
+    waits_for: set[str] = set()
+    tables = await _progress_tables(mq, group, waits_for)
     found = {queue: values for table in tables.values() if table is not None for queue, values in table.items()}
     silent = {broker for broker, table in tables.items() if table is None}
     lost = {queue for queue in known_before if tables.get(queue.broker) is None}
@@ -43,7 +42,7 @@ async def progress(
     for queue, values in found.items():
         committed, end, owner = values
         table[queue] = QueueProgress(committed, end, None if committed is None else end - committed, owner)
-    return dict(sorted(table.items()))
+    return GroupProgress(dict(sorted(table.items())), waits_for - {queue.topic for queue in table})
 
 
 async def reset(mq: Connection, group: str, topic: str, timestamp_ms: int, *, dry_run: bool) -> dict[MessageQueue, int]:
@@ -83,8 +82,13 @@ async def _offsets_at(mq: Connection, route: TopicRoute, timestamp_ms: int) -> l
     return await asking.gather(route.readable(), ask)
 
 
-async def _progress_tables(mq: Connection, group: str) -> dict[str, dict[MessageQueue, wire_admin.Progress] | None]:
-    """Of each broker: what it knows of the group, None if it does not answer; GroupNotFound, BrokerUnavailable."""
+async def _progress_tables(
+    mq: Connection, group: str, waits_for: set[str] | None = None
+) -> dict[str, dict[MessageQueue, wire_admin.Progress] | None]:
+    """Of each broker: what it knows of the group, None if it does not answer; GroupNotFound, BrokerUnavailable.
+
+    The topics that members wait for are added to `waits_for`.
+    """
     check_group(group)
     answers = await asking.ask_all(mq, partial(wire_admin.consume_stats_command, group))
     if all(isinstance(answer, GroupNotFound) for answer in answers.values()):
@@ -93,6 +97,8 @@ async def _progress_tables(mq: Connection, group: str) -> dict[str, dict[Message
     for broker, answer in answers.items():
         if isinstance(answer, Command):
             tables[broker] = wire_admin.read_progress(answer)
+            if waits_for is not None:
+                waits_for |= wire_admin.read_waits_for(answer)
         elif isinstance(answer, GroupNotFound):
             tables[broker] = {}
         elif isinstance(answer, BrokerUnavailable):

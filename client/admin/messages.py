@@ -66,7 +66,7 @@ async def _query(
     arguments.text("unique_key" if unique else "key", key)
     begin_ms = 0 if begin is None else milliseconds("begin", begin) // 1000 * 1000
     end_ms = FAR_FUTURE_MS if end is None else milliseconds("end", end) // 1000 * 1000 + 999
-    route = await mq.routes.get(topic)
+    route = await mq.routes.readable(topic)
     addresses, away = route.addresses, mq.routes.away(route)
     command = partial(wire_query.query_command, topic, key, begin_ms, end_ms, limit, unique=unique)
     answers = await asking.ask_each(mq, addresses, command)

@@ -75,7 +75,7 @@ async def _bounds(mq: Connection, topics: list[str], epochs: Mapping[Origin, int
     addresses: dict[Origin, str] = {}
     away: set[Origin] = set()
     for topic in topics:
-        route = await mq.routes.get(topic, fresh=not epochs)  # who begins knows of nobody by anything else
+        route = await mq.routes.readable(topic, fresh=not epochs)  # who begins knows of nobody by anything else
         addresses |= {(topic, broker): at for broker, at in route.addresses.items()}
         away |= {(topic, each.data.broker) for each in route.away if each.data.perm & PERM_READ}
     if lacking := (away | epochs.keys()) - addresses.keys():

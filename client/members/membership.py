@@ -2,16 +2,20 @@
 
 Runs on the connection's event loop. A broker that restarts forgets its members; a new connection to a broker is
 therefore followed by a heartbeat at once, and the members are asked from all brokers and united.
+
+A topic that does not exist is waited for: the connection polls for it (`raymq.client.missing_topics`), and meanwhile
+every master gets heartbeats, since any of them may get the topic.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from raymq.actors.errors import BrokerUnavailable, GroupNotFound, RayMQError
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.errors import BrokerUnavailable, GroupNotFound, RayMQError, TopicNotFound
+from raymq.actors.protocol import MessageQueue, TopicRoute
 from raymq.actors.wire.commands import group as wire_group
 from raymq.actors.wire.commands.group import Member
 from raymq.actors.wire.connection import WireConnection
@@ -23,6 +27,8 @@ _REQUEST_SECONDS = 3.0
 VANISHED_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
+#: What a program's owner reads of its consumers.
+_consumer_log = logging.getLogger("raymq.consumer")
 
 
 class Membership:
@@ -31,6 +37,7 @@ class Membership:
     Args:
         retry_max_times: becomes the group's, once at each broker; None leaves it.
         owners: whether `members` asks who fetches which queue, too.
+        on_found: called with the topics that were missing and exist now.
     """
 
     def __init__(
@@ -41,12 +48,22 @@ class Membership:
         clock: Callable[[], float],
         retry_max_times: int | None = None,
         owners: bool = False,
+        on_found: Callable[[frozenset[str]], None] = lambda _: None,
     ) -> None:
         self._mq = mq
         self._member = member
         self._clock = clock
         self._retry_max_times = retry_max_times
-        self._greeted: dict[str, tuple[WireConnection, float]] = {}
+        self._on_found = on_found
+        #: Subscribed topics that a broker or a name server says it does not have, and what `routes` answers for each.
+        self._missing: dict[str, TopicNotFound | TopicRoute] = {}
+        #: Those of them that do not exist at all, as a name server says.
+        self._waits_for: frozenset[str] = frozenset()
+        #: Addresses of brokers that get heartbeats only because a topic is missing.
+        self._beyond: frozenset[str] = frozenset()
+        #: Topics that other members wait for, or have until a moment ago, as `members` was told last.
+        self.awaited_by_group: frozenset[str] = frozenset()
+        self._greeted: dict[str, tuple[WireConnection, float, Member]] = {}
         #: Where a greeting was sent, whatever became of the answer: those brokers may know of this member.
         self._may_know: set[str] = set()
         #: Addresses of brokers that could not be greeted yet, and never were.
@@ -68,6 +85,8 @@ class Membership:
             BrokerUnavailable: no broker answers; where another one does, the next heartbeats try again.
         """
         addresses = await self._addresses()
+        if strict and not addresses:
+            raise BrokerUnavailable("cluster", "no broker is registered at the name server")
         errors = await asyncio.gather(*(self._greet(address) for address in addresses))
         failures = {address: error for address, error in zip(addresses, errors, strict=True) if error is not None}
         if strict:
@@ -94,7 +113,9 @@ class Membership:
 
         `settled` tells afterwards whether the list holds only members that a broker named just now.
         """
-        lists = await asyncio.gather(*(self._ask(address) for address in await self._addresses()))
+        awaited: set[str] = set()
+        lists = await asyncio.gather(*(self._ask(address, awaited) for address in await self._addresses()))
+        self.awaited_by_group = frozenset(awaited)
         now = self._clock()
         named = {member for found in lists for member in found}
         self._last_seen |= dict.fromkeys(named, now)
@@ -104,46 +125,113 @@ class Membership:
 
     async def leave(self) -> None:
         """Tell the brokers, so that the others take over at once; those too that have not answered a greeting."""
+        if self._missing:
+            self._mq.missing_topics.wait_for(self, set())
+        await self._leave(self._may_know)
+
+    async def _leave(self, addresses: Iterable[str]) -> None:
         command = wire_group.unregister_command
         await asyncio.gather(
             *(
                 self._mq.pool.request(address, command(self._member.client_id, self._member.group), _REQUEST_SECONDS)
-                for address in sorted(self._may_know)
+                for address in sorted(addresses)
             ),
             return_exceptions=True,
         )
 
+    # -- topics that do not exist ---------------------------------------------------------------------------------
+
+    async def routes(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, TopicRoute | RayMQError]:
+        """Return what `Routes.get_all` does; a name server is not asked for topics that are known to be missing."""
+        names = list(topics)
+        answers = await self._mq.routes.get_all([name for name in names if name not in self._missing], fresh=fresh)
+        absent: list[str] = []
+        for topic, route in answers.items():
+            if topic in self._member.subscriptions:
+                if isinstance(route, TopicNotFound):
+                    self._missing[topic] = route
+                    absent.append(topic)
+                elif isinstance(route, TopicRoute) and not route.addresses and not route.away:
+                    self._missing[topic] = route  # dead letters of a group that has none
+        if self._missing:
+            self._wait_for(absent)
+        return {name: self._missing.get(name) or answers[name] for name in names}
+
+    def doubt(self, topic: str, error: TopicNotFound) -> None:
+        """A broker says that it does not have the topic: see soon whether any has."""
+        if topic in self._member.subscriptions and topic not in self._missing:
+            self._missing[topic] = error
+            self._wait_for(())
+
+    def topics_listed(self, existing: frozenset[str]) -> None:
+        """See `missing_topics.Waiter`."""
+        found = frozenset(existing & self._waits_for)
+        is_any_back = bool(existing & self._missing.keys())
+        for topic in existing:
+            self._missing.pop(topic, None)
+            self._mq.routes.outdate(topic)
+        self._waits_for -= existing
+        self._wait_for([topic for topic, known in self._missing.items() if isinstance(known, TopicNotFound)])
+        if found:
+            _consumer_log.info("group %s: %s exists now", self._member.group, ", ".join(sorted(found)))
+        if is_any_back:
+            self._on_found(found)
+
+    def _wait_for(self, absent: Iterable[str]) -> None:
+        """Look for all that is missing; `absent` are topics of which a name server says that they do not exist."""
+        self._mq.missing_topics.wait_for(self, set(self._missing))
+        new = sorted(set(absent) - self._waits_for)
+        if new:
+            self._waits_for |= frozenset(new)
+            told = "; ".join(f"waits for topic {topic}, which does not exist" for topic in new)
+            remedy = f"raymq topic create {new[0]}, or Admin.create_topic"
+            _consumer_log.warning("group %s %s (%s)", self._member.group, told, remedy)
+        if self._member.waits_for != self._waits_for:
+            self._member = replace(self._member, waits_for=self._waits_for)
+
     async def _addresses(self) -> Sequence[str]:
         found: set[str] = set()
-        for topic, route in (await self._mq.routes.get_all(self._member.subscriptions)).items():
+        for topic, route in (await self.routes(self._member.subscriptions)).items():
             if isinstance(route, RayMQError):
                 _log.debug("route of %s: %s", topic, route)
             else:
                 found.update(route.addresses.values())
+        if self._missing:
+            masters = await self._mq.missing_topics.read_masters()
+            self._beyond = (self._beyond | masters) - found
+            found |= masters
+        elif self._beyond:
+            left, self._beyond = self._beyond - found, frozenset()
+            for address in left:
+                self._greeted.pop(address, None)
+            self._may_know -= left
+            await self._leave(left)
         return sorted(found)
 
     async def _greet(self, address: str) -> RayMQError | None:
         try:
             connection = await self._mq.pool.get(address, _REQUEST_SECONDS)
-            known, at = self._greeted.get(address, (None, 0.0))
-            if known is connection and self._clock() - at < HEARTBEAT_SECONDS:
+            known, at, told = self._greeted.get(address, (None, 0.0, None))
+            member = self._member
+            if known is connection and self._clock() - at < HEARTBEAT_SECONDS and told == member:
                 return None
             if known is None and self._retry_max_times is not None:
                 settings = wire_group.create_group_command(self._member.group, self._retry_max_times)
                 await connection.request(settings, _REQUEST_SECONDS)
             self._may_know.add(address)
-            await connection.request(wire_group.heartbeat_command(self._member), _REQUEST_SECONDS)
-            self._greeted[address] = (connection, self._clock())
+            await connection.request(wire_group.heartbeat_command(member), _REQUEST_SECONDS)
+            self._greeted[address] = (connection, self._clock(), member)
         except RayMQError as error:
             return error
         return None
 
-    async def _ask(self, address: str) -> list[str]:
+    async def _ask(self, address: str, awaited: set[str]) -> list[str]:
         try:
             command = wire_group.members_command(self._member.group, owners=self._asks_owners)
             answer = await self._mq.pool.request(address, command, _REQUEST_SECONDS)
             if self._asks_owners:
                 self.owners |= wire_group.read_owners(answer)
+            awaited |= wire_group.read_awaited(answer)
             return wire_group.read_members(answer)
         except GroupNotFound:
             return []

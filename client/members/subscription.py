@@ -17,6 +17,12 @@ from raymq.storage.records.java_hash import tags_code
 ALL = "*"
 
 
+def check_missing_topics(told: object) -> None:
+    """Check what a consumer is to do about topics that do not exist; raises InvalidInput."""
+    if told not in ("wait", "error"):
+        raise InvalidInput("missing_topics", '"wait" or "error"', told)
+
+
 @dataclass(frozen=True, slots=True)
 class Sql:
     """A subscription by an SQL92 condition over a message's properties and TAGS, such as "price > 3 and TAGS = 'a'"."""

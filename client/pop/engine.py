@@ -52,10 +52,17 @@ class Popping:
     """One running consumer. Made and used on the connection's loop."""
 
     def __init__(
-        self, mq: Connection, group: str, filters: Mapping[str, TagFilter | SqlWanted], requests: PopRequests
+        self,
+        mq: Connection,
+        group: str,
+        filters: Mapping[str, TagFilter | SqlWanted],
+        requests: PopRequests,
+        *,
+        waits: bool = True,
     ) -> None:
-        """`filters` by topic."""
+        """`filters` by topic; `waits`: whether topics that do not exist are waited for."""
         self._mq = mq
+        self._waits = waits
         self._group = group
         self._topics = [*filters, retry_topic(group)]
         #: What it asks of brokers.
@@ -69,7 +76,12 @@ class Popping:
                 consume_type="CONSUME_POP",
             ),
             clock=boottime,
+            on_found=lambda _: self._topics_found.set(),
         )
+        #: The routes of topics; one that is waited for is not asked for again and again.
+        self._routes = self._membership.routes if waits else mq.routes.get_all
+        #: Topics that were missing exist now.
+        self._topics_found = asyncio.Event()
         self.supervisor = Supervisor(f"simple consumer of {group}")
         self._turn = itertools.count()
         self._notifications: dict[Source, asyncio.Task[None]] = {}
@@ -92,13 +104,25 @@ class Popping:
         """Join the group.
 
         Raises:
-            TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it could not join.
+            TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it could not join, and may try again.
+            ClientClosed: it was stopped meanwhile.
         """
-        for topic in self._topics:
-            if topic != retry_topic(self._group):
-                await self._mq.routes.get(topic, fresh=True)
-        await self._membership.heartbeat(strict=True)
+        try:
+            await self._join()
+            self._check_running()
+        except BaseException:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL_SECONDS):
+                    await self._membership.leave()
+            raise
         self._heartbeats = self.supervisor.every("heartbeat", _TICK_SECONDS, self._membership.heartbeat)
+
+    async def _join(self) -> None:
+        subscribed = [topic for topic in self._topics if topic != retry_topic(self._group)]
+        for found in (await self._routes(subscribed, fresh=True)).values():
+            if isinstance(found, RayMQError) and not (self._waits and isinstance(found, TopicNotFound)):
+                raise found
+        await self._membership.heartbeat(strict=True)
 
     async def stop(self, timeout: float) -> None:
         """Leave the group, within `timeout` seconds; what nobody has received is there for others at once.
@@ -170,6 +194,7 @@ class Popping:
         deadline = loop.time() + wait_seconds
         while not receiver.has_given_up:
             self._check_running()
+            self._topics_found.clear()
             # One that has ended says that there may be something: it has to be looked for after that, not before.
             self._notifications = {s: task for s, task in self._notifications.items() if not task.done()}
             sources = await self._sources()
@@ -195,32 +220,39 @@ class Popping:
             raise ClientClosed("the consumer is closed")
 
     async def _wait_for_one(self, waiting: Sequence[asyncio.Task[Any]], seconds: float) -> None:
-        """Until one of them has ended, or the consumer is closed, which does not wait for those who wait here."""
-        stopped = asyncio.get_running_loop().create_task(self._stopped.wait())
+        """Until one of them has ended, a missing topic exists now, or the consumer is closed."""
+        loop = asyncio.get_running_loop()
+        events = [loop.create_task(event.wait()) for event in (self._stopped, self._topics_found)]
         try:
-            await asyncio.wait([stopped, *waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*events, *waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopped.cancel()
+            for event in events:
+                event.cancel()
 
     # -- taking --------------------------------------------------------------------------------------------------
 
     async def _sources(self) -> list[Source]:
-        """Every broker of every topic that is there, each time another one first; TopicNotFound: none of them is."""
+        """Every broker of every topic that is there, each time another one first.
+
+        Raises:
+            TopicNotFound: none of them is, and they are not waited for.
+        """
         sources: list[Source] = []
         away: BrokerUnavailable | None = None
         gone: dict[str, TopicNotFound] = {}
-        for topic in self._topics:
-            try:
-                route = await self._mq.routes.get(topic)
-            except TopicNotFound as error:
-                gone[topic] = error
-                continue
-            except BrokerUnavailable as error:  # that is not the other topics' trouble
-                away = error
-                continue
-            sources += [(broker, topic) for broker in sorted({queue.broker for queue in route.readable()})]
+        for topic, route in (await self._routes(self._topics)).items():
+            if isinstance(route, TopicNotFound):
+                gone[topic] = route
+            elif isinstance(route, BrokerUnavailable):  # that is not the other topics' trouble
+                away = route
+            elif isinstance(route, RayMQError):
+                raise route
+            else:
+                sources += [(broker, topic) for broker in sorted({queue.broker for queue in route.readable()})]
         if away is not None and not sources:
             raise away
+        if self._waits:
+            gone.clear()
         lacking = [error for topic, error in gone.items() if topic != retry_topic(self._group)]
         if lacking and len(lacking) == len(self._topics) - 1:
             raise lacking[0]
@@ -252,6 +284,7 @@ class Popping:
                 error = pop.exception()
                 if isinstance(error, TopicNotFound):  # the routes tell soon, too: the other topics go on
                     self._mq.routes.outdate(source[1])
+                    self._membership.doubt(source[1], error)
                     break
                 if isinstance(error, RayMQError):
                     failures.append(error)

@@ -17,7 +17,7 @@ from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.health import Health
-from raymq.client.members.subscription import Sql, SqlWanted, TagFilter, parse_subscriptions
+from raymq.client.members.subscription import Sql, check_missing_topics, parse_subscriptions
 from raymq.client.message import ReceivedMessage
 from raymq.client.pop.engine import Popping
 from raymq.client.pop.receiver import Receiver
@@ -42,10 +42,16 @@ class SimpleConsumer(ClientBase):
         subscriptions: topic to tag expression: "*", "paid", "paid || shipped".
         ordered: of a queue nothing is given out while something of it is with a member.
         max_reconsume_times: a message that came again so often and fails once more goes to the dead letters.
+        missing_topics: "wait": a topic that does not exist is waited for, with one warning in the log, and received
+            from within 2 s of its creation; "error": it is refused with TopicNotFound.
+
+    It joins the group as it is made. Where an event loop runs on that thread it does so at the beginning of `async
+    with`, or with the first call; that raises then what the constructor raises elsewhere.
 
     Raises:
         InvalidInput: a name, an expression or a number breaks its rule.
-        TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it did not join the group.
+        SubscriptionMismatch, BrokerUnavailable: it did not join the group.
+        TopicNotFound: so with `missing_topics="error"`.
     """
 
     KIND = "consumer"
@@ -57,6 +63,8 @@ class SimpleConsumer(ClientBase):
         subscriptions: Mapping[str, str | Sql],
         ordered: bool = False,
         max_reconsume_times: int = 16,
+        *,
+        missing_topics: str = "wait",
     ) -> None:
         self.group = check_group(group)
         filters = parse_subscriptions(subscriptions)
@@ -64,8 +72,11 @@ class SimpleConsumer(ClientBase):
             wanted.check()
         arguments.whole("max_reconsume_times", max_reconsume_times, 0)
         arguments.flag("ordered", ordered)
+        check_missing_topics(missing_topics)
         super().__init__(mq)
-        self._popping = mq.run(self._begin(filters, ordered, max_reconsume_times))
+        requests = PopRequests(mq, self.group, filters, ordered=ordered, max_reconsume_times=max_reconsume_times)
+        self._popping = Popping(mq, self.group, filters, requests, waits=missing_topics == "wait")
+        self._open(self._popping.start)
         #: One that is dropped without a close leaves its group all the same.
         self._dropped = weakref.finalize(self, _leave_behind, mq, self._popping)
         self._dropped.atexit = False  # its connection closes it then
@@ -80,7 +91,8 @@ class SimpleConsumer(ClientBase):
     def health(self) -> Health:
         """How it fares: what runs for it, and what failed although nobody expected that, and was done anew."""
         supervisor = self._popping.supervisor
-        return Health(running=not self._closed, works=supervisor.works, failures=supervisor.failures)
+        running = not self._closed and self._opening is None
+        return Health(running=running, works=supervisor.works, failures=supervisor.failures)
 
     def receive(
         self, max_messages: int = 10, invisible_duration: float = 30.0, await_duration: float = 15.0
@@ -94,7 +106,8 @@ class SimpleConsumer(ClientBase):
         Raises:
             InvalidInput: a number breaks its rule.
             BrokerUnavailable: no broker answered.
-            TopicNotFound: none of the topics is there any more; one that is gone does not hold up the others.
+            TopicNotFound: with `missing_topics="error"`, none of the topics is there any more; one that is gone does
+                not hold up the others.
             WorkFailed: what nobody expected came of taking what a broker gave; `health` tells.
             ClientClosed: the consumer or its connection was closed.
         """
@@ -171,7 +184,7 @@ class SimpleConsumer(ClientBase):
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
         """As any client's; it leaves the group at once, and gives back what nobody has received."""
-        self._closed = True
+        self._closed, self._opening = True, None
         with self._closing:
             if self._leaving is None:
                 self._dropped.detach()
@@ -190,18 +203,6 @@ class SimpleConsumer(ClientBase):
         self._closing = threading.RLock()
         self._leaving = Future()
         self._leaving.set_result(None)
-
-    async def _begin(
-        self, filters: Mapping[str, TagFilter | SqlWanted], ordered: bool, max_reconsume_times: int
-    ) -> Popping:
-        requests = PopRequests(self._mq, self.group, filters, ordered=ordered, max_reconsume_times=max_reconsume_times)
-        popping = Popping(self._mq, self.group, filters, requests)
-        try:
-            await popping.start()
-        except BaseException:
-            await popping.stop(0.0)
-            raise
-        return popping
 
     async def _receive(
         self, max_messages: int, invisible_duration: float, await_duration: float, receiver: Receiver

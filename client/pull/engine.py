@@ -103,7 +103,7 @@ class Pulling:
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic."""
-        return (await self._mq.routes.get(topic, fresh=True)).readable()
+        return (await self._mq.routes.readable(topic, fresh=True)).readable()
 
     async def offsets(self, queue: MessageQueue) -> tuple[int, int]:
         """The queue's minimum and maximum offset; QueueNotFound."""

@@ -35,6 +35,7 @@ class PullConsumer(ClientBase):
 
     A queue that was not sought starts at its committed offset, else at its minimum. A broker that cannot be reached
     raises BrokerUnavailable; it is never taken for "no offset" or "no message". The group exists from construction.
+    Where an event loop runs on the constructing thread it exists from the first call, or the beginning of `async with`.
     Closing it commits nothing.
     """
 
@@ -46,12 +47,13 @@ class PullConsumer(ClientBase):
         self._pulling = Pulling(mq, group)
         pulling = self._pulling
         self._direct = DirectFetching(mq, pulling.session, pulling.epochs, pulling.incarnations)
-        self._run(self._pulling.create_group())
+        self._open(self._pulling.create_group)
         mq.adopt(self)
 
     def close(self, timeout: float = 10.0) -> None:
         """Ask no more. May be called twice."""
         if not self._closed:
+            self._opening = None
             self._direct.close()
             self._run(self._pulling.close())
         super().close(timeout)

@@ -10,7 +10,7 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
 from raymq.client import arguments
 from raymq.client.members.rebalance import strategy_named
-from raymq.client.members.subscription import SqlWanted, TagFilter
+from raymq.client.members.subscription import SqlWanted, TagFilter, check_missing_topics
 from raymq.client.push.fetch_window import MAX_MESSAGES
 from raymq.client.push.trace import Trace
 from raymq.client.requests.offsets import ConsumeFrom
@@ -54,6 +54,7 @@ class ConsumerSettings:
     on_outage: str | None = None
     park_failed_keys: bool = False
     trace: Trace | None = None
+    missing_topics: str = "wait"
 
     def __post_init__(self) -> None:
         check_group(self.group)
@@ -83,6 +84,7 @@ class ConsumerSettings:
             raise InvalidInput("trace", "None, or something to call with each event", self.trace)
         if self.on_outage not in (None, "pause"):
             raise InvalidInput("on_outage", 'None or "pause"', self.on_outage)
+        check_missing_topics(self.missing_topics)
         if self.park_failed_keys and not self.ordered:
             raise InvalidInput("park_failed_keys", "False where ordered is False: nothing blocks there", True)
 

@@ -50,7 +50,7 @@ from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.queue_backoff import QueueBackoffs
 from raymq.client.push.send_back import SendBack
 from raymq.client.push.start_positions import StartPositions
-from raymq.client.requests.offsets import OffsetRequests
+from raymq.client.requests.offsets import ConsumeFrom, OffsetRequests
 from raymq.storage.clock import boottime
 
 REBALANCE_SECONDS = 20.0
@@ -94,6 +94,7 @@ class Consuming:
             clock=boottime,
             retry_max_times=settings.max_reconsume_times if self._clustering and not settings.ordered else None,
             owners=self._sticky,
+            on_found=self._topics_found,
         )
         self._strategy = strategy_named(settings.strategy)
         self.supervisor = Supervisor(f"consumer of {settings.group}")
@@ -152,13 +153,19 @@ class Consuming:
             TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it could not join.
         """
         routes: list[TopicRoute] = []
-        for found in (await self._mq.routes.get_all(self._settings.filters, fresh=True)).values():
-            if isinstance(found, RayMQError):
+        waits = self._settings.missing_topics == "wait"
+        ask = self._membership.routes if waits else self._mq.routes.get_all
+        for found in (await ask(self._settings.filters, fresh=True)).values():
+            if isinstance(found, TopicRoute):
+                routes.append(found)
+            elif not (waits and isinstance(found, TopicNotFound)):
                 raise found
-            routes.append(found)
         await self._membership.heartbeat(strict=True)
+        if self._settings.consume_from is ConsumeFrom.LAST and self._clustering:
+            await self._membership.members()  # also tells which topics they wait for
         await self._starts.fix(
-            queue for route in routes for queue in route.readable() if queue.broker not in self._unmet(route)
+            (queue for route in routes for queue in route.readable() if queue.broker not in self._unmet(route)),
+            self._membership.awaited_by_group,
         )
         self._mq.listen(self._pushed)
         await self._share_out()
@@ -231,6 +238,13 @@ class Consuming:
         ):
             self._rebalance_now.set()
 
+    def _topics_found(self, topics: frozenset[str]) -> None:
+        """Topics that were missing exist now: take them up without delay."""
+        for queue in self._backoffs.queues():
+            if queue.topic in topics:
+                self._backoffs.succeeded(queue)
+        self._rebalance_now.set()
+
     async def _share_out(self) -> bool:
         """Take over what is ours now, let go of what is not; False if some of it has to be tried again."""
         shares = await self._look()
@@ -251,7 +265,7 @@ class Consuming:
         known: set[MessageQueue] = set()
         unmet: set[MessageQueue] = set()
         settled = self._membership.settled
-        for topic, route in (await self._mq.routes.get_all(self._filters, fresh=True)).items():
+        for topic, route in (await self._membership.routes(self._filters, fresh=True)).items():
             if isinstance(route, RayMQError):
                 _log.debug("route of %s: %s", topic, route)
                 mine.update(queue for queue in self._queues if queue.topic == topic)
@@ -389,6 +403,8 @@ class Consuming:
 
     def _give_up(self, queue: MessageQueue, error: Exception) -> list[Instruction]:
         _log.info("%s is not there: %s", queue, error)
+        if isinstance(error, TopicNotFound):
+            self._membership.doubt(queue.topic, error)
         self._fetching.leave_alone(queue, error)
         self._committed.pop(queue, None)
         return self._assignment.gone(queue)

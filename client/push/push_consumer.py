@@ -84,6 +84,8 @@ class PushConsumer(ClientBase):
             instead of sending a whole topic back.
         park_failed_keys: ordered: a failure holds up only the messages of its sharding key (else first key).
         trace: called with each step of each message; see `raymq.client.push.trace`.
+        missing_topics: "wait": a topic that does not exist is waited for, with one warning in the log, and consumed
+            from its first message on within 2 s of its creation; "error": `start` raises TopicNotFound.
 
     Raises:
         InvalidInput: a name, an expression or a number breaks its rule.
@@ -113,6 +115,7 @@ class PushConsumer(ClientBase):
         on_outage: str | None = None,
         park_failed_keys: bool = False,
         trace: Trace | None = None,
+        missing_topics: str = "wait",
     ) -> None:
         self._settings = ConsumerSettings(
             group,
@@ -134,6 +137,7 @@ class PushConsumer(ClientBase):
             on_outage=on_outage,
             park_failed_keys=park_failed_keys,
             trace=trace,
+            missing_topics=missing_topics,
         )
         if not callable(listener):
             raise InvalidInput("listener", "a function, or another object that can be called", listener)
@@ -184,7 +188,8 @@ class PushConsumer(ClientBase):
 
         Raises:
             InvalidInput: an SQL expression cannot be read.
-            TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it did not join; may be tried again.
+            SubscriptionMismatch, BrokerUnavailable: it did not join; may be tried again.
+            TopicNotFound: so with `missing_topics="error"`.
             WorkFailed: it runs already, and something of it fails again and again.
             ClientClosed: it was shut down.
         """

@@ -34,6 +34,10 @@ class QueueBackoffs:
         self._backoffs.pop(queue, None)
         self._not_before.pop(queue, None)
 
+    def queues(self) -> list[MessageQueue]:
+        """Those against which something is held."""
+        return list(self._backoffs)
+
     def is_due(self, queue: MessageQueue) -> bool:
         """Whether it may be tried."""
         if not self._not_before:

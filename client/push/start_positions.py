@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Final, Protocol
 
 from raymq.actors.errors import RayMQError
@@ -57,15 +58,16 @@ class StartPositions:
         #: Of a member that begins for itself: the ends of the queues that were there when it started.
         self._ends: dict[MessageQueue, Place] = {}
 
-    async def fix(self, queues: Iterable[MessageQueue]) -> None:
+    async def fix(self, queues: Iterable[MessageQueue], awaited: AbstractSet[str] = frozenset()) -> None:
         """The consumer starts, and these are all queues of its topics that can be asked for, whoever will have them.
 
         A topic in which the group has an offset anywhere is one that it consumes already: what has none there is new.
+        So is one of `awaited`: other members were there before it, and begin at its first message.
         """
         if self._rule is not ConsumeFrom.LAST:
             return
         told = [each for each in await asyncio.gather(*map(self._ask, queues)) if each is not None]
-        consumed = {queue.topic for queue, is_known in told if is_known}
+        consumed = {queue.topic for queue, is_known in told if is_known or queue.topic in awaited}
         without = [queue for queue, is_known in told if not is_known]
         await asyncio.gather(*(self._fix_end(queue) for queue in without if queue.topic not in consumed))
         if any(queue.topic in consumed for queue in without):

@@ -71,7 +71,7 @@ def unless_refused(answers: Mapping[str, Command | RayMQError]) -> dict[str, Com
 
 async def ask_brokers_of(mq: Connection, topic: str, command: Callable[[], Command]) -> dict[str, Command]:
     """The answers of the brokers of a topic; TopicNotFound, and the first error of a broker."""
-    addresses = (await mq.routes.get(topic, fresh=True)).addresses
+    addresses = (await mq.routes.readable(topic, fresh=True)).addresses
     return unless_refused(await ask_each(mq, dict(sorted(addresses.items())), command))
 
 

@@ -16,6 +16,7 @@ _EARLY_RATIO: Final = 0.75
 _LATE_SECONDS: Final = 1.0
 _STOP_MS: Final = 1_000.0
 _SET_ASIDE: Final = "setAside_"
+_WAITS_FOR: Final = "waitsFor_"
 _RECENT_STOP: Final = "loopLongestStopMillisRecently"
 #: Refusals that say that something is wrong, and not only that much is asked.
 _BAD_REFUSALS: Final = ("disk_full", "no_descriptors", "disk_failed", "connections")
@@ -32,6 +33,7 @@ def check_cluster(info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]) -
         if broker.state != "unreachable":
             yield from _broker(broker, figures.get(broker.address, {}))
     yield scheduler(info)
+    yield from missing_topics(figures)
 
 
 def reachable(info: ClusterInfo) -> Iterator[Finding]:
@@ -149,6 +151,21 @@ def scheduler(info: ClusterInfo) -> Finding:
         found = f"delayed messages come {info.scheduler.lateness:.1f} s late"
         return problem("scheduler", found, remedy="look what else uses the brokers' processors and disks")
     return fine("scheduler", f"process {info.scheduler.pid} asks the brokers in time")
+
+
+def missing_topics(figures: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+    """Every topic that a consumer subscribes to exists."""
+    waiting: dict[str, set[str]] = defaultdict(set)
+    for told in figures.values():
+        for name in told:
+            if name.startswith(_WAITS_FOR):
+                waiting[name.removeprefix(_WAITS_FOR)].update(told[name].split())
+    for group, topics in sorted(waiting.items()):
+        for topic in sorted(topics):
+            found = f"group {group} waits for topic {topic}, which does not exist"
+            yield note("missing topics", found, group, f"raymq topic create {topic}")
+    if not waiting:
+        yield fine("missing topics", "no consumer waits for a topic that does not exist")
 
 
 def _named(broker: BrokerInfo) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer, SimpleConsumer
 from raymq.cluster.cli import main_group
 
 pytestmark = pytest.mark.integration
@@ -72,6 +72,13 @@ def test_groups(shell: Shell, mq: Connection, admin: Admin) -> None:
     assert "broker-a" in shell.shown("group", "progress", "g")
     assert shell.exit_code("group", "reset", "g", "t", "--to", "soon") == 2
     assert shell.exit_code("group", "reset", "g", "t") == 2
+
+
+def test_progress_shows_a_topic_that_does_not_exist(shell: Shell, mq: Connection) -> None:
+    with SimpleConsumer(mq, "waiting", {"orders": "*"}):
+        row = next(row for row in shell.json("group", "progress", "waiting") if row["topic"] == "orders")
+        assert (row["missing"], row["broker"], row["lag"]) == (True, None, None)
+        assert "(does not exist)" in shell.shown("group", "progress", "waiting")
 
 
 def test_topics_change(shell: Shell, admin: Admin) -> None:

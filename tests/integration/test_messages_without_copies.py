@@ -42,7 +42,7 @@ def set_aside(services: Services, duty: str) -> str:
     broker = services.brokers["broker-a"]
 
     async def figures() -> dict[str, str]:
-        return runtime_figures(broker.core, broker.statistics)
+        return runtime_figures(broker.core, broker.statistics, broker.groups)
 
     return services.loop.run(figures())[f"setAside_{duty}"]
 

@@ -69,7 +69,7 @@ def test_a_simple_consumer_goes_on_with_its_other_topics(mq: Connection, service
 
         poll_until(more, 30)
 
-    with SimpleConsumer(mq, "g", {"a": "*", "t": "*"}) as consumer:
+    with SimpleConsumer(mq, "g", {"a": "*", "t": "*"}, missing_topics="error") as consumer:
         producer.send(Message("a", b"0"))
         take(1)
         with Connection([services.name_server.address]) as other:

@@ -212,7 +212,9 @@ def test_bad_input(mq: Connection, admin: Admin) -> None:
     with pytest.raises(InvalidInput):
         SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=-1)
     with pytest.raises(TopicNotFound):
-        SimpleConsumer(mq, "g", {"nowhere": "*"})
+        SimpleConsumer(mq, "g", {"nowhere": "*"}, missing_topics="error")
+    with pytest.raises(InvalidInput):
+        SimpleConsumer(mq, "g", {"t": "*"}, missing_topics="ignore")
     producer = Producer(mq, "p")
     producer.send(Message("t", b"x"), queue=QUEUE)
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:

@@ -6,6 +6,7 @@ import os
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.copies.copying import DUTIES
+from raymq.actors.broker.core.groups.clients import GroupTable
 from raymq.actors.broker.core.statistics import MINUTE, Counter, Statistics
 from raymq.actors.errors import NotFoundError, StoreCorrupt
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
@@ -18,7 +19,7 @@ _QUEUE_CAPACITY = 10_000
 _QUEUES = ("send", "pull", "query", "endTransaction", "clientManager", "heartbeat", "reply", "ack", "litePull")
 
 
-def runtime_figures(core: BrokerCore, statistics: Statistics) -> dict[str, str]:
+def runtime_figures(core: BrokerCore, statistics: Statistics, groups: GroupTable) -> dict[str, str]:
     """All figures, as text."""
     figures: dict[str, object] = {
         "brokerActive": True,
@@ -28,6 +29,11 @@ def runtime_figures(core: BrokerCore, statistics: Statistics) -> dict[str, str]:
         **_traffic(statistics),
         **{f"refusedAppends_{cause}": count for cause, count in statistics.refusals.items()},
         **{f"setAside_{duty}": core.set_aside.counts[duty] for duty in DUTIES},
+        **{
+            f"waitsFor_{name}": " ".join(sorted(group.waits_for))
+            for name, group in groups.consumer_groups().items()
+            if group.waits_for
+        },
         "loopLongestStopMillis": round(1000 * statistics.loop_stops.longest, 1),
         "loopLongestStopMillisRecently": round(1000 * statistics.loop_stops.recent, 1),
         "loopStopsAbove20Millis": statistics.loop_stops.long_ones,

@@ -43,7 +43,7 @@ def _figures(context: BrokerContext) -> dict[int, Handler]:
     core = context.core
 
     def runtime(_: ServerConnection, request: Command) -> Command:
-        return json_body.answer(request, {"table": runtime_figures(core, context.statistics)})
+        return json_body.answer(request, {"table": runtime_figures(core, context.statistics, context.groups)})
 
     def counter(_: ServerConnection, request: Command) -> Command:
         header = ViewBrokerStats.read(request)

@@ -53,13 +53,15 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
 
 def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Handler]:
-    core = context.core
+    core, groups = context.core, context.groups
 
     def of_group(_: ServerConnection, request: Command) -> Steps[Command]:
         header = GetConsumeStats.read(request)
         if not header.strict and header.consumer_group not in core.group_settings:
             return json_body.answer(request, {"consumeTps": 0.0, "offsetTable": {}})
         told, _behind = yield from stats(header.consumer_group, header.topic or None)
+        if header.strict and (waits_for := groups.waits_for(header.consumer_group)):
+            told["raymqWaitsFor"] = [json_body.bytes_of(sorted(waits_for))]
         return json_body.answer_of(request, told)
 
     def of_broker(_: ServerConnection, request: Command) -> Steps[Command]:

@@ -149,6 +149,8 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
             refusal.code = ResponseCode.SYSTEM_ERROR  # what RocketMQ says of a group without members
             return refusal
         told: dict[str, Any] = {"consumerIdList": found}
+        if header.waits_for:
+            told["raymqWaitsFor"] = sorted(groups.waits_for(header.consumer_group))
         if header.owners:
             owned = groups.owners(header.consumer_group).items()
             told["raymqOwners"] = [[topic, context.core.name, queue_id, owner] for (topic, queue_id), owner in owned]
@@ -186,7 +188,15 @@ def _consumer(told: Mapping[str, Any], heartbeat: Mapping[str, Any]) -> Consumer
         consume_type=str(told.get("consumeType") or "CONSUME_PASSIVELY"),
         message_model=str(told.get("messageModel") or "CLUSTERING"),
         consume_from_where=str(told.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"),
+        waits_for=frozenset(_texts(told, "raymqWaitsFor")),
     )
+
+
+def _texts(told: Mapping[str, Any], name: str) -> list[str]:
+    items = told.get(name) or []
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise InvalidInput(name, "a list of texts", items)
+    return items
 
 
 def _subscription(told: Mapping[str, Any]) -> Subscription:

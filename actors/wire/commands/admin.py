@@ -143,6 +143,12 @@ def read_progress(answer: Command) -> dict[MessageQueue, Progress]:
 
 
 @reader
+def read_waits_for(answer: Command) -> set[str]:
+    """The topics that a group's members wait for in an answer to GET_CONSUME_STATS; ProtocolError."""
+    return set(listed(told_in(answer).get("raymqWaitsFor", []), text))
+
+
+@reader
 def read_status(answer: Command) -> BrokerInfo:
     """The status in a broker's answer to STATUS; ProtocolError."""
     status = BrokerInfo.from_dict(answer.fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import MessageQueue
@@ -21,6 +22,7 @@ class Member:
     Attributes:
         subscriptions: by topic.
         consume_type, model, start: RocketMQ's words.
+        waits_for: those of its topics that do not exist yet, as far as it knows.
     """
 
     client_id: str
@@ -29,11 +31,12 @@ class Member:
     consume_type: str = "CONSUME_PASSIVELY"
     model: str = "CLUSTERING"
     start: str = "CONSUME_FROM_FIRST_OFFSET"
+    waits_for: frozenset[str] = frozenset()
 
 
 def heartbeat_command(member: Member) -> Command:
     """HEART_BEAT of one consumer."""
-    consumer = {
+    consumer: dict[str, Any] = {
         "groupName": member.group,
         "consumeType": member.consume_type,
         "messageModel": member.model,
@@ -44,6 +47,8 @@ def heartbeat_command(member: Member) -> Command:
             for topic, subscription in sorted(member.subscriptions.items())
         ],
     }
+    if member.waits_for:
+        consumer["raymqWaitsFor"] = sorted(member.waits_for)
     body = {"clientID": member.client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
     return HeartBeat(strict=True).command(json.dumps(body).encode())
 
@@ -64,7 +69,7 @@ def create_group_command(group: str, retry_max_times: int | None = None) -> Comm
 
 def members_command(group: str, *, owners: bool = False) -> Command:
     """GET_CONSUMER_LIST_BY_GROUP; with `owners` also which of them fetches which queue."""
-    return GetConsumerListByGroup(group, owners).command()
+    return GetConsumerListByGroup(group, owners, waits_for=True).command()
 
 
 @reader
@@ -78,3 +83,9 @@ def read_owners(answer: Command) -> dict[MessageQueue, str]:
     """The queues in an answer to GET_CONSUMER_LIST_BY_GROUP with `owners`, and who fetches each; ProtocolError."""
     owners = listed(told_in(answer)["raymqOwners"], tuple)
     return {queue(topic, broker, queue_id): text(owner) for topic, broker, queue_id, owner in owners}
+
+
+@reader
+def read_awaited(answer: Command) -> set[str]:
+    """The topics that members wait for in an answer to GET_CONSUMER_LIST_BY_GROUP; ProtocolError."""
+    return set(listed(told_in(answer).get("raymqWaitsFor", []), text))

@@ -24,10 +24,14 @@ class UnregisterClient(Header):
 
 @header(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
 class GetConsumerListByGroup(Header):
-    """The members of a consumer group, as the broker that is asked knows them; ours: `owners`, and their queues."""
+    """The members of a consumer group, as the broker that is asked knows them.
+
+    Ours: `owners`, and their queues; `waits_for`, and the topics that they wait for.
+    """
 
     consumer_group: str
     owners: bool = named("raymqOwners", default=False)
+    waits_for: bool = named("raymqWaitsFor", default=False)
 
 
 @header(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)

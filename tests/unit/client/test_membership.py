@@ -30,7 +30,7 @@ class Cluster:
         #: Who was told that the member leaves.
         self.left: list[str] = []
 
-    async def get_all(self, topics: Iterable[str]) -> dict[str, TopicRoute]:
+    async def get_all(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, TopicRoute]:
         addresses = {f"broker-{address}": address for address in self.met}
         return {topic: TopicRoute(topic, (), addresses) for topic in topics}
 

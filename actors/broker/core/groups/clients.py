@@ -54,6 +54,8 @@ class Consumer:
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    #: Ours: those of its topics that do not exist, as far as it knows.
+    waits_for: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class GroupMember:
     #: How it consumes: consume type and message model.
     way: tuple[str, str] = ("", "")
     subscriptions: Mapping[str, Subscription] = field(default_factory=dict)
+    waits_for: frozenset[str] = frozenset()
     #: How many it counts for.
     weight: int = 1
 
@@ -82,6 +85,11 @@ class ConsumerGroup:
     def subscriptions(self) -> Mapping[str, Subscription]:
         """By topic, those of the member that told its own last."""
         return self.latest.subscriptions or {}
+
+    @property
+    def waits_for(self) -> set[str]:
+        """Topics that members subscribe to and that did not exist when they were last looked for."""
+        return {topic for member in self.members.values() for topic in member.waits_for}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +183,7 @@ class GroupTable:
             elif group.subscriptions == wanted:  # members of a group subscribe alike: one is kept for all
                 consumer = replace(consumer, subscriptions=group.subscriptions)
             member.subscriptions = consumer.subscriptions or {}
+            member.waits_for = consumer.waits_for & wanted.keys()
             group.latest = consumer
         return changed
 
@@ -292,6 +301,11 @@ class GroupTable:
         """Which member of a group fetches which queue; queues that nobody has fetched yet are left out."""
         found = self._consumers.get(group)
         return {} if found is None else dict(found.owners)
+
+    def waits_for(self, group: str) -> set[str]:
+        """The topics that a group's members wait for; none if it has no members."""
+        found = self._consumers.get(group)
+        return set() if found is None else found.waits_for
 
     def consumer_groups(self) -> dict[str, ConsumerGroup]:
         """All consumer groups that have members."""

@@ -106,7 +106,19 @@ CLUSTER = ClusterInfo([BROKER], [NameServerInfo("h:9", 8)], SchedulerInfo(9, 0.0
 
 def test_a_good_cluster_is_fine() -> None:
     found = worst(brokers.check_cluster(CLUSTER, {"h:1": {"setAside_retry": "0"}}))
-    assert found == {"sockets": "fine", "undeliverable messages": "fine", "scheduler": "fine", "versions": "fine"}
+    checks = "sockets", "undeliverable messages", "scheduler", "versions", "missing topics"
+    assert found == dict.fromkeys(checks, "fine")
+
+
+def test_a_topic_that_consumers_wait_for_is_noted_once() -> None:
+    figures = {"h:1": {"waitsFor_g": "a b"}, "h:2": {"waitsFor_g": "a", "waitsFor_h": "c"}}
+    found = list(brokers.missing_topics(figures))
+    assert [each.found for each in found] == [
+        "group g waits for topic a, which does not exist",
+        "group g waits for topic b, which does not exist",
+        "group h waits for topic c, which does not exist",
+    ]
+    assert {each.severity for each in found} == {Severity.NOTE}
 
 
 def group(*in_sync: int, role: str = "master", **changes: Any) -> list[BrokerInfo]:

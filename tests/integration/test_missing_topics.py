@@ -1,0 +1,268 @@
+"""Consumers of topics that do not exist yet: they wait, say so once, and begin at the first message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raymq.actors.errors import BrokerUnavailable, InvalidInput, SubscriptionMismatch, TopicNotFound
+from raymq.client import (
+    Admin,
+    Connection,
+    ConsumeFrom,
+    ConsumeResult,
+    Message,
+    MessageModel,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    ReceivedMessage,
+    SimpleConsumer,
+)
+from raymq.cluster.doctor.asking import figures_of
+from raymq.cluster.doctor.brokers import missing_topics
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+#: From the creation of a topic until a message that is there is delivered.
+TAKEN_UP_SECONDS = 2.0
+
+
+class Listener:
+    """Takes every message and remembers when it came."""
+
+    def __init__(self) -> None:
+        self.taken: dict[bytes, float] = {}
+
+    def __call__(self, messages: list[ReceivedMessage]) -> ConsumeResult:
+        self.taken.update((message.body, time.monotonic()) for message in messages)
+        return ConsumeResult.SUCCESS
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "raymq.consumer" and r.levelno == logging.WARNING]
+
+
+@pytest.fixture
+def mqs(services: Services) -> Iterator[list[Connection]]:
+    """Connections of different programs."""
+    made = [Connection([services.name_server.address]) for _ in range(2)]
+    yield made
+    for each in made:
+        each.close()
+
+
+def made_with_a_message(mq: Connection, topic: str, body: bytes = b"first") -> float:
+    """Make a topic and send to it; when that was done."""
+    Admin(mq).create_topic(topic, queues=2)
+    with Producer(mq, "p") as producer:
+        producer.send(Message(topic, body))
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"ordered": True}, {"consume_from": ConsumeFrom.LAST}, {"model": MessageModel.BROADCASTING},
+    {"model": MessageModel.BROADCASTING, "consume_from": ConsumeFrom.LAST},
+], ids=str)  # fmt: skip
+def test_a_push_consumer_takes_a_topic_up_that_came_later(
+    mqs: list[Connection], caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    with PushConsumer(mqs[0], "g", {"orders": "*"}, listener := Listener(), **options):
+        (told,) = warnings(caplog)
+        assert "waits for topic orders, which does not exist" in told
+        at = made_with_a_message(mqs[1], "orders")
+        poll_until(lambda: b"first" in listener.taken)
+        assert listener.taken[b"first"] - at < TAKEN_UP_SECONDS
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_missing_topic_does_not_hold_up_the_others(mqs: list[Connection], caplog: pytest.LogCaptureFixture) -> None:
+    made_with_a_message(mqs[1], "there", b"there")
+    with PushConsumer(mqs[0], "g", {"there": "*", "a": "*", "b": "*"}, listener := Listener()):
+        poll_until(lambda: b"there" in listener.taken)
+        (told,) = warnings(caplog)
+        assert "waits for topic a, which does not exist; waits for topic b, which does not exist" in told
+        made_with_a_message(mqs[1], "a", b"a")
+        poll_until(lambda: b"a" in listener.taken)
+
+
+def test_a_simple_consumer_waits_and_receives_nothing(mqs: list[Connection], caplog: pytest.LogCaptureFixture) -> None:
+    with SimpleConsumer(mqs[0], "g", {"orders": "*"}) as consumer:
+        assert consumer.receive(await_duration=0.3) == []
+        at = made_with_a_message(mqs[1], "orders")
+        (message,) = consumer.receive(await_duration=10.0)
+        assert time.monotonic() - at < TAKEN_UP_SECONDS
+        assert consumer.ack(message)
+    (told,) = warnings(caplog)
+    assert "waits for topic orders, which does not exist" in told
+
+
+@pytest.mark.parametrize("pause", [0.0, 1.5], ids=["at once", "later"])
+def test_a_topic_that_is_made_anew_is_taken_up_again(mqs: list[Connection], pause: float) -> None:
+    made_with_a_message(mqs[1], "orders", b"old")
+    with (
+        PushConsumer(mqs[0], "push", {"orders": "*"}, listener := Listener()),
+        SimpleConsumer(mqs[0], "simple", {"orders": "*"}) as consumer,
+    ):
+        poll_until(lambda: b"old" in listener.taken)
+        assert consumer.ack(consumer.receive())
+        Admin(mqs[1]).delete_topic("orders")
+        assert consumer.receive(await_duration=pause) == []
+        at = made_with_a_message(mqs[1], "orders", b"new")
+        (message,) = consumer.receive(await_duration=10.0)
+        assert message.body == b"new"
+        assert time.monotonic() - at < TAKEN_UP_SECONDS
+        poll_until(lambda: b"new" in listener.taken)
+        assert listener.taken[b"new"] - at < TAKEN_UP_SECONDS
+
+
+def test_missing_topics_can_be_an_error(mqs: list[Connection], caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(TopicNotFound):
+        PushConsumer(mqs[0], "g", {"orders": "*"}, Listener(), missing_topics="error").start()
+    with pytest.raises(TopicNotFound):
+        SimpleConsumer(mqs[0], "g", {"orders": "*"}, missing_topics="error")
+    with pytest.raises(InvalidInput):
+        PushConsumer(mqs[0], "g", {"orders": "*"}, Listener(), missing_topics="create")
+    assert warnings(caplog) == []
+
+
+def test_a_second_subscription_is_refused_while_the_topic_is_missing(mqs: list[Connection]) -> None:
+    with PushConsumer(mqs[0], "g", {"orders": "*"}, Listener()):
+        with pytest.raises(SubscriptionMismatch):
+            PushConsumer(mqs[1], "g", {"orders": "paid"}, Listener()).start()
+        with PushConsumer(mqs[1], "g", {"orders": "*"}, Listener()):
+            pass
+
+
+def doctor_says(mq: Connection) -> list[str]:
+    figures, _ = figures_of(mq, Admin(mq).cluster_info())
+    return [finding.found for finding in missing_topics(figures)]
+
+
+def test_group_progress_and_the_doctor_show_a_missing_topic(mqs: list[Connection]) -> None:
+    admin = Admin(mqs[1])
+    with PushConsumer(mqs[0], "g", {"orders": "*"}, listener := Listener()):
+        progress = admin.group_progress("g")
+        assert progress.missing_topics == ["orders"]
+        assert {queue.topic for queue in progress} == {"%RETRY%g"}
+        assert "group g waits for topic orders, which does not exist" in doctor_says(mqs[1])
+        made_with_a_message(mqs[1], "orders")
+        poll_until(lambda: listener.taken)
+        progress = admin.group_progress("g")
+        assert progress.missing_topics == []
+        assert {queue.topic for queue in progress} == {"%RETRY%g", "orders"}
+
+
+def test_no_consumer_creates_a_topic(services: Services, mqs: list[Connection]) -> None:
+    services.auto_create_topics = True
+    for name in services.names:
+        services.stop_broker(name)
+        services.start_broker(name)
+    with (
+        PushConsumer(mqs[0], "g", {"orders": "*"}, listener := Listener()),
+        SimpleConsumer(mqs[0], "s", {"orders": "*"}) as consumer,
+    ):
+        assert consumer.receive(await_duration=1.0) == []
+        assert Admin(mqs[1]).topics() == []
+        with Producer(mqs[1], "p") as producer:
+            producer.send(Message("orders", b"first"))
+        poll_until(lambda: b"first" in listener.taken)
+        assert [message.body for message in consumer.receive()] == [b"first"]
+
+
+def test_one_poll_serves_all_consumers_of_a_connection(services: Services, mqs: list[Connection]) -> None:
+    mq, asked = mqs[0], list[str]()
+    real_topics, real_get = mq.routes.topics, mq.routes.get
+
+    async def topics(*args: Any, **options: Any) -> list[str]:
+        asked.append("topics")
+        return await real_topics(*args, **options)
+
+    async def get(topic: str, **options: Any) -> Any:
+        asked.append(topic)
+        return await real_get(topic, **options)
+
+    mq.routes.topics, mq.routes.get = topics, get  # type: ignore[method-assign]
+    consumers = [PushConsumer(mq, f"g{n}", {f"a{n}": "*", "b": "*"}, Listener()) for n in range(10)]
+    for consumer in consumers:
+        consumer.start()
+    asked.clear()
+    time.sleep(2.0)
+    assert asked.count("topics") <= 5
+    assert not [topic for topic in asked if topic.startswith(("a", "b"))]
+    for consumer in consumers:
+        consumer.shutdown()
+
+
+def test_a_later_member_skips_nothing_of_a_topic_that_was_awaited(mqs: list[Connection]) -> None:
+    """It began at the end of a topic from which another member had not read yet."""
+    with PushConsumer(mqs[0], "g", {"orders": "*"}, first := Listener(), consume_from=ConsumeFrom.LAST):
+        made_with_a_message(mqs[1], "orders")
+        with PushConsumer(mqs[1], "g", {"orders": "*"}, second := Listener(), consume_from=ConsumeFrom.LAST):
+            poll_until(lambda: b"first" in first.taken or b"first" in second.taken)
+
+
+def test_a_consumer_does_not_start_without_a_broker(services: Services, mqs: list[Connection]) -> None:
+    for name in services.names:
+        services.stop_broker(name)
+    with pytest.raises(BrokerUnavailable):
+        PushConsumer(mqs[0], "g", {"orders": "*"}, Listener()).start()
+
+
+def test_dead_letters_of_a_group_that_has_none_are_empty(
+    mqs: list[Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = Admin(mqs[1])
+    admin.create_topic("t", queues=1)
+    with PushConsumer(mqs[0], "g", {"t": "*"}, lambda _: ConsumeResult.RECONSUME_LATER, max_reconsume_times=0):
+        assert admin.dlq_list("g") == []
+        assert PullConsumer(mqs[1], "pull").queues("%DLQ%g") == []
+        assert admin.topic_stats("%DLQ%g") == {}
+        with pytest.raises(TopicNotFound):
+            PullConsumer(mqs[1], "pull").queues("%DLQ%unknown")
+        with SimpleConsumer(mqs[1], "second", {"%DLQ%g": "*"}, missing_topics="error") as second:
+            assert second.receive(await_duration=0.2) == []
+            with PushConsumer(mqs[1], "third", {"%DLQ%g": "*"}, listener := Listener(), missing_topics="error"):
+                assert not [told for told in warnings(caplog) if "waits for" in told]
+                with Producer(mqs[1], "p") as producer:
+                    producer.send(Message("t", b"dead"))
+                assert [message.body for message in second.receive(await_duration=10.0)] == [b"dead"]
+                poll_until(lambda: b"dead" in listener.taken)
+
+
+def test_a_constructor_does_nothing_on_a_running_loop(services: Services, mqs: list[Connection]) -> None:
+    made_with_a_message(mqs[1], "t", b"x")
+
+    async def use() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for name in services.names:
+            services.stop_broker(name)
+        mq = mqs[0]
+        failing = PullConsumer(mq, "never"), SimpleConsumer(mq, "never-either", {"t": "*"})
+        assert loop.time() - began < 5.0
+        with pytest.raises(BrokerUnavailable):
+            async with failing[1]:
+                pass
+        for name in services.names:
+            services.start_broker(name)
+        consumer = SimpleConsumer(mq, "s", {"t": "*"})
+        assert [message.body for message in await consumer.areceive()] == [b"x"]
+        await consumer.aclose()
+        async with SimpleConsumer(mq, "other", {"t": "*"}):
+            assert "other" in await Admin(mq).agroups()
+        async with PullConsumer(mq, "p") as pull:
+            assert "p" in await Admin(mq).agroups()
+            assert len(await pull.aqueues("t")) == 4
+        refused = SimpleConsumer(mq, "r", {"nowhere": "*"}, missing_topics="error")
+        with pytest.raises(TopicNotFound):
+            await refused.areceive()
+        Admin(mq)
+        await refused.aclose()
+
+    asyncio.run(use())
