@@ -44,6 +44,7 @@ from raymq.storage.failpoints import VARIABLE
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program: the tests' folder is not installed
 
 from tests import loop_watch
+from tests.fork_server import Program
 
 APPENDS = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE, RequestCode.APPEND_ONE_SEQUENCED)
 
@@ -62,13 +63,17 @@ class BrokerProcess:
         host: str = "127.0.0.1",
         inside: Sequence[str] = (),
         append_wait_ms: int = APPEND_WAIT_MS,
+        is_forked: bool = True,
     ) -> None:
         """`failpoint` is where its first life ends, see `raymq.storage.failpoints`.
 
-        `inside`: what the command begins with that is to run on the machine of the address `host`.
+        Args:
+            inside: what the command begins with that is to run on the machine of the address `host`.
+            is_forked: whether it is made by the fork server; benches measure an interpreter of its own.
         """
-        self._command = [*inside, sys.executable, __file__, name, str(directory / name)]
-        self._command += [name_server] if name_server else []
+        self._arguments = [__file__, name, str(directory / name), *([name_server] if name_server else [])]
+        self._inside = inside
+        self._is_forked = is_forked and not inside
         self._environment = os.environ | {"BROKER_STORE": json.dumps(dict(store)), "BROKER_HOST": host}
         self._environment["BROKER_APPEND_WAIT_MS"] = str(append_wait_ms)
         self.start(failpoint)
@@ -76,13 +81,13 @@ class BrokerProcess:
     def start(self, failpoint: str = "") -> None:
         if hasattr(self, "_process"):
             self.let_go()
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=self._environment | {VARIABLE: failpoint},
-        )
+        pipe, environment = subprocess.PIPE, self._environment | {VARIABLE: failpoint}
+        self._process: subprocess.Popen[str]
+        if self._is_forked:
+            self._process = Program(self._arguments, stdin=pipe, stdout=pipe, text=True, env=environment)
+        else:
+            command = [*self._inside, sys.executable, *self._arguments]
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
         assert self._process.stdout is not None
         try:
             self.name_server = self._process.stdout.readline().strip()

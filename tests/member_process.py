@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from raymq.client import Connection, ConsumeResult, MessageQueue, PushConsumer, ReceivedMessage, Retry
+from tests.fork_server import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class MemberProcess:
     """One such process; `told` is called on a thread with each delivery."""
 
     def __init__(self, name_servers: str, group: str, topic: str, told: Callable[[Delivered], None]) -> None:
-        arguments = [sys.executable, __file__, name_servers, group, topic]
-        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        arguments = [__file__, name_servers, group, topic]
+        self._process = Program(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._told = told
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"

@@ -43,6 +43,7 @@ from raymq.actors.wire.tls import client_context
 from raymq.storage.failpoints import VARIABLE
 from tests.certificates import certificates
 from tests.crash.keeper_process import KeeperProcesses
+from tests.fork_server import Program
 from tests.polling import poll_until
 
 GROUP = "broker-a"
@@ -166,13 +167,12 @@ class ReplicaGroup:
 
     @staticmethod
     def started(spec: dict[str, Any], failpoint: str = "", inside: Sequence[str] = ()) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*inside, sys.executable, str(PROGRAM), json.dumps(spec)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, VARIABLE: failpoint},
-        )
+        arguments = [str(PROGRAM), json.dumps(spec)]
+        pipe, environment = subprocess.PIPE, {**os.environ, VARIABLE: failpoint}
+        if not inside:
+            return Program(arguments, stdin=pipe, stdout=pipe, text=True, env=environment)
+        command = [*inside, sys.executable, *arguments]
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
     @staticmethod
     def address_of(process: subprocess.Popen[str]) -> str:

@@ -185,7 +185,7 @@ class Broker:
     """The running broker and what it says of itself."""
 
     def __init__(self, directory: Path) -> None:
-        self.process = BrokerProcess("broker-a", directory)
+        self.process = BrokerProcess("broker-a", directory, is_forked=False)
         self.os = psutil.Process(self.process.pid)
         self.mq = cluster.connect(name_servers=self.process.name_server)
         self.address = json.loads((directory / "broker-a" / "raymq" / "broker.json").read_text())["port"]

@@ -64,7 +64,7 @@ Row = dict[str, object]
 def broker() -> Iterator[tuple[str, psutil.Process]]:
     """A name server's address and the process of its broker."""
     with tempfile.TemporaryDirectory() as directory:
-        process = BrokerProcess("broker-a", Path(directory))
+        process = BrokerProcess("broker-a", Path(directory), is_forked=False)
         try:
             yield process.name_server, psutil.Process(process.pid)
         finally:

@@ -28,7 +28,7 @@ from tests.broker_process import BrokerProcess
 def main() -> None:
     """Answer until the input ends."""
     with tempfile.TemporaryDirectory() as directory:
-        broker = BrokerProcess("broker-a", Path(directory))
+        broker = BrokerProcess("broker-a", Path(directory), is_forked=False)
         processors = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(broker.pid, processors[-1:])
         with Connection([broker.name_server]) as mq:

@@ -133,7 +133,7 @@ _Running = Iterator[tuple[str, dict[str, int]]]
 @contextmanager
 def _one(places: Places, folder: Path) -> _Running:
     place = places.brokers[0]
-    process = BrokerProcess("broker-a", folder, store=STORE, host=place.address, inside=place.inside)
+    process = BrokerProcess("broker-a", folder, store=STORE, host=place.address, inside=place.inside, is_forked=False)
     try:
         yield process.name_server, {"master": process.pid}
     finally:

@@ -19,6 +19,7 @@ from typing import Any
 from raymq.actors.coordinator.service import CoordinatorService
 from raymq.actors.keeper.keeper_set import KeeperSet
 from raymq.actors.protocol import CoordinatorSpec
+from tests.fork_server import Program
 
 
 class CoordinatorProcess:
@@ -29,7 +30,7 @@ class CoordinatorProcess:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen([sys.executable, __file__, *self._arguments], stdout=subprocess.PIPE, text=True)
+        self.process = Program([__file__, *self._arguments], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline().strip() == "ready"
 

@@ -40,6 +40,7 @@ from raymq.actors.protocol import KeeperSpec, Tls
 from raymq.actors.wire.server import bind
 from raymq.storage.clock import boottime
 from raymq.storage.failpoints import VARIABLE
+from tests.fork_server import Program
 
 CHANGED, LED = "g", "h"
 
@@ -97,12 +98,8 @@ class KeeperProcesses:
 
 def started(arguments: list[str], failpoint: str = "") -> subprocess.Popen[str]:
     """The program below, with these arguments."""
-    return subprocess.Popen(
-        [sys.executable, __file__, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {VARIABLE: failpoint},
-    )
+    environment = os.environ | {VARIABLE: failpoint}
+    return Program([__file__, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
 
 
 async def keep(number: int, cluster: str, directory: str, host: str, port: int, tls: Tls | None) -> None:

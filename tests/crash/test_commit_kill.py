@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +31,7 @@ from raymq.client.bulk.staging import StagedWriter
 from raymq.client.requests.fetching import fetch
 from raymq.client.task_connection import shared_connection
 from raymq.storage.records.record import decode, encode, encode_properties
+from tests import fork_server
 from tests.broker_process import BrokerProcess
 from tests.polling import poll_until
 
@@ -221,12 +220,8 @@ write.commit([(part, broker, int(rows)) for part, broker, rows in map(str.split,
     write = cluster.open("broker-a")
     parts = ",".join(f"{part} {broker} {rows}" for part, broker, rows in cluster.stage(write))
     with Watcher(cluster.name_server):
-        died = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "WRITE": write.transaction, "PARTS": parts},
-            timeout=60,
-            check=False,
-        )
+        environment = {**os.environ, "WRITE": write.transaction, "PARTS": parts}
+        died = fork_server.run(["-c", program], env=environment, timeout=60)
         assert died.returncode == -signal.SIGKILL
         poll_until(cluster.all_there, 40)
     cluster.check("row")

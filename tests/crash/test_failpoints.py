@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from raymq.storage.failpoints import NAMES, VARIABLE, arm
 from raymq.storage.store import Store
+from tests import fork_server
 from tests.crash.failpoint_writer import CONFIG, main
 
 pytestmark = pytest.mark.crash
@@ -82,14 +82,9 @@ class Promised:
 
 def run(directory: Path, failpoint: str, promised: Promised, batch_code: str = "numpy") -> bool:
     """Run the program until it is through or dead; whether it was killed at the failpoint."""
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(directory), str(promised.next_number), "2", batch_code],
-        env={**os.environ, VARIABLE: failpoint, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    arguments = [str(PROGRAM), str(directory), str(promised.next_number), "2", batch_code]
+    environment = {**os.environ, VARIABLE: failpoint}
+    done = fork_server.run(arguments, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
     for line in done.stdout.splitlines():
         promised.hear(line)
     assert done.returncode in (0, -signal.SIGKILL)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from raymq.storage.store import Store
 from raymq.storage.tables import in_flight as in_flight_module
 from raymq.storage.tables import progress as progress_module
 from raymq.storage.tables.journal import Journal
+from tests import fork_server
 from tests.crash import journal_writer
 from tests.crash.journal_writer import COMMITS, newest_of
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
@@ -85,11 +85,10 @@ def test_a_killed_process_leaves_what_it_committed_after_a_failed_rewriting(tmp_
     for nth in (2, 3, 4, 5):
         directory = tmp_path / str(nth)
         directory.mkdir()
-        program = [sys.executable, "-m", "tests.crash.journal_writer"]
+        program = ["-m", "tests.crash.journal_writer"]
         arguments = [str(directory), which, "open", str(nth), str(errno.EMFILE)]
-        ended = subprocess.run(
-            [*program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-        )
+        pipe = subprocess.PIPE
+        ended = fork_server.run([*program, *arguments], stdout=pipe, stderr=pipe, text=True, timeout=60)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         failed, last, _, _ = map(int, ended.stdout.split())
         assert failed

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from raymq.storage.errors import StoreLocked
 from raymq.storage.store import Store
+from tests import fork_server
+from tests.fork_server import Program
 from tests.stored import SMALL, append, make_record
 
 pytestmark = pytest.mark.crash
@@ -47,7 +48,7 @@ ROUNDS = 6
 
 def write_until_killed(directory: Path, first: int, acknowledgements: int) -> int:
     """Run the writer, kill it after some appends; the number that it said was done last."""
-    child = subprocess.Popen([sys.executable, "-c", WRITER, str(directory), str(first)], stdout=subprocess.PIPE)
+    child = Program(["-c", WRITER, str(directory), str(first)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     done = first
     seen = 0
@@ -107,9 +108,8 @@ except StoreLocked as error:
 """
 
     def attempt() -> str:
-        return subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, check=True, timeout=60, text=True
-        ).stdout
+        done = fork_server.run(["-c", script, str(tmp_path)], stdout=subprocess.PIPE, check=True, timeout=60, text=True)
+        return str(done.stdout)
 
     with Store.open(tmp_path, SMALL) as store:
         assert attempt() == f"{os.getpid()}\n"

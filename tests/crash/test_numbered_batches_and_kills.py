@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from raymq.storage.failpoints import VARIABLE
+from tests import fork_server
 from tests.crash.numbering_broker import CONFIG, NumberingBroker, batch
 
 pytestmark = pytest.mark.crash
 
 PROGRAM = Path(__file__).with_name("numbering_broker.py")
-ROOT = Path(__file__).parents[2]
 FILE_BYTES = 1 << 14
 #: A few go another way than many, and what no file can hold goes into several.
 FEW, MANY, OF_SEVERAL_FILES = (10, 20), (40, 20), (40, 1_000)
@@ -26,13 +24,8 @@ FEW_LARGE = (8, 5_000)
 
 
 def killed_within(directory: Path, failpoint: str, count: int, body_bytes: int, batch_code: str) -> None:
-    arguments = [str(directory), str(FILE_BYTES), "1", str(count), str(body_bytes), batch_code]
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments],
-        env={**os.environ, VARIABLE: failpoint, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        timeout=120,
-        check=False,
-    )
+    arguments = [str(PROGRAM), str(directory), str(FILE_BYTES), "1", str(count), str(body_bytes), batch_code]
+    done = fork_server.run(arguments, env={**os.environ, VARIABLE: failpoint}, timeout=120)
     assert done.returncode == -signal.SIGKILL
 
 

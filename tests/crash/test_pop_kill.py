@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, ReceivedMessage, SimpleConsumer
+from tests.fork_server import Program
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.crash
 
 PROGRAM = Path(__file__).with_name("lending_broker.py")
-ROOT = Path(__file__).parents[2]
 INVISIBLE_SECONDS = 8.0
 
 
@@ -30,13 +28,8 @@ class Brokers:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> str:
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(self._directory)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipe = subprocess.PIPE
+        self.process = Program([str(PROGRAM), str(self._directory)], stdin=pipe, stdout=pipe, text=True)
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 

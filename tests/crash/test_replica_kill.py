@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from raymq.storage import assembly, checkpointing
 from raymq.storage.failpoints import NAMES
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
+from tests import fork_server
 from tests.crash.following_writer import CONFIG
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import UnsyncedCalls
@@ -26,7 +25,6 @@ from tests.stored import append, make_record, write_entries
 pytestmark = pytest.mark.crash
 
 PROGRAM = Path(__file__).with_name("following_writer.py")
-ROOT = Path(__file__).parents[2]
 OF_FOLLOWING = tuple(name for name in NAMES if name.startswith("follow."))
 
 
@@ -40,20 +38,8 @@ OF_A_CUT = (
 
 def run(directory: Path, master: Path, failpoint: str, place: int | None = None) -> tuple[bool, int]:
     """Whether the program was killed at the failpoint, and up to where it might have acknowledged the log."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(PROGRAM),
-            str(directory),
-            str(master),
-            failpoint,
-            *([] if place is None else [str(place)]),
-        ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        stdout=subprocess.PIPE,
-        timeout=120,
-        check=False,
-    )
+    arguments = [str(PROGRAM), str(directory), str(master), failpoint, *([] if place is None else [str(place)])]
+    done = fork_server.run(arguments, stdout=subprocess.PIPE, timeout=120)
     assert done.returncode in (0, -signal.SIGKILL)
     return done.returncode != 0, int((done.stdout.split() or [0])[-1])
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +11,11 @@ import pytest
 
 from raymq.storage.failpoints import NAMES, VARIABLE
 from raymq.storage.store import Store
+from tests import fork_server
 from tests.stored import SMALL, append, make_record
 
 pytestmark = pytest.mark.crash
 
-ROOT = Path(__file__).parents[2]
 COUNT = 600
 HOUR_MS = 3_600_000
 CONFIG = replace(SMALL, delete_at_hour="*")
@@ -70,12 +68,8 @@ def test_killed_while_files_are_deleted(tmp_path: Path, failpoint: str, time: in
     program = (
         f"from pathlib import Path; from tests.crash.test_retention_kill import delete; delete(Path({str(tmp_path)!r}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, VARIABLE: f"{failpoint}:{time}", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        timeout=120,
-        check=False,
-    )
+    environment = {**os.environ, VARIABLE: f"{failpoint}:{time}"}
+    done = fork_server.run(["-c", program], env=environment, timeout=120)
     # Log files are let go of in one or two runs; each of the others is reached by every file.
     assert done.returncode in ((-signal.SIGKILL,) if failpoint != "retention.before_detach" or time == 1 else (0, -9))
     assert check(tmp_path) < 400

@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +23,13 @@ from raymq.storage.files.fileutil import make_folder
 from raymq.storage.log.retention import Retention
 from raymq.storage.paths import Paths, take_lock
 from raymq.storage.store import Store
+from tests import fork_server
 from tests.crash.power_loss import Disk as PowerDisk
 from tests.full_disk import FullDisk, fill
 from tests.stored import SMALL, append, bodies, make_record, write_entries
 
 pytestmark = pytest.mark.crash
 
-ROOT = Path(__file__).parents[2]
 HOUR_MS = 3_600_000
 BEGAN_MS = 1_000 * HOUR_MS
 COUNT = 400
@@ -323,16 +321,8 @@ def test_killed_while_it_makes_room(tmp_path: Path, time: int) -> None:
         "from pathlib import Path; from tests.crash.test_start_makes_room import open_on_a_full_disk;"
         f"open_on_a_full_disk(Path({str(tmp_path)!r}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={
-            **os.environ,
-            VARIABLE: f"room.before_remove:{time}",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-        },
-        timeout=120,
-        check=False,
-    )
+    environment = {**os.environ, VARIABLE: f"room.before_remove:{time}"}
+    done = fork_server.run(["-c", program], env=environment, timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert min((tmp_path / "commitlog").iterdir()).name == f"{(time - 1) * CONFIG.commitlog_file_bytes:020d}"
     with replaced(FullDisk(0)), opened_full(tmp_path) as store:

@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +25,13 @@ from raymq.storage.timers import timer_log
 from tests.crash import state_follower
 from tests.crash.powerless_broker import CONFIG
 from tests.crash.state_follower import Recording
+from tests.fork_server import Program
 from tests.state_copies import Shipping, state_of, take_snapshot
 from tests.unit.actors.bench import encoded
 
 pytestmark = pytest.mark.crash
 
 PROGRAM = Path(state_follower.__file__)
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -198,11 +197,8 @@ def test_a_replica_that_is_killed_again_and_again_comes_to_its_masters_state(tmp
     random_ = random.Random(seed)
     kills, snapshots = 0, 0
     for _ in range(60):
-        program = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(tmp_path / "replica"), str(tmp_path / "stream")],
-            env={"PYTHONPATH": f"{ROOT}:{':'.join(sys.path)}", "PATH": "/usr/bin:/bin"},
-            stdout=subprocess.PIPE,
-        )
+        arguments = [str(PROGRAM), str(tmp_path / "replica"), str(tmp_path / "stream")]
+        program = Program(arguments, stdout=subprocess.PIPE)
         assert program.stdout is not None
         wanted = random_.choice((1, 2, 5, 50, 200, 400))
         for line in program.stdout:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from raymq.storage.store import Store
+from tests import fork_server
 from tests.crash import timer_broker
+from tests.fork_server import Program
 
 pytestmark = pytest.mark.crash
 
@@ -21,9 +22,9 @@ LIVES = [(3, 1_000), (1_000, 60), (10, 1_000)]
 
 def serve_until_killed(directory: Path, first: int, passes: int, lines: int) -> int:
     """Run the broker until it dies; the number behind the last message that it said it has."""
-    command = [sys.executable, timer_broker.__file__, str(directory), str(first), str(passes)]
+    command = [timer_broker.__file__, str(directory), str(first), str(passes)]
     sent = first
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+    with Program(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         for line in child.stdout:
             if line.startswith(b"sent"):
@@ -41,8 +42,8 @@ def test_each_message_comes_once_and_none_early(tmp_path: Path) -> None:
         sent = serve_until_killed(tmp_path, first, passes, lines)
         acknowledged.update(range(first, sent))
         first = sent + 1_000  # what was stored without a word about it has numbers of its own
-    command = [sys.executable, timer_broker.__file__, str(tmp_path), str(first), "drain"]
-    subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    command = [timer_broker.__file__, str(tmp_path), str(first), "drain"]
+    fork_server.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
     with Store.open(tmp_path, timer_broker.CONFIG) as store:
         assert store.recovery.clean
         arrived: list[int] = []

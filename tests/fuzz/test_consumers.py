@@ -12,7 +12,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.errors import RayMQError
+from tests.fork_server import Program
 from tests.fuzz import push_member
 from tests.fuzz.logs import bodies_of
 from tests.fuzz.push_member import GROUP, TOPIC, MemberOptions
@@ -129,7 +129,7 @@ class ConsumersFuzz:
             self._services.name_server.address, str(self._file(number)), self._seed * 100 + number, **self._options
         )
         self._file(number).touch()
-        self._members[number] = subprocess.Popen([sys.executable, push_member.__file__, options.told()])
+        self._members[number] = Program([push_member.__file__, options.told()])
         self.told.append(f"join {number}")
 
     def _leave(self) -> None:

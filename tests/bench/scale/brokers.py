@@ -101,7 +101,9 @@ class OwnBroker:
     def start(self) -> float:
         began = time.monotonic()
         if self._process is None:
-            self._process = BrokerProcess(NAME, self._folder, self._name_server, append_wait_ms=_WAIT_MS)
+            self._process = BrokerProcess(
+                NAME, self._folder, self._name_server, append_wait_ms=_WAIT_MS, is_forked=False
+            )
         else:
             self._process.start()
         told = json.loads((self._folder / NAME / "raymq" / "broker.json").read_text())

@@ -86,7 +86,7 @@ def _name_server(samples: int, folder: Path) -> Iterator[Row]:
 
 
 def _members(samples: int, folder: Path) -> Iterator[Row]:
-    process = BrokerProcess("broker-a", folder)
+    process = BrokerProcess("broker-a", folder, is_forked=False)
     try:
         told = json.loads((folder / "broker-a" / "raymq" / "broker.json").read_text())
         process.tell(f"topics 1 {_QUEUES}")

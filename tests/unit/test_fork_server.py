@@ -1,0 +1,101 @@
+"""Programs of the fork server are as those that an interpreter of their own runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import fork_server
+from tests.fork_server import Program
+
+#: What a program sees of itself.
+SHOWS = """
+import json, os, sys, threading
+def after(): print("after", file=sys.stderr)
+threading.Thread(target=after).start()
+print(json.dumps([sys.argv[1:], __name__, os.environ.get("X"), os.getcwd(), sys.stdin.read(), sys.path[0]]))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def own(arguments: list[str], **options: Any) -> subprocess.Popen[Any]:
+    return subprocess.Popen([sys.executable, *arguments], **options)
+
+
+@pytest.mark.parametrize("start", [own, Program])
+def test_a_program_has_its_arguments_streams_and_environment(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[Any]]
+) -> None:
+    (tmp_path / "shows.py").write_text(SHOWS)
+    for arguments, first in ((["-c", SHOWS], ""), ([str(tmp_path / "shows.py")], str(tmp_path))):
+        pipe = subprocess.PIPE
+        environment = {**os.environ, "X": "y"}
+        with start(
+            [*arguments, "3", "ä"], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=tmp_path
+        ) as program:
+            out, err = program.communicate("given", timeout=60)
+        assert json.loads(out) == [["3", "ä"], "__main__", "y", str(tmp_path), "given", first]
+        assert (err, program.returncode) == ("after\n", 3)
+
+
+def test_each_way_to_end_has_its_exit_code() -> None:
+    for code, expected in (
+        ("pass", 0),
+        ("import os; os._exit(7)", 7),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("raise SystemExit('reason')", 1),
+        ("1 / 0", 1),
+    ):
+        done = fork_server.run(["-c", code], stderr=subprocess.PIPE, text=True, timeout=60)
+        assert done.returncode == expected
+        assert ("ZeroDivisionError" in done.stderr) == (code == "1 / 0")
+    with pytest.raises(subprocess.CalledProcessError):
+        fork_server.run(["-c", "raise SystemExit(1)"], timeout=60, check=True)
+
+
+def test_a_program_can_be_waited_for_and_killed() -> None:
+    with Program(["-c", "import time; time.sleep(600)"]) as program:
+        assert program.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.wait(0.01)
+        program.kill()
+        assert program.wait(60) == -signal.SIGKILL
+        assert program.poll() == -signal.SIGKILL
+    with pytest.raises(subprocess.TimeoutExpired):
+        fork_server.run(["-c", "import time; time.sleep(600)"], timeout=0.01)
+
+
+def test_many_programs_run_at_once_and_none_keeps_the_pipes_of_another() -> None:
+    programs = [
+        Program(["-c", "import sys; print(sys.stdin.read())"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(5)
+    ]
+    for number, program in enumerate(programs):  # those behind it are still there
+        assert program.communicate(str(number), timeout=60) == (f"{number}\n", None)
+
+
+def test_a_failpoint_of_its_environment_kills_a_program() -> None:
+    code = "from raymq.storage import failpoints; failpoints.failpoint('office.before_close')"
+    for name, expected in (("office.before_close:1", -signal.SIGKILL), ("", 0)):
+        environment = {**os.environ, "RAYMQ_FAILPOINT": name}
+        assert fork_server.run(["-c", code], env=environment, timeout=60).returncode == expected
+
+
+def test_a_program_ends_with_its_interpreter_s_own_exit() -> None:
+    code = "import atexit, sys; atexit.register(print, 'at exit'); sys.stdout.write('no flush ')"
+    done = fork_server.run(["-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("no flush at exit\n", 0)
+
+
+def test_a_module_runs_as_a_program() -> None:
+    done = fork_server.run(["-m", "json.tool", "--help"], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert "usage" in done.stdout
+    assert done.returncode == 0
