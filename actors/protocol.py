@@ -21,6 +21,8 @@ MASTER_ID = 0
 HEARTBEAT_SECONDS = 1.0
 #: A client is forgotten by its brokers so long after its last connection closed, unless it has come back.
 GRACE_SECONDS = 2.0
+#: A group that has committed in so many seconds is in use: pull consumers and Spark are no members.
+IDLE_SECONDS = 60.0
 #: A queue's lock lasts so long from the last time that it was asked for.
 LEASE_SECONDS = 60.0
 #: A broker that has left the routes is expected back for so long: its sharding keys wait for it.
@@ -66,6 +68,29 @@ class Redriven(enum.Enum):
     REDRIVEN = "redriven"
     ALREADY = "already"
     UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupContent:
+    """What one broker has of a group.
+
+    Attributes:
+        exists: whether there is anything of it, its retry topic included.
+        members: client ids of its members, at most 100.
+        since_commit: seconds since its last commit; None if there was none since the broker's start.
+        offsets: queues in which it has committed.
+        in_flight: messages that are lent to its pop consumers.
+        retries: messages that wait for their retry.
+        dead_letters: its dead letters, deleted ones left out.
+    """
+
+    exists: bool
+    members: list[str]
+    since_commit: float | None
+    offsets: int
+    in_flight: int
+    retries: int
+    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,23 @@ class FoundMessages(list[_T]):
 
     `not_asked` are the names of the brokers that have the topic and were away: what they have is not among these.
     `unreadable` are messages that are damaged in their broker's files, where they were looked for one by one.
+    `truncated` is True where there are more than the limit of the call, which are left out.
     """
 
     not_asked: tuple[str, ...] = ()
     unreadable: tuple[SetAside, ...] = ()
+    truncated: bool = False
 
     def __init__(
-        self, found: Iterable[_T] = (), not_asked: Iterable[str] = (), unreadable: Iterable[SetAside] = ()
+        self,
+        found: Iterable[_T] = (),
+        not_asked: Iterable[str] = (),
+        unreadable: Iterable[SetAside] = (),
+        *,
+        truncated: bool = False,
     ) -> None:
         super().__init__(found)
+        self.truncated = truncated
         self.not_asked = tuple(not_asked)
         self.unreadable = tuple(unreadable)
 
@@ -64,12 +72,49 @@ class QueueProgress:
     """How far a group is in a queue; None where it is not known (never committed, broker unreachable), never 0.
 
     `owner` is the client id of the member that fetched from the queue last, None where no member of now has.
+    `subscribed` is whether the group's members subscribe to the queue's topic; None where no member is connected.
     """
 
     committed_offset: int | None
     max_offset: int | None
     lag: int | None
     owner: str | None
+    subscribed: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """One consumer group.
+
+    Attributes:
+        members: how many clients are in it now.
+        lag: messages that it has not consumed, as far as it has committed; without topics that its members do not
+            subscribe to any more. None where nothing is known.
+    """
+
+    group: str
+    members: int
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDeletion:
+    """What was deleted with a consumer group, or would be.
+
+    Attributes:
+        offsets: queues in which it had committed.
+        in_flight: messages that were lent to its simple consumers.
+        retries: messages that waited for their retry.
+        dead_letters: its dead letters; they stay unless they were asked for.
+        deleted: False: nothing was changed.
+    """
+
+    group: str
+    offsets: int
+    in_flight: int
+    retries: int
+    dead_letters: int
+    deleted: bool
 
 
 class GroupProgress(dict[MessageQueue, QueueProgress]):

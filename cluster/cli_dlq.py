@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from raymq.client import Admin
+from raymq.client import Admin, InvalidInput
 from raymq.cluster.cli_context import Finder, json_option
-from raymq.cluster.output import message_fields, print_fields, print_json, print_rows
+from raymq.cluster.output import beginning, message_fields, print_fields, print_json, print_rows, say_truncated
 
 
 @click.group("dlq")
 def dlq_commands() -> None:
-    """List, send again and export the dead letters of a group."""
+    """List, send again, delete and export the dead letters of a group."""
 
 
 @dlq_commands.command("list")
@@ -28,6 +28,7 @@ def list_dead_letters(finder: Finder, group: str, limit: int, as_json: bool) -> 
     """The dead letters of GROUP, the oldest death first."""
     with finder.connect() as mq, Admin(mq) as admin:
         found = admin.dlq_list(group, limit)
+    say_truncated(found)
     if as_json:
         print_json([message_fields(message) for message in found])
         return
@@ -38,6 +39,7 @@ def list_dead_letters(finder: Finder, group: str, limit: int, as_json: bool) -> 
             "keys": " ".join(message.keys),
             "dead_at": message.dead_at,
             "reason": message.reason,
+            "body": beginning(message.body),
         }
         for message in found
     ]
@@ -63,6 +65,21 @@ def redrive_dead_letters(
         print_json(told)
         return
     print_fields({name: len(found) for name, found in told.items()} | {"dry_run": dry_run}, as_json=False)
+
+
+@dlq_commands.command("delete")
+@click.argument("group")
+@click.option("--id", "ids", multiple=True, help="A message id; may be given several times. Without: all.")
+@click.option("--yes", is_flag=True, help="Really delete them.")
+@json_option
+@click.pass_obj
+def delete_dead_letters(finder: Finder, group: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
+    """Delete dead letters of GROUP: they are listed and sent again no more."""
+    if not yes:
+        raise InvalidInput("dlq delete", "--yes (raymq dlq list shows what would go)", f"{len(ids) or 'all'} letters")
+    with finder.connect() as mq, Admin(mq) as admin:
+        count = admin.dlq_delete(group, list(ids) or None)
+    print_fields({"group": group, "deleted": count}, as_json=as_json)
 
 
 @dlq_commands.command("export")

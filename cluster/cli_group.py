@@ -6,30 +6,42 @@ from dataclasses import asdict
 
 import click
 
-from raymq.client import Admin, MessageQueue, QueueProgress
+from raymq.client import Admin, InvalidInput, MessageQueue, QueueProgress
 from raymq.client.timestamps import AS_TEXT
-from raymq.cluster.cli_context import Rows, Time, admin_rows
+from raymq.cluster.cli_context import Finder, Rows, Time, admin_rows, json_option
+from raymq.cluster.output import print_fields
 
 _topic = click.argument("topic")
 _dry_run = click.option("--dry-run", is_flag=True, help="Say what would be gone to, and change nothing.")
 
 
+_SUBSCRIBED = {True: "yes", False: "no: raymq group forget", None: None}
+
+
 @click.group("group")
 def group_commands() -> None:
-    """Look at consumer groups and send them elsewhere."""
+    """Look at consumer groups, send them elsewhere, delete them."""
 
 
 @group_commands.command("list")
 @admin_rows("no group yet")
 def list_groups(admin: Admin) -> Rows:
-    """The consumer groups of the cluster."""
-    return [{"group": group} for group in admin.groups()]
+    """The consumer groups of the cluster, with their members and their lag."""
+    return [asdict(group) for group in admin.group_list()]
 
 
 def _progress_table(rows: Rows) -> Rows:
-    """For people: a topic that does not exist is marked in the broker's column."""
+    """For people: topics that do not exist or that nobody subscribes to are marked, and the lag of all is added up."""
     told = [{**row, "broker": "(does not exist)"} if row["missing"] else row for row in rows]
-    return [{name: value for name, value in row.items() if name != "missing"} for row in told]
+    shown = [
+        {name: value for name, value in row.items() if name != "missing"}
+        | {"subscribed": _SUBSCRIBED[row["subscribed"]]}
+        for row in told
+    ]
+    if shown:
+        known = [row["lag"] for row in rows if row["lag"] is not None and row["subscribed"] is not False]
+        shown.append({**dict.fromkeys(shown[0]), "topic": "total", "lag": sum(known) if known else None})
+    return shown
 
 
 @group_commands.command("progress")
@@ -62,6 +74,37 @@ def reset_group(admin: Admin, name: str, topic: str, timestamp: float, dry_run: 
 def skip_messages(admin: Admin, name: str, topic: str, dry_run: bool) -> Rows:
     """Send group NAME behind the last message of TOPIC."""
     return _target_rows(admin.skip(name, topic, dry_run=dry_run), dry_run=dry_run)
+
+
+@group_commands.command("delete")
+@click.argument("name")
+@click.option("--dead-letters", is_flag=True, help="Delete its dead letters, too; else they stay.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--yes", is_flag=True, help="Really delete it.")
+@json_option
+@click.pass_obj
+def delete_group(finder: Finder, name: str, dead_letters: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Delete group NAME: its offsets, what is lent to it, and what waits for its retry."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        found = admin.delete_group(name, dead_letters, dry_run=True)
+        if not dry_run and not yes:
+            what = f"{name} with {found.retries} waiting retries and {found.dead_letters} dead letters"
+            raise InvalidInput("group delete", "--yes, or --dry-run to look first", what)
+        if not dry_run:
+            found = admin.delete_group(name, dead_letters)
+    print_fields(asdict(found), as_json=as_json)
+
+
+@group_commands.command("forget")
+@click.argument("name")
+@_topic
+@json_option
+@click.pass_obj
+def forget_topic(finder: Finder, name: str, topic: str, as_json: bool) -> None:
+    """Forget the progress of group NAME in TOPIC, which it does not consume any more."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        queues = admin.forget_topic(name, topic)
+    print_fields({"group": name, "topic": topic, "queues": queues}, as_json=as_json)
 
 
 def _target_rows(targets: dict[MessageQueue, int], *, dry_run: bool) -> Rows:

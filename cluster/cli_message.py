@@ -9,7 +9,7 @@ import click
 from raymq.client import Admin, Message, Producer
 from raymq.client.timestamps import AS_TEXT
 from raymq.cluster.cli_context import Finder, Time, json_option
-from raymq.cluster.output import message_fields, plain, print_fields, print_json
+from raymq.cluster.output import message_fields, plain, print_fields, print_json, say_truncated
 
 
 @click.group("message")
@@ -55,7 +55,9 @@ def query_messages(
 ) -> None:
     """Messages of TOPIC that carry a key, newest first."""
     with finder.connect() as mq, Admin(mq) as admin:
-        found = [message_fields(message) for message in admin.query_by_key(topic, key, begin, end, limit)]
+        messages = admin.query_by_key(topic, key, begin, end, limit)
+    say_truncated(messages)
+    found = [message_fields(message) for message in messages]
     if as_json:
         print_json(found)
         return

@@ -21,10 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from raymq.actors.protocol import BrokerInfo
-from raymq.client import ReceivedMessage, timestamps
+from raymq.client import FoundMessages, ReceivedMessage, timestamps
 
 #: Wider than any line: where no person looks at a terminal, nothing is wrapped or cut.
 _NO_TERMINAL_WIDTH: Final = 100_000
+#: Of a body in a table.
+_SHOWN_CHARACTERS: Final = 60
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _CONTROL_AND_BREAKS = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -118,6 +120,18 @@ def message_fields(message: ReceivedMessage) -> dict[str, Any]:
         fields.pop("body")
         fields["body_base64"] = base64.b64encode(body).decode("ascii")
     return fields
+
+
+def beginning(body: bytes) -> str:
+    """The beginning of a body, as text where it is UTF-8, for one column of a table."""
+    text = body[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "replace")
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def say_truncated(found: FoundMessages[Any]) -> None:
+    """Say on stderr that a list was cut."""
+    if found.truncated:
+        click.echo(f"{len(found)} of at least {len(found)}: --limit", err=True)
 
 
 def print_json(value: Any) -> None:

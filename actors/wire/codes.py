@@ -143,6 +143,10 @@ class RequestCode(enum.IntEnum):
     END_BACKUP = 900_063
     REMAINS = 900_070
     AGREE_VERSIONS = 900_080
+    DELETE_GROUP = 900_090
+    FORGET_GROUP_TOPIC = 900_091
+    DELETE_DEAD_LETTERS = 900_092
+    DELETED_DEAD_LETTERS = 900_093
 
 
 class ResponseCode(enum.IntEnum):

@@ -14,6 +14,7 @@ not serve. So does RayMQ from before it could be asked: both speak version 1. Ro
 |---|---|
 | 1 | what RayMQ 0.1.0 spoke before versions were told |
 | 2 | AGREE_VERSIONS; a HELLO of a replica tells its store's format, and the RayMQ that it runs |
+| 3 | DELETE_GROUP, FORGET_GROUP_TOPIC, DELETE_DEAD_LETTERS, DELETED_DEAD_LETTERS |
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.told import number, reader, text
 from raymq.storage.version import VERSION
 
-NEWEST: Final = 2
+NEWEST: Final = 3
 OLDEST: Final = 1
 #: Of who does not tell any.
 UNTOLD: Final = 1

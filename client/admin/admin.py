@@ -25,7 +25,15 @@ from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
 from raymq.client.admin.operation import Operation
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
-from raymq.client.results import ClusterInfo, Election, FoundMessages, GroupProgress, QueueStats
+from raymq.client.results import (
+    ClusterInfo,
+    Election,
+    FoundMessages,
+    GroupDeletion,
+    GroupProgress,
+    GroupSummary,
+    QueueStats,
+)
 from raymq.client.timestamps import milliseconds_or_end
 
 
@@ -134,6 +142,47 @@ class Admin(BrokerChanges):
         """`groups` for asyncio code."""
         return await self._arun(admin_groups.names(self._mq))
 
+    def group_list(self) -> list[GroupSummary]:
+        """All consumer groups with the number of their members and their lag, sorted by name."""
+        return self._run(admin_groups.summaries(self._mq))
+
+    async def agroup_list(self) -> list[GroupSummary]:
+        """`group_list` for asyncio code."""
+        return await self._arun(admin_groups.summaries(self._mq))
+
+    def delete_group(self, group: str, dead_letters: bool = False, dry_run: bool = False) -> GroupDeletion:
+        """Delete a consumer group: its offsets, what is lent to it, and its retry topic with what waits for it.
+
+        A consumer that starts with the name makes a new group. A broker that is away keeps what it has of the group,
+        and comes back with it: call this again then.
+
+        Args:
+            dead_letters: delete its dead letters too; else they stay, for a group of that name.
+            dry_run: say what would be deleted, and change nothing.
+
+        Raises:
+            GroupNotFound: no broker has anything of it.
+            InvalidInput: it has members, or has committed in the last 60 s (pull consumers and Spark are no members).
+            BrokerUnavailable: a broker did not answer, or is away; the others may have deleted it. Call it again.
+        """
+        return self._run(admin_groups.delete(self._mq, group, dead_letters=dead_letters, dry_run=dry_run))
+
+    async def adelete_group(self, group: str, dead_letters: bool = False, dry_run: bool = False) -> GroupDeletion:
+        """`delete_group` for asyncio code."""
+        return await self._arun(admin_groups.delete(self._mq, group, dead_letters=dead_letters, dry_run=dry_run))
+
+    def forget_topic(self, group: str, topic: str) -> int:
+        """Forget a group's progress in a topic that it does not consume any more; return in how many queues it had any.
+
+        Raises:
+            GroupNotFound: no broker knows the group. InvalidInput: one of its members subscribes to the topic.
+        """
+        return self._run(admin_groups.forget_topic(self._mq, group, topic))
+
+    async def aforget_topic(self, group: str, topic: str) -> int:
+        """`forget_topic` for asyncio code."""
+        return await self._arun(admin_groups.forget_topic(self._mq, group, topic))
+
     def group_progress(self, group: str) -> GroupProgress:
         """How far a group is in each queue, its retry topic included; None where unknown, never 0.
 
@@ -221,7 +270,10 @@ class Admin(BrokerChanges):
 
         Raises:
             BrokerUnavailable: none was found, and a broker of the topic is away. Where some were found, `.not_asked` of
-                the result names such brokers, and a warning is logged.
+                the result names such brokers.
+
+        Returns:
+            a list whose `.truncated` says whether there are more; `query_messages` goes on to the end.
         """
         return self._run(admin_messages.by_key(self._mq, topic, key, begin, end, limit))
 
@@ -236,12 +288,36 @@ class Admin(BrokerChanges):
         """`query_by_key` for asyncio code."""
         return await self._arun(admin_messages.by_key(self._mq, topic, key, begin, end, limit))
 
+    def query_messages(
+        self, topic: str, key: str, begin: float | datetime | None = None, end: float | datetime | None = None
+    ) -> Iterator[ReceivedMessage]:
+        """All messages of `topic` that carry `key`, newest store time first, a page of each broker in memory at a time.
+
+        Args:
+            begin, end: as in `query_by_key`.
+
+        Raises:
+            TopicNotFound, InvalidInput, and the rest as `query_by_key`: with the first message.
+        """
+        found = admin_messages.all_by_key(self._mq, topic, key, begin, end)
+        while (message := self._run(admin_messages.following(found))) is not None:
+            yield message
+
+    async def aquery_messages(
+        self, topic: str, key: str, begin: float | datetime | None = None, end: float | datetime | None = None
+    ) -> AsyncIterator[ReceivedMessage]:
+        """`query_messages` for asyncio code: `async for message in admin.aquery_messages(topic, key)`."""
+        found = admin_messages.all_by_key(self._mq, topic, key, begin, end)
+        while (message := await self._arun(admin_messages.following(found))) is not None:
+            yield message
+
     # -- dead letters --------------------------------------------------------------------------------------------
 
     def dlq_list(self, group: str, limit: int = 1000) -> FoundMessages[DeadMessage]:
         """The messages that a group gave up on, the oldest death first, at most `limit` over all brokers.
 
         What is damaged in a broker's files is left out: `.unreadable` of the result names it, and it is logged.
+        `.truncated` of the result says whether there are more; `dlq_messages` goes on to the end.
 
         Raises:
             GroupNotFound: no broker knows the group.
@@ -275,6 +351,24 @@ class Admin(BrokerChanges):
         found = dead_letters.read(self._mq, group)
         while (message := await self._arun(dead_letters.following(found))) is not None:
             yield message
+
+    def dlq_delete(self, group: str, ids: Iterable[str] | None = None) -> int:
+        """Delete dead letters of a group; return how many there were. They are listed and redriven no more.
+
+        Their bytes stay in the brokers' logs until these expire, as those of any message.
+
+        Args:
+            ids: which ones, by the message ids of `dlq_list`; None = all.
+
+        Raises:
+            GroupNotFound: no broker knows the group.
+            BrokerUnavailable: a broker did not answer, or one is away and no other one has any of them. Call it again.
+        """
+        return self._run(dead_letters.delete(self._mq, group, ids))
+
+    async def adlq_delete(self, group: str, ids: Iterable[str] | None = None) -> int:
+        """`dlq_delete` for asyncio code."""
+        return await self._arun(dead_letters.delete(self._mq, group, ids))
 
     def dlq_redrive(
         self,

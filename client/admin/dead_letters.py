@@ -1,19 +1,28 @@
-"""The dead letters of a consumer group: reading them, and sending them to the group once more."""
+"""The dead letters of a consumer group: reading them, sending them to the group once more, deleting them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Self
 from uuid import uuid4
 
-from raymq.actors.errors import InvalidInput, OffsetOutOfRange, TopicNotFound
+from raymq.actors.errors import InvalidInput, OffsetOutOfRange, RayMQError, TopicNotFound
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.naming import dlq_topic
 from raymq.actors.protocol import MessageQueue, Redriven
-from raymq.actors.wire.commands.dead_letters import read_redriven, redrive_command
+from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.commands.dead_letters import (
+    delete_command,
+    deleted_command,
+    read_count,
+    read_deleted,
+    read_redriven,
+    redrive_command,
+)
 from raymq.actors.wire.commands.fetch import Fetched
 from raymq.client import arguments
 from raymq.client.admin.groups import check_exists
@@ -30,9 +39,10 @@ from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import Record, decode
 
 _PAGE_MESSAGES = 1_000
-#: Entries that one request asks a broker to redrive.
+#: Entries that one request asks a broker to redrive, or to delete.
 _REDRIVE_AT_ONCE = 500
 _REQUEST_SECONDS = 10.0
+_BEHIND_ALL = 1 << 63
 
 _log = logging.getLogger(__name__)
 
@@ -109,11 +119,13 @@ async def read(
     told.brokers += away
     for queue in route.readable():
         left, offset = limit, 0
+        deleted = await _deleted(mq, group, queue)
         while left is None or left > 0:
             most = _PAGE_MESSAGES if left is None else left
-            messages, offset = await _page(mq, queue, offset, most, told.entries)
-            if not messages:
+            page, offset = await _page(mq, queue, offset, most, told.entries)
+            if not page:
                 break
+            messages = [message for message in page if not _lies_in(deleted, message.queue_offset)]
             for message in messages:
                 found = True
                 yield message
@@ -127,10 +139,47 @@ async def first(mq: Connection, group: str, limit: int) -> FoundMessages[DeadMes
     arguments.whole("limit", limit, 1)
     await check_exists(mq, group)
     missed = _Missed()
-    found = [message async for message in read(mq, group, limit, missed)]
+    found = [message async for message in read(mq, group, limit + 1, missed)]
     check_all_asked(f"a dead letter of {group}", missed.brokers, found=bool(found))
     found.sort(key=lambda message: (message.dead_at, message.queue, message.queue_offset))
-    return FoundMessages(found[:limit], missed.brokers, missed.entries)
+    return FoundMessages(found[:limit], missed.brokers, missed.entries, truncated=len(found) > limit)
+
+
+async def _deleted(mq: Connection, group: str, queue: MessageQueue) -> list[tuple[int, int]]:
+    """Return the ranges of offsets of the queue that were deleted; an older broker knows of none."""
+    try:
+        answer = await patiently(
+            lambda: ask(mq, queue.topic, queue.broker, deleted_command(group), _REQUEST_SECONDS), _REQUEST_SECONDS
+        )
+    except RayMQError as error:
+        if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED.name:
+            return []
+        raise
+    return read_deleted(answer) if queue.queue_id == 0 else []
+
+
+def _lies_in(ranges: Sequence[tuple[int, int]], offset: int) -> bool:
+    """Whether an offset lies in one of these sorted ranges."""
+    at = bisect_right(ranges, (offset, _BEHIND_ALL)) - 1
+    return at >= 0 and offset < ranges[at][1]
+
+
+async def delete(mq: Connection, group: str, ids: Iterable[str] | None) -> int:
+    """See `Admin.dlq_delete`."""
+    wanted = None if ids is None else set(_checked(ids))
+    await check_exists(mq, group)
+    by_queue: dict[MessageQueue, list[int]] = {}
+    missed = _Missed()
+    async for message in read(mq, group, None, missed):
+        if wanted is None or message.message_id in wanted:
+            by_queue.setdefault(message.queue, []).append(message.queue_offset)
+    check_all_asked(f"a dead letter of {group} that is wanted", missed.brokers, found=bool(by_queue))
+    count = 0
+    for queue, offsets in by_queue.items():
+        for first in range(0, len(offsets), _REDRIVE_AT_ONCE):
+            command = delete_command(group, offsets[first : first + _REDRIVE_AT_ONCE])
+            count += read_count(await ask(mq, queue.topic, queue.broker, command, _REQUEST_SECONDS))
+    return count
 
 
 async def following(found: AsyncIterator[DeadMessage]) -> DeadMessage | None:

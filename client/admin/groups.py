@@ -1,21 +1,27 @@
-"""How far consumer groups are, and sending them elsewhere; see `Admin` for what each call promises."""
+"""How far consumer groups are, sending them elsewhere, deleting them; see `Admin` for what each call promises."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Final
 
-from raymq.actors.errors import BrokerUnavailable, GroupNotFound
-from raymq.actors.naming import check_group, check_topic
-from raymq.actors.protocol import MessageQueue, TopicRoute
+from raymq.actors.errors import BrokerUnavailable, GroupNotFound, InvalidInput, RayMQError, TopicNotFound
+from raymq.actors.naming import check_group, check_topic, dlq_topic, retry_topic
+from raymq.actors.protocol import IDLE_SECONDS, GroupContent, MessageQueue, TopicRoute
 from raymq.actors.wire.commands import admin as wire_admin
 from raymq.actors.wire.commands import group as wire_group
 from raymq.actors.wire.commands import query as wire_query
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.told import number_in
+from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out as asking
-from raymq.client.results import GroupProgress, QueueProgress
+from raymq.client.results import GroupDeletion, GroupProgress, GroupSummary, QueueProgress
+
+#: So many groups are looked at together.
+_GROUPS_AT_ONCE: Final = 32
 
 
 async def names(mq: Connection) -> list[str]:
@@ -26,13 +32,18 @@ async def names(mq: Connection) -> list[str]:
 
 async def check_exists(mq: Connection, group: str) -> None:
     """GroupNotFound if no broker knows the group."""
-    await _progress_tables(mq, group)
+    _tables(await _progress_answers(mq, group))
 
 
 async def progress(mq: Connection, group: str, known_before: Iterable[MessageQueue] = ()) -> GroupProgress:
     """By queue, sorted; of `known_before` also those whose broker does not answer now."""
-    waits_for: set[str] = set()
-    tables = await _progress_tables(mq, group, waits_for)
+    answers = await _progress_answers(mq, group)
+    tables = _tables(answers)
+    told = [answer for answer in answers.values() if isinstance(answer, Command)]
+    wanted = [wire_admin.read_subscribed(answer) for answer in told]
+    waits_for = {topic for answer in told for topic in wire_admin.read_waits_for(answer)}
+    subscribed = {topic for topics in wanted if topics is not None for topic in topics} | {retry_topic(group)}
+    has_members = any(topics is not None for topics in wanted)
     found = {queue: values for table in tables.values() if table is not None for queue, values in table.items()}
     silent = {broker for broker, table in tables.items() if table is None}
     lost = {queue for queue in known_before if tables.get(queue.broker) is None}
@@ -41,7 +52,8 @@ async def progress(mq: Connection, group: str, known_before: Iterable[MessageQue
     table = dict.fromkeys(lost, QueueProgress(None, None, None, None))
     for queue, values in found.items():
         committed, end, owner = values
-        table[queue] = QueueProgress(committed, end, None if committed is None else end - committed, owner)
+        lag = None if committed is None else end - committed
+        table[queue] = QueueProgress(committed, end, lag, owner, queue.topic in subscribed if has_members else None)
     return GroupProgress(dict(sorted(table.items())), waits_for - {queue.topic for queue in table})
 
 
@@ -82,23 +94,21 @@ async def _offsets_at(mq: Connection, route: TopicRoute, timestamp_ms: int) -> l
     return await asking.gather(route.readable(), ask)
 
 
-async def _progress_tables(
-    mq: Connection, group: str, waits_for: set[str] | None = None
-) -> dict[str, dict[MessageQueue, wire_admin.Progress] | None]:
-    """Of each broker: what it knows of the group, None if it does not answer; GroupNotFound, BrokerUnavailable.
-
-    The topics that members wait for are added to `waits_for`.
-    """
+async def _progress_answers(mq: Connection, group: str) -> dict[str, Command | RayMQError]:
+    """Return each broker's answer about a group; GroupNotFound if none knows it."""
     check_group(group)
     answers = await asking.ask_all(mq, partial(wire_admin.consume_stats_command, group))
     if all(isinstance(answer, GroupNotFound) for answer in answers.values()):
         raise GroupNotFound(f"consumer group {group} does not exist")
+    return answers
+
+
+def _tables(answers: Mapping[str, Command | RayMQError]) -> dict[str, dict[MessageQueue, wire_admin.Progress] | None]:
+    """Return what each broker knows of the group, None if it does not answer; BrokerUnavailable: none knows more."""
     tables: dict[str, dict[MessageQueue, wire_admin.Progress] | None] = {}
     for broker, answer in answers.items():
         if isinstance(answer, Command):
             tables[broker] = wire_admin.read_progress(answer)
-            if waits_for is not None:
-                waits_for |= wire_admin.read_waits_for(answer)
         elif isinstance(answer, GroupNotFound):
             tables[broker] = {}
         elif isinstance(answer, BrokerUnavailable):
@@ -109,3 +119,100 @@ async def _progress_tables(
     if unavailable is not None and not any(tables.values()):
         raise unavailable
     return tables
+
+
+def total_lag(progress: Mapping[MessageQueue, QueueProgress]) -> int | None:
+    """Return the lag over all queues but those of topics nobody subscribes to any more; None if none is known."""
+    known = [each.lag for each in progress.values() if each.lag is not None and each.subscribed is not False]
+    return sum(known) if known else None
+
+
+async def summaries(mq: Connection) -> list[GroupSummary]:
+    """Return every group with its members and its lag, sorted."""
+    groups = await names(mq)
+    found: list[GroupSummary | None] = []
+    for first in range(0, len(groups), _GROUPS_AT_ONCE):
+        found += await asking.gather(groups[first : first + _GROUPS_AT_ONCE], partial(_summary, mq))
+    return [each for each in found if each is not None]
+
+
+async def _summary(mq: Connection, group: str) -> GroupSummary | None:
+    """Return one group's summary; None if it was deleted meanwhile."""
+    try:
+        lag = total_lag(await progress(mq, group))
+    except GroupNotFound:
+        return None
+    answers = await asking.ask_all(mq, partial(wire_group.members_command, group))
+    members = {
+        member
+        for answer in answers.values()
+        if isinstance(answer, Command)
+        for member in wire_group.read_members(answer)
+    }
+    return GroupSummary(group, len(members), lag)
+
+
+async def delete(mq: Connection, group: str, *, dead_letters: bool, dry_run: bool) -> GroupDeletion:
+    """See `Admin.delete_group`."""
+    check_group(group)
+    arguments.flag("dead_letters", dead_letters)
+    arguments.flag("dry_run", dry_run)
+    make = partial(wire_admin.delete_group_command, group, dead_letters=dead_letters)
+    answers = asking.unless_refused(await asking.ask_all(mq, partial(make, dry_run=True)))
+    found = {broker: wire_admin.read_group_content(answer) for broker, answer in answers.items()}
+    routes = await _routes(mq, retry_topic(group), *((dlq_topic(group),) if dead_letters else ()))
+    if not any(content.exists for content in found.values()) and not any(mq.routes.away(each) for each in routes):
+        raise GroupNotFound(f"consumer group {group} does not exist")
+    if not dry_run:
+        _check_idle(group, found)
+        asking.unless_refused(await asking.ask_all(mq, partial(make, dry_run=False)))
+        for route in routes:
+            await asking.check_all_told(mq, route, f"that group {group} is deleted")
+            await asking.ask_name_servers(mq, partial(wire_admin.delete_topic_command, route.topic, from_broker=False))
+            mq.routes.forget(route.topic)
+    contents = found.values()
+    return GroupDeletion(
+        group,
+        offsets=sum(each.offsets for each in contents),
+        in_flight=sum(each.in_flight for each in contents),
+        retries=sum(each.retries for each in contents),
+        dead_letters=sum(each.dead_letters for each in contents),
+        deleted=not dry_run,
+    )
+
+
+def _check_idle(group: str, found: Mapping[str, GroupContent]) -> None:
+    """Raise InvalidInput if a broker has members of the group, or a commit of the last minute."""
+    members = sorted({member for content in found.values() for member in content.members})
+    if members:
+        shown = ", ".join(members[:3]) + (", ..." if len(members) > 3 else "")
+        raise InvalidInput("group", "a group without members", f"{group} with {shown}", remedy="stop them first")
+    since = min((each.since_commit for each in found.values() if each.since_commit is not None), default=IDLE_SECONDS)
+    if since < IDLE_SECONDS:
+        raise InvalidInput(
+            "group",
+            f"a group without a commit of the last {IDLE_SECONDS:.0f} s (pull consumers and Spark are no members)",
+            f"{group}, which committed {since:.0f} s ago",
+            remedy=f"stop who consumes, and try again in {IDLE_SECONDS - since:.0f} s",
+        )
+
+
+async def _routes(mq: Connection, *topics: str) -> list[TopicRoute]:
+    """Return the routes of those of the topics that are there."""
+    found = []
+    for topic in topics:
+        with contextlib.suppress(TopicNotFound):
+            found.append(await mq.routes.get(topic, fresh=True))
+    return found
+
+
+async def forget_topic(mq: Connection, group: str, topic: str) -> int:
+    """See `Admin.forget_topic`."""
+    check_group(group)
+    check_topic(topic)
+    progress_now = await progress(mq, group)
+    if any(each.subscribed for queue, each in progress_now.items() if queue.topic == topic):
+        raise InvalidInput("topic", f"one that no member of {group} subscribes to", topic)
+    answers = await asking.ask_all(mq, partial(wire_admin.forget_topic_command, group, topic))
+    known = {broker: answer for broker, answer in answers.items() if not isinstance(answer, GroupNotFound)}
+    return sum(wire_admin.read_forgotten(answer) for answer in asking.unless_refused(known).values())

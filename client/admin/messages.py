@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
 from functools import partial
+from typing import Final, Self
 
 from raymq.actors.errors import MessageNotFound
 from raymq.actors.naming import check_topic
+from raymq.actors.protocol import TopicRoute
 from raymq.actors.wire.commands import query as wire_query
 from raymq.client import arguments
 from raymq.client.connection import Connection
@@ -14,10 +17,16 @@ from raymq.client.message import ReceivedMessage
 from raymq.client.requests import fan_out as asking
 from raymq.client.results import FoundMessages
 from raymq.client.timestamps import FAR_FUTURE_MS, milliseconds
+from raymq.storage.records import limits as record_limits
 from raymq.storage.records import message_id as message_ids
 
 #: Messages of one unique key that are looked through: a message that was retried has several copies.
 _COPIES = 32
+#: Messages that are asked for at a time, at first, and at most: what brokers answer at most.
+_PAGE: Final = 256
+_MOST_PAGE: Final = 10_000
+#: A broker's answer ends before it gets longer than this.
+_ANSWER_BYTES: Final = 15 << 20
 
 
 async def by_id(mq: Connection, message_id: str) -> ReceivedMessage:
@@ -32,7 +41,7 @@ async def by_id(mq: Connection, message_id: str) -> ReceivedMessage:
 
 async def by_unique_key(mq: Connection, topic: str, unique_key: str) -> ReceivedMessage:
     """The newest one."""
-    found = await _query(mq, topic, unique_key, None, None, _COPIES, unique=True)
+    found = await _query(mq, topic, unique_key, _COPIES)
     matching = (message for message in found if message.unique_key == unique_key)
     newest = next(matching, None)
     asking.check_all_asked(f"a message of {topic} with the unique key", found.not_asked, found=newest is not None)
@@ -46,29 +55,121 @@ async def by_key(
 ) -> FoundMessages[ReceivedMessage]:
     """The newest ones, newest first."""
     arguments.whole("limit", limit, 1)
-    found = await _query(mq, topic, key, begin, end, limit, unique=False)
-    matching = [message for message in found if key in message.keys][:limit]
-    asking.check_all_asked(f"a message of {topic} with the key", found.not_asked, found=bool(matching))
-    return FoundMessages(matching, found.not_asked)
+    found: list[ReceivedMessage] = []
+    search = await _Search.begin(mq, topic, key, begin, end, min(limit + 1, _PAGE))
+    async for message in search.messages():
+        if len(found) == limit:
+            return FoundMessages(found, search.away, truncated=True)
+        found.append(message)
+    asking.check_all_asked(f"a message of {topic} with the key", search.away, found=bool(found))
+    return FoundMessages(found, search.away)
 
 
-async def _query(
-    mq: Connection,
-    topic: str,
-    key: str,
-    begin: float | datetime | None,
-    end: float | datetime | None,
-    limit: int,
-    *,
-    unique: bool,
-) -> FoundMessages[ReceivedMessage]:
-    check_topic(topic)
-    arguments.text("unique_key" if unique else "key", key)
+async def all_by_key(
+    mq: Connection, topic: str, key: str, begin: float | datetime | None, end: float | datetime | None
+) -> AsyncGenerator[ReceivedMessage]:
+    """All of them, newest first, a page of each broker in memory at a time."""
+    search = await _Search.begin(mq, topic, key, begin, end, _PAGE)
+    found = False
+    async for message in search.messages():
+        found = True
+        yield message
+    asking.check_all_asked(f"a message of {topic} with the key", search.away, found=found)
+
+
+async def following(found: AsyncIterator[ReceivedMessage]) -> ReceivedMessage | None:
+    """The next one, None behind the last one."""
+    return await anext(found, None)
+
+
+class _Search:
+    """A search for the messages of a topic that carry a key, newest store time first."""
+
+    def __init__(self, mq: Connection, route: TopicRoute, key: str, begin_ms: int, end_ms: int, page: int) -> None:
+        self._mq = mq
+        self._route = route
+        self._key = key
+        self._begin_ms = begin_ms
+        self._end_ms = end_ms
+        self._page = page
+        #: Brokers of the topic that are away.
+        self.away = mq.routes.away(route)
+
+    @classmethod
+    async def begin(
+        cls,
+        mq: Connection,
+        topic: str,
+        key: str,
+        begin: float | datetime | None,
+        end: float | datetime | None,
+        page: int,
+    ) -> Self:
+        """Check what is searched for, and find the topic's brokers; TopicNotFound, InvalidInput."""
+        check_topic(topic)
+        arguments.text("key", key)
+        return cls(mq, await mq.routes.readable(topic), key, *_window(begin, end), page)
+
+    async def messages(self) -> AsyncGenerator[ReceivedMessage]:
+        """The messages of all brokers that are there; the first error of a broker is raised."""
+        sources = [self._of_broker(*each) for each in sorted(self._route.addresses.items())]
+        heads = await asking.gather(sources, following)
+        while any(head is not None for head in heads):
+            newest = max((each for each in enumerate(heads) if each[1] is not None), key=lambda each: _age(each[1]))[0]
+            head = heads[newest]
+            assert head is not None
+            yield head
+            heads[newest] = await following(sources[newest])
+
+    async def _of_broker(self, broker: str, address: str) -> AsyncGenerator[ReceivedMessage]:
+        """One broker's messages. Each page begins at the store time at which the one before has ended."""
+        longest = self._route.body_limits.get(broker) or record_limits.MOST_MESSAGE_BYTES
+        end_ms, page, seen = self._end_ms, self._page, set[int]()
+        while True:
+            command = partial(
+                wire_query.query_command, self._route.topic, self._key, self._begin_ms, end_ms, page, unique=False
+            )
+            try:
+                answer = await asking.ask_broker(self._mq, address, command)
+            except MessageNotFound:
+                return
+            records = wire_query.read_records(answer)
+            fresh = [record for record in records if record.physical_offset not in seen]
+            for record in fresh:
+                message = ReceivedMessage.from_record(record, broker)
+                if self._key in message.keys:
+                    yield message
+            if len(records) < page and len(answer.body) + longest < _ANSWER_BYTES:
+                return
+            oldest_ms = min(record.store_timestamp_ms for record in records)
+            seen = {record.physical_offset for record in records if record.store_timestamp_ms == oldest_ms}
+            if fresh:
+                end_ms = oldest_ms
+            elif page < _MOST_PAGE:
+                page = min(_MOST_PAGE, 4 * page)  # all of the page were stored in one millisecond
+            else:
+                end_ms = oldest_ms - 1
+
+
+def _age(message: ReceivedMessage | None) -> tuple[float, int]:
+    """What messages are sorted by."""
+    assert message is not None
+    return message.store_timestamp, message.physical_offset
+
+
+def _window(begin: float | datetime | None, end: float | datetime | None) -> tuple[int, int]:
+    """Return whole seconds, both inclusive, in milliseconds; InvalidInput."""
     begin_ms = 0 if begin is None else milliseconds("begin", begin) // 1000 * 1000
     end_ms = FAR_FUTURE_MS if end is None else milliseconds("end", end) // 1000 * 1000 + 999
+    return begin_ms, end_ms
+
+
+async def _query(mq: Connection, topic: str, unique_key: str, limit: int) -> FoundMessages[ReceivedMessage]:
+    check_topic(topic)
+    arguments.text("unique_key", unique_key)
     route = await mq.routes.readable(topic)
     addresses, away = route.addresses, mq.routes.away(route)
-    command = partial(wire_query.query_command, topic, key, begin_ms, end_ms, limit, unique=unique)
+    command = partial(wire_query.query_command, topic, unique_key, 0, FAR_FUTURE_MS, limit, unique=True)
     answers = await asking.ask_each(mq, addresses, command)
     empty = {broker for broker, answer in answers.items() if isinstance(answer, MessageNotFound)}
     answers = {broker: answer for broker, answer in answers.items() if broker not in empty}

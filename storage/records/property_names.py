@@ -67,6 +67,8 @@ DIED_IN: Final = "RAYMQ_DIED_IN"
 PRODUCER_SEQUENCE: Final = "RAYMQ_SEQUENCE"
 #: Ours: a message that was sent to its group again says from which dead letter, by that one's message id.
 REDRIVEN_FROM: Final = "RAYMQ_REDRIVEN_FROM"
+#: Ours: the record says in its body which dead letters of its topic were deleted, see `core.redelivery.dead_letters`.
+DELETED_LETTERS: Final = "RAYMQ_DELETED_LETTERS"
 
 #: All of ours begin so.
 OWN_PREFIX: Final = "RAYMQ_"
@@ -131,6 +133,7 @@ SYSTEM_PROPERTIES: Final[frozenset[str]] = frozenset(
         DIED_IN,
         PRODUCER_SEQUENCE,
         REDRIVEN_FROM,
+        DELETED_LETTERS,
     }
 )
 

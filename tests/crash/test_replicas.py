@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from raymq.actors.errors import (
+    GroupNotFound,
     RayMQError,
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
@@ -199,3 +200,26 @@ def test_trap_22_with_sync_flush_it_is_on_the_disks_of_all_in_sync(group: Replic
     group.elect()
     clients.send(*numbered(50, 60))
     assert sorted(clients.bodies()) == sorted(numbered(0, 60))
+
+
+def test_a_deleted_group_is_gone_from_the_next_masters(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 10))
+    for queue in clients.pull.queues("t"):
+        clients.pull.commit(queue, 1)
+    with PullConsumer(clients.mq, "kept") as kept:
+        kept.commit(kept.queues("t")[0], 2)
+    group.await_in_sync(1, 2)
+    group.kill(1)
+    group.elect()  # which knows of no commit of the last minute
+    poll_until(lambda: clients.found(lambda: clients.admin.delete_group("pullers").deleted), 20)
+    group.start(1)  # a replica that was away hears of it
+    group.await_in_sync(1, 2)
+    group.kill(2)
+    assert group.elect() == 1
+    with Connection([group.name_server]) as mq:
+        admin = Admin(mq)
+        poll_until(lambda: clients.found(lambda: admin.groups() == ["kept"]), 20)
+        with pytest.raises(GroupNotFound):
+            admin.group_progress("pullers")
+        assert "%RETRY%pullers" not in admin.topics(system=True)
+        assert "%RETRY%kept" in admin.topics(system=True)

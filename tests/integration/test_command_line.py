@@ -50,7 +50,7 @@ def test_groups(shell: Shell, mq: Connection, admin: Admin) -> None:
             producer.send(Message("t", b"x"), queue=QUEUE)
     with PullConsumer(mq, "g") as consumer:
         consumer.commit(QUEUE, 1)
-    assert shell.json("group", "list") == [{"group": "g"}]
+    assert shell.json("group", "list") == [{"group": "g", "members": 0, "lag": 2}]
 
     def lag() -> int:
         rows = shell.json("group", "progress", "g")

@@ -117,10 +117,10 @@ class BrokerCore:
         self.timers = Timers(name, store, clock, self._append, copying)
         self.rescue = Rescue(store, self.timers, self.schedule, self._append)
         self.recalls = Recall(name, store, self.timers, clock, self._append)
-        self.dead_letters = DeadLetters(store, self.ensure_group, copying)
+        self.dead_letters = DeadLetters(store, self.ensure_group, copying, self._append, clock)
         self.locks = QueueLocks(elapsed)
         self.group_settings = GroupSettings(store, self.ensure_group)
-        self.offsets = GroupOffsets(store, self.group_settings, self.bounds)
+        self.offsets = GroupOffsets(store, self.group_settings, self.bounds, elapsed)
         own = system_topics(cluster, name, delay_levels=self.schedule.levels, auto_create=auto_create_topics)
         self.topics = Topics(name, store, {config.name for config in own}, self._forget_topic)
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append, copying)
@@ -448,7 +448,7 @@ class BrokerCore:
             if len(self.store.group_configs) >= most:
                 raise GroupNotFound(
                     f"consumer group {name} does not exist on {self.name}, where {most} groups are",
-                    remedy="delete groups that nobody needs, make this one with Admin, or raise max_auto_groups",
+                    remedy="delete unused groups (Admin.delete_group), make it with Admin, or raise max_auto_groups",
                 )
             config = GroupConfig(name)
             self.store.group_configs.put_soon(config)

@@ -67,8 +67,8 @@ class Remaining:
                 yield None
             if not topic.startswith(DLQ_PREFIX):
                 continue
-            count = 0
-            for queue_id in range(config.write_queues):
+            count = yield from self._core.dead_letters.counting(topic)
+            for queue_id in range(1, config.write_queues):
                 with contextlib.suppress(QueueNotFound):
                     count += self._end(topic, queue_id) - self._core.store.min_offset(topic, queue_id)
             if count:

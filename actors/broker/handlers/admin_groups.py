@@ -1,8 +1,12 @@
-"""Consumer groups: created, changed, listed, deleted, forbidden a topic."""
+"""Consumer groups: created, changed, listed, deleted, forbidden a topic; their progress in a topic, forgotten."""
 
 from __future__ import annotations
 
-from raymq.actors.broker.context import BrokerContext
+from collections.abc import Awaitable
+from dataclasses import asdict
+
+from raymq.actors.broker.context import BrokerContext, text
+from raymq.actors.broker.core.groups.deletion import GroupRemover
 from raymq.actors.broker.handlers.admin_topics import AT_ONCE, MAX_LISTED
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire import json_body
@@ -15,7 +19,7 @@ from raymq.actors.wire.headers.admin import (
 )
 from raymq.actors.wire.json_steps import reading_object
 from raymq.actors.wire.server_connection import Handler, ServerConnection
-from raymq.actors.wire.stepwise import question, stepwise
+from raymq.actors.wire.stepwise import in_steps, question, stepwise
 from raymq.storage.steps import Steps
 
 
@@ -72,6 +76,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return json_body.answer(request, {"group": header.group, "readable": readable, "topic": header.topic})
 
     return {
+        **_deletions(context),
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: update,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: update_many,
         RequestCode.DELETE_SUBSCRIPTIONGROUP: delete,
@@ -79,3 +84,31 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: config,
         RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: forbidden,
     }
+
+
+def _deletions(context: BrokerContext) -> dict[int, Handler]:
+    """Our own: a group with all that belongs to it, and its progress in one topic."""
+    deletion = GroupRemover(context.core, context.groups)
+
+    def delete_whole(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
+        group = text(request, "group")
+        content = yield from deletion.content(group)
+        answer = request.response(ResponseCode.SUCCESS, asdict(content))
+        if request.fields.get("dry_run"):
+            return answer
+        deletion.delete(group, dead_letters=bool(request.fields.get("dead_letters")))
+        context.statistics.forget_group(group)
+
+        async def settled() -> Command:
+            await context.settings_durable()
+            await context.announce()
+            return answer
+
+        return settled()
+
+    async def forget_topic(_: ServerConnection, request: Command) -> Command:
+        count = deletion.forget_topic(text(request, "group"), text(request, "topic"))
+        await context.settings_durable()
+        return request.response(ResponseCode.SUCCESS, {"offsets": count})
+
+    return {RequestCode.DELETE_GROUP: in_steps(delete_whole), RequestCode.FORGET_GROUP_TOPIC: forget_topic}

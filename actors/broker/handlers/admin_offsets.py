@@ -62,6 +62,8 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
         told, _behind = yield from stats(header.consumer_group, header.topic or None)
         if header.strict and (waits_for := groups.waits_for(header.consumer_group)):
             told["raymqWaitsFor"] = [json_body.bytes_of(sorted(waits_for))]
+        group = context.groups.consumer_groups().get(header.consumer_group)
+        told["raymqSubscribed"] = [json_body.bytes_of(None if group is None else sorted(group.subscriptions))]
         return json_body.answer_of(request, told)
 
     def of_broker(_: ServerConnection, request: Command) -> Steps[Command]:

@@ -1,4 +1,4 @@
-"""REDRIVE_DEAD_LETTERS (ours): the entries are sent to their group again."""
+"""Dead letters (ours): entries are sent to their group again, or deleted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 
 from raymq.actors.broker.context import BrokerContext, text
 from raymq.actors.errors import InvalidInput
+from raymq.actors.naming import check_group, dlq_topic
 from raymq.actors.request_limits import MAX_REDRIVEN, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
@@ -18,10 +19,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
 
     def redrive(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
-        offsets = request.fields.get("offsets")
-        if not isinstance(offsets, list) or not all(isinstance(offset, int) for offset in offsets):
-            raise InvalidInput("offsets", "a list of queue offsets", offsets)
-        check_count("offsets", "dead letters", len(offsets), MAX_REDRIVEN)
+        offsets = _offsets(request)
         told = yield from context.core.dead_letters.redriving(
             text(request, "group"),
             offsets,
@@ -31,4 +29,24 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         fields = {"told": [each.value for each in told]}
         return context.when_settled(lambda _: request.response(ResponseCode.SUCCESS, fields))
 
-    return {RequestCode.REDRIVE_DEAD_LETTERS: in_steps(redrive)}
+    def delete(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
+        count = yield from context.core.dead_letters.deleting(text(request, "group"), _offsets(request))
+        return context.when_settled(lambda _: request.response(ResponseCode.SUCCESS, {"deleted": count}))
+
+    def deleted(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
+        ranges = yield from context.core.dead_letters.deleted(dlq_topic(check_group(text(request, "group"))))
+        return request.response(ResponseCode.SUCCESS, {"ranges": [list(each) for each in ranges]})
+
+    return {
+        RequestCode.REDRIVE_DEAD_LETTERS: in_steps(redrive),
+        RequestCode.DELETE_DEAD_LETTERS: in_steps(delete),
+        RequestCode.DELETED_DEAD_LETTERS: in_steps(deleted),
+    }
+
+
+def _offsets(request: Command) -> list[int]:
+    offsets = request.fields.get("offsets")
+    if not isinstance(offsets, list) or not all(isinstance(offset, int) for offset in offsets):
+        raise InvalidInput("offsets", "a list of queue offsets", offsets)
+    check_count("offsets", "dead letters", len(offsets), MAX_REDRIVEN)
+    return offsets

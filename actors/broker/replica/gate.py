@@ -64,6 +64,9 @@ _CHANGES: Final = frozenset(
         RequestCode.PLAN_BATCH,
         RequestCode.RECALL_TIMER,
         RequestCode.REDRIVE_DEAD_LETTERS,
+        RequestCode.DELETE_DEAD_LETTERS,
+        RequestCode.DELETE_GROUP,
+        RequestCode.FORGET_GROUP_TOPIC,
     }
 )
 #: What has become of a write, which messages a batch reads, who is the home of something: others append, read and

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from raymq.actors.protocol import PERM_READ, PERM_WRITE, BrokerInfo, MessageQueue
+from raymq.actors.protocol import PERM_READ, PERM_WRITE, BrokerInfo, GroupContent, MessageQueue
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.admin import (
@@ -93,6 +93,41 @@ def read_groups(answer: Command) -> list[str]:
     return [text(group) for group in groups.keys()]  # noqa: SIM118 - what has none is refused
 
 
+def delete_group_command(group: str, *, dead_letters: bool, dry_run: bool) -> Command:
+    """DELETE_GROUP (ours): a group with its offsets, deliveries and retries; `dry_run` only says what there is."""
+    fields = {"group": group, "dead_letters": dead_letters, "dry_run": dry_run}
+    return Command(RequestCode.DELETE_GROUP, fields, serialization=Serialization.MSGPACK)
+
+
+@reader
+def read_group_content(answer: Command) -> GroupContent:
+    """Return what a broker has of a group, from its answer to DELETE_GROUP."""
+    told = answer.fields
+    since = told["since_commit"]
+    return GroupContent(
+        exists=bool(told["exists"]),
+        members=listed(told["members"], text),
+        since_commit=None if since is None else float(since),
+        offsets=number(told["offsets"]),
+        in_flight=number(told["in_flight"]),
+        retries=number(told["retries"]),
+        dead_letters=number(told["dead_letters"]),
+    )
+
+
+def forget_topic_command(group: str, topic: str) -> Command:
+    """FORGET_GROUP_TOPIC (ours): what the group has committed in the topic."""
+    return Command(
+        RequestCode.FORGET_GROUP_TOPIC, {"group": group, "topic": topic}, serialization=Serialization.MSGPACK
+    )
+
+
+@reader
+def read_forgotten(answer: Command) -> int:
+    """Return in how many queues a FORGET_GROUP_TOPIC has forgotten an offset."""
+    return number(answer.fields["offsets"])
+
+
 def reset_offset_command(group: str, topic: str, timestamp_ms: int) -> Command:
     """INVOKE_BROKER_TO_RESET_OFFSET of all queues of a topic; a negative time is the end."""
     return ResetOffset(topic, group, timestamp_ms).command()
@@ -162,3 +197,10 @@ def read_status(answer: Command) -> BrokerInfo:
     if status.in_sync is not None:
         listed(status.in_sync, number)
     return status
+
+
+@reader
+def read_subscribed(answer: Command) -> set[str] | None:
+    """Return the topics that a group's members subscribe to, from GET_CONSUME_STATS; None: no member is there."""
+    topics = told_in(answer).get("raymqSubscribed")
+    return None if topics is None else set(listed(topics, text))

@@ -67,11 +67,11 @@ def test_the_older_side_counts(theirs: Spoken, version: int | None) -> None:
         assert agreed("h:1", theirs) == version
         return
     with pytest.raises(
-        VersionMismatch, match=r"h:1 \(RayMQ 9.9\) speaks versions 3 to 7 .* this side 1 to 2"
+        VersionMismatch, match=r"h:1 \(RayMQ 9.9\) speaks versions 4 to 8 .* this side 1 to 3"
     ) as raised:
         agreed("h:1", theirs)
-    assert raised.value.theirs == (3, 7)
-    assert raised.value.ours == (1, 2)
+    assert raised.value.theirs == (4, 8)
+    assert raised.value.ours == (1, 3)
     assert "upgrade the RayMQ of this program" in raised.value.remedy
 
 
@@ -109,7 +109,7 @@ def test_what_an_older_server_does_not_know_is_an_error_that_names_both_versions
     async def main() -> None:
         async with served() as (pool, address, _):
             monkeypatch.setattr(own_protocol, "not_served", of_old)
-            with pytest.raises(VersionMismatch, match=r"speaks versions 1 to 1 .* this side 1 to 2.*900902") as raised:
+            with pytest.raises(VersionMismatch, match=r"speaks versions 1 to 1 .* this side 1 to 3.*900902") as raised:
                 await pool.request(address, of_ours(UNKNOWN_OF_OURS), 5.0)
             assert raised.value.peer == address
             assert "upgrade the RayMQ of that server" in raised.value.remedy

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
 from raymq.actors.broker.core.appending.inbound_message import TIMER_NAMES, Draft, delay_level
 from raymq.actors.broker.core.copies.copying import LEVEL, Copying, Duty, Made, Place
@@ -43,9 +44,11 @@ from raymq.actors.errors import TopicNotFound
 from raymq.actors.naming import UNSENDABLE_TOPICS
 from raymq.actors.protocol import DueReport, Placed
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
-from raymq.storage.errors import InvalidInput, QueueNotFound, StoreError
+from raymq.storage.errors import InvalidInput, OffsetOutOfRange, QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.records import property_names as properties
+from raymq.storage.records.property_columns import properties_of_records
 from raymq.storage.records.record import Record, decode
+from raymq.storage.steps import Steps
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.tables.topic_config import TopicConfig
 
@@ -59,6 +62,9 @@ _MAX_LEVEL_DIGITS = 9
 #: When the log has grown by so much it is written down that all copies in it are known: a start after a kill looks
 #: through no more than that and what was delivered since, however much waits.
 _NOTE_BYTES = 16 << 20
+#: So many waiting messages are counted in a step.
+_COUNTED_AT_ONCE = 4_096
+_COUNTED_BYTES = 8 << 20
 #: Of the messages that went with their log files at most so many are set aside one by one.
 _MOST_TOLD = 10_000
 _log = logging.getLogger(__name__)
@@ -100,6 +106,30 @@ class Schedule:
             with contextlib.suppress(QueueNotFound):
                 low, end = self._low(level), self._store.max_offset(SCHEDULE_TOPIC, level - 1, written=True)
                 count += max(0, end - max(low, self._begin(level)))
+        return count
+
+    def counting(self, topic: str) -> Steps[int]:
+        """Return how many messages wait in all levels for a topic, in steps."""
+        count = 0
+        for level in self._due_times:
+            try:
+                at, end = self._low(level), self._store.max_offset(SCHEDULE_TOPIC, level - 1, written=True)
+            except QueueNotFound:
+                continue
+            at = max(at, self._begin(level))
+            while at < end:
+                yield None
+                try:
+                    with self._store.read(
+                        SCHEDULE_TOPIC, level - 1, at, _COUNTED_AT_ONCE, _COUNTED_BYTES, written=True
+                    ) as lease:
+                        column = properties_of_records(lease.records, lease.sizes).last(properties.REAL_TOPIC)
+                        count += pc.sum(pc.equal(column, topic)).as_py() or 0
+                        at = lease.next_offset
+                except StoreCorrupt:
+                    at += 1
+                except OffsetOutOfRange as error:  # expired between two steps
+                    at = max(at + 1, error.min_offset)
         return count
 
     def defer(self, records: memoryview, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> Placed:

@@ -31,13 +31,16 @@ Bounds = Callable[[str, int], tuple[int, int]]
 
 
 class GroupOffsets:
-    """The committed offsets of all groups. `bounds` raises for a topic or queue that is not there."""
+    """The committed offsets of all groups. `bounds` raises for what is not there; `elapsed` is a steady clock."""
 
-    def __init__(self, store: Store, groups: GroupSettings, bounds: Bounds) -> None:
+    def __init__(self, store: Store, groups: GroupSettings, bounds: Bounds, elapsed: Callable[[], float]) -> None:
         self._store = store
         self._groups = groups
         self._bounds = bounds
         self._offsets = store.consumer_offsets
+        self._elapsed = elapsed
+        #: When each group committed last, by `elapsed`, since this broker has started.
+        self._committed: dict[str, float] = {}
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """A group's offset in a queue, or None if it never committed one there."""
@@ -109,7 +112,25 @@ class GroupOffsets:
             self._offsets.commit(group, topic, queue_id, offset)
         else:
             self._offsets.heeded(group, topic, queue_id)
+        self._committed[group] = self._elapsed()
         return True
+
+    def since_commit(self, group: str) -> float | None:
+        """Return the seconds since a group committed last; None if it did not since this broker has started."""
+        at = self._committed.get(group)
+        return None if at is None else max(0.0, self._elapsed() - at)
+
+    def forget_topic(self, group: str, topic: str) -> int:
+        """Forget a group's offsets in a topic; return how many there were."""
+        count = len(self._offsets.of(group, topic))
+        self._offsets.delete(group, topic)
+        return count
+
+    def forget_group(self, group: str) -> None:
+        """Forget all offsets of a group."""
+        for topic in self._offsets.topics_of(group):
+            self._offsets.delete(group, topic)
+        self._committed.pop(group, None)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Send a group, running or not, to `offset`, cut to what the queue holds. Raises as `commit`."""

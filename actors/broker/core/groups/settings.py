@@ -88,6 +88,11 @@ class GroupSettings:
             for topic in self._store.consumer_offsets.topics_of(group):
                 self._store.consumer_offsets.delete(group, topic)
 
+    def permit_all(self, group: str) -> None:
+        """Lift whatever a group is forbidden."""
+        for topic in list(self._store.group_configs.forbidden.get(group, {})):
+            self._store.group_configs.forbid(group, topic, 0)
+
     def may_read(self, group: str, topic: str) -> bool:
         """Whether a topic is none of those that a group is forbidden."""
         return not self._store.group_configs.forbidden.get(group, {}).get(topic, 0) & _READ

@@ -234,9 +234,9 @@ class Pop:
             del self._lent[queue]
             self._least_pop_ms = self._latest_pop_ms + 1
 
-    def forget_group(self, group: str) -> None:
-        """The group was deleted with its offsets: nothing is out of it any more. StoreError as `InFlight.forget`."""
-        for queue in [queue for queue in self._lent if queue[0] == group]:
+    def forget_group(self, group: str, topic: str | None = None) -> None:
+        """Forget what is lent to a group, in one topic or in all; raises as `InFlight.forget`."""
+        for queue in [queue for queue in self._lent if queue[0] == group and topic in (None, queue[1])]:
             self._drop(queue)
 
     def validate(self) -> None:

@@ -1,4 +1,4 @@
-"""Dead letters of one broker: sending them to their group once more, each entry once unless it is forced.
+"""Dead letters of one broker: sending them to their group once more, each entry once unless forced; deleting them.
 
 It is done in steps. In each it is looked whether an entry was redriven before, and its copy is stored: so two requests
 that are under way together redrive no entry twice.
@@ -6,26 +6,31 @@ that are under way together redrive no entry twice.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import pyarrow.compute as pc
 
 from raymq.actors.broker.core.copies.copying import REDRIVE, Copying, Duty, Made, place_of
-from raymq.actors.broker.core.copies.rewriting import SPARE_WAITING, encode_fitting
+from raymq.actors.broker.core.copies.rewriting import SPARE_WAITING, Append, encode_fitting, join
 from raymq.actors.broker.core.delay.delivered import message_of
 from raymq.actors.errors import GroupNotFound, OffsetOutOfRange, QueueNotFound
 from raymq.actors.naming import check_group, dlq_topic, retry_topic
 from raymq.actors.protocol import Redriven
+from raymq.storage.config import split_host
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records import property_names as names
 from raymq.storage.records.property_columns import properties_of_records
-from raymq.storage.records.record import Record
+from raymq.storage.records.record import Record, encode, encode_properties, pack_host_bytes
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
 
 _SCAN_MESSAGES = 4_096
 _SCAN_BYTES = 8 << 20
+#: The queue of a dead-letter topic that has the marks of its deleted entries.
+_MARKS_QUEUE: Final = 1
 #: So many entries are copied in a step, and so many bytes, one longer entry apart.
 _STEP_ENTRIES = 32
 _STEP_BYTES = 4 << 20
@@ -56,18 +61,41 @@ class _Seen:
             self.low, self.offset = low, max(self.offset, low)
 
 
+@dataclass(slots=True)
+class _Deleted:
+    """Which entries of a dead-letter queue were deleted, as its marks say."""
+
+    #: Up to where the marks were read.
+    offset: int = 0
+    entries: set[int] = field(default_factory=set)
+
+
 class DeadLetters:
     """The dead-letter queues of one broker.
 
     That an entry was redriven is said by its copy in the group's retry topic alone, which names it and expires after
     it; so it is known after any crash. What was read of these topics is remembered.
+
+    That entries were deleted is said by marks: records in a second queue of the dead-letter topic, which no reader has.
+    A mark lies behind its entries in the log, so it expires after them, and a loss of power takes it before them.
     """
 
-    def __init__(self, store: Store, ensure_group: Callable[[str], bool], copying: Copying) -> None:
-        """`ensure_group` makes a group's retry topic where it is missing."""
+    def __init__(
+        self,
+        store: Store,
+        ensure_group: Callable[[str], bool],
+        copying: Copying,
+        append: Append,
+        clock: Callable[[], float],
+    ) -> None:
+        """`ensure_group` makes a group's retry topic where it is missing; `clock` is wall time in seconds."""
         self._store = store
         self._ensure_group = ensure_group
         self._copying = copying
+        self._append = append
+        self._clock = clock
+        #: By dead-letter topic.
+        self._deleted: dict[str, _Deleted] = {}
         #: By retry topic and queue.
         self._seen: dict[tuple[str, int], _Seen] = {}
 
@@ -97,6 +125,7 @@ class DeadLetters:
                 yield None
             if not force:
                 yield from self._look(group)
+            yield from self._look_for_marks(dlq_topic(group))
             told += self._part(group, offsets, len(told), known, force=force, dry_run=dry_run)
         return told
 
@@ -142,8 +171,82 @@ class DeadLetters:
         """The topic was deleted: what its queues said is not said any more."""
         for topic_queue in [topic_queue for topic_queue in self._seen if topic_queue[0] == topic]:
             del self._seen[topic_queue]
+        self._deleted.pop(topic, None)
+
+    def deleting(self, group: str, offsets: Sequence[int]) -> Steps[int]:
+        """Delete entries of a group's dead-letter queue, in steps; return how many were there.
+
+        Raises:
+            GroupNotFound: this broker does not know the group. StoreFull, StoreFailed: nothing was deleted.
+        """
+        topic = dlq_topic(check_group(group))
+        if self._store.group_configs.get(group) is None:
+            raise GroupNotFound(f"consumer group {group} does not exist")
+        yield from self._look_for_marks(topic)
+        known = self._deleted[topic]
+        low, end = self._bounds(topic)
+        there = sorted({offset for offset in offsets if low <= offset < end} - known.entries)
+        if there:
+            told = encode_properties({names.DELETED_LETTERS: str(len(there))})
+            host = pack_host_bytes(*split_host(self._store.config.store_host))
+            now_ms = int(self._clock() * 1000)
+            body = json.dumps(there).encode()
+            mark = encode(topic, _MARKS_QUEUE, body, told, born_timestamp_ms=now_ms, born_host=host)
+            self._append(*join([mark]), (topic, _MARKS_QUEUE))
+            known.entries.update(there)
+        return len(there)
+
+    def deleted(self, topic: str) -> Steps[list[tuple[int, int]]]:
+        """Return the deleted entries of a dead-letter topic as ranges (first, end), in steps."""
+        yield from self._look_for_marks(topic)
+        low, _ = self._bounds(topic)
+        known = self._deleted[topic]
+        known.entries = {offset for offset in known.entries if offset >= low}
+        ranges: list[tuple[int, int]] = []
+        for offset in sorted(known.entries):
+            if ranges and ranges[-1][1] == offset:
+                ranges[-1] = ranges[-1][0], offset + 1
+            else:
+                ranges.append((offset, offset + 1))
+        return ranges
+
+    def counting(self, topic: str) -> Steps[int]:
+        """Return how many entries a dead-letter topic has, deleted ones left out, in steps."""
+        ranges = yield from self.deleted(topic)
+        low, end = self._bounds(topic)
+        return end - low - sum(end - first for first, end in ranges)
+
+    def _bounds(self, topic: str) -> tuple[int, int]:
+        try:
+            return self._store.min_offset(topic, 0), self._store.max_offset(topic, 0, written=True)
+        except QueueNotFound:
+            return 0, 0
+
+    def _look_for_marks(self, topic: str) -> Steps[None]:
+        """Read the marks that a dead-letter topic got since they were read last."""
+        while True:
+            # Anew after each step: the topic may be deleted meanwhile.
+            known = self._deleted.setdefault(topic, _Deleted())
+            try:
+                known.offset = max(known.offset, self._store.min_offset(topic, _MARKS_QUEUE))
+                if known.offset >= self._store.max_offset(topic, _MARKS_QUEUE, written=True):
+                    return
+                with self._store.read(
+                    topic, _MARKS_QUEUE, known.offset, _STEP_ENTRIES, _SCAN_BYTES, written=True
+                ) as lease:
+                    for mark in lease.messages():
+                        if names.DELETED_LETTERS in mark.properties:
+                            known.entries.update(json.loads(mark.body))
+                    known.offset = lease.next_offset
+            except QueueNotFound:
+                return
+            except StoreCorrupt:  # its entries are there again
+                known.offset += 1
+            yield None
 
     def _entry(self, duty: Duty, offset: int) -> Record | None:
+        if offset in self._deleted[dlq_topic(duty.owner)].entries:
+            return None
         try:
             records, _ = self._copying.read(duty, (dlq_topic(duty.owner), 0), offset, 1, _SCAN_BYTES)
         except (QueueNotFound, OffsetOutOfRange):
