@@ -171,7 +171,7 @@ class Connection(Closing):
         self._held = _Held(self.pool, self.channels, self._at_exit)
         weakref.finalize(self, self._held.let_go).atexit = False  # the program's end closes it
         _of_this_process.add(self)
-        renew_in_child(self, Connection.begin_anew, before_users=True)  # which adopts those of its clients that go on
+        renew_in_child(self, type(self).begin_anew, before_users=True)  # which adopts those of its clients that go on
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -352,8 +352,9 @@ class Connection(Closing):
     def begin_anew(self) -> None:
         """In a child process, after a fork: only the forking thread lives, and what is open is the parent's.
 
-        Clients that go on in the child have themselves adopted again.
+        Clients that go on in the child have themselves adopted again. The cluster's actors are out of its reach.
         """
+        self.namespace = None
         self._starting = threading.RLock()
         self._ending = threading.Lock()
         if self._loop is not None:

@@ -50,6 +50,13 @@ class Cluster(Connection):
         self._owns_ray = owns_ray
         self._stops = stops
         self._is_new = is_new
+        self._is_parents = False
+
+    def begin_anew(self) -> None:
+        """See `Connection.begin_anew`. The cluster is the parent's to stop."""
+        self._is_parents = self.namespace is not None
+        self._owns_ray = self._stops = False
+        super().begin_anew()
 
     @property
     def owns_ray(self) -> bool:
@@ -80,10 +87,17 @@ class Cluster(Connection):
         """End every actor cleanly; also Ray, if `start` started it and nobody else uses it. The data stay.
 
         Raises:
-            InvalidInput: this connection does not reach Ray.
+            InvalidInput: this connection does not reach Ray, as none does that a forked child has of its parent.
             BrokerUnavailable: names the actors that did not end cleanly within `timeout` seconds, and were killed.
         """
         rules.duration("timeout", timeout, above=True)
+        if self._is_parents:
+            raise InvalidInput(
+                "stop",
+                "called in the process that connected to Ray, whose connection does not survive a fork",
+                f"called in process {os.getpid()}, which was forked from it",
+                remedy="call it in the parent, or run `raymq cluster stop`",
+            )
         if self.namespace is None:
             raise InvalidInput(
                 "stop", "a connection that reaches Ray (cluster.connect(namespace=...))", self.name_servers
@@ -166,6 +180,7 @@ def start(
         "port": port or settings.port,
         "config": settings.as_dict(),
     }
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray reads it when it is imported
     from raymq.cluster import launching, ray_runtime
 
     owns_ray = ray_runtime.is_embedded() or not ray_runtime.join()

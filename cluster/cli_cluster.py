@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +17,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import psutil
 
 from raymq.actors.naming import host_resource, is_name_server_name
-from raymq.client import Admin
+from raymq.client import Admin, RayMQError
 from raymq.cluster import bootstrap
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.host_identity import check_mounted, host_identity
 from raymq.cluster.output import broker_fields, broker_rows, plain, print_fields, print_json, print_rows
 
 _LOOK_SECONDS: Final = 0.1
+#: How long a start that a signal interrupts may take to its end, and how long its actors then to stop.
+_FINISH_SECONDS: Final = 5.0
+_STOP_SECONDS: Final = 3.0
 #: How often it is looked whether the cluster was stopped from elsewhere.
 _GONE_SECONDS: Final = 1.0
 
@@ -55,10 +61,11 @@ def start_cluster(finder: Finder, /, brokers: int, root: Path, count: int, as_js
     progress.setLevel(logging.INFO)
     progress.addHandler(logging.StreamHandler())  # to stderr
 
-    def live(asked: threading.Event) -> bool:
+    def live(asked: threading.Event, started: threading.Event) -> bool:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             mq = bootstrap.start(brokers, root, finder.namespace, **options)
+            started.set()
         for each in said:
             if issubclass(each.category, UserWarning):
                 click.echo(f"warning: {each.message}", err=True)
@@ -76,34 +83,56 @@ def start_cluster(finder: Finder, /, brokers: int, root: Path, count: int, as_js
             mq.close()
         return is_up
 
-    _uninterrupted(live)
+    _uninterrupted(live, finder.namespace)
 
 
-def _uninterrupted(live: Callable[[threading.Event], bool]) -> None:
+def _uninterrupted(live: Callable[[threading.Event, threading.Event], bool], namespace: str) -> None:
     """Run `live` on a thread of its own, where no signal interrupts Ray's code, which would end in a SIGSEGV.
 
-    The thread lives as long as what it starts: Ray's processes end with the thread that made them. SIGINT and SIGTERM
-    set the event that `live` is given. One that comes before `live` has done what it was called for, which it says by
-    True, is the process's exit code, as of any that is ended by it.
+    SIGINT, SIGTERM, and SIGHUP unless `nohup` has it ignored, set the first event that `live` is given. One that comes
+    before `live` has done what it was called for, which it says by True, is the process's exit code, as of any that is
+    ended by it. A start that has not set the second event within `_FINISH_SECONDS` of the signal is broken off.
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray asks for it once, when it is imported
-    asked, ended_by = threading.Event(), 0
+    asked, started, ended_by = threading.Event(), threading.Event(), 0
 
     def ask(which: int, _: object) -> None:
         nonlocal ended_by
         ended_by = ended_by or which
         asked.set()
 
-    for which in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(which, ask)
+    for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if which != signal.SIGHUP or signal.getsignal(which) != signal.SIG_IGN:
+            signal.signal(which, ask)
     with ThreadPoolExecutor(1, "raymq-cluster") as executor:
-        living = executor.submit(live, asked)
+        living = executor.submit(live, asked, started)
         while not living.done() and not asked.wait(_LOOK_SECONDS):
             pass
         if not living.done():
-            click.echo("stopping", err=True)
+            with contextlib.suppress(OSError):  # the terminal is closed
+                click.echo("stopping", err=True)
+            until = time.monotonic() + _FINISH_SECONDS
+            while not living.done() and not started.wait(_LOOK_SECONDS):
+                if time.monotonic() > until:
+                    _break_off(namespace, 128 + ended_by)
         if not living.result():
             sys.exit(128 + ended_by)
+
+
+def _break_off(namespace: str, exit_code: int) -> None:
+    """End this process amid a start: what it has made is stopped cleanly, what Ray it has started is killed."""
+    from raymq.cluster import ray_runtime
+    from raymq.cluster.stopping import stop_actors
+
+    with contextlib.suppress(RayMQError):
+        if ray_runtime.is_embedded():
+            stop_actors(namespace, _STOP_SECONDS)
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    psutil.wait_procs(children, timeout=1.0)
+    os._exit(exit_code)
 
 
 def _hold(namespace: str, asked: threading.Event) -> None:

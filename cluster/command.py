@@ -13,7 +13,7 @@ from types import FrameType
 def main() -> None:
     """The console script."""
     before = {}
-    for which in (signal.SIGINT, signal.SIGTERM):
+    for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(which) not in (signal.SIG_IGN, None):  # as for what runs in the background of a shell
             before[which] = signal.signal(which, _leave)
     from raymq.cluster import cli

@@ -9,19 +9,28 @@ or that was joined, is never ended: the program may have work of its own in it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
+import gc
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any, Final
 
 import ray
+from ray._private import services as ray_services
+from ray._private import state as ray_state
 from ray._private import utils as ray_utils
+from ray._private import worker as ray_worker
 from ray._raylet import Config  # type: ignore[attr-defined] # made by compiled code
 from ray.exceptions import RayError
+from ray.experimental import internal_kv
 
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.java import JavaNotFound, java_environment
@@ -47,11 +56,18 @@ _log = logging.getLogger(__name__)
 
 
 class _Embedded:
-    """The Ray that this process started, and how many clusters use it."""
+    """The Ray that this process started, and how many clusters use it.
+
+    Attributes:
+        ended: ends the thread that started it.
+        is_parents: this process was forked from one that is connected to a Ray, which a child cannot use.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.users = 0
+        self.ended = threading.Event()
+        self.is_parents = False
 
 
 _embedded = _Embedded()
@@ -65,6 +81,7 @@ def join() -> bool:
     """
     if ray.is_initialized():
         return True
+    _check_not_forked()
     named = os.environ.get(ADDRESS, "")
     if named == "local":  # Ray's own word for "start a new one"
         return False
@@ -86,6 +103,7 @@ def join_address(address: str, last_resort: Callable[[], str | None]) -> None:
     """
     if ray.is_initialized():
         return
+    _check_not_forked()
     is_auto = address == "auto"
     if is_auto:
         address = os.environ.get(ADDRESS, "auto")
@@ -128,6 +146,8 @@ def release() -> None:
         _embedded.users = max(0, _embedded.users - 1)
         if _embedded.users == 0 and ray.is_initialized():
             ray.shutdown()
+        if _embedded.users == 0:
+            _embedded.ended.set()
 
 
 def start_embedded(cpus: int | None = None) -> None:
@@ -138,7 +158,7 @@ def start_embedded(cpus: int | None = None) -> None:
         os.environ.update(java_environment())
     for further in reversed(range(_TRIES)):
         try:
-            _init_embedded(cpus or max(2, os.cpu_count() or 2))
+            _run_on_lasting_thread(partial(_init_embedded, cpus or max(2, os.cpu_count() or 2)))
         except Exception as error:
             if not further or _TOOK_TOO_LONG not in str(error):
                 raise
@@ -148,16 +168,99 @@ def start_embedded(cpus: int | None = None) -> None:
 
 
 def _init_embedded(cpus: int) -> None:
-    ray.init(
-        address="local",
-        num_cpus=cpus,
-        resources={host_resource(socket.gethostname()): 1.0},
-        object_store_memory=_OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _node_ip_address=_LOOPBACK,
-    )
+    with _in_own_sessions():
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            resources={host_resource(socket.gethostname()): 1.0},
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address=_LOOPBACK,
+        )
+
+
+def _run_on_lasting_thread(start: Callable[[], None]) -> None:
+    """Call `start` on a thread that lives until `release`.
+
+    The kernel ends Ray's processes with the thread that started them, and a program's may end before the cluster.
+    An interrupted caller waits for the start, ends that Ray, and goes on with the interruption.
+    """
+    _embedded.ended.set()  # the thread of a Ray that somebody else has shut down
+    _embedded.ended = ended = threading.Event()
+    started: Future[None] = Future()
+
+    def live() -> None:
+        try:
+            start()
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            started.set_exception(error)
+        else:
+            started.set_result(None)
+            ended.wait()
+
+    threading.Thread(target=live, name="raymq-ray", daemon=True).start()
+    try:
+        started.result()
+    except BaseException:
+        if not started.done():
+            wait([started])
+            ray.shutdown()
+        raise
+
+
+@contextlib.contextmanager
+def _in_own_sessions() -> Iterator[None]:
+    """Start Ray's processes outside this process's group: a signal to the group would end them before a clean stop."""
+    services: Any = ray_services  # Ray has no setting for it
+    popen = services.ConsolePopen
+    services.ConsolePopen = partial(popen, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
+
+
+def _check_not_forked() -> None:
+    if _embedded.is_parents:
+        raise BrokerUnavailable(
+            "ray",
+            "this process was forked from one that is connected to Ray, and Ray's connection does not survive a fork",
+            remedy="use the connection of the parent, or cluster.connect(name_servers=...); or start the process by "
+            'multiprocessing\'s method "spawn"',
+        )
+
+
+def _leave_ray_to_parent() -> None:
+    """In a forked child: forget the parent's Ray. To shut it down would wait for its threads, and end its processes."""
+    _embedded.lock, _embedded.users = threading.Lock(), 0
+    if not ray.is_initialized():
+        return
+    _embedded.is_parents = True
+    atexit.unregister(ray_worker.shutdown)
+    # Ray's compiled objects would join their threads where they are destroyed, so none may be, also at the end.
+    gc.freeze()
+    worker: Any = ray_worker.global_worker
+    holders = (worker, ray_worker._global_node, ray_state.state, internal_kv)  # noqa: SLF001
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object([dict(vars(holder)) for holder in holders if holder is not None]))
+    worker.set_is_connected(False)  # so that `ray.is_initialized()` is False
+    worker.set_mode(None)  # else an exception that ends the child is told to the parent's Ray
+    _leave_out_exit_handlers_of_before()
+
+
+def _leave_out_exit_handlers_of_before() -> None:
+    """Let this process end with its exit code before C's exit handlers of the parent, of which Ray's is one.
+
+    Those that are registered last are called first: files are flushed, then `_exit` gets the exit code.
+    """
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):  # a C library without `on_exit`
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)  # noqa: SLF001 - C's
+        libc.__cxa_atexit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)  # noqa: SLF001 - C's
+
+
+os.register_at_fork(after_in_child=_leave_ray_to_parent)
 
 
 def hosts() -> list[tuple[str, str]]:

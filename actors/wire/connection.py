@@ -439,7 +439,11 @@ class ConnectionPool:
         await asyncio.sleep(0)
 
     def abandon(self) -> None:
-        """In a child process, after a fork: let go of what is the parent's, and begin anew on another loop."""
+        """In a child process, after a fork: let go of what is the parent's, and begin anew on another loop.
+
+        Only sockets lead on from there: the second door is a remote call, and Ray's connection does not survive a fork.
+        """
+        self._second_door = None
         for peer in self._peers.values():
             if peer.connection is not None:
                 peer.connection.abandon()

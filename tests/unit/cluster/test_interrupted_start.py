@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from raymq.cluster import bootstrap
+from raymq.cluster import bootstrap, cli_cluster
 from raymq.cluster.cli import main_group
 
 
@@ -33,13 +33,13 @@ class Started:
 
 @pytest.fixture(autouse=True)
 def handlers_as_before() -> Any:
-    before = {which: signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)}
+    before = {which: signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for which, handler in before.items():
         signal.signal(which, handler)
 
 
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
     ("is_new", "owns_ray", "stops"), [(False, False, False), (True, False, True), (True, True, True)]
 )
@@ -68,3 +68,31 @@ def test_a_cluster_that_was_there_before_goes_on(
     monkeypatch.setattr(signal, "signal", telling)
     done = CliRunner().invoke(main_group, ["cluster", "start"])
     assert (done.exit_code, made.is_stopped) == (128 + which, stops)
+
+
+def test_a_start_that_does_not_come_to_its_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that waits ten seconds would kill it, and what it has started with it."""
+    broken_off = threading.Event()
+    codes = []
+
+    def start(*_: Any, **__: Any) -> Started:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert broken_off.wait(30)
+        return Started(is_new=True, owns_ray=True)
+
+    def break_off(namespace: str, exit_code: int) -> None:
+        codes.append((namespace, exit_code))
+        broken_off.set()
+
+    monkeypatch.setattr(bootstrap, "start", start)
+    monkeypatch.setattr(cli_cluster, "_FINISH_SECONDS", 0.0)
+    monkeypatch.setattr(cli_cluster, "_break_off", break_off)
+    CliRunner().invoke(main_group, ["--namespace", "slow", "cluster", "start"])
+    assert codes[0] == ("slow", 128 + signal.SIGTERM)
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "start", lambda *_, **__: Started(is_new=True, owns_ray=False))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert CliRunner().invoke(main_group, ["cluster", "start"]).exit_code == 0
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

@@ -1,0 +1,87 @@
+"""A Ray that a program started, on whatever thread; and processes forked from it, however they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.program import output_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(150)]
+
+#: The cluster is started on a thread that ends. Then children are forked, each ends in another way.
+PROGRAM = """
+import asyncio, contextlib, multiprocessing, os, signal, sys, time
+from raymq import cluster
+from raymq.client import Admin, BrokerUnavailable, InvalidInput, Message, Producer
+
+def start():
+    return cluster.start(brokers=1, root={root!r}, namespace="forks")
+
+def send():
+    with Producer(mq, "child") as producer:
+        producer.send(Message("t", b"from a child"))
+
+def refused():
+    refusals = []
+    for call in (mq.stop, cluster.connect, start):
+        try:
+            call()
+        except (BrokerUnavailable, InvalidInput) as error:
+            refusals.append("fork" in str(error))
+    return refusals == [True, True, True]
+
+def ends_by_exit():
+    with mq:
+        send()
+        sys.exit(3 if refused() else 4)
+
+def ends_by_os_exit():
+    send()
+    os._exit(5)
+
+def ends_by_signal():
+    send()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+
+def ends_by_error():
+    send()
+    sys.stderr = open(os.devnull, "w")
+    raise RuntimeError("a child fails")
+
+mq = asyncio.run(asyncio.to_thread(start))
+admin = Admin(mq)
+admin.create_topic("t", queues=1)
+for end in (ends_by_exit, ends_by_os_exit, ends_by_signal, ends_by_error):
+    child = os.fork()
+    if not child:
+        end()
+    began = time.monotonic()
+    _, status = os.waitpid(child, 0)
+    print(end.__name__, os.waitstatus_to_exitcode(status), time.monotonic() - began < 10)
+process = multiprocessing.get_context("fork").Process(target=send)
+process.start()
+process.join(10)
+print("multiprocessing", process.exitcode)
+print(sum(each.max_offset for each in admin.topic_stats("t").values()))
+with Producer(mq, "parent") as producer:
+    producer.send(Message("t", b"the parent goes on"))
+mq.stop()
+print("stopped", os.path.exists({root!r} + "/broker-a/abort"))
+"""
+
+
+def test_threads_and_forked_children_end_without_the_embedded_ray(tmp_path: Path) -> None:
+    """Of a start on a thread that ended, the stop failed; a forked child hung, or ended the parent's Ray."""
+    told = output_of("-c", PROGRAM.format(root=str(tmp_path / "data")), directory=tmp_path)
+    assert told.splitlines() == [
+        "ends_by_exit 3 True",
+        "ends_by_os_exit 5 True",
+        f"ends_by_signal {-15} True",
+        "ends_by_error 1 True",
+        "multiprocessing 0",
+        "5",
+        "stopped False",
+    ]
