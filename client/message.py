@@ -297,12 +297,20 @@ class ReceivedMessage(_Undecoded):
             _set_around(message, CompressedBody(record.body, record.sys_flag))
         return message
 
-    def tried_again(self) -> ReceivedMessage:
-        """The same message, with one more try behind it."""
+    @property
+    def failure(self) -> str | None:
+        """Why the try before this one failed ("ValueError: no such account"); None at the first try, and for pop."""
+        return self.system_properties.get(properties.FAILURE)
+
+    def tried_again(self, failure: str | None = None) -> ReceivedMessage:
+        """The same message, with one more try behind it, which failed for that reason (None: it did not fail)."""
         around = getattr(self, "_around", None)
         is_compressed = isinstance(around, CompressedBody)
+        system = {name: value for name, value in self.system_properties.items() if name != properties.FAILURE}
+        if failure is not None:
+            system[properties.FAILURE] = failure
         kept: dict[str, Any] = {"body": b""} if is_compressed else {}
-        message = replace(self, reconsume_times=self.reconsume_times + 1, **kept)
+        message = replace(self, reconsume_times=self.reconsume_times + 1, system_properties=system, **kept)
         _set_receipt(message, self.receipt)
         if is_compressed:
             _body_slot.__delete__(message)

@@ -27,6 +27,7 @@ Errors cross processes, so each survives pickle with all its fields (`__reduce__
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, TypeVar
 
 _E = TypeVar("_E", bound="RayMQError")
@@ -75,6 +76,17 @@ class RayMQError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def number_text(value: float) -> str:
+    """Return a number as people write it: without an exponent, and without digits that say nothing."""
+    if value == 0 or not math.isfinite(value):
+        return f"{abs(value) if value == 0 else value:g}"
+    if abs(value) < 1e-6:
+        return f"less than 0.000001{' below 0' if value < 0 else ''}"
+    digits = max(0, 5 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _shown(value: Any) -> str:

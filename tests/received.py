@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raymq.actors.protocol import MessageQueue
 from raymq.client.message import ReceivedMessage
+from raymq.client.push.failures import CallFailure
 
 QUEUE = MessageQueue("t", "b", 0)
 
@@ -25,3 +26,14 @@ def message(offset: int, key: str = "") -> ReceivedMessage:
         store_timestamp=0.0,
         reconsume_times=0,
     )
+
+
+def failed(*levels: int | None) -> list[CallFailure | None]:
+    """What a call's messages came to: of a delay level each that is to be tried again, None of one that succeeded."""
+    return [
+        None if level is None else CallFailure(level, "ValueError", f"ValueError: level {level}") for level in levels
+    ]
+
+
+def levels_of(failures: list[CallFailure | None]) -> list[int | None]:
+    return [None if failure is None else failure.level for failure in failures]

@@ -6,5 +6,6 @@ What is in it, in the order to read it:
     fetching, fetch_window, queue_backoff, examining: what is fetched of them, and what becomes of those in trouble.
     delivery, delivery_order, listener_threads, pace, rate, outage: which call of the listener begins when;
     process_queue: what is not done.
-    committing, send_back: what succeeded and what failed is told; trace: to who watches, too.
+    committing, send_back: what succeeded and what failed is told; failures: why it failed, for the message and the log;
+    trace: to who watches, too.
 """

@@ -55,6 +55,7 @@ class ConsumerSettings:
     park_failed_keys: bool = False
     trace: Trace | None = None
     missing_topics: str = "wait"
+    failure_text: bool = True
 
     def __post_init__(self) -> None:
         check_group(self.group)
@@ -78,7 +79,7 @@ class ConsumerSettings:
         arguments.number("ordered_retry_interval", interval, f"{least}..{most} seconds", least=least, most=most)
         if self.rate_limit is not None:
             arguments.per_second("rate_limit", self.rate_limit)
-        for name in ("ordered", "park_failed_keys"):
+        for name in ("ordered", "park_failed_keys", "failure_text"):
             arguments.flag(name, getattr(self, name))
         if self.trace is not None and not callable(self.trace):
             raise InvalidInput("trace", "None, or something to call with each event", self.trace)

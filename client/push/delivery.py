@@ -13,7 +13,6 @@ A call that comes alone, to a listener that is quick, is made by the loop's own 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -21,11 +20,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.supervision import Supervisor
+from raymq.actors.supervision import Supervisor, Work
 from raymq.client.health import RunningCall
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
-from raymq.client.push.delivery_order import AnyOrder, DeliveryOrder, Levels, StrictOrder, all_succeeded
+from raymq.client.push.delivery_order import AnyOrder, DeliveryOrder, Failures, StrictOrder, all_succeeded
+from raymq.client.push.failures import CallFailure, FailureLog
 from raymq.client.push.fetch_window import FetchWindow
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.listener_threads import ListenerThreads
@@ -33,7 +33,9 @@ from raymq.client.push.outage import Outage
 from raymq.client.push.pace import CallPace
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.rate import TokenBucket
+from raymq.client.push.send_back import SentBack
 from raymq.client.push.trace import TraceEvent, TraceState
+from raymq.storage.errors import number_text
 
 #: Calls that are handed to the threads ahead of time, per thread, so that a thread never waits for the loop.
 _CALLS_PER_THREAD = 2
@@ -41,8 +43,8 @@ _CALLS_PER_THREAD = 2
 _THREADS = "threads of the listener"
 #: Calls beside the loop may end before somebody looks at what they did.
 _ENDED_CALLS = 16
-
-_log = logging.getLogger(__name__)
+#: How long a line on a failed call waits for its broker's word on when the message comes again, seconds.
+_ANSWER_SECONDS = 1.0
 
 
 @dataclass(eq=False, slots=True)
@@ -76,8 +78,8 @@ class Delivery:
     """All listener calls of one consumer.
 
     Args:
-        send_back: gives a failed message back to its broker and returns whether it went to the dead letters; comes
-            back only when that has succeeded or cannot any more.
+        send_back: gives a failed message back to its broker and returns what became of it; comes back only when that
+            has succeeded or cannot any more.
         on_room: called with a queue that `waits_for_room` when it has some.
         run_aside: lets the loop's thread make a call by itself, if it can (`EventLoopThread.run_aside`).
         gate: has to let each call pass; None: nothing does.
@@ -90,7 +92,7 @@ class Delivery:
         settings: ConsumerSettings,
         runner: ListenerRunner,
         *,
-        send_back: Callable[[ReceivedMessage, int], Awaitable[bool]],
+        send_back: Callable[[ReceivedMessage, CallFailure], Awaitable[SentBack]],
         on_room: Callable[[ProcessQueue], None],
         run_aside: Callable[[Callable[[], None]], bool] | None = None,
         gate: Gate | None = None,
@@ -116,6 +118,7 @@ class Delivery:
         self._is_aside = False
         self._bucket = None if settings.rate_limit is None else TokenBucket(settings.rate_limit, self._clock)
         self._outage = Outage(self._clock)
+        self._failure_log = FailureLog(settings.group, self._clock)
         self._orders: dict[MessageQueue, DeliveryOrder] = {}
         #: Those of them whose messages wait for no other ones.
         self._direct: dict[ProcessQueue, DeliveryOrder] = {}
@@ -123,7 +126,7 @@ class Delivery:
         self._calls: set[_Call] = set()
         #: Calls that have been counted as failed, and still run.
         self._overdue: set[_Call] = set()
-        self._ended: deque[tuple[_Call, Levels | None]] = deque()
+        self._ended: deque[tuple[_Call, Failures | None]] = deque()
         self._settling = False
         #: Somebody wants to know of each step of each message.
         self._is_watched = settings.trace is not None or settings.on_outage is not None
@@ -197,12 +200,12 @@ class Delivery:
         """Do what follows from the calls that have ended, and begin those that may begin now."""
         self._settling = False
         while self._ended:
-            call, levels = self._ended.popleft()
+            call, failures = self._ended.popleft()
             self._overdue.discard(call)
-            if levels is None:
+            if failures is None:
                 self._not_begun(call)
             elif not call.abandoned:
-                self._finish(call, levels)
+                self._finish(call, failures)
         self._pump()
 
     def gate_opened(self, queues: Iterable[MessageQueue]) -> None:
@@ -249,8 +252,12 @@ class Delivery:
             if not self._calls and not self._returning:
                 break
             await asyncio.sleep(0.01)
-        for task in list(self._returning):  # what is not given back is not committed either: it comes again
+        left = list(self._returning)
+        for task in left:  # what is not given back is not committed either: it comes again
             task.cancel()
+        if left:
+            await asyncio.wait(left)
+        self._failure_log.flush(all_of_them=True)
 
     def running_calls(self) -> list[RunningCall]:
         """The calls that have begun and not ended, also those that were counted as failed. Any thread."""
@@ -263,6 +270,7 @@ class Delivery:
 
     def expire_calls(self) -> None:
         """Count calls that run for longer than the consume time-out as failed; what they answer later is ignored."""
+        self._failure_log.flush()
         if self._threads.urge():
             self._supervisor.succeeded(_THREADS)
         if self._settings.ordered:
@@ -272,10 +280,9 @@ class Delivery:
         now = self._clock()
         for call in list(self._calls):
             if call.started is not None and now - call.started > limit:
-                _log.warning("the listener runs for more than %.0f s: counted as failed", limit)
                 call.abandoned = True
                 self._overdue.add(call)
-                self._finish(call, [0] * len(call.messages))
+                self._finish(call, [CallFailure.timed_out(limit)] * len(call.messages))
         self._pump()
 
     # -- calls ----------------------------------------------------------------------------------------------------
@@ -337,7 +344,7 @@ class Delivery:
 
     def _run(self, call: _Call) -> None:
         """On a thread of its own, or beside the loop. However it goes, the call ends."""
-        levels: Levels | None = None
+        failures: Failures | None = None
         try:
             # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
             if call.order.process.dropped or self._stopping or not threading.main_thread().is_alive():
@@ -346,30 +353,30 @@ class Delivery:
                 call.barred = True
             else:
                 call.started = self._clock()
-                levels = self._runner.call(call.messages)
+                failures = self._runner.call(call.messages)
                 self._pace.took(self._clock() - call.started)
         except BaseException as error:  # noqa: BLE001 - nothing may keep a call from ending
             if call.started is None:
                 call.barred = True
-            elif levels is None:
-                levels = [0] * len(call.messages)
+            elif failures is None:
+                failures = [CallFailure.raised(error)] * len(call.messages)
             self._failed(error)
         finally:
             call.ended = True
-            self._ended.append((call, levels))
-            if not self._settling and self._is_awaited(call, levels):
+            self._ended.append((call, failures))
+            if not self._settling and self._is_awaited(call, failures):
                 self._settling = True
                 try:
                     self._loop.call_soon_threadsafe(self.settle)
                 except RuntimeError:  # the loop is gone: so is whom to tell
                     self._settling = False
 
-    def _is_awaited(self, call: _Call, levels: Levels | None) -> bool:
+    def _is_awaited(self, call: _Call, failures: Failures | None) -> bool:
         """Whether something waits for what this call did: asked by its thread, when it has said so."""
         process = call.order.process
         return (
-            levels is None
-            or not all_succeeded(levels)
+            failures is None
+            or not all_succeeded(failures)
             or bool(self._turns)
             or call.order.waits_for_call
             or (process.waits_for_room and len(self._ended) * self._settings.batch_size >= process.lacking)
@@ -396,37 +403,39 @@ class Delivery:
             call.order.put_back(call.messages)
             self._take_turn(call.order)
 
-    def _finish(self, call: _Call, levels: Levels) -> None:
+    def _finish(self, call: _Call, failures: Failures) -> None:
         self._end(call)
         try:
-            self._decide(call, levels)
+            self._decide(call, failures)
         except BaseException as error:  # noqa: BLE001 - one message that cannot be looked at must not hold up the others
             self._supervisor.report("outcome of a call", error)
-            self._decide_singly(call, levels)
+            self._decide_singly(call, failures)
 
-    def _decide(self, call: _Call, levels: Levels) -> None:
+    def _decide(self, call: _Call, failures: Failures) -> None:
         order, process = call.order, call.order.process
-        if self._settings.on_outage is not None and self._stays_out(call, levels):
+        returned: dict[int, asyncio.Future[SentBack]] = {}
+        if stays_out := self._settings.on_outage is not None and self._stays_out(call, failures):
             order.put_back(call.messages)
         else:
-            decision = order.done(call.messages, levels, self._clock())
+            decision = order.done(call.messages, failures, self._clock())
             for message in decision.finished:
                 process.finish(message.queue_offset)
             self._trace(TraceState.COMMIT, decision.finished)
-            for message, level in decision.returned:
-                self._give_back(process, message, level)
+            for message, failure in decision.returned:
+                returned[message.queue_offset] = self._give_back(process, message, failure)
             self._trace_repeats(call, decision.finished, [message for message, _ in decision.returned])
+        self._log_failed(call, failures, returned, stays_out=stays_out)
         self._tell_of_room(process)
         self._take_turn(order)
 
-    def _decide_singly(self, call: _Call, levels: Levels) -> None:
+    def _decide_singly(self, call: _Call, failures: Failures) -> None:
         """Of a call whose messages cannot be judged together: what succeeded is done, what failed is given back."""
         order, process = call.order, call.order.process
-        for message, level in zip(call.messages, levels, strict=True):
-            if level is None:
+        for message, failure in zip(call.messages, failures, strict=True):
+            if failure is None:
                 process.finish(message.queue_offset)
             else:
-                self._give_back(process, message, level)
+                self._give_back(process, message, failure)
         order.forget_call()
         self._tell_of_room(process)
         self._take_turn(order)
@@ -436,26 +445,39 @@ class Delivery:
             process.waits_for_room = False
             self._on_room(process)
 
-    def _stays_out(self, call: _Call, levels: Levels) -> bool:
+    def _stays_out(self, call: _Call, failures: Failures) -> bool:
         """Whether an outage goes on after this call, so that its messages are kept."""
-        for level in levels:
-            self._outage.record(success=level is None)
-        if not self._outage.active or None in levels:
+        for failure in failures:
+            self._outage.record(success=failure is None)
+        if not self._outage.active or None in failures:
             return False
         if call.probe:
             self._outage.probe_failed()
         return True
 
-    def _give_back(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
+    def _give_back(
+        self, process: ProcessQueue, message: ReceivedMessage, failure: CallFailure
+    ) -> asyncio.Future[SentBack]:
+        """Give a message back to its broker; what is returned says what became of it."""
+        outcome: asyncio.Future[SentBack] = self._loop.create_future()
         if self._settings.model is MessageModel.BROADCASTING:
-            _log.warning("broadcast: the listener failed on %s at %d", process.queue, message.queue_offset)
             process.finish(message.queue_offset)
-            return
-        task = self._supervisor.keep("send-back", lambda: self._return(process, message, level))
+            outcome.set_result(SentBack(given_up=True))
+            return outcome
+
+        async def work() -> None:
+            told = await self._return(process, message, failure)
+            outcome.set_result(told)
+
+        self._keep_returning("send-back", work)
+        return outcome
+
+    def _keep_returning(self, name: str, work: Work) -> None:
+        task = self._supervisor.keep(name, work)
         self._returning.add(task)
         task.add_done_callback(self._returning.discard)
 
-    async def _return(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
+    async def _return(self, process: ProcessQueue, message: ReceivedMessage, failure: CallFailure) -> SentBack:
         """It stays in flight, and uncommitted, until its broker has it back."""
         try:
             message.message_id, message.physical_offset  # noqa: B018 - decodes it
@@ -463,11 +485,45 @@ class Delivery:
             self._pass_over(process.queue, message.queue_offset, error)
             process.finish(message.queue_offset)
             self._tell_of_room(process)
-            return
-        dead = await self._send_back(message, level)
+            return SentBack(given_up=True)
+        told = await self._send_back(message, failure)
         process.finish(message.queue_offset)
-        self._trace(TraceState.DEAD_LETTER if dead else TraceState.RETRY, [message])
+        self._trace(TraceState.DEAD_LETTER if told.dead else TraceState.RETRY, [message])
+        if told.dead:
+            self._failure_log.dead_letter(message, failure.reason)
         self._tell_of_room(process)
+        return told
+
+    def _log_failed(
+        self, call: _Call, failures: Failures, returned: dict[int, asyncio.Future[SentBack]], *, stays_out: bool
+    ) -> None:
+        """Log a call that failed, if the log takes it; what its broker says of a message is waited for a moment."""
+        failed = [(m, failure) for m, failure in zip(call.messages, failures, strict=True) if failure is not None]
+        if not failed:
+            return
+        messages, failure = [message for message, _ in failed], failed[0][1]
+        line = self._failure_log.admit(failure, messages[0])
+        if line is None:
+            return
+        outcome = returned.get(messages[0].queue_offset)
+        if stays_out:
+            follows = "it is tried again when the outage is over"
+        elif self._settings.model is MessageModel.BROADCASTING and not self._settings.ordered:
+            follows = "it does not come again, since the consumer broadcasts"
+        elif outcome is None:
+            follows = f"it is tried again in {number_text(self._settings.ordered_retry_interval)} s, in its place"
+        else:
+            waited = outcome  # not None below
+
+            async def write() -> None:
+                try:
+                    await asyncio.wait((waited,), timeout=_ANSWER_SECONDS)
+                finally:
+                    self._failure_log.write(line, failure, messages, _what_follows(waited, messages[0].queue.broker))
+
+            self._keep_returning("log of failures", write)
+            return
+        self._failure_log.write(line, failure, messages, follows)
 
     def _trace_repeats(
         self, call: _Call, finished: Sequence[ReceivedMessage], returned: Sequence[ReceivedMessage]
@@ -485,3 +541,15 @@ class Delivery:
                 self._settings.trace(TraceEvent(state, message))
             except BaseException as error:  # noqa: BLE001 - a watcher's fault must not stop what it watches
                 self._supervisor.report("trace hook", error)
+
+
+def _what_follows(outcome: asyncio.Future[SentBack], broker: str) -> str:
+    """What a line on a failed call says of what becomes of its message."""
+    if not outcome.done():
+        return f"it comes again when {broker} has taken it back"
+    told = outcome.result()
+    if told.dead:
+        return "it goes to the dead letters"
+    if told.given_up:
+        return "it does not come again"
+    return "it comes again" + ("" if told.delay_seconds is None else f" in {number_text(told.delay_seconds)} s")

@@ -14,16 +14,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from raymq.client.message import ReceivedMessage
+from raymq.client.push.failures import CallFailure
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.storage.records import property_names as properties
 
-#: What a listener said of each message: None it succeeded, else its retry's delay level (0 the ladder, -1 the DLQ).
-Levels = list[int | None]
+#: What became of each message of a call: None where it succeeded.
+Failures = list[CallFailure | None]
 
 
-def all_succeeded(levels: Levels) -> bool:
+def all_succeeded(failures: Failures) -> bool:
     """Whether a listener failed on nothing."""
-    return levels.count(None) == len(levels)
+    return failures.count(None) == len(failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class OrderDecision:
     """What becomes of a call's messages; those in neither list are repeated in place, by the order itself."""
 
     finished: list[ReceivedMessage]
-    returned: list[tuple[ReceivedMessage, int]]
+    returned: list[tuple[ReceivedMessage, CallFailure]]
 
 
 class DeliveryOrder(Protocol):
@@ -50,7 +51,7 @@ class DeliveryOrder(Protocol):
     def wait_seconds(self, now: float) -> float | None:
         """How long until `next_batch` may have something, 0 for now; None until something happens."""
 
-    def done(self, messages: list[ReceivedMessage], levels: Levels, now: float) -> OrderDecision:
+    def done(self, messages: list[ReceivedMessage], failures: Failures, now: float) -> OrderDecision:
         """A call ended."""
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
@@ -74,13 +75,13 @@ class AnyOrder:
     def wait_seconds(self, now: float) -> float | None:  # noqa: ARG002 - time plays no part
         return 0.0 if self.process.ready else None
 
-    def done(self, messages: list[ReceivedMessage], levels: Levels, now: float) -> OrderDecision:  # noqa: ARG002
-        if all_succeeded(levels):
+    def done(self, messages: list[ReceivedMessage], failures: Failures, now: float) -> OrderDecision:  # noqa: ARG002
+        if all_succeeded(failures):
             return OrderDecision(messages, [])
-        pairs = list(zip(messages, levels, strict=True))
+        pairs = list(zip(messages, failures, strict=True))
         return OrderDecision(
-            [message for message, level in pairs if level is None],
-            [(message, level) for message, level in pairs if level is not None],
+            [message for message, failure in pairs if failure is None],
+            [(message, failure) for message, failure in pairs if failure is not None],
         )
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
@@ -138,20 +139,23 @@ class StrictOrder:
             times.append(self._retry_at)
         return max(0.0, min(times) - now) if times else None
 
-    def done(self, messages: list[ReceivedMessage], levels: Levels, now: float) -> OrderDecision:
-        dead = [m for m, level in zip(messages, levels, strict=True) if self._dies(m, level)]
-        left = [(m, level) for m, level in zip(messages, levels, strict=True) if not self._dies(m, level)]
+    def done(self, messages: list[ReceivedMessage], failures: Failures, now: float) -> OrderDecision:
+        pairs = list(zip(messages, failures, strict=True))
+        dead = [
+            (m, failure.to_dead_letters()) for m, failure in pairs if failure is not None and self._dies(m, failure)
+        ]
+        left = [(m, failure) for m, failure in pairs if failure is None or not self._dies(m, failure)]
         finished: list[ReceivedMessage] = []
         if self.park_failed_keys:
             finished = self._park(left, now)
-        elif all(level is None for _, level in left):
+        elif all(failure is None for _, failure in left):
             finished = [m for m, _ in left]
         else:
-            self.process.put_back([m.tried_again() for m, _ in left])
+            self.process.put_back([m.tried_again(None if failure is None else failure.reason) for m, failure in left])
             self._retry_at = now + self.retry_seconds
         self._running, self._running_key = False, None
         self._count_parked()
-        return OrderDecision(finished, [(m, -1) for m in dead])
+        return OrderDecision(finished, dead)
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
         if self._running_key is None:
@@ -170,10 +174,8 @@ class StrictOrder:
             del self._parked[self._running_key]
         self._running, self._running_key = False, None
 
-    def _dies(self, message: ReceivedMessage, level: int | None) -> bool:
-        if level is None:
-            return False
-        return level < 0 or (
+    def _dies(self, message: ReceivedMessage, failure: CallFailure) -> bool:
+        return failure.level < 0 or (
             self.max_reconsume_times is not None and message.reconsume_times >= self.max_reconsume_times
         )
 
@@ -197,14 +199,14 @@ class StrictOrder:
                     parked.messages.append(message)
         return batch
 
-    def _park(self, left: list[tuple[ReceivedMessage, int | None]], now: float) -> list[ReceivedMessage]:
+    def _park(self, left: list[tuple[ReceivedMessage, CallFailure | None]], now: float) -> list[ReceivedMessage]:
         """Set aside what failed, and what follows it under its key; the rest is finished."""
         finished = []
         aside: dict[str, list[ReceivedMessage]] = {}
-        for message, level in left:
+        for message, failure in left:
             key = _key(message)
-            if level is not None:
-                aside.setdefault(key, []).append(message.tried_again())
+            if failure is not None:
+                aside.setdefault(key, []).append(message.tried_again(failure.reason))
             elif key in aside:
                 aside[key].append(message)
             else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import inspect
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
@@ -15,8 +14,7 @@ from typing import Any
 from raymq.actors.errors import InvalidInput
 from raymq.actors.event_loop import EventLoopThread
 from raymq.client.message import ReceivedMessage
-
-_log = logging.getLogger(__name__)
+from raymq.client.push.failures import CallFailure
 
 
 class ConsumeResult(enum.Enum):
@@ -55,10 +53,12 @@ class ListenerRunner:
     awaitable.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, *, failure_text: bool = True) -> None:
+        """`failure_text` False keeps only the type of what the listener raises as a failure's reason."""
         if not callable(listener):
             raise TypeError("listener must be callable")
         self._listener = listener
+        self._failure_text = failure_text
         self._starting = threading.Lock()
         self._closed = False
         self._loop: EventLoopThread | None = None
@@ -73,8 +73,8 @@ class ListenerRunner:
         """Where it awaits, once it had to."""
         return self._loop
 
-    def call(self, messages: list[ReceivedMessage]) -> list[int | None]:
-        """Per message None if it succeeded, else the delay level of its retry (0 the ladder, -1 the dead letters)."""
+    def call(self, messages: list[ReceivedMessage]) -> list[CallFailure | None]:
+        """Call the listener; per message None if it succeeded."""
         token = _calling.set(self)
         count = len(messages)
         try:
@@ -85,8 +85,7 @@ class ListenerRunner:
                 answer = self._await(answer)
             return read_answer(answer, count)
         except BaseException as error:  # noqa: BLE001 - any failure of a user's code is one
-            _log.info("the listener failed on %d messages: %r", count, error)
-            return [0] * count
+            return [CallFailure.raised(error, with_text=self._failure_text)] * count
         finally:
             _calling.reset(token)
 
@@ -122,17 +121,20 @@ async def _outcome(answer: Awaitable[Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def read_answer(answer: Any, count: int) -> list[int | None]:
+def read_answer(answer: Any, count: int) -> list[CallFailure | None]:
     """What an answer says of each of `count` messages; what is no answer at all counts as failure."""
     if isinstance(answer, list | tuple):
         if len(answer) == count:
             return [_read(one) for one in answer]
-        _log.warning("the listener answered %d results for %d messages: all are retried", len(answer), count)
-        return [0] * count
+        return [CallFailure.wrong_count(len(answer), count)] * count
     return [_read(answer)] * count
 
 
-def _read(answer: Any) -> int | None:
+def _read(answer: Any) -> CallFailure | None:
     if answer is ConsumeResult.SUCCESS:
         return None
-    return answer.delay_level if isinstance(answer, Retry) else 0
+    if answer is ConsumeResult.RECONSUME_LATER:
+        return CallFailure.asked_for("RECONSUME_LATER", 0)
+    if isinstance(answer, Retry):
+        return CallFailure.asked_for(repr(answer), answer.delay_level)
+    return CallFailure.no_result(answer)

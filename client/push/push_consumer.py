@@ -65,7 +65,8 @@ class PushConsumer(ClientBase):
         listener: gets a list of its own of at most `batch_size` messages of one queue, in at most `threads` calls at a
             time, on threads that are not the caller's; may be a coroutine function. It returns `ConsumeResult.SUCCESS`,
             `ConsumeResult.RECONSUME_LATER` or `Retry(level)`, one for all or a list with one per message. What it
-            raises, and None, is a failure.
+            raises, None and anything else is a failure: a WARNING of the logger `raymq.consumer`, the first of its
+            kind with its traceback, then at most one a second with a count.
         ordered: one call per queue at a time, in the queue's order, under a lock that its broker keeps; a failure
             repeats the same list after `ordered_retry_interval` seconds (0.01..30), and what follows waits.
         model: CLUSTERING shares out; BROADCASTING gives every member all messages, keeps its progress in the process
@@ -86,6 +87,8 @@ class PushConsumer(ClientBase):
         trace: called with each step of each message; see `raymq.client.push.trace`.
         missing_topics: "wait": a topic that does not exist is waited for, with one warning in the log, and consumed
             from its first message on within 2 s of its creation; "error": `start` raises TopicNotFound.
+        failure_text: False keeps only the type of what the listener raised with the message (`failure` of the next
+            try, `reason` of the dead letter), for exceptions whose text may hold a secret; the log has it all the same.
 
     Raises:
         InvalidInput: a name, an expression or a number breaks its rule.
@@ -116,6 +119,7 @@ class PushConsumer(ClientBase):
         park_failed_keys: bool = False,
         trace: Trace | None = None,
         missing_topics: str = "wait",
+        failure_text: bool = True,
     ) -> None:
         self._settings = ConsumerSettings(
             group,
@@ -138,6 +142,7 @@ class PushConsumer(ClientBase):
             park_failed_keys=park_failed_keys,
             trace=trace,
             missing_topics=missing_topics,
+            failure_text=failure_text,
         )
         if not callable(listener):
             raise InvalidInput("listener", "a function, or another object that can be called", listener)
@@ -210,7 +215,7 @@ class PushConsumer(ClientBase):
     def _join(self, attempt: _Attempt) -> None:
         for wanted in self._settings.filters.values():
             wanted.check()
-        runner = ListenerRunner(self._listener)
+        runner = ListenerRunner(self._listener, failure_text=self._settings.failure_text)
         with self._ending:  # who shuts down before this finds that it was never started
             self._check_open()
             self._runner = runner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import (
@@ -19,10 +20,11 @@ from raymq.actors.errors import (
 )
 from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import STRAIGHT_TO_DLQ, MessageQueue
-from raymq.actors.wire.commands.send_back import SET_ASIDE, send_back_command
+from raymq.actors.wire.commands.send_back import DELAY_MS, SET_ASIDE, send_back_command
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
+from raymq.client.push.failures import CallFailure
 from raymq.client.requests.asking import address_among
 
 _REQUEST_SECONDS = 5.0
@@ -43,6 +45,21 @@ def _nobody_asks(_queue: MessageQueue, _offset: int, _error: BaseException) -> N
     """What a message that is given up means to nobody."""
 
 
+@dataclass(frozen=True, slots=True)
+class SentBack:
+    """What became of a message that was given back.
+
+    Attributes:
+        dead: it is in the dead letters.
+        delay_seconds: how long it waits for its next try; None where it gets none, or its broker does not say.
+        given_up: nothing can be made of it any more.
+    """
+
+    dead: bool = False
+    delay_seconds: float | None = None
+    given_up: bool = False
+
+
 class SendBack:
     """One group's failed messages. Runs on the connection's event loop; how often one may come again, brokers know.
 
@@ -56,11 +73,10 @@ class SendBack:
         self._on_given_up = on_given_up
         self.given_up = 0
 
-    async def __call__(self, message: ReceivedMessage, level: int) -> bool:
-        """Comes back when the broker has stored it anew, or never can; True if it went to the dead letters."""
-        command = send_back_command(
-            self._group, message.topic, message.physical_offset, message.message_id, level, None
-        )
+    async def __call__(self, message: ReceivedMessage, failure: CallFailure) -> SentBack:
+        """Comes back when the broker has stored it anew, or never can."""
+        level, place = failure.level, message.physical_offset
+        command = send_back_command(self._group, message.topic, place, message.message_id, level, None, failure.reason)
         backoff = Backoff(first=0.1, cap=_LONGEST_WAIT_SECONDS)
         refusals = 0
         while True:
@@ -79,7 +95,8 @@ class SendBack:
                 reason = answer.fields.get(SET_ASIDE)
                 if reason is not None:
                     return self._give_up(message, RayMQError(str(reason)))
-                return answer.fields.get("deadLetter") == "true" or level == STRAIGHT_TO_DLQ
+                dead = answer.fields.get("deadLetter") == "true" or level == STRAIGHT_TO_DLQ
+                return SentBack(dead, None if dead else _seconds(answer.fields.get(DELAY_MS)))
 
     async def _ask(self, message: ReceivedMessage, command: Command) -> Command:
         """Its broker's answer, also if its topic was deleted; BrokerUnavailable if no route has that broker."""
@@ -90,9 +107,15 @@ class SendBack:
             raise BrokerUnavailable(broker, str(error)) from None
         return await self._mq.pool.request(address, command, _REQUEST_SECONDS)
 
-    def _give_up(self, message: ReceivedMessage, error: RayMQError) -> bool:
+    def _give_up(self, message: ReceivedMessage, error: RayMQError) -> SentBack:
         """Tell that it will not come again: what follows it in its queue goes on."""
         self.given_up += 1
         _log.error("%s of group %s will not come again: %s", message.message_id, self._group, error)
         self._on_given_up(message.queue, message.queue_offset, error)
-        return False
+        return SentBack(given_up=True)
+
+
+def _seconds(milliseconds: object) -> float | None:
+    """A broker's own number in seconds; None for what is none."""
+    text = str(milliseconds)
+    return int(text) / 1000 if text.isascii() and text.isdecimal() else None

@@ -8,5 +8,6 @@ What is in it, in the order to read it:
     properties.
     index_inputs, indexed_properties, java_hash: what queues and the index of keys need of records.
     unique_keys, producer_sequence: the properties by which producers tell messages and batches apart.
+    failure_reason: why a try failed, as a property.
     rewrite_destination: copies for other queues; compression, crc: bodies; without_bodies: records that have none.
 """

@@ -59,6 +59,8 @@ FIRST_POP_TIME: Final = "1ST_POP_TIME"
 
 #: Ours: a copy that was delivered from the schedule topic says from which entry, "<level>:<queue offset>".
 DELIVERED_FROM: Final = "RAYMQ_DELIVERED_FROM"
+#: Ours: why the try before this one failed, in a message that is to be tried again.
+FAILURE: Final = "RAYMQ_FAILURE"
 #: Ours: why a message was put into its group's dead-letter queue.
 DLQ_REASON: Final = "RAYMQ_DLQ_REASON"
 #: Ours: which delivery by pop was a dead letter's last, "<topic>:<queue id>:<queue offset>:<pop time>".
@@ -129,6 +131,7 @@ SYSTEM_PROPERTIES: Final[frozenset[str]] = frozenset(
         POP_CK_OFFSET,
         FIRST_POP_TIME,
         DELIVERED_FROM,
+        FAILURE,
         DLQ_REASON,
         DIED_IN,
         PRODUCER_SEQUENCE,

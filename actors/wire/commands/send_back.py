@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import ConsumerSendMsgBack
+from raymq.storage.records.failure_reason import failure_reason
 
 #: Ours, in the answer: why nothing can be made of the message any more. A foreign client goes on, as after a retry.
 SET_ASIDE = "raymqSetAside"
+#: Ours, in the answer: how long the message waits for its next try, in milliseconds.
+DELAY_MS = "raymqDelayMillis"
 
 
 def send_back_command(
-    group: str, topic: str, physical_offset: int, message_id: str, delay_level: int, max_reconsume_times: int | None
+    group: str,
+    topic: str,
+    physical_offset: int,
+    message_id: str,
+    delay_level: int,
+    max_reconsume_times: int | None,
+    failure: str = "",
 ) -> Command:
-    """The message at `physical_offset` failed."""
+    """Say that the message at `physical_offset` failed, and why."""
     return ConsumerSendMsgBack(
         offset=physical_offset,
         group=group,
@@ -20,4 +29,5 @@ def send_back_command(
         origin_msg_id=message_id,
         origin_topic=topic,
         max_reconsume_times=max_reconsume_times,
+        failure=failure_reason(failure),
     ).command()

@@ -84,7 +84,10 @@ class PushReplyMessage(MessageHeader):
 
 @header(RequestCode.CONSUMER_SEND_MSG_BACK)
 class ConsumerSendMsgBack(Header):
-    """The message at the physical offset `offset` failed; see `redelivery.retry` for `delay_level`."""
+    """The message at the physical offset `offset` failed; see `redelivery.retry` for `delay_level`.
+
+    `failure` is ours: why it failed, "" where that is not said.
+    """
 
     offset: Long
     group: str
@@ -93,3 +96,4 @@ class ConsumerSendMsgBack(Header):
     origin_topic: str = ""
     unit_mode: bool = False
     max_reconsume_times: int | None = None
+    failure: str = named("raymqFailure", default="")

@@ -36,7 +36,7 @@ from tests.unit.actors.bench import HOST, Bench
 FORGEABLE = (
     *("REAL_TOPIC", "REAL_QID", "DELAY", "TIMER_OUT_MS", "TIMER_DELIVER_MS", "RAYMQ_DELIVERED_FROM", "RAYMQ_SEQUENCE"),
     *("RAYMQ_DIED_IN", "RAYMQ_DLQ_REASON", "RAYMQ_REDRIVEN_FROM", "POP_CK", "1ST_POP_TIME", "RETRY_TOPIC", "UNIQ_KEY"),
-    *("ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "TRAN_MSG", "KEYS", "TAGS"),
+    *("ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "TRAN_MSG", "KEYS", "TAGS", "RAYMQ_FAILURE"),
 )
 FORGED = (
     *("x", "abc", "-1", "1e9", "0x10", "2147483648", "9" * 20, "9" * 5_000, "١٢", "1:1", "9999:0", "0:0", "true"),

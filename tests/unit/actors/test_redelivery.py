@@ -216,3 +216,59 @@ def test_what_is_remembered_of_redriven_entries_expires_with_their_copies(bench:
     core.dead_letters.redrive("g", entries[-1:], force=False, dry_run=False)
     (seen,) = core.dead_letters._seen.values()
     assert len(seen.entries) == high - low
+
+
+def test_a_reason_comes_with_the_retry_and_the_dead_letter(bench: Bench) -> None:
+    core = bench.core
+    core.ensure_group("g")
+    place = int(bench.append(Message("t", b"x", properties={"own": "1"})).physical_offsets[0])
+    core.redelivery.send_back("g", place, 1, 1, "ValueError: first\x01RAYMQ_DIED_IN\x02 \ud800")
+    bench.clock.advance(1)
+    core.schedule.deliver_due()
+    [retried] = bench.records("%RETRY%g")
+    assert retried.properties["RAYMQ_FAILURE"] == "ValueError: first RAYMQ_DIED_IN  \ufffd"
+    assert "RAYMQ_DIED_IN" not in retried.properties
+    core.redelivery.send_back("g", retried.physical_offset, 0, 1, "y" * 10_000)
+    [dead] = bench.records("%DLQ%g")
+    assert dead.properties["RAYMQ_DLQ_REASON"] == "y" * 512
+    assert "RAYMQ_FAILURE" not in dead.properties
+    assert dead.properties["own"] == "1"
+
+
+def test_a_reason_is_of_the_last_try_alone(bench: Bench) -> None:
+    core = bench.core
+    core.ensure_group("g")
+    place = int(bench.append(Message("t", b"x")).physical_offsets[0])
+    for failure in ("ValueError: first", ""):
+        core.redelivery.send_back("g", place, 1, 9, failure)
+        bench.clock.advance(1)
+        core.schedule.deliver_due()
+        last = bench.records("%RETRY%g")[-1]
+        assert last.properties.get("RAYMQ_FAILURE", "") == failure
+        place = last.physical_offset
+
+
+@pytest.mark.parametrize("left", range(0, 1_200, 40))
+def test_a_message_without_room_keeps_all_but_its_reason(bench: Bench, left: int) -> None:
+    core = bench.core
+    core.ensure_group("g")
+    own = "v" * (32_767 - 80 - left)
+    place = int(bench.append(Message("t", b"x", properties={"own": own})).physical_offsets[0])
+    core.redelivery.send_back("g", place, 1, 1, "z" * 512)
+    bench.clock.advance(1)
+    core.schedule.deliver_due()
+    copies = bench.records("%RETRY%g") or bench.records("%DLQ%g")
+    assert [copy.properties["own"] for copy in copies] == [own]
+    if copies[0].topic == "%RETRY%g":
+        core.redelivery.send_back("g", copies[0].physical_offset, 0, 1, "z" * 512)
+        assert [copy.properties["own"] for copy in bench.records("%DLQ%g")] == [own]
+
+
+def test_a_redriven_message_has_no_failure_behind_it(bench: Bench) -> None:
+    core = bench.core
+    core.ensure_group("g")
+    place = int(bench.append(Message("t", b"x")).physical_offsets[0])
+    core.redelivery.send_back("g", place, -1, None, "ValueError: bad")
+    core.dead_letters.redrive("g", [0], force=False, dry_run=False)
+    [again] = bench.records("%RETRY%g")
+    assert (again.reconsume_times, "RAYMQ_FAILURE" in again.properties) == (0, False)

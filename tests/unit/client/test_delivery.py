@@ -14,9 +14,11 @@ from raymq.client.members.subscription import TagFilter
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.delivery import Delivery
+from raymq.client.push.failures import CallFailure
 from raymq.client.push.listener import Answer, ConsumeResult, ListenerRunner
 from raymq.client.push.pace import CallPace
 from raymq.client.push.process_queue import ProcessQueue
+from raymq.client.push.send_back import SentBack
 from tests.polling import poll_until
 from tests.received import QUEUE, message
 
@@ -53,9 +55,9 @@ class Bench:
             raise self.answer
         return self.answer
 
-    async def _send_back(self, failed: ReceivedMessage, level: int) -> bool:
-        self.returned.append((failed.queue_offset, level))
-        return False
+    async def _send_back(self, failed: ReceivedMessage, failure: CallFailure) -> SentBack:
+        self.returned.append((failed.queue_offset, failure.level))
+        return SentBack()
 
     def add(self, *offsets: int) -> None:
         self.delivery.add(self.process, [message(offset) for offset in offsets], [10] * len(offsets))

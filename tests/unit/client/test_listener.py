@@ -12,6 +12,7 @@ import pytest
 
 from raymq.client import ConsumeResult
 from raymq.client.push.listener import ListenerRunner
+from tests.received import levels_of
 
 OK = ConsumeResult.SUCCESS
 
@@ -46,7 +47,7 @@ def returns_an_awaitable(messages: list[Any]) -> Awaitable[ConsumeResult]:
 def test_whatever_returns_an_awaitable_is_awaited(listener: Any) -> None:
     runner = ListenerRunner(listener)
     try:
-        assert runner.call([1, 2]) == [None, None]  # type: ignore[list-item]
+        assert levels_of(runner.call([1, 2])) == [None, None]  # type: ignore[list-item]
     finally:
         runner.close()
 
@@ -66,8 +67,8 @@ def test_a_listener_may_take_its_messages_out_of_its_list() -> None:
             results.append(ConsumeResult.RECONSUME_LATER if mine.pop(0) == 2 else OK)
         return results
 
-    assert ListenerRunner(all_done).call(messages) == [None, None, None]
-    assert ListenerRunner(each_done).call(messages) == [None, 0, None]
+    assert levels_of(ListenerRunner(all_done).call(messages)) == [None, None, None]
+    assert levels_of(ListenerRunner(each_done).call(messages)) == [None, 0, None]
     assert messages == [1, 2, 3]
 
 
@@ -84,8 +85,8 @@ def test_what_an_async_listener_raises_fails_its_own_call_alone(error: BaseExcep
     runner = ListenerRunner(listener)
     try:
         with ThreadPoolExecutor(4) as pool:
-            levels = list(pool.map(runner.call, [["bad"] if n % 3 == 0 else ["good"] for n in range(60)]))
-        assert levels == [[0] if n % 3 == 0 else [None] for n in range(60)]
+            calls = list(pool.map(runner.call, [["bad"] if n % 3 == 0 else ["good"] for n in range(60)]))
+        assert [levels_of(each) for each in calls] == [[0] if n % 3 == 0 else [None] for n in range(60)]
         assert runner.loop is not None
         assert runner.loop.failures == 0
     finally:

@@ -28,11 +28,15 @@ from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import ConsumerSendMsgBack
 from raymq.client.push import send_back
-from raymq.client.push.send_back import SendBack
+from raymq.client.push.failures import CallFailure
+from raymq.client.push.send_back import SendBack, SentBack
 from tests.served import serving
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 MESSAGE: Any = SimpleNamespace(topic="t", physical_offset=17, message_id="A" * 32, queue=QUEUE, queue_offset=5)
+
+FAILURE = CallFailure(0, "ValueError", "ValueError: bad")
+GIVEN_UP = SentBack(given_up=True)
 
 
 class Routes:
@@ -50,7 +54,7 @@ class Routes:
 
 def given_back(
     answers: list[Callable[[Command], Command]], gone: frozenset[str] = frozenset()
-) -> tuple[SendBack, bool, list[Any], list[ConsumerSendMsgBack]]:
+) -> tuple[SendBack, SentBack, list[Any], list[ConsumerSendMsgBack]]:
     """What becomes of a message whose broker answers so, one after the other, and the last one for ever."""
     asked: list[ConsumerSendMsgBack] = []
     told: list[Any] = []
@@ -59,19 +63,19 @@ def given_back(
         asked.append(ConsumerSendMsgBack.read(request))
         return answers[min(len(asked), len(answers)) - 1](request)
 
-    async def run() -> tuple[SendBack, bool]:
+    async def run() -> tuple[SendBack, SentBack]:
         async with serving({RequestCode.CONSUMER_SEND_MSG_BACK: handler}) as (_, address):
             pool = ConnectionPool()
             try:
                 mq: Any = SimpleNamespace(routes=Routes(address, set(gone)), pool=pool)
                 back = SendBack(mq, "g", lambda *what: told.append(what))
                 async with asyncio.timeout(30):
-                    return back, await back(MESSAGE, 0)
+                    return back, await back(MESSAGE, FAILURE)
             finally:
                 await pool.close()
 
-    back, dead = asyncio.run(run())
-    return back, dead, told, asked
+    back, fate = asyncio.run(run())
+    return back, fate, told, asked
 
 
 def error(each: Exception) -> Callable[[Command], Command]:
@@ -94,30 +98,42 @@ DEFINITE = [
 @pytest.mark.parametrize("each", DEFINITE, ids=lambda each: type(each).__name__)
 def test_what_stays_so_ends_it_and_is_told(each: RayMQError, caplog: pytest.LogCaptureFixture) -> None:
     """Fault 13.4: it was asked for ever."""
-    back, dead, told, asked = given_back([error(each)])
-    assert (dead, len(asked), back.given_up) == (False, 1, 1)
+    back, fate, told, asked = given_back([error(each)])
+    assert (fate, len(asked), back.given_up) == (GIVEN_UP, 1, 1)
     assert [(queue, offset, type(reason)) for queue, offset, reason in told] == [(QUEUE, 5, type(each))]
     assert MESSAGE.message_id in caplog.text
 
 
 def test_what_was_set_aside_ends_it_and_is_told() -> None:
-    back, dead, told, asked = given_back([stored(deadLetter=False, raymqSetAside="properties: too long")])
-    assert (dead, len(asked), back.given_up) == (False, 1, 1)
+    back, fate, told, asked = given_back([stored(deadLetter=False, raymqSetAside="properties: too long")])
+    assert (fate, len(asked), back.given_up) == (GIVEN_UP, 1, 1)
     assert "properties: too long" in str(told[0][2])
 
 
 @pytest.mark.parametrize("each", [ServerBusy("later"), StoreFull("full"), StoreFailed("disk"), OSError("what")])
 def test_what_may_pass_is_asked_again(each: Exception) -> None:
-    back, dead, told, asked = given_back([error(each), error(each), stored(deadLetter=True)])
-    assert (dead, len(asked), back.given_up, told) == (True, 3, 0, [])
+    back, fate, told, asked = given_back([error(each), error(each), stored(deadLetter=True)])
+    assert (fate, len(asked), back.given_up, told) == (SentBack(dead=True), 3, 0, [])
 
 
 def test_an_error_without_a_meaning_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send_back, "_MOST_REFUSALS", 3)
-    back, dead, _, asked = given_back([error(KeyError("a bug"))])
-    assert (dead, len(asked), back.given_up) == (False, 3, 1)
+    back, fate, _, asked = given_back([error(KeyError("a bug"))])
+    assert (fate, len(asked), back.given_up) == (GIVEN_UP, 3, 1)
 
 
 def test_a_broker_is_found_though_the_topic_was_deleted() -> None:
     back, _, _, asked = given_back([stored(deadLetter=False)], gone=frozenset({"t"}))
     assert (len(asked), back.given_up) == (1, 0)
+
+
+def test_a_send_back_carries_the_reason_and_brings_the_wait() -> None:
+    back, fate, _, asked = given_back([stored(deadLetter=False, raymqDelayMillis=10_000)])
+    assert (asked[0].failure, fate) == ("ValueError: bad", SentBack(delay_seconds=10.0))
+    assert back.given_up == 0
+
+
+@pytest.mark.parametrize("wait", ["", "-1", "x", "\u0661"])
+def test_a_wait_that_is_no_number_is_ignored(wait: str) -> None:
+    _, fate, _, _ = given_back([stored(deadLetter=False, raymqDelayMillis=wait)])
+    assert fate == SentBack()

@@ -23,7 +23,7 @@ _OF_BOOKKEEPING: Final = frozenset({names.PRODUCER_SEQUENCE, names.DIED_IN, name
 #: What brokers add to a message, and no consumer needs.
 _OF_BROKERS: Final = frozenset({names.CLUSTER, names.MSG_REGION, names.TRACE_ON, names.WAIT})
 #: What is left out, one after the other, of a copy that waits and does not fit.
-SPARE_WAITING: Final = (_OF_BOOKKEEPING, _OF_BROKERS)
+SPARE_WAITING: Final = (frozenset({names.FAILURE}), _OF_BOOKKEEPING, _OF_BROKERS)
 #: The same of one that waits a level and is to wait for its time.
 SPARE_MOVED: Final = (*SPARE_WAITING, frozenset({names.DELIVERED_FROM}))
 #: The same of one that comes to its queue: where it waited, and last, by what a start knows that it came.
@@ -34,7 +34,7 @@ SPARE_DELIVERED: Final = (
 )
 #: The same of a dead letter, of which the message itself always fits.
 SPARE_DEAD: Final = (
-    frozenset({names.PRODUCER_SEQUENCE, names.REDRIVEN_FROM}),
+    frozenset({names.PRODUCER_SEQUENCE, names.REDRIVEN_FROM, names.FAILURE}),
     _OF_BROKERS,
     frozenset({names.REAL_TOPIC, names.REAL_QID, names.DELAY}),
     frozenset({names.DLQ_REASON}),

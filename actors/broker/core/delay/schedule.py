@@ -98,6 +98,10 @@ class Schedule:
         """How many levels the table has."""
         return self._tables.levels
 
+    def delay_ms(self, level: int) -> int:
+        """Return how long a message waits that comes into that level now, in milliseconds."""
+        return self._tables.delay_ms(level - 1)
+
     @property
     def waiting(self) -> int:
         """How many messages wait in all levels."""

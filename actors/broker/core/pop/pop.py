@@ -423,7 +423,7 @@ class Pop:
                 for record in records:
                     record.reconsume_times = times
                     record.properties[names.DIED_IN] = death
-                    self._bury(group, record, f"failed {times} times")
+                    self._bury(group, record, retry.failed(times))
                     self._buried[buried] = self._store.max_physical_offset
             except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
                 reason = reason_of(error)

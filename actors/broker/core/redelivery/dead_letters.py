@@ -35,7 +35,9 @@ _MARKS_QUEUE: Final = 1
 _STEP_ENTRIES = 32
 _STEP_BYTES = 4 << 20
 #: What a redriven message does not take along: how it came to its entry.
-_LEFT_BEHIND = frozenset({names.DELIVERED_FROM, names.DELAY, names.REAL_TOPIC, names.REAL_QID, names.DIED_IN})
+_LEFT_BEHIND = frozenset(
+    {names.DELIVERED_FROM, names.DELAY, names.REAL_TOPIC, names.REAL_QID, names.DIED_IN, names.FAILURE}
+)
 
 
 #: What a redriven message does without if it does not fit, but not what says that it was redriven.

@@ -19,6 +19,7 @@ from raymq.actors.naming import dlq_topic, retry_topic
 from raymq.actors.protocol import PERM_WRITE
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.records import property_names as properties
+from raymq.storage.records.failure_reason import failure_reason
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
@@ -37,7 +38,12 @@ class Redelivery:
     _copying: Copying
 
     def send_back(
-        self, group: str, physical_offset: int, delay_level: int, max_reconsume_times: int | None = None
+        self,
+        group: str,
+        physical_offset: int,
+        delay_level: int,
+        max_reconsume_times: int | None = None,
+        failure: str = "",
     ) -> retry.Later | retry.Dead | retry.PutAside | None:
         """Store the message at `physical_offset` anew for `group`; what was decided, None if it wants no retries.
 
@@ -46,6 +52,7 @@ class Redelivery:
         Args:
             delay_level: see `retry.after_failure`.
             max_reconsume_times: the consumer's own; None takes the group's.
+            failure: why it failed, which is kept with the copy or is the reason of the dead letter; "" if unknown.
 
         Raises:
             GroupNotFound, MessageExpired, MessageNotFound, StoreCorrupt: the group is gone, or the message; what was
@@ -65,15 +72,17 @@ class Redelivery:
             return None
         limit = config.retry_max_times if max_reconsume_times is None else max_reconsume_times
         times = retry.counted(record.reconsume_times)
-        decision: retry.Later | retry.Dead = retry.after_failure(times, delay_level, limit, self._schedule.levels)
+        failure = failure_reason(failure)
+        levels = self._schedule.levels
+        decision: retry.Later | retry.Dead = retry.after_failure(times, delay_level, limit, levels, failure)
         place = place_of(record)
         record.properties = _returned(record)
         record.reconsume_times = times + 1
         if isinstance(decision, retry.Later):
             try:
-                self._later(config, record, decision.level)
+                self._later(config, record, decision.level, failure)
             except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
-                decision = retry.Dead(f"no copy for another try: {reason_of(error)}")
+                decision = retry.Dead(retry.no_copy(reason_of(error), failure))
                 self._store.check_ready()
             else:
                 return decision
@@ -94,9 +103,11 @@ class Redelivery:
         self._retry_topic(config)
         return self._store.read_at(physical_offset), config
 
-    def _later(self, config: GroupConfig, record: Record, level: int) -> None:
+    def _later(self, config: GroupConfig, record: Record, level: int, failure: str) -> None:
         """Let a message wait for its next try."""
         queue_id = random.randrange(config.retry_queues)
+        if failure:
+            record.properties[properties.FAILURE] = failure
         waiting = self._schedule.waiting_copy(record, retry_topic(config.name), queue_id, level)
         self._append(*join([waiting]), (SCHEDULE_TOPIC, level - 1), again=True)
 
@@ -108,7 +119,7 @@ class Redelivery:
         topic = self._dlq_topic(group)
         kept = _returned(record)
         kept[properties.DELAY] = "0"
-        kept[properties.DLQ_REASON] = reason
+        kept[properties.DLQ_REASON] = failure_reason(reason)
         self._append(*join([encode_fitting(record, topic, 0, kept, SPARE_DEAD)]), (topic, 0), again=True)
 
     def dead_letters_of_resent(
@@ -152,6 +163,7 @@ def _returned(record: Record) -> dict[str, str]:
     """The properties of a message that was not consumed: they name its origin."""
     kept = dict(record.properties)
     kept.pop(DELIVERED_FROM, None)
+    kept.pop(properties.FAILURE, None)
     kept.setdefault(properties.ORIGIN_MESSAGE_ID, record.message_id)
     kept.setdefault(properties.RETRY_TOPIC, record.topic)
     return kept

@@ -39,7 +39,22 @@ def counted(reconsume_times: int) -> int:
     return min(max(0, reconsume_times), MOST_RECONSUME_TIMES)
 
 
-def after_failure(reconsume_times: int, delay_level: int, max_reconsume_times: int, levels: int) -> Later | Dead:
+# -- what a broker says why a message is a dead letter, where no consumer says it -----------------------------------
+
+
+def failed(times: int) -> str:
+    """Return the reason of a message that failed so many times."""
+    return f"failed {times} times"
+
+
+def no_copy(reason: str, failure: str = "") -> str:
+    """Return the reason of a message of which no copy for another try can be made."""
+    return f"no copy for another try: {reason}" + (f"; {failure}" if failure else "")
+
+
+def after_failure(
+    reconsume_times: int, delay_level: int, max_reconsume_times: int, levels: int, failure: str = ""
+) -> Later | Dead:
     """Decide for a message that was delivered for the (`reconsume_times` + 1)-th time and failed.
 
     Args:
@@ -47,11 +62,12 @@ def after_failure(reconsume_times: int, delay_level: int, max_reconsume_times: i
         delay_level: what the listener asked for: 0 the ladder, k >= 1 that level, below 0 the DLQ at once.
         max_reconsume_times: retries allowed; the group's or the consumer's.
         levels: length of the delay table; higher levels clamp to it.
+        failure: what its consumer says why it failed; "": nothing.
     """
     if delay_level < 0:
-        return Dead("the listener asked for it")
+        return Dead(failure or "the listener asked for it")
     if reconsume_times >= max_reconsume_times:
-        return Dead(f"failed {reconsume_times + 1} times")
+        return Dead(failure or failed(reconsume_times + 1))
     return Later(min(delay_level or FIRST_RETRY_LEVEL + reconsume_times, levels))
 
 
@@ -65,5 +81,5 @@ def after_resending(reconsume_times: int, max_reconsume_times: int, *, ordered: 
     if ordered:
         return Dead("an ordered consumer gave it up")
     if reconsume_times > max_reconsume_times:
-        return Dead(f"failed {reconsume_times} times")
+        return Dead(failed(reconsume_times))
     return None
