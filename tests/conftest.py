@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from hypothesis import HealthCheck, settings
 from raymq.actors.event_loop import EventLoopThread
 from raymq.storage.log.retention import Disk
 from raymq.storage.records import compiled
-from tests import running_tests, sweeps
-from tests.full_disk_stop import reason_to_stop
+from tests import running_tests, sweeps, temporary_files
 
 # Two busy cores make single examples slow: that is no failure.
 settings.register_profile("raymq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -28,8 +26,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before each test: also a run that fills the disk by itself stops there."""
-    folder = Path(item.config.getoption("basetemp") or tempfile.gettempdir())
-    told = reason_to_stop(folder, Disk.of(folder if folder.exists() else folder.parent))
+    folder = temporary_files.folder(item.config.getoption("basetemp"))
+    told = temporary_files.reason_to_stop(folder, Disk.of(folder))
     if told is not None:
         pytest.exit(told, returncode=pytest.ExitCode.INTERNAL_ERROR)
 
@@ -41,7 +39,8 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
 def pytest_configure(config: pytest.Config) -> None:
     """What is started in the background of a shell ignores Ctrl-C, which some tests send to themselves."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):  # a process of pytest-xdist has no terminal
+    if not hasattr(config, "workerinput"):  # a process of pytest-xdist has no terminal, and its folder is chosen
+        temporary_files.choose_root()
         config.pluginmanager.register(running_tests.RunningTests(), running_tests.NAME)
 
 
