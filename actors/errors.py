@@ -53,6 +53,7 @@ from raymq.storage.errors import (
     TopicExists,
     TopicNotFound,
     WriteUnknown,
+    WrongType,
 )
 
 __all__ = [
@@ -107,6 +108,7 @@ __all__ = [
     "WorkFailed",
     "WriteIncomplete",
     "WriteUnknown",
+    "WrongType",
 ]
 
 

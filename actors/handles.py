@@ -26,6 +26,7 @@ from ray.exceptions import (
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError, Timeout
 from raymq.actors.naming import is_broker_name
+from raymq.storage.errors import no_answer_within
 
 
 def find(name: str, namespace: str) -> ActorHandle[Any]:
@@ -80,7 +81,7 @@ def _as_ours(name: str, timeout: float) -> Iterator[None]:
             raise error.cause from None
         raise RayMQError(f"{name}: {error.cause}") from error
     except (GetTimeoutError, TimeoutError, ActorUnavailableError, TaskCancelledError) as error:
-        raise Timeout(name, f"no answer within {timeout:.3g} s; the call may have been carried out") from error
+        raise Timeout(name, f"{no_answer_within(timeout)}; the call may have been carried out") from error
     except ActorUnschedulableError as error:
         raise BrokerUnavailable(name, f"the actor is not started: {str(error).splitlines()[0]}") from error
     except (ActorDiedError, RayActorError) as error:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
+from raymq.storage.errors import WrongType, number_text
 
 _T = TypeVar("_T")
 
@@ -55,8 +56,12 @@ def number(field: str, value: Any, allowed: str, *, least: float, most: float, a
 
 def duration(field: str, value: Any, *, above: bool = False, most: float = MOST_SECONDS) -> float:
     """Seconds from 0 (`above`: more than 0) to `most`."""
-    allowed = f"{'more than 0' if above else '0'} to {most:g} seconds"
+    allowed = f"{'more than 0' if above else '0'} to {_seconds(most)}"
     return number(field, value, allowed, least=0.0, most=most, above=above)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} seconds (a year)" if seconds == MOST_SECONDS else f"{number_text(seconds)} seconds"
 
 
 def timestamp(field: str, value: Any) -> float:
@@ -81,7 +86,7 @@ def timestamp(field: str, value: Any) -> float:
 
 def per_second(field: str, value: Any) -> float:
     """A rate in messages per second."""
-    allowed = f"more than 0, at most {MOST_PER_SECOND:g} messages per second"
+    allowed = f"more than 0, at most {MOST_PER_SECOND:,.0f} messages per second"
     return number(field, value, allowed, least=0.0, most=MOST_PER_SECOND, above=True)
 
 
@@ -113,7 +118,9 @@ def flag(field: str, value: Any) -> bool:
 
 def text(field: str, value: Any) -> str:
     """A string that is not empty and that UTF-8 can express."""
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str):
+        raise WrongType(field, "a string", value)
+    if not value:
         raise InvalidInput(field, "a string that is not empty", value)
     return encodable(field, value)
 
@@ -130,8 +137,15 @@ def encodable(field: str, value: str) -> str:
 def instance(field: str, value: Any, kind: type[_T]) -> _T:
     """An object of that class."""
     if not isinstance(value, kind):
-        raise InvalidInput(field, f"a {kind.__name__}", f"{type(value).__name__}: {value!r}"[:200])
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise WrongType(field, f"{article} {kind.__name__}", value)
     return value
+
+
+def function(field: str, value: Any, wanted: str = "a function, or another object that can be called") -> None:
+    """Check that it can be called."""
+    if not callable(value):
+        raise WrongType(field, wanted, value)
 
 
 def queue(field: str, value: Any) -> MessageQueue:

@@ -9,11 +9,17 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
-from raymq.actors.errors import ClientClosed
+from raymq.actors.errors import ClientClosed, WrongType
 from raymq.client.connection import Connection
 from raymq.storage.closing import Closing
 
 _T = TypeVar("_T")
+
+
+def check_connection(mq: object) -> None:
+    """Raise WrongType unless `mq` is what `cluster.start()` and `cluster.connect()` return."""
+    if not isinstance(mq, Connection):
+        raise WrongType("mq", "a connection, as cluster.start() and cluster.connect() return it", mq)
 
 
 class ClientBase(Closing):

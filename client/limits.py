@@ -40,7 +40,7 @@ RULES: Final = (
     Rule("topic", f"characters of `{NAME_PATTERN.pattern}`"),
     Rule("topic", f"none of {', '.join(sorted(UNSENDABLE_TOPICS))}"),
     Rule("group", f"1 to {MAX_GROUP_CHARACTERS} characters of the same kind"),
-    Rule("body", limits.BODY, ", whatever the brokers allow"),
+    Rule("body", limits.BODY, f"; {limits.MOST_MESSAGE_BYTES:,} bytes whatever the brokers allow"),
     Rule("body", f"1 to {limits.DEFAULT_MESSAGE_BYTES} bytes", ", or the brokers' `max_message_bytes`"),
     Rule("tags", limits.TAG),
     Rule("keys", limits.KEY),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.naming import check_sendable
+from raymq.actors.naming import check_sendable, check_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.client import arguments
 from raymq.client import unique_key as unique_keys
@@ -37,6 +37,7 @@ from raymq.storage.records.unique_keys import PAIR_BYTES
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _find_forbidden = re.compile("[\x00\x01\x02]").search
 _attributes = attrgetter("__dict__")
+_ENCODE: Final = ': encode the text, as "...".encode() does'
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -90,10 +91,14 @@ class Message:
         # Values go into __dict__ past the frozen __setattr__, and what has its default stays the class's: a producer
         # makes hundreds of thousands of messages a second.
         own = self.__dict__
-        own["topic"] = check_sendable(topic)
+        try:
+            own["topic"] = check_sendable(topic)
+        except TypeError:
+            check_topic(topic)  # says it of what cannot be a key of the cache, too
+            raise
         if type(body) is not bytes:
             if not isinstance(body, bytes | bytearray | memoryview):
-                raise TypeError(f"body must be bytes, not {type(body).__name__}")
+                raise TypeError(f"body must be bytes, not {type(body).__name__}" + _ENCODE * isinstance(body, str))
             body = bytes(body)
         own["body"] = body
         # How long a body its brokers take is known where it is sent.

@@ -148,6 +148,11 @@ class ClusterConfig:
             **_STORE_DEFAULTS,
         }
 
+    @classmethod
+    def defaults_of_store(cls) -> dict[str, Any]:
+        """The settings of a store, with their defaults."""
+        return dict(_STORE_DEFAULTS)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for comparing; without an etcd as RayMQ 0.1 made it, which knew of none."""
         told = dataclasses.asdict(self)

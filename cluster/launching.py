@@ -328,9 +328,28 @@ def _check_same(namespace: str, arguments: Arguments) -> None:
     if set(differing) <= {"brokers", "replicas"} and _brokers(arguments) == _brokers(running):
         return
     if differing:
-        shown = {key: running.get(key) for key in differing}
-        raise InvalidInput(
-            ", ".join(differing),
-            f"what the cluster in namespace {namespace} was started with: {shown}",
-            {key: arguments[key] for key in differing},
-        )
+        raise other_settings(namespace, running, arguments)
+
+
+def other_settings(namespace: str, running: Arguments, wanted: Arguments) -> InvalidInput:
+    """Return the error of a start that differs from what runs: it names what differs, both values, and what to do."""
+    theirs, ours = _flat(running), _flat(wanted)
+    differing = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+    parts = ", ".join(f"{key} is {theirs.get(key)!r}, not {ours.get(key)!r}" for key in differing)
+    remedy = "cluster.connect() joins it as it is; to change a setting, stop it and start it with the new one"
+    if "brokers" in differing:
+        remedy += "; Admin.add_broker() adds a broker while it runs"
+    limit = f"as the cluster in namespace {namespace} was started"
+    error = InvalidInput(", ".join(differing), limit, {key: ours.get(key) for key in differing}, remedy=remedy)
+    error.args = (f"the cluster in namespace {namespace} runs with other settings: {parts}",)
+    return error
+
+
+def _flat(arguments: Arguments) -> dict[str, Any]:
+    """Arguments and settings by the names that users give, those of the store with their defaults."""
+    flat = {key: value for key, value in arguments.items() if key != "config"}
+    config = dict(arguments.get("config") or {})
+    config.pop("port", None)  # an argument, too
+    tls = {f"tls_{key}": value for key, value in (config.pop("tls", None) or {}).items()}
+    store = config.pop("store", None) or {}
+    return flat | ClusterConfig.defaults_of_store() | config | tls | store

@@ -37,6 +37,7 @@ from raymq.actors.java import JavaNotFound, java_environment
 from raymq.actors.naming import host_resource
 from raymq.cluster.machines import machines_of
 from raymq.cluster.ray_probe import AUTH_MODE, NoRay, RayFound, look
+from raymq.storage.errors import number_text
 
 #: Settings that an embedded Ray is started with unless the environment says otherwise. Not RAY_AUTH_MODE: Ray has read
 #: it when it was imported, and protects a cluster of its own with a token by itself.
@@ -282,7 +283,7 @@ def await_hosts(count: int, seconds: float, say: Callable[[str], None]) -> None:
         if time.monotonic() >= deadline:
             raise BrokerUnavailable(
                 "ray",
-                f"of {count} machines {there} are part of this Ray cluster after {seconds:g} s",
+                f"of {count} machines {there} are part of this Ray cluster after {number_text(seconds, 3)} s",
                 remedy="`ray status` and the autoscaler's log (/tmp/ray/session_latest/logs/monitor*) say why",
             )
         time.sleep(_POLL_SECONDS)

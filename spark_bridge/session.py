@@ -20,6 +20,7 @@ from pyspark.sql.types import DataType, StructType
 from raymq.actors.java import java_environment
 from raymq.actors.naming import check_topic
 from raymq.client import MessageQueue, Sql, arguments
+from raymq.client.client_base import check_connection
 from raymq.client.connection import Connection
 from raymq.client.errors import ClientClosed, InvalidInput
 from raymq.spark_bridge import reader, writer
@@ -76,6 +77,7 @@ class SparkBridge(Closing):
             JavaNotFound: there is no Java for Spark.
             RayMQError: Spark did not start, or there is one in this process already.
         """
+        check_connection(mq)
         if not mq.reaches_ray:
             raise InvalidInput("mq", "a connection that reaches Ray", mq.name_servers)
         for field, number in (("executors", executors), ("cores", cores)):

@@ -6,6 +6,7 @@ their own leaves.
 
     RayMQError
     +-- InvalidInput (ValueError)      the caller's fault; nothing was sent or stored
+    |   +-- WrongType (TypeError)      an argument is of another type
     +-- NotFoundError
     |   +-- TopicNotFound  QueueNotFound  GroupNotFound  MessageNotFound  MessageExpired
     +-- TopicExists
@@ -33,6 +34,8 @@ from typing import Any, ClassVar, TypeVar
 _E = TypeVar("_E", bound="RayMQError")
 #: Of a list, in a message.
 _MOST_SHOWN = 100
+#: A shorter time than that is none to wait for an answer.
+_LEAST_SHOWN_SECONDS = 0.001
 
 
 def _rebuild(cls: type[_E], args: tuple[Any, ...], state: dict[str, Any]) -> _E:
@@ -78,15 +81,21 @@ class RayMQError(Exception):
         return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
-def number_text(value: float) -> str:
-    """Return a number as people write it: without an exponent, and without digits that say nothing."""
-    if value == 0 or not math.isfinite(value):
-        return f"{abs(value) if value == 0 else value:g}"
-    if abs(value) < 1e-6:
-        return f"less than 0.000001{' below 0' if value < 0 else ''}"
-    digits = max(0, 5 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{digits}f}"
+def number_text(value: float, digits: int = 6) -> str:
+    """Return a number as people write it, with at most so many digits that say something, and no exponent."""
+    if not math.isfinite(value):
+        return f"{value:g}"
+    if abs(value) < 1e-9:
+        return "0"
+    text = f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def no_answer_within(seconds: float, what: str = "answer") -> str:
+    """Return what an error says of a peer that was given so many seconds for its answer."""
+    if seconds < _LEAST_SHOWN_SECONDS:
+        return f"no {what}: no time was left to wait for one"
+    return f"no {what} within {number_text(seconds, 3)} s"
 
 
 def _shown(value: Any) -> str:
@@ -107,6 +116,14 @@ class InvalidInput(RayMQError, ValueError):
         self.field = field
         self.limit = limit
         self.actual = actual
+
+
+class WrongType(InvalidInput, TypeError):
+    """An argument is of another type than is wanted, which `.limit` names; nothing was sent or stored."""
+
+    def __init__(self, field: str, wanted: str, given: object, *, remedy: str | None = None) -> None:
+        super().__init__(field, wanted, given, remedy=remedy)
+        self.args = (f"{field} must be {wanted}, not {type(given).__name__}: {_shown(given)}",)
 
 
 class NotFoundError(RayMQError):

@@ -21,6 +21,7 @@ from raymq.actors.keeper.errors import RegisterConflict, RegisterError, Register
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.messages import Registered
 from raymq.actors.keeper.register import Register
+from raymq.storage.errors import number_text
 
 _PAUSE_SECONDS: Final = 0.1
 #: A replica that is sealed may wait for what is under way to it.
@@ -84,7 +85,7 @@ async def elect_by_hand(
         else:
             return found
         if clock() + pause > deadline:
-            raise ElectionFailed(f"{group}: no election within {seconds:g} s: {reason}")
+            raise ElectionFailed(f"{group}: no election within {number_text(seconds, 3)} s: {reason}")
         await asyncio.sleep(pause)
 
 

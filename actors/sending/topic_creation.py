@@ -12,6 +12,7 @@ from raymq.actors.protocol import TopicRoute
 from raymq.actors.routing import Routes
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.headers.admin import UpdateAndCreateTopic
+from raymq.storage.errors import number_text
 
 
 async def make_topic(pool: ConnectionPool, routes: Routes, topic: str, timeout: float) -> TopicRoute:
@@ -79,7 +80,7 @@ class TopicsUnderWay:
             except (BrokerUnavailable, TimeoutError) as error:
                 if not begun and loop.time() < deadline:  # whoever began it had less time
                     continue
-                reason = f"it is not made within {timeout:.3g} s" + (f": {error}" if str(error) else "")
+                reason = f"it is not made within {number_text(timeout, 3)} s" + (f": {error}" if str(error) else "")
                 raise BrokerUnavailable(f"topic {topic}", reason) from error
 
     def _ended(self, topic: str, making: asyncio.Future[TopicRoute]) -> None:

@@ -25,6 +25,7 @@ from raymq.actors.wire.frame import MOST_FRAME_BYTES, Buffer, Command
 from raymq.actors.wire.reader import FrameReader
 from raymq.actors.wire.same_host import end_pacing
 from raymq.actors.wire.tls import RenewedContext
+from raymq.storage.errors import no_answer_within
 
 #: Threads beyond this that send to one address at the same time share the loop's connection, where frames gather.
 CHANNELS_PER_ADDRESS: Final = 4
@@ -216,7 +217,7 @@ class Channel:
         """Close, and raise what a failure of the socket means to who asked. Otherwise it was an interrupt."""
         self.close()
         if isinstance(error, TimeoutError):
-            told: BrokerUnavailable = Timeout(self.address, f"no answer within {timeout:.3g} s")
+            told: BrokerUnavailable = Timeout(self.address, no_answer_within(timeout))
         elif isinstance(error, OSError | ProtocolError):
             told = ConnectionLost(self.address, f"connection lost: {error}")
         else:

@@ -27,6 +27,7 @@ from raymq.actors.wire.same_host import end_pacing
 from raymq.actors.wire.silence import Silence
 from raymq.actors.wire.tls import RenewedContext
 from raymq.actors.wire.writing import FrameWriter
+from raymq.storage.errors import no_answer_within
 
 #: An attempt to connect is given this long before it is called failed, unless the caller's budget ends first.
 CONNECT_SECONDS = 20.0
@@ -124,7 +125,7 @@ class WireConnection(asyncio.BufferedProtocol):
             async with asyncio.timeout(timeout):
                 answer = await asyncio.shield(self._versions)
         except TimeoutError as error:
-            raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
+            raise Timeout(self.address, no_answer_within(timeout)) from error
         return own_protocol.agreed(self.address, own_protocol.read_spoken(answer))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -207,7 +208,7 @@ class WireConnection(asyncio.BufferedProtocol):
         except TimeoutError as error:
             if self._silence.unanswered(asked_at, heard):
                 self.give_up()
-            raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
+            raise Timeout(self.address, no_answer_within(timeout)) from error
         finally:
             self._waiting.pop(opaque, None)
             self._on_early.pop(opaque, None)
@@ -470,7 +471,7 @@ class ConnectionPool:
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(peer.opening)
         except TimeoutError as error:
-            raise BrokerUnavailable(address, f"no connection within {timeout:.3g} s") from error
+            raise BrokerUnavailable(address, no_answer_within(timeout, "connection")) from error
 
     def _connected(self, peer: _Peer, task: asyncio.Task[WireConnection]) -> None:
         peer.opening = None

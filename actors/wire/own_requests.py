@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from raymq.actors.errors import ConnectionLost, Timeout
 from raymq.actors.wire.frame import MAX_OPAQUE, Command
+from raymq.storage.errors import no_answer_within
 
 
 class OwnRequests:
@@ -35,7 +36,7 @@ class OwnRequests:
             async with asyncio.timeout(timeout):
                 return await future
         except TimeoutError as error:
-            raise Timeout(peer, f"no answer within {timeout:.3g} s") from error
+            raise Timeout(peer, no_answer_within(timeout)) from error
         finally:
             del self._waiting[command.opaque]
 

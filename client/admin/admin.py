@@ -23,6 +23,7 @@ from raymq.client.admin import topics as admin_topics
 from raymq.client.admin.broker_changes import BrokerChanges
 from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
 from raymq.client.admin.operation import Operation
+from raymq.client.client_base import check_connection
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.results import (
@@ -46,6 +47,7 @@ class Admin(BrokerChanges):
     KIND = "admin client"
 
     def __init__(self, mq: Connection) -> None:
+        check_connection(mq)
         super().__init__(mq)
         #: What was there when it was last asked for, so that it is told as unknown when its broker is gone.
         self._brokers_seen: dict[tuple[str, int], str] = {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Self
 from uuid import uuid4
 
-from raymq.actors.errors import InvalidInput, OffsetOutOfRange, RayMQError, TopicNotFound
+from raymq.actors.errors import OffsetOutOfRange, RayMQError, TopicNotFound
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.naming import dlq_topic
 from raymq.actors.protocol import MessageQueue, Redriven
@@ -34,7 +34,7 @@ from raymq.client.requests.asking import ask, patiently
 from raymq.client.requests.fan_out import check_all_asked
 from raymq.client.requests.fetching import CHUNK_BYTES, fetch
 from raymq.client.results import FoundMessages
-from raymq.storage.errors import StoreCorrupt
+from raymq.storage.errors import StoreCorrupt, WrongType
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import Record, decode
 
@@ -277,5 +277,5 @@ def _checked(ids: Iterable[str]) -> list[str]:
     if isinstance(ids, str):
         raise TypeError("ids must be a list of message ids, not one str")
     if not isinstance(ids, Iterable):
-        raise InvalidInput("ids", "None, or a list of message ids", ids)
+        raise WrongType("ids", "None, or a list of message ids", ids)
     return list(dict.fromkeys(arguments.text("ids", each).upper() for each in ids))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from raymq.actors.errors import RayMQError, Timeout
+from raymq.storage.errors import number_text
 
 _T = TypeVar("_T")
 
@@ -81,7 +82,7 @@ class Operation(Generic[_T]):
         except TimeoutError as error:
             if self._future.done():
                 raise
-            raise Timeout(self._what, f"it goes on after {timeout:g} s") from error
+            raise Timeout(self._what, f"it goes on after {number_text(timeout or 0.0, 3)} s") from error
 
     def cancel(self) -> None:
         """Wait for it no more. What the cluster was asked for already may be carried out all the same."""

@@ -16,6 +16,7 @@ from raymq.client.results import QueueStats
 
 async def create(mq: Connection, topic: str, queues: int, *, ordered: bool) -> None:
     """On every broker."""
+    check_topic(topic)
     check_sendable(topic)
     arguments.whole("queues", queues, 1, MAX_QUEUES)
     arguments.flag("ordered", ordered)
@@ -33,6 +34,7 @@ def check_change(
     ordered: bool | None,
 ) -> None:
     """Raise InvalidInput if no topic could be changed so."""
+    check_topic(topic)
     check_sendable(topic)
     for field, queues in (("read_queues", read_queues), ("write_queues", write_queues)):
         if queues is not None:
@@ -76,6 +78,7 @@ async def update(
 
 async def delete(mq: Connection, topic: str) -> None:
     """On every broker and name server."""
+    check_topic(topic)
     check_sendable(topic)
     route = await mq.routes.get(topic, fresh=True)
     command = partial(wire_admin.delete_topic_command, topic, from_broker=True)

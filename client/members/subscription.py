@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from raymq.actors.filter.sql_filter import SqlFilter, compile_sql
 from raymq.actors.filter.subscription import SQL92, Subscription
 from raymq.actors.naming import check_topic
-from raymq.storage.errors import InvalidInput
+from raymq.storage.errors import InvalidInput, WrongType
 from raymq.storage.records.java_hash import tags_code
 
 ALL = "*"
@@ -105,7 +105,7 @@ class SqlWanted:
 def parse_subscriptions(subscriptions: Mapping[str, str | Sql]) -> dict[str, TagFilter | SqlWanted]:
     """Topic to filter, every name and tag expression checked."""
     if not isinstance(subscriptions, Mapping):
-        raise InvalidInput("subscriptions", 'a mapping such as {"orders": "*"}', subscriptions)
+        raise WrongType("subscriptions", 'a mapping of topics to expressions, such as {"orders": "*"}', subscriptions)
     if not subscriptions:
         raise InvalidInput("subscriptions", "at least one topic", {})
     return {

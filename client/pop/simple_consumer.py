@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
-from raymq.actors.errors import ClientClosed, InvalidInput
+from raymq.actors.errors import ClientClosed, InvalidInput, WrongType
 from raymq.actors.naming import check_group
 from raymq.client import arguments
-from raymq.client.client_base import ClientBase
+from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.health import Health
@@ -66,6 +66,7 @@ class SimpleConsumer(ClientBase):
         *,
         missing_topics: str = "wait",
     ) -> None:
+        check_connection(mq)
         self.group = check_group(group)
         filters = parse_subscriptions(subscriptions)
         for wanted in filters.values():
@@ -235,7 +236,7 @@ def _invisible_ms(field: str, seconds: float) -> int:
 
 def _several(messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
     if not isinstance(messages, Iterable):
-        raise InvalidInput("message", "a received message, or several", messages)
+        raise WrongType("message", "a received message, or a list of them", messages)
     return list(messages)
 
 

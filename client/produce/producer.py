@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, Unpack
 
-from raymq.actors.errors import ClientClosed, InvalidInput, OutcomeUnknown, QueueNotFound, RayMQError
+from raymq.actors.errors import ClientClosed, InvalidInput, OutcomeUnknown, QueueNotFound, RayMQError, WrongType
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
 from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.recall_handle import RecallHandle
@@ -23,7 +23,7 @@ from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES
 from raymq.actors.sending.sender import Sends, Sent, Terms
 from raymq.client import arguments, limits
 from raymq.client.callbacks import CallbackFuture
-from raymq.client.client_base import ClientBase
+from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.message import Message, key_numbers
@@ -104,6 +104,7 @@ class Producer(ClientBase):
         when_full: Literal["block", "raise"] = "block",
         outbox: str | Path | None = None,
     ) -> None:
+        check_connection(mq)
         self.group = check_group(group)
         self._defaults = SendDefaults(timeout, retries, async_retry, retry_another_broker_when_not_store_ok)
         self._options = PathOptions(group, linger, idempotent, isolation, shared, buffer_bytes, when_full, outbox)
@@ -387,7 +388,7 @@ class Producer(ClientBase):
         try:
             topics, delayed = set(map(_topic, messages)), any(map(_is_delayed, messages))
         except (AttributeError, TypeError):
-            raise InvalidInput("messages", "a sequence of messages", messages) from None
+            raise WrongType("messages", "a list of Message objects", messages) from None
         if len(topics) != 1:
             raise InvalidInput("messages", limits.ONE_TOPIC, sorted(topics))
         if delayed:

@@ -12,6 +12,7 @@ from raymq.actors.wire.commands.recall import read_recalled, recall_command
 from raymq.client.connection import Connection
 from raymq.client.requests.asking import ask, patiently
 from raymq.client.results import SendResult
+from raymq.storage.errors import no_answer_within
 
 _SEPARATOR = ","
 
@@ -53,7 +54,7 @@ async def recall(mq: Connection, handles: Sequence[RecallHandle], timeout: float
     except TimeoutError as error:
         if isinstance(error, RayMQError):
             raise
-        raise Timeout(", ".join(handle.broker for handle in handles), f"no answer within {timeout:.3g} s") from error
+        raise Timeout(", ".join(handle.broker for handle in handles), no_answer_within(timeout)) from error
     return next(
         (word for word in (RecallStatus.DELIVERED, RecallStatus.WITHDRAWN) if word in told), RecallStatus.UNKNOWN
     )

@@ -24,6 +24,7 @@ from raymq.actors.errors import (
     Timeout,
 )
 from raymq.actors.filter.wanted import Wanted
+from raymq.actors.naming import check_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands import admin as wire_admin
 from raymq.actors.wire.commands import group as wire_group
@@ -39,6 +40,7 @@ from raymq.client.requests.fetching import ANSWER_BYTES, ANSWER_SECONDS, answer_
 from raymq.client.requests.offsets import ConsumeFrom, OffsetRequests
 from raymq.client.requests.read_ahead import ReadAhead
 from raymq.client.timestamps import milliseconds_or_end
+from raymq.storage.errors import no_answer_within
 
 _T = TypeVar("_T")
 #: What a small request may take.
@@ -64,7 +66,7 @@ async def _in_time(queue: MessageQueue, timeout: float, asking: Awaitable[_T]) -
     except TimeoutError as error:
         if isinstance(error, RayMQError):
             raise
-        raise Timeout(queue.broker, f"no answer within {seconds:.3g} s") from error
+        raise Timeout(queue.broker, no_answer_within(seconds)) from error
 
 
 class Pulling:
@@ -103,6 +105,7 @@ class Pulling:
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic."""
+        check_topic(topic)
         return (await self._mq.routes.readable(topic, fresh=True)).readable()
 
     async def offsets(self, queue: MessageQueue) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.fetch import Fetched
 from raymq.client import arguments
-from raymq.client.client_base import ClientBase
+from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.pull.engine import CONTROL_SECONDS, Pulling, check_max_messages, refused
@@ -42,6 +42,7 @@ class PullConsumer(ClientBase):
     KIND = "consumer"
 
     def __init__(self, mq: Connection, group: str) -> None:
+        check_connection(mq)
         self.group = check_group(group)
         super().__init__(mq)
         self._pulling = Pulling(mq, group)

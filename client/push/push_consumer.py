@@ -15,9 +15,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from raymq.actors.errors import ClientClosed, InvalidInput, RayMQError
+from raymq.actors.errors import ClientClosed, RayMQError
 from raymq.client import arguments
-from raymq.client.client_base import ClientBase
+from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.health import Health, hanging, raise_persistent
@@ -121,6 +121,7 @@ class PushConsumer(ClientBase):
         missing_topics: str = "wait",
         failure_text: bool = True,
     ) -> None:
+        check_connection(mq)
         self._settings = ConsumerSettings(
             group,
             parse_subscriptions(subscriptions),
@@ -144,8 +145,7 @@ class PushConsumer(ClientBase):
             missing_topics=missing_topics,
             failure_text=failure_text,
         )
-        if not callable(listener):
-            raise InvalidInput("listener", "a function, or another object that can be called", listener)
+        arguments.function("listener", listener, "a function, or another object that can be called with a list")
         super().__init__(mq)
         self.group = group
         self._listener = listener

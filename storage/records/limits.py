@@ -27,7 +27,7 @@ ELSEWHERE: Final = "store it elsewhere, and send where it is"
 MAX_PROPERTIES_BYTES: Final = 32_767
 
 # What is allowed in a message, as the errors say it, of messages one by one and of a table's rows.
-BODY: Final = f"1 to {MOST_MESSAGE_BYTES} bytes"
+BODY: Final = "at least 1 byte, at most the brokers' max_message_bytes (4 MiB unless it is configured otherwise)"
 TAG: Final = "one tag: not blank, without ||"
 KEY: Final = "each key at least 1 character, without a blank"
 TEXT: Final = r"text without \x00, \x01 and \x02"

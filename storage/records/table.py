@@ -427,7 +427,8 @@ def _checked_bodies(column: pa.Array, limit: int) -> pa.Array:
     lengths = lengths_of(bodies)
     if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= limit:
         worst = int(lengths.min() if lengths.min() == 0 else lengths.max())
-        raise InvalidInput("body", f"1 to {limit} bytes", worst, remedy=limits.ELSEWHERE if worst else None)
+        allowed = limits.BODY if limit == limits.MOST_MESSAGE_BYTES else f"1 to {limit} bytes"
+        raise InvalidInput("body", allowed, worst, remedy=limits.ELSEWHERE if worst else None)
     return bodies
 
 

@@ -14,7 +14,7 @@ import pytest
 from raymq.actors.naming import UNSENDABLE_TOPICS, check_group
 from raymq.actors.protocol import TopicRoute
 from raymq.actors.sending.longest_body import limit_of, refuse_longer
-from raymq.client import InvalidInput, Message, MessageQueue, QueueNotFound
+from raymq.client import Connection, InvalidInput, Message, MessageQueue, QueueNotFound
 from raymq.client.limits import RULES, Rule, table
 from raymq.client.produce.options import SendDefaults
 from raymq.client.produce.producer import Producer
@@ -41,7 +41,11 @@ def options(**given: Any) -> Callable[[], object]:
 
 
 def producer(**given: Any) -> Callable[[], object]:
-    return lambda: Producer(None, "g", **given)  # type: ignore[arg-type]
+    def make() -> Producer:
+        with Connection(["127.0.0.1:9"]) as mq:
+            return Producer(mq, "g", **given)
+
+    return make
 
 
 def batch(*messages: Message) -> Callable[[], object]:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.client import ConsumeFrom, InvalidInput, Message, PushConsumer, arguments
+from raymq.client import Connection, ConsumeFrom, InvalidInput, Message, PushConsumer, arguments
 from raymq.client.timestamps import (
     FAR_FUTURE_MS,
     due,
@@ -41,7 +41,8 @@ def column(value: Any) -> Any:
 
 def push(value: Any) -> Any:
     settings: Any = {"consume_from": ConsumeFrom.TIMESTAMP, "consume_timestamp": value}
-    return PushConsumer(None, "g", {"t": "*"}, print, **settings)  # type: ignore[arg-type]
+    with Connection(["127.0.0.1:9"]) as mq:
+        return PushConsumer(mq, "g", {"t": "*"}, print, **settings)
 
 
 #: Whatever takes a time and needs no cluster for its check.

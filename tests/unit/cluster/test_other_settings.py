@@ -1,0 +1,38 @@
+"""A start that differs from the cluster that runs says what differs, both values, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raymq.cluster.config import ClusterConfig
+from raymq.cluster.launching import other_settings
+
+
+def arguments(config: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
+    plain = {"brokers": 2, "root": "/data", "replicas": 1, "name_servers": 1, "port": 0}
+    return plain | others | {"config": ClusterConfig.load(config).as_dict()}
+
+
+@pytest.mark.parametrize(
+    ("running", "wanted", "said"),
+    [
+        (arguments({"flush": "sync"}), arguments(), "flush is 'sync', not 'async'"),
+        (arguments(), arguments({"flush": "sync"}), "flush is 'async', not 'sync'"),
+        (arguments(brokers=3), arguments(), "brokers is 3, not 2"),
+        (arguments(), arguments({"auto_create_topics": True}), "auto_create_topics is False, not True"),
+        (arguments(root="/data"), arguments(root="/other"), "root is '/data', not '/other'"),
+    ],
+)
+def test_it_names_what_differs_and_nothing_else(running: dict[str, Any], wanted: dict[str, Any], said: str) -> None:
+    error = other_settings("raymq", running, wanted)
+    assert f"namespace raymq runs with other settings: {said} (" in str(error)
+    assert "cluster.connect() joins it" in error.remedy
+    assert error.field == said.partition(" ")[0]
+
+
+def test_brokers_can_be_added_without_a_stop() -> None:
+    error = other_settings("raymq", arguments(brokers=3), arguments({"flush": "sync"}))
+    assert error.field == "brokers, flush"
+    assert "add_broker" in error.remedy
