@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -19,17 +20,22 @@ from typing import Any, Final
 import click
 import psutil
 
+from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.naming import host_resource, is_name_server_name
 from raymq.client import Admin, RayMQError
-from raymq.cluster import bootstrap
+from raymq.cluster import bootstrap, found
 from raymq.cluster.cli_context import Finder, json_option
+from raymq.cluster.detaching import LogFile, await_end, start_detached
 from raymq.cluster.host_identity import check_mounted, host_identity
+from raymq.cluster.noted import name_servers_of
 from raymq.cluster.output import broker_fields, broker_rows, plain, print_fields, print_json, print_rows
 
 _LOOK_SECONDS: Final = 0.1
 #: How long a start that a signal interrupts may take to its end, and how long its actors then to stop.
 _FINISH_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 3.0
+#: How long the process that has the cluster's Ray may take to end behind the cluster.
+_END_SECONDS: Final = 15.0
 #: How often it is looked whether the cluster was stopped from elsewhere.
 _GONE_SECONDS: Final = 1.0
 
@@ -48,18 +54,37 @@ def cluster_commands() -> None:
 @click.option("--config", type=click.Path(exists=True, path_type=Path), help="YAML settings; see configs/.")
 @click.option("--hosts", default=1, show_default=True, help="Wait until the Ray cluster has so many machines.")
 @click.option("--hosts-timeout", default=600.0, show_default=True, help="Seconds to wait for them.")
+@click.option("--detach", is_flag=True, help="Leave it running in the background; raymq cluster stop ends it.")
+@click.option("--log", type=click.Path(path_type=Path), hidden=True, help="Of a detached one: its log file.")
 @json_option
 @click.pass_obj
-def start_cluster(finder: Finder, /, brokers: int, root: Path, count: int, as_json: bool, **options: Any) -> None:
+def start_cluster(
+    finder: Finder,
+    /,
+    brokers: int,
+    root: Path,
+    count: int,
+    detach: bool,
+    log: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Start a cluster on the Ray that runs here; where none runs, on one of its own until Ctrl-C.
 
     What runs already stays as it is, and what of it is missing is made.
     """
     finder.refuse_addresses("cluster start")
     options["name_servers"] = count
+    if detach:
+        _start_detached(finder, {"brokers": brokers, "root": root, **options}, as_json=as_json)
+        return
     progress = logging.getLogger(bootstrap.__name__)
     progress.setLevel(logging.INFO)
-    progress.addHandler(logging.StreamHandler())  # to stderr
+    to_terminal = logging.StreamHandler()
+    progress.addHandler(to_terminal)
+    log_file = None if log is None else LogFile(log)
+    if log_file is not None:
+        logging.getLogger().addHandler(log_file)
 
     def live(asked: threading.Event, started: threading.Event) -> bool:
         with warnings.catch_warnings(record=True) as said:
@@ -71,10 +96,20 @@ def start_cluster(finder: Finder, /, brokers: int, root: Path, count: int, as_js
                 click.echo(f"warning: {each.message}", err=True)
         try:
             if is_up := not asked.is_set():
-                print_fields({"namespace": finder.namespace, "name_servers": mq.name_servers}, as_json=as_json)
+                fields: dict[str, Any] = {"namespace": finder.namespace, "name_servers": mq.name_servers}
+                if log_file is not None:
+                    owns = mq.owns_ray
+                    fields |= {"pid": os.getpid() if owns else None, "log": str(log) if owns else None}
+                if mq.owns_ray:
+                    found.note_process(finder.namespace, os.getpid())
+                print_fields(fields, as_json=as_json)
                 sys.stdout.flush()
             if mq.owns_ray:
-                if is_up:
+                if log_file is not None:
+                    progress.removeHandler(to_terminal)
+                    log_file.take_outputs()
+                    progress.info("up: namespace %s, name servers %s", finder.namespace, ";".join(mq.name_servers))
+                elif is_up:
                     click.echo("Ray runs in this process: Ctrl-C stops the cluster.", err=True)
                 _hold(finder.namespace, asked)
         finally:
@@ -84,6 +119,26 @@ def start_cluster(finder: Finder, /, brokers: int, root: Path, count: int, as_js
         return is_up
 
     _uninterrupted(live, finder.namespace)
+
+
+def _start_detached(finder: Finder, options: dict[str, Any], *, as_json: bool) -> None:
+    """Run the same command in the background, and print where it is once it is up."""
+    try:
+        log = found.log_file(finder.namespace)
+    except OSError as error:
+        raise InvalidInput(found.HOME, "a folder of this user's own that can be written", str(error)) from error
+    known = found.load(finder.namespace)
+    if known is not None and known.pid is not None and name_servers_of(finder.namespace, known, known.tls):
+        raise BrokerUnavailable(
+            "cluster",
+            f"one runs in namespace {finder.namespace} already, in process {known.pid}",
+            remedy="end it: raymq cluster stop; or give this one another --namespace and --root",
+        )
+    command = ["--namespace", finder.namespace, "cluster", "start", "--json", "--log", str(log)]
+    for name, value in options.items():
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    print_fields(json.loads(start_detached(command)), as_json=as_json)
 
 
 def _uninterrupted(live: Callable[[threading.Event, threading.Event], bool], namespace: str) -> None:
@@ -208,7 +263,11 @@ def leave_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) 
 def stop_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) -> None:
     """End every actor of the cluster cleanly. The data stay."""
     finder.refuse_addresses("cluster stop")
-    brokers = bootstrap.running(finder.namespace, finder.address or "auto")
+    known = found.load(finder.namespace)
+    with finder.saying_how_to_start():
+        brokers = bootstrap.running(finder.namespace, finder.address or "auto")
     if not dry_run:
         bootstrap.stop(finder.namespace, finder.address or "auto", timeout)
+        if known is not None and known.pid is not None:  # it sees by itself that its cluster is gone
+            await_end(known.pid, _END_SECONDS)
     print_fields({"namespace": finder.namespace, "brokers": brokers, "stopped": not dry_run}, as_json=as_json)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.protocol import Tls
 from raymq.client import Admin, InvalidInput, timestamps
 from raymq.cluster.output import print_rows
@@ -71,7 +73,24 @@ class Finder:
 
     def connect(self) -> Cluster:
         """A connection; use it as a context manager."""
-        return self.connect_with(self)
+        with self.saying_how_to_start():
+            return self.connect_with(self)
+
+    @contextlib.contextmanager
+    def saying_how_to_start(self) -> Iterator[None]:
+        """Within the block, say in a shell's words what to do where no cluster runs."""
+        try:
+            yield
+        except BrokerUnavailable as error:
+            is_absent = error.broker == "cluster" and error.remedy is None
+            if not is_absent and (error.broker != "ray" or type(error) is BrokerUnavailable or self.address):
+                raise
+            raise BrokerUnavailable(
+                "cluster",
+                f"no cluster runs in namespace {self.namespace}",
+                remedy="start one: raymq cluster start; or say where it is: --name-servers HOST:PORT, or --address "
+                "(RAY_ADDRESS) and --namespace",
+            ) from error
 
 
 def admin_rows(

@@ -28,19 +28,26 @@ HOME = "RAYMQ_HOME"
 
 @dataclass(frozen=True, slots=True)
 class FoundCluster:
-    """Where a cluster is: its name servers, its Ray ("host:port", None: not known), and the TLS of its sockets."""
+    """Where a cluster is: its name servers, its Ray ("host:port", None: not known), and the TLS of its sockets.
+
+    `pid` is the process of `raymq cluster start` that has its Ray and ends with it, if there is one.
+    """
 
     name_servers: tuple[str, ...]
     ray_address: str | None = None
     tls: Tls | None = None
+    pid: int | None = None
 
 
-def save(namespace: str, name_servers: Sequence[str], ray_address: str | None, tls: Tls | None) -> None:
+def save(
+    namespace: str, name_servers: Sequence[str], ray_address: str | None, tls: Tls | None, pid: int | None = None
+) -> None:
     """Write where the cluster in `namespace` is. A folder that cannot be written is no reason for a start to fail."""
     content = {
         "name_servers": list(name_servers),
         "ray_address": ray_address,
         "tls": None if tls is None else asdict(tls),
+        "pid": pid,
     }
     with (
         contextlib.suppress(OSError, InvalidInput),
@@ -49,6 +56,14 @@ def save(namespace: str, name_servers: Sequence[str], ray_address: str | None, t
         json.dump(content, file)
         file.flush()
         os.replace(file.name, _folder() / f"{namespace}.json")
+
+
+def note_process(namespace: str, pid: int) -> None:
+    """Add to what is noted of a cluster the process that has its Ray and ends with it."""
+    with contextlib.suppress(InvalidInput):
+        known = load(namespace)
+        if known is not None:
+            save(namespace, known.name_servers, known.ray_address, known.tls, pid)
 
 
 def load(namespace: str) -> FoundCluster | None:
@@ -68,10 +83,10 @@ def load(namespace: str) -> FoundCluster | None:
 
 
 def _found(raw: Mapping[str, Any]) -> FoundCluster:
-    servers, ray_address, tls = raw["name_servers"], raw.get("ray_address"), raw.get("tls")
-    if not isinstance(servers, list) or not isinstance(ray_address, str | None):
+    servers, ray_address, tls, pid = raw["name_servers"], raw.get("ray_address"), raw.get("tls"), raw.get("pid")
+    if not isinstance(servers, list) or not isinstance(ray_address, str | None) or not isinstance(pid, int | None):
         raise ValueError("no addresses")  # noqa: TRY004 - the text is at fault
-    return FoundCluster(tuple(map(str, servers)), ray_address, None if tls is None else _tls(tls))
+    return FoundCluster(tuple(map(str, servers)), ray_address, None if tls is None else _tls(tls), pid)
 
 
 def _tls(raw: Mapping[str, Any]) -> Tls:
@@ -88,6 +103,15 @@ def forget(namespace: str, ray_address: str | None) -> None:
         known = load(namespace)
         if known is None or ray_address is None or known.ray_address in (None, ray_address):
             (_folder() / f"{namespace}.json").unlink()
+
+
+def log_file(namespace: str) -> Path:
+    """The log of a cluster that runs in the background.
+
+    Raises:
+        OSError: there can be no folder. InvalidInput: another user may write it.
+    """
+    return _folder() / f"{namespace}.log"
 
 
 def lock_file(namespace: str) -> Path:

@@ -51,7 +51,7 @@ class RayFound:
 
 
 class NoRay(BrokerUnavailable):
-    """Nobody listens at the address: what ran there is gone."""
+    """Nobody listens at the address, since what ran there is gone; or there is no address to look at."""
 
 
 def look(address: str) -> RayFound:

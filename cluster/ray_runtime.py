@@ -115,7 +115,7 @@ def join_address(address: str, last_resort: Callable[[], str | None]) -> None:
         return
     known = last_resort() if is_auto else None
     if known is None or not _join_if_there(known):
-        raise BrokerUnavailable(
+        raise NoRay(
             "ray",
             "this process is connected to no Ray, and none was started on this machine by `ray start` or `ray up`",
             remedy="name it (address=, RAY_ADDRESS), or reach the cluster without Ray (name_servers=)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from raymq.actors.wire.codes import RequestCode
@@ -19,9 +21,10 @@ from tests.program import output_of, run, terminal
 
 pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(120)]
 
-#: The lines of the README's blocks of commands: what CI itself runs, and what `test_two_terminals` does.
+#: The lines of the README's blocks of commands: what CI itself runs, and what the tests below do.
 BY_CI = ["make demo", "make test"]
 FIRST, SECOND = "raymq cluster start --config configs/local.yaml", "mqadmin topicList -n 127.0.0.1:9876"
+BACKGROUND = ["raymq cluster start --detach", "raymq cluster status", "raymq cluster stop"]
 #: Runs each of its arguments as a `raymq` command, where Ray cannot be imported.
 SECOND_TERMINAL = """
 import shlex, sys
@@ -58,7 +61,7 @@ def test_the_example(readme: str, tmp_path: Path) -> None:
 
 
 def test_no_command_line_is_forgotten_here(readme: str) -> None:
-    assert sorted(command_lines(readme)) == sorted([*BY_CI, FIRST, SECOND])
+    assert sorted(command_lines(readme)) == sorted([*BY_CI, *BACKGROUND, FIRST, SECOND])
 
 
 def test_two_terminals(repository: Path, tmp_path: Path) -> None:
@@ -112,3 +115,31 @@ def test_two_terminals(repository: Path, tmp_path: Path) -> None:
         assert first.wait(30) == 0
     assert list((tmp_path / "data").glob("broker-*"))
     assert not list((tmp_path / "data").glob("*/abort"))
+
+
+def test_a_cluster_in_the_background(tmp_path: Path) -> None:
+    start, status, stop = ([*shlex.split(line), "--json"] for line in BACKGROUND)
+    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
+    environment = {**kept, "RAYMQ_HOME": str(tmp_path / "home"), "RAYMQ_NAMESPACE": "background"}
+    program = str(Path(sys.executable).with_name("raymq"))
+    none = run(program, *status[1:], environment=environment)
+    assert none.returncode == 1
+    assert "raymq cluster start" in none.stderr
+    root = ["--root", str(tmp_path / "data"), "--brokers", "1"]
+    with terminal(program, *start[1:], *root, environment=environment) as first:  # ends with its terminal
+        out, _ = first.communicate(timeout=100)
+    told = json.loads(out)
+    process = psutil.Process(told["pid"])
+    try:
+        assert told.keys() == {"namespace", "name_servers", "pid", "log"}
+        assert json.loads(run(program, *status[1:], environment=environment).stdout)["brokers"][0]["state"] == "running"
+        again = run(program, *start[1:], *root, environment=environment)
+        assert (again.returncode, f"in process {process.pid}" in again.stderr) == (1, True)
+        stopped = run(program, *stop[1:], environment=environment)
+        assert (stopped.returncode, json.loads(stopped.stdout)["stopped"]) == (0, True)
+        assert not process.is_running()
+        assert told["name_servers"][0] in Path(told["log"]).read_text(encoding="utf-8")
+        assert not list(tmp_path.glob("data/*/abort"))
+    finally:
+        if process.is_running():
+            process.kill()

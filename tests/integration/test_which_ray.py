@@ -128,8 +128,9 @@ def test_a_ray_that_cannot_be_joined_is_told_at_once(others: str, silent: str, e
 def test_without_any_ray_a_command_says_what_to_do(environment: dict[str, str]) -> None:
     done = run(RAYMQ, "topic", "list", environment=environment, seconds=TOLD_SECONDS)
     assert done.returncode == 1
+    assert "raymq cluster start" in done.stderr
     assert "RAY_ADDRESS" in done.stderr
-    assert "name_servers=" in done.stderr
+    assert "--name-servers" in done.stderr
 
 
 def test_a_start_that_is_interrupted_ends_cleanly(environment: dict[str, str], tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""A cluster in the background: its log file, and what is noted of its process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from raymq.cluster import cli_cluster, found
+from raymq.cluster.cli import main_group
+
+PROGRAM = """
+import logging, os, pathlib, sys
+from raymq.cluster.detaching import LogFile
+log = LogFile(pathlib.Path(sys.argv[1]), most_bytes=1_000)
+logging.getLogger().addHandler(log)
+log.take_outputs()
+for number in range(100):
+    logging.warning("line %d", number)
+print("printed", flush=True)
+os.write(2, b"from C")
+"""
+
+
+def test_the_log_file_rotates_and_takes_what_is_printed(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(log)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.log", "a.log.1", "a.log.2", "a.log.3"]
+    assert all(each.stat().st_size <= 1_100 for each in tmp_path.iterdir())
+    newest = log.read_text(encoding="utf-8")
+    assert "WARNING root: line 99" in newest
+    assert "printed" in newest
+    assert "from C" in newest
+
+
+def test_notes_keep_the_process_that_has_the_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(found.HOME, str(tmp_path))
+    found.note_process("n", 7)  # nothing is noted of it
+    assert found.load("n") is None
+    found.save("n", ["h:1"], "r:2", None)
+    known = found.load("n")
+    assert known is not None
+    assert known.pid is None
+    found.note_process("n", 7)
+    assert found.load("n") == found.FoundCluster(("h:1",), "r:2", None, 7)
+
+
+def test_options_reach_the_process_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(found.HOME, str(tmp_path))
+    commands = []
+    told = {"namespace": "n", "name_servers": ["h:1"], "pid": 1, "log": "l"}
+
+    def start_detached(command: list[str]) -> str:
+        commands.append(command)
+        return json.dumps(told)
+
+    monkeypatch.setattr(cli_cluster, "start_detached", start_detached)
+    line: list[Any] = [
+        "--namespace",
+        "n",
+        "cluster",
+        "start",
+        "--detach",
+        "--brokers",
+        3,
+        "--name-servers",
+        2,
+        "--json",
+    ]
+    done = CliRunner().invoke(main_group, list(map(str, line)), catch_exceptions=False)
+    assert json.loads(done.stdout) == told
+    (command,) = commands
+    assert command[:4] == ["--namespace", "n", "cluster", "start"]
+    assert command[command.index("--brokers") + 1] == "3"
+    assert command[command.index("--name-servers") + 1] == "2"
+    assert command[command.index("--log") + 1] == str(tmp_path / "n.log")
+    assert "--config" not in command
