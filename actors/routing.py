@@ -65,6 +65,9 @@ class Routes:
         #: By address: when the routes that lead there were doubted last.
         self._doubted: dict[str, float] = {}
         pool.on_trouble = self.doubt
+        pool.probed = self.name_servers
+        #: The addresses of cached routes that a name server did not name when it was asked last.
+        self._absent: set[str] = set()
         self._silence = NameServerSilence(boottime)
         self._asking: asyncio.Task[None] | None = None
         #: The place in the list of the one that answered last: clients stick to it as long as it answers.
@@ -100,9 +103,11 @@ class Routes:
             answer = await self.ask(command, timeout, patient=cached is None)
             route = route_answers.read_route(topic, answer.body)
             if route.away and not route.addresses:
+                self._absent.update(() if cached is None else cached[1].addresses.values())
                 self._ask_another_next()
                 raise TopicUnavailable(topic, [each.data.broker for each in route.away])
         except TopicNotFound:
+            self._absent.update(() if cached is None else cached[1].addresses.values())
             if cached is not None and fresh and self._was_there(topic, now):  # one that just started may not know it
                 return cached[1]
             self._cached.pop(topic, None)
@@ -119,9 +124,10 @@ class Routes:
             self._ask_another_next()
         for broker, address in route.addresses.items():
             self._names[address] = broker
-            if before.get(broker) != address:
+            if before.get(broker) != address or address in self._absent:
+                self._absent.discard(address)
                 self._pool.retry_now(address)
-                if broker in before:
+                if broker in before and before[broker] != address:
                     asyncio.get_running_loop().call_later(_DROP_SECONDS, self._drop, before[broker])
         seconds = _SHORT_SECONDS if self._misses(route, now) else ROUTE_SECONDS
         self._cached[topic] = (now - ROUTE_SECONDS + seconds, route)

@@ -2,6 +2,10 @@
 
 Everything here runs on one event loop. `ConnectionPool` keeps a connection per address, connects once for many waiters,
 and backs off from an address that refuses (each attempt may take `CONNECT_SECONDS`).
+
+The pauses between attempts grow as long as an outage lasts. While nothing answers, the pool tries one of the addresses
+in `probed` after the other, at most 5 s apart. At the first connection after that, and only then, the pauses of all
+other addresses are cut to a random part of a second.
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -31,6 +36,10 @@ from raymq.storage.errors import no_answer_within
 
 #: An attempt to connect is given this long before it is called failed, unless the caller's budget ends first.
 CONNECT_SECONDS = 20.0
+#: The longest pause before an attempt to connect is made again, once any other address answers after an outage of all.
+AFTER_OUTAGE_SECONDS = 1.0
+#: The longest pause between two such attempts while nothing answers, and the longest time that one of them may take.
+PROBE_SECONDS = 5.0
 #: Above so many addresses a pool forgets those that it has no connection to and that are not being backed off from.
 MOST_PEERS = 256
 
@@ -285,6 +294,11 @@ class _Peer:
     #: Set and replaced where there is news of the address.
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def wake(self) -> None:
+        """Let those who wait for an attempt to be due look again."""
+        self.news.set()
+        self.news = asyncio.Event()
+
     def is_in_use(self, now: float) -> bool:
         """Whether there is a connection, or one is being made, or none may be made yet."""
         is_open = self.connection is not None and self.connection.is_open
@@ -314,6 +328,11 @@ class ConnectionPool:
         self._closed = False
         #: Told the address of a server that did not answer, or said that it is not the one to ask.
         self.on_trouble: Callable[[str], None] = lambda _: None
+        #: The addresses that are tried by turns while nothing answers: the name servers.
+        self.probed: Sequence[str] = ()
+        #: Whether nothing answers: an attempt to connect has failed, and no connection is open.
+        self.is_silent = False
+        self._probing: asyncio.Task[None] | None = None
         #: This machine's address as a server saw it last; what born hosts say.
         self.local_host = "127.0.0.1"
 
@@ -410,9 +429,11 @@ class ConnectionPool:
         peer = self._peers.get(address)
         if peer is None:
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(min(peer.not_before, loop.time() + seconds)):
-                await peer.news.wait()
+        until = loop.time() + seconds
+        while (due := min(peer.not_before, until)) > loop.time():  # news may be that it is due sooner, but not yet
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await peer.news.wait()
 
     def retry_now(self, address: str) -> None:
         """There is news that the address lives: the next attempt is due now."""
@@ -420,8 +441,7 @@ class ConnectionPool:
         if peer is not None:
             peer.not_before = 0.0
             peer.backoff.reset()
-            peer.news.set()
-            peer.news = asyncio.Event()
+            peer.wake()
 
     def drop(self, address: str) -> None:
         """Nobody is to be asked there any more: what is under way fails with ConnectionLost."""
@@ -432,6 +452,8 @@ class ConnectionPool:
     async def close(self) -> None:
         """Close all connections; every later `get` raises ClientClosed."""
         self._closed = True
+        if self._probing is not None:
+            self._probing.cancel()
         for peer in self._peers.values():
             if peer.opening is not None:
                 peer.opening.cancel()
@@ -449,6 +471,7 @@ class ConnectionPool:
             if peer.connection is not None:
                 peer.connection.abandon()
         self._peers = {}
+        self.is_silent, self._probing = False, None
 
     def _meet(self, address: str) -> _Peer:
         """A peer that is new; of old ones nothing is kept that a new attempt would not find out."""
@@ -482,7 +505,7 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         host, _, port = moved.now(address).rpartition(":")
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(PROBE_SECONDS if self.is_silent else CONNECT_SECONDS):
                 transport, connection = await loop.create_connection(
                     lambda: WireConnection(address, self._scratch, self._on_push, self._max_frame_bytes),
                     host.strip("[]"),
@@ -491,6 +514,7 @@ class ConnectionPool:
                 )
         except (OSError, TimeoutError, ValueError, OverflowError) as error:  # the last of a port that none is
             peer.not_before = loop.time() + peer.backoff.next_delay()
+            self._failed_to_connect()
             peer.no_way = not isinstance(error, ConnectionRefusedError | ssl.SSLError | ValueError | OverflowError)
             reason = str(error) or type(error).__name__
             if self._tls is not None and peer.no_way and not isinstance(error, TimeoutError):
@@ -501,4 +525,39 @@ class ConnectionPool:
         peer.no_way = False
         self.local_host = str(transport.get_extra_info("sockname")[0])
         peer.connection = connection
+        if self.is_silent:
+            self._answered_again()
         return connection
+
+    def _failed_to_connect(self) -> None:
+        if self.is_silent or self._closed:
+            return
+        if not any(peer.connection is not None and peer.connection.is_open for peer in self._peers.values()):
+            self.is_silent = True
+            if self._probing is None or self._probing.done():
+                self._probing = asyncio.get_running_loop().create_task(self._probe())
+
+    async def _probe(self) -> None:
+        """Try one of the probed addresses after the other, whether an attempt is due there or not."""
+        backoff, turn = Backoff(cap=PROBE_SECONDS), 0
+        while self.probed:
+            await asyncio.sleep(backoff.next_delay())
+            if not self.is_silent:
+                return
+            address = self.probed[turn % len(self.probed)]
+            turn += 1
+            peer = self._peers.get(address) or self._meet(address)
+            peer.not_before = 0.0
+            with contextlib.suppress(BrokerUnavailable):
+                await self._get(address, peer, PROBE_SECONDS)
+
+    def _answered_again(self) -> None:
+        """End an outage of all addresses: let the others be tried again within a second, not all at the same time."""
+        self.is_silent = False
+        now = asyncio.get_running_loop().time()
+        for peer in self._peers.values():
+            peer.backoff.reset()
+            soon = now + random.uniform(0.0, AFTER_OUTAGE_SECONDS)
+            if peer.not_before > soon:
+                peer.not_before = soon
+                peer.wake()

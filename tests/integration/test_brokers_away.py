@@ -24,6 +24,7 @@ from raymq.client import (
     Producer,
     PullConsumer,
     PushConsumer,
+    ReceivedMessage,
     RedriveResult,
     Retry,
     SimpleConsumer,
@@ -168,6 +169,36 @@ def test_a_running_client_keeps_what_it_knew_over_a_restart_of_the_name_server(
         Admin(mq).delete_topic("t")
         with pytest.raises(TopicNotFound):
             admin.topic_stats("t")
+
+
+def test_clients_go_on_within_seconds_after_a_long_outage(
+    services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[bytes] = []
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        received.extend(message.body for message in messages)
+        return ConsumeResult.SUCCESS
+
+    async def as_after_minutes() -> None:
+        for peer in mq.pool._peers.values():
+            peer.not_before, peer.backoff.failures = time.monotonic() + 100, 20
+
+    with PushConsumer(mq, "g-outage", {"t": "*"}, listener):
+        Producer(mq, "p").send(Message("t", b"before"))
+        poll_until(lambda: received, 10)
+        monkeypatch.setattr(routing, "ROUTE_SECONDS", 0.5)  # the outage was longer than a route is young
+        for name in ("broker-a", "broker-b"):
+            services.stop_broker(name)
+        services.loop.run(services.name_server.stop())
+        poll_until(lambda: mq.pool.is_silent, 10, "nothing answers")
+        mq.run(as_after_minutes())
+        services.name_server = services.loop.run(NameServerService.start(services.name_server_spec))
+        for name in ("broker-a", "broker-b"):
+            services.start_broker(name)
+        with Connection([services.name_server.address]) as other:
+            poll_until(lambda: _sends(Producer(other, "p2")), 10)
+        poll_until(lambda: b"x" in received, 6, "the consumer goes on")
 
 
 def _sends(producer: Producer) -> bool:

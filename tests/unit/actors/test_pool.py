@@ -12,6 +12,7 @@ import pytest
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput
 from raymq.actors.protocol import Tls
+from raymq.actors.wire import connection
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
 from raymq.actors.wire.server import Server, bind
@@ -238,3 +239,71 @@ async def test_a_request_may_have_early_answers() -> None:
         connection = await pool.get(address)
         assert (connection._on_early, connection._waiting) == ({}, {})
         await pool.close()
+
+
+async def test_after_an_outage_of_all_pauses_are_cut_once() -> None:
+    name_server, broker, dead, pool = Address(), Address(), Address(), ConnectionPool()
+    pool.probed = [name_server.name]
+    loop = asyncio.get_running_loop()
+    for address in (name_server, broker, dead):
+        with pytest.raises(BrokerUnavailable):
+            await pool.get(address.name)
+    assert pool.is_silent
+    for address in (broker, dead):  # as after minutes
+        pool._peers[address.name].not_before = loop.time() + 100
+        pool._peers[address.name].backoff.failures = 20
+    servers = [await name_server.listen(), await broker.listen()]
+    async with asyncio.timeout(3):
+        assert (await pool.get(broker.name, 200, patient=True)).is_open
+    assert not pool.is_silent
+    assert pool._peers[dead.name].backoff.failures <= 1
+    pool._peers[dead.name].not_before = later = loop.time() + 100
+    pool._peers[broker.name].connection.abort()  # type: ignore[union-attr]
+    await asyncio.sleep(0.01)
+    assert (await pool.get(broker.name)).is_open
+    assert pool._peers[dead.name].not_before == later, "others answered all the time: no pause is cut again"
+    await pool.close()
+    dead.bound.close()
+    for server in servers:
+        await server.stop()
+
+
+async def test_while_nothing_answers_probed_addresses_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PROBE_SECONDS", 0.02)
+    addresses = [Address(), Address(), Address()]
+    names, tried, pool = [address.name for address in addresses], list[str](), ConnectionPool()
+    pool.probed = names
+    enough = asyncio.Event()
+    connect = pool._connect
+
+    async def counted(address: str, peer: connection._Peer) -> connection.WireConnection:
+        tried.append(address)
+        if len(tried) == 7:
+            enough.set()
+        return await connect(address, peer)
+
+    monkeypatch.setattr(pool, "_connect", counted)
+    with pytest.raises(BrokerUnavailable):
+        await pool.get(names[1])
+    for peer in pool._peers.values():
+        peer.not_before += 100
+    async with asyncio.timeout(2):
+        await enough.wait()
+    assert tried == [names[1], *names, *names]
+    await pool.close()
+    for address in addresses:
+        address.bound.close()
+
+
+async def test_a_pool_that_reaches_one_address_probes_none() -> None:
+    living, dead, pool = Address(), Address(), ConnectionPool()
+    pool.probed = [dead.name]
+    server = await living.listen()
+    await pool.get(living.name)
+    with pytest.raises(BrokerUnavailable):
+        await pool.get(dead.name)
+    assert not pool.is_silent
+    assert pool._probing is None
+    await pool.close()
+    dead.bound.close()
+    await server.stop()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.errors import ProtocolError
+from raymq.actors.errors import ProtocolError, TopicNotFound
 from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
 from raymq.actors.routing import Routes
 from raymq.actors.wire.codes import ResponseCode
@@ -153,3 +153,33 @@ def test_a_known_route_stays_in_use_while_a_name_server_answers_garbage() -> Non
     first, second = asyncio.run(ask_twice())
     assert first is second
     assert not answers
+
+
+def test_a_broker_that_comes_back_into_a_route_is_tried_at_once() -> None:
+    answers: list[Command | TopicNotFound] = [
+        Command(ResponseCode.SUCCESS, body=body([QUEUES], [BROKER])),
+        TopicNotFound("t"),
+        Command(ResponseCode.SUCCESS, body=body([QUEUES], [BROKER])),
+        Command(ResponseCode.SUCCESS, body=body([QUEUES], [BROKER])),
+    ]
+    tried: list[str] = []
+
+    class Pool:
+        """A name server that was restarted and does not know the broker for a while."""
+
+        async def request(self, *_: Any, **__: Any) -> Command:
+            answer = answers.pop(0)
+            if isinstance(answer, TopicNotFound):
+                raise answer
+            return answer
+
+        def retry_now(self, address: str) -> None:
+            tried.append(address)
+
+    async def ask() -> None:
+        routes = Routes(Pool(), ["ns:1"])  # type: ignore[arg-type]
+        while answers:
+            await routes.get("t", fresh=True)
+
+    asyncio.run(ask())
+    assert tried == ["h:1"] * 2, "when it was seen first, and when it was back"
