@@ -1,24 +1,25 @@
 """What the next batch of a stream reads, decided from what was read and what is there. No I/O and no clock.
 
-Nothing is left out silently: where what follows the last batch is not there any more, or is something else now, there
-is no plan but an error.
+Nothing is skipped silently. Where what follows the last batch is gone there is no plan but an error, or, for a stream
+with `on_data_loss="skip"`, a plan that goes on behind it and says what it skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.stream_plans import QueueBounds, TopicBounds
 from raymq.client.bulk.streams import Origin
-from raymq.spark_bridge.plan import Goal, Lineage, Plan
+from raymq.spark_bridge.plan import Goal, Lineage, Plan, Skipped
 
 
 class StreamBroken(RayMQError):
     """A stream cannot go on where it stood: what follows there is gone, or is not what it was."""
 
-    remedy = "start the query with a new checkpointLocation, and begin where start= says"
+    remedy = 'on_data_loss="skip" goes on with what is left; a new checkpointLocation begins anew, where start= says'
 
 
 def next_plan(
@@ -29,6 +30,9 @@ def next_plan(
     most: int | None = None,
     run: str | None = None,
     started: Mapping[Origin, Lineage] | None = None,
+    *,
+    skip_losses: bool = False,
+    skip_topics: Collection[str] = (),
 ) -> Plan:
     """The plan of a batch.
 
@@ -44,17 +48,29 @@ def next_plan(
         most: how many messages it reads at most; None: all that are there.
         run: the name of the run, if it ends by itself: where the queues end as its first batch is planned.
         started: of which messages the offsets of `starts` are; what it does not name is not known.
+        skip_losses: go on behind messages that are gone, and keep account of them in `Plan.skipped`.
+        skip_topics: topics of the stream that do not exist now: it goes on without them until they are there again.
 
     Raises:
-        StreamBroken: messages that were not read are not there any more.
+        StreamBroken: messages that were not read are not there any more, and `skip_losses` is False.
     """
     known = lineages(previous, started)
     seen_topics = set() if previous is None else previous.topics
     before = {} if previous is None else previous.ranges
+    skipped = {} if previous is None else dict(previous.skipped)
     places: dict[MessageQueue, tuple[int, int]] = {}
+
+    def lose(queue: MessageQueue, loss: Loss) -> None:
+        if not skip_losses:
+            raise StreamBroken(loss.reason)
+        earlier = skipped.get(queue, Skipped(0, ""))
+        skipped[queue] = Skipped(earlier.messages + loss.messages, loss.reason)
+
     for origin, bounds in sorted(found.items()):
         topic, broker = origin
-        _check_same_topic(origin, bounds, known)
+        made_anew = _made_anew(origin, bounds, known)
+        if made_anew is not None and not skip_losses:
+            raise StreamBroken(made_anew)
         for queue_id, each in sorted(bounds.queues.items()):
             queue = MessageQueue(topic, broker, queue_id)
             if queue in before:
@@ -65,12 +81,18 @@ def next_plan(
                 position = each.low
             else:
                 position = 0 if topic in seen_topics or starts is None else starts.get(queue, 0)
-            _check_place(queue, position, each)
+            loss = _loss(queue, position, each) if made_anew is None else Loss(made_anew, each.low, 0)
+            if loss is not None:
+                lose(queue, loss)
+                position = loss.position
             places[queue] = position, each.high if each.readable else position
     topics = {topic for topic, _ in found}
+    missing = {origin: lineage for origin, lineage in known.items() if origin[0] in skip_topics}
     for queue in before:
         if queue.topic in topics and queue not in places:
-            raise StreamBroken(f"{queue} is not there any more; it was read up to offset {before[queue][1]}")
+            lose(queue, Loss(f"{queue} is not there any more; it was read up to offset {before[queue][1]}", 0, 0))
+        elif (queue.topic, queue.broker) in missing:
+            lose(queue, Loss(f"topic {queue.topic} does not exist any more", 0, 0))
     goal = _goal(run, None if previous is None else previous.goal, places)
     backlogs = {
         queue: max(0, (high if goal is None else min(high, goal.ends.get(queue, 0))) - position)
@@ -78,7 +100,8 @@ def next_plan(
     }
     taken = backlogs if most is None else share(backlogs, most, batch)
     ranges = {queue: (position, position + taken[queue]) for queue, (position, _) in places.items()}
-    return Plan(ranges, {origin: (each.topic_id, each.epoch) for origin, each in sorted(found.items())}, goal)
+    origins = missing | {origin: (each.topic_id, each.epoch) for origin, each in found.items()}
+    return Plan(ranges, dict(sorted(origins.items())), goal, skipped=skipped)
 
 
 def lineages(previous: Plan | None, started: Mapping[Origin, Lineage] | None) -> dict[Origin, Lineage]:
@@ -100,7 +123,8 @@ def check_plan(plan: Plan, found: Mapping[Origin, TopicBounds]) -> None:
         StreamBroken: it is not.
     """
     for origin, bounds in found.items():
-        _check_same_topic(origin, bounds, plan.origins)
+        if (made_anew := _made_anew(origin, bounds, plan.origins)) is not None:
+            raise StreamBroken(made_anew)
     for queue, (start, end) in plan.ranges.items():
         if start == end:
             continue
@@ -109,7 +133,8 @@ def check_plan(plan: Plan, found: Mapping[Origin, TopicBounds]) -> None:
         if each is None:
             raise StreamBroken(f"{queue} is not there any more, and {end - start} messages of it are not read")
         for position in (start, end):
-            _check_kept(queue, position, each)
+            if (loss := _moved(queue, position, each)) is not None:
+                raise StreamBroken(loss.reason)
 
 
 def share(backlogs: Mapping[MessageQueue, int], most: int, turn: int) -> dict[MessageQueue, int]:
@@ -149,29 +174,41 @@ def _goal(run: str | None, before: Goal | None, places: Mapping[MessageQueue, tu
     return Goal(run, {queue: high for queue, (_, high) in places.items()})
 
 
-def _check_same_topic(origin: Origin, bounds: TopicBounds, known: Mapping[Origin, Lineage]) -> None:
-    if origin in known and bounds.topic_id != known[origin][0]:
-        topic, broker = origin
-        raise StreamBroken(f"topic {topic} was deleted and made anew on {broker}: its offsets are of other messages")
+class Loss(NamedTuple):
+    """Messages that a stream can not read, why, and the offset at which it can go on."""
+
+    reason: str
+    position: int
+    messages: int
 
 
-def _check_place(queue: MessageQueue, position: int, bounds: QueueBounds) -> None:
-    """See that a queue can be read on from a position."""
-    _check_kept(queue, position, bounds)
-    if not bounds.readable and position < bounds.high:
+def _made_anew(origin: Origin, bounds: TopicBounds, known: Mapping[Origin, Lineage]) -> str | None:
+    """Return why the offsets that are known of a topic are of another one, None if they are not."""
+    if origin not in known or bounds.topic_id == known[origin][0]:
+        return None
+    topic, broker = origin
+    return f"topic {topic} was deleted and made anew on {broker}: its offsets are of other messages"
+
+
+def _loss(queue: MessageQueue, position: int, bounds: QueueBounds) -> Loss | None:
+    """Return what cannot be read on from a position, None if all can."""
+    loss = _moved(queue, position, bounds)
+    if loss is None and not bounds.readable and position < bounds.high:
         left = bounds.high - position
-        raise StreamBroken(f"{queue} was taken from its topic, and {left} messages of it are not read")
+        return Loss(f"{queue} was taken from its topic, and {left} messages of it are not read", bounds.high, left)
+    return loss
 
 
-def _check_kept(queue: MessageQueue, position: int, bounds: QueueBounds) -> None:
-    """See that a position of earlier is one between the same messages now."""
+def _moved(queue: MessageQueue, position: int, bounds: QueueBounds) -> Loss | None:
+    """Return why a position of earlier is none between the same messages now, None if it is."""
     if bounds.kept is not None and position > bounds.kept:
         lost = f"a loss of power took what was stored behind {bounds.kept}, and other messages have these offsets now"
-        raise StreamBroken(f"{queue} was planned up to offset {position}; {lost}")
+        return Loss(f"{queue} was planned up to offset {position}; {lost}", bounds.kept, 0)
     if position > bounds.high:
-        raise StreamBroken(f"{queue} ends at {bounds.high}, before offset {position}, which the stream has come to")
+        reason = f"{queue} ends at {bounds.high}, before offset {position}, which the stream has come to"
+        return Loss(reason, bounds.high, 0)
     if position < bounds.low:
         gone = "what was there has expired, or was deleted"
-        raise StreamBroken(
-            f"{queue} begins at {bounds.low}, behind offset {position}, which the stream has come to: {gone}"
-        )
+        reason = f"{queue} begins at {bounds.low}, behind offset {position}, which the stream has come to: {gone}"
+        return Loss(reason, bounds.low, bounds.low - position)
+    return None

@@ -45,10 +45,21 @@ class Range:
     end: int
 
 
-def plan(mq: Connection, topics: Sequence[str], start: Position, end: Position) -> list[Range]:
+def check_on_data_loss(value: Any) -> bool:
+    """Return whether `on_data_loss` says to skip what is gone; InvalidInput."""
+    if value not in ("error", "skip"):
+        raise InvalidInput("on_data_loss", '"error" or "skip"', value)
+    return bool(value == "skip")
+
+
+def plan(
+    mq: Connection, topics: Sequence[str], start: Position, end: Position, *, skip_losses: bool = False
+) -> list[Range]:
     """One range for every queue of the topics that is read, empty ones included.
 
     A mapping names the queues that are read: those it leaves out are not. Any other position is one of every queue.
+    With `skip_losses` an offset that is not there (any more) stands for the next one that is, and a queue that is not
+    there is left out.
 
     Raises:
         TopicNotFound, GroupNotFound, BrokerUnavailable: a topic, the group or a queue's broker is not there.
@@ -63,11 +74,11 @@ def plan(mq: Connection, topics: Sequence[str], start: Position, end: Position) 
     told = {(queue.topic, queue.broker) for queue in limits}
     for topic, broker in sorted(origin for origin, each in there.items() if each.queues and origin not in told):
         raise BrokerUnavailable(broker, f"it has queues of {topic}, and is not there any more")
-    starts = offsets_at(mq, limits, first)
-    ends = offsets_at(mq, limits, last)
+    starts = offsets_at(mq, limits, first, skip_losses=skip_losses)
+    ends = offsets_at(mq, limits, last, skip_losses=skip_losses)
     ranges = [Range(queue, starts[queue], ends[queue]) for queue in sorted(starts.keys() & ends.keys())]
     for each in ranges:
-        if each.start > each.end and isinstance(first, Mapping) and isinstance(last, Mapping):
+        if each.start > each.end and isinstance(first, Mapping) and isinstance(last, Mapping) and not skip_losses:
             raise InvalidInput("start", f"at most the end, {each.end}, of {each.queue}", each.start)
     return [Range(each.queue, each.start, max(each.start, each.end)) for each in ranges]
 
@@ -140,6 +151,32 @@ def check_still_there(
     return {origin: Lived(found[origin].incarnation, found[origin].epoch) for origin in origins & found.keys()}
 
 
+def what_is_left(
+    mq: Connection, ranges: Sequence[Range], planned: Mapping[Origin, Lineage]
+) -> tuple[list[Range], dict[Origin, Lived]]:
+    """Return each range up to where it still has the messages that were planned, and what `check_still_there` does.
+
+    A range of a topic that is gone, or is another one of the same name, is empty.
+    """
+    origins = {(each.queue.topic, each.queue.broker) for each in ranges} & planned.keys()
+    epochs = {origin: planned[origin][1] for origin in origins}
+    found = mq.run(bounds(mq, {topic for topic, _ in origins}, epochs, PATIENCE_SECONDS, skip_missing=True))
+
+    def end_of(each: Range) -> int:
+        origin = each.queue.topic, each.queue.broker
+        if origin not in planned:
+            return each.end
+        if origin not in found or found[origin].topic_id != planned[origin][0]:
+            return each.start
+        queue = found[origin].queues.get(each.queue.queue_id)
+        if queue is None:
+            return each.start
+        return min(each.end, max(each.start, queue.high if queue.kept is None else min(queue.kept, queue.high)))
+
+    left = [Range(each.queue, each.start, end_of(each)) for each in ranges]
+    return left, {origin: Lived(found[origin].incarnation, found[origin].epoch) for origin in origins & found.keys()}
+
+
 def commit(mq: Connection, ranges: Sequence[Range], planned: Mapping[Origin, Lineage], group: str) -> None:
     """Let `group` go on behind each of the ranges.
 
@@ -164,14 +201,18 @@ def commit(mq: Connection, ranges: Sequence[Range], planned: Mapping[Origin, Lin
 
 
 def offsets_at(
-    mq: Connection, limits: Mapping[MessageQueue, tuple[int, int]], position: CheckedPosition
+    mq: Connection,
+    limits: Mapping[MessageQueue, tuple[int, int]],
+    position: CheckedPosition,
+    *,
+    skip_losses: bool = False,
 ) -> dict[MessageQueue, int]:
     """Which offset a checked position is in each of these queues, given with their minimum and maximum offsets.
 
     A mapping has those that it names only. Raises as `plan`.
     """
     if isinstance(position, Mapping):
-        return _given(limits, position)
+        return _nearest(limits, position) if skip_losses else _given(limits, position)
     if position == "earliest":
         return {queue: low for queue, (low, _) in limits.items()}
     if position == "latest":
@@ -193,6 +234,14 @@ def _given(
         if not low <= offset <= high:
             raise OffsetOutOfRange(offset, low, high)
     return dict(position)
+
+
+def _nearest(
+    limits: Mapping[MessageQueue, tuple[int, int]], position: Mapping[MessageQueue, int]
+) -> dict[MessageQueue, int]:
+    """Return the offsets that are given, or the nearest that there are; queues that are gone are left out."""
+    there = {queue: (offset, *limits[queue]) for queue, offset in position.items() if queue in limits}
+    return {queue: min(max(offset, low), high) for queue, (offset, low, high) in there.items()}
 
 
 def _committed(mq: Connection, group: str, limits: Mapping[MessageQueue, tuple[int, int]]) -> dict[MessageQueue, int]:

@@ -82,11 +82,13 @@ def read(
     selection: Selection,
     cores: int,
     console: Console | None = None,
+    *,
+    skip_losses: bool = False,
 ) -> tuple[DataFrame, Reading]:
     """Return the DataFrame and what it covers, see `SparkBridge.read`. `console` is for its progress."""
     names = checked_topics(topics)
     planned = lineages_of(mq, names)  # first: what changes while it is planned is found by the tasks
-    ranges = plan(mq, names, start, end)
+    ranges = plan(mq, names, start, end, skip_losses=skip_losses)
     parts = cut(ranges, cores * TASKS_PER_CORE)
     if not parts:
         return spark.createDataFrame([], selection.columns), Reading(ranges, planned)
@@ -95,7 +97,7 @@ def read(
         total = sum(part.end - part.start for part in parts)
         shown = MessagesShown(spark.sparkContext, f"read {', '.join(names)}", total, console)
         counted = spark.sparkContext.accumulator(0, shown)
-    fetch = replace(fetch_of(mq, parts, selection, counted), planned=planned)
+    fetch = replace(fetch_of(mq, parts, selection, counted), planned=planned, skip_losses=skip_losses)
     df = spark.range(0, len(parts), 1, len(parts)).mapInArrow(fetch, selection.columns)
     return df, Reading(ranges, planned)
 

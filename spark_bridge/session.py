@@ -9,7 +9,7 @@ import re
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import ray
@@ -29,7 +29,7 @@ from raymq.spark_bridge.launch import SparkApplication
 from raymq.spark_bridge.placement import Placement, place
 from raymq.spark_bridge.progress_bars import tasks_shown, terminal
 from raymq.spark_bridge.quiet import last_lines, write_log_settings
-from raymq.spark_bridge.ranges import Position, commit
+from raymq.spark_bridge.ranges import Position, check_on_data_loss, commit
 from raymq.spark_bridge.session_folder import SessionFolder
 from raymq.spark_bridge.settings import spark_settings, users_settings, with_users_settings
 from raymq.spark_bridge.sink import TopicSink, WrittenColumns
@@ -143,6 +143,7 @@ class SparkBridge(Closing):
         columns: Sequence[str] | None = None,
         tags: str | None = None,
         filter: Sql | None = None,  # noqa: A002 - the public name
+        on_data_loss: Literal["error", "skip"] = "error",
         progress: bool = False,
     ) -> DataFrame:
         """Return the messages of a topic, or of several, from `start` to `end` (not included) as a DataFrame.
@@ -163,6 +164,9 @@ class SparkBridge(Closing):
                 do not leave the brokers.
             tags: only messages with this tag, or one of several ("a || b"); the brokers leave out the others.
             filter: only messages that this condition is true of, such as Sql("amount > 3"); the brokers evaluate it.
+            on_data_loss: "error" fails the job where messages that it should read are gone (retention, a deleted
+                topic, a loss of power); "skip" reads what is left, and logs what it skipped as warnings of
+                `raymq.spark` in the executors. An offset of `start` or `end` that is gone stands for the nearest one.
             progress: show a bar on stderr while an action on the DataFrame reads, if that is a terminal.
 
         Raises:
@@ -170,7 +174,10 @@ class SparkBridge(Closing):
         """
         selection = reader.select(schema, format, columns, tags, filter)
         console = terminal() if arguments.flag("progress", progress) else None
-        df, reading = reader.read(self.spark, self._mq, topic, start, end, selection, self._cores, console)
+        skips = check_on_data_loss(on_data_loss)
+        df, reading = reader.read(
+            self.spark, self._mq, topic, start, end, selection, self._cores, console, skip_losses=skips
+        )
         self._reads[df] = reading
         return df
 
@@ -315,6 +322,7 @@ class SparkBridge(Closing):
         columns: Sequence[str] | None = None,
         tags: str | None = None,
         filter: Sql | None = None,  # noqa: A002 - the public name
+        on_data_loss: Literal["error", "skip"] = "error",
         progress: bool = False,
     ) -> DataFrame:
         """Return the messages of topics, as they come, as a streaming DataFrame. It has the columns of `read`.
@@ -331,6 +339,9 @@ class SparkBridge(Closing):
                 "latest" it is read what is stored after it.
             max_offsets_per_batch: how many messages a batch looks at at most, over all queues.
             schema, format, columns, tags, filter: as in `read`.
+            on_data_loss: "error" ends the query where it cannot go on without skipping messages: a topic was deleted
+                or made anew, retention was faster, a loss of power took some. "skip" goes on with what is left;
+                `progress` says what was skipped, and warnings of `raymq.spark` what was gone while it was read.
             progress: show a bar on stderr of how far it is while a query of it runs, if that is a terminal.
 
         Raises:
@@ -340,13 +351,17 @@ class SparkBridge(Closing):
         """
         selection = reader.select(schema, format, columns, tags, filter)
         console = terminal() if arguments.flag("progress", progress) else None
-        return self._open_streams().open(topics, query, start, max_offsets_per_batch, selection, console)
+        return self._open_streams().open(
+            *(topics, query, start, max_offsets_per_batch, selection, console),
+            skip_losses=check_on_data_loss(on_data_loss),
+        )
 
     def progress(self, query: str) -> dict[MessageQueue, StreamProgress]:
-        """Return how far a stream is: {queue: (offset, end, lag)}, of the query that has planned a batch last.
+        """Return how far a stream is in each queue, for the query that has planned a batch last.
 
         All messages before `offset` are done; `end` is the offset behind the queue's last message, `lag` what is
-        between the two. A batch counts as done when it has ended in this session, else when the next one is planned.
+        between the two; `skipped` and `skip_reason` say what `on_data_loss="skip"` has skipped. A batch counts as done
+        when it has ended in this session, else when the next one is planned.
 
         Args:
             query: the stream's name. It may be read in another process.

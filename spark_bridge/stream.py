@@ -9,6 +9,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,7 +19,7 @@ from rich.console import Console
 from raymq.actors.wire.commands.stream_plans import PlansOfQuery
 from raymq.client import MessageQueue, arguments
 from raymq.client.bulk.home import find_home, home_of
-from raymq.client.bulk.streams import KIND, Origin, PlanRegister, bounds, bounds_of
+from raymq.client.bulk.streams import KIND, Origin, PlanRegister, bounds
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, NotFoundError, RayMQError
 from raymq.client.requests.asking import PATIENCE_SECONDS
@@ -45,11 +46,16 @@ class StreamProgress(NamedTuple):
         offset: all messages before it are done.
         end: the offset behind the queue's last message.
         lag: how many messages are between the two.
+        skipped: how many messages the query has skipped here since it began, with `on_data_loss="skip"`. Those of a
+            topic that was deleted are not counted.
+        skip_reason: why it did so the last time, None if it never did.
     """
 
     offset: int
     end: int
     lag: int
+    skipped: int = 0
+    skip_reason: str | None = None
 
 
 class Streams:
@@ -72,13 +78,15 @@ class Streams:
         most: int | None,
         selection: Selection,
         console: Console | None = None,
+        *,
+        skip_losses: bool = False,
     ) -> DataFrame:
         """See `SparkBridge.stream`; `console` is for its progress."""
         names = tuple(checked_topics(topics))
         stream = _checked_name(query)
         if most is not None:
             most = arguments.whole("max_offsets_per_batch", most, 1, arguments.MOST_OFFSET)
-        starts, started = first_offsets(self._mq, names, check_position("start", start))
+        starts, started = first_offsets(self._mq, names, check_position("start", start), skip_losses=skip_losses)
         home = self._mq.run(home_of(self._mq, KIND, stream))
         with self._lock:
             self._homes[stream] = home
@@ -93,8 +101,8 @@ class Streams:
             .load()
         )
         read = ReadTickets(
-            StreamSource(stream, home, names, starts, most, started),
-            fetch_of(self._mq, (), selection),
+            StreamSource(stream, home, names, starts, most, started, skip_losses),
+            replace(fetch_of(self._mq, (), selection), skip_losses=skip_losses),
             self._cores,
         )
         return tickets.select("value").mapInArrow(read, selection.columns)
@@ -128,11 +136,16 @@ class Streams:
         done = self._finished is not None and self._finished.last_of(spark_query) >= max(plans)
         epochs = {origin: epoch for origin, (_, epoch) in newest.origins.items()}
         topics = dict.fromkeys(topic for topic, _ in epochs)
-        found = self._mq.run(bounds(self._mq, topics, epochs, _PROGRESS_SECONDS))
+        found = self._mq.run(bounds(self._mq, topics, epochs, _PROGRESS_SECONDS, skip_missing=True))
         progress = {}
-        for queue, (begin, end) in sorted(newest.ranges.items()):
-            at, high = end if done else begin, bounds_of(found, queue)[1]
-            progress[queue] = StreamProgress(at, high, max(0, high - at))
+        for queue in sorted(newest.ranges.keys() | newest.skipped.keys()):
+            skipped, reason = newest.skipped.get(queue, (0, None))
+            of_topic = found.get((queue.topic, queue.broker))
+            there = None if of_topic is None else of_topic.queues.get(queue.queue_id)
+            begin, end = newest.ranges.get(queue, (0, 0))
+            at = end if done else begin
+            high = at if there is None else there.high
+            progress[queue] = StreamProgress(at, high, max(0, high - at), skipped, reason)
         return progress
 
     def run_available_now(self, start_query: Callable[[], StreamingQuery]) -> StreamingQuery:
@@ -182,14 +195,14 @@ class Streams:
 
 
 def first_offsets(
-    mq: Connection, topics: Sequence[str], start: CheckedPosition
+    mq: Connection, topics: Sequence[str], start: CheckedPosition, *, skip_losses: bool = False
 ) -> tuple[Starts | None, dict[Origin, Lineage]]:
     """Where each queue that is there begins, None: with the first message that is there when it is read; and of which
     messages these offsets are.
 
     Raises as `ranges.plan`; InvalidInput: a mapping leaves out a queue.
     """
-    found = mq.run(bounds(mq, topics, {}, PATIENCE_SECONDS))
+    found = mq.run(bounds(mq, topics, {}, PATIENCE_SECONDS, skip_missing=skip_losses))
     limits = {
         MessageQueue(*origin, queue_id): (each.low, each.high)
         for origin, told in found.items()
@@ -201,7 +214,7 @@ def first_offsets(
     if isinstance(start, Mapping) and (missing := sorted(limits.keys() - start.keys())):
         raise InvalidInput("start", f"an offset for every queue, also for {missing[0]}", start)
     started = {origin: (each.topic_id, each.epoch) for origin, each in found.items()}
-    return offsets_at(mq, limits, start), started
+    return offsets_at(mq, limits, start, skip_losses=skip_losses), started
 
 
 def _check_ends(query: StreamingQuery) -> None:

@@ -5,6 +5,7 @@ Both talk to the brokers' sockets directly. Nothing here imports Ray, and nothin
 
 from __future__ import annotations
 
+import logging
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,16 +17,16 @@ import pyarrow.compute as pc
 
 from raymq.actors.protocol import Tls
 from raymq.client import MessageQueue
-from raymq.client.bulk.range_reader import ANYTHING, RangeReader
+from raymq.client.bulk.range_reader import ANYTHING, RangeLost, RangeReader
 from raymq.client.bulk.staging import StagedWriter
 from raymq.client.bulk.streams import Origin
 from raymq.client.bulk.wish import Lived, Wish
-from raymq.client.errors import RayMQError
+from raymq.client.errors import OffsetOutOfRange, QueueNotFound, RayMQError, TopicNotFound
 from raymq.client.task_connection import shared_connection
 from raymq.spark_bridge.decode import BodyDecoder
 from raymq.spark_bridge.envelope import envelope_column, needed_columns
 from raymq.spark_bridge.plan import Lineage
-from raymq.spark_bridge.ranges import Range, check_still_there
+from raymq.spark_bridge.ranges import Range, check_still_there, what_is_left
 from raymq.spark_bridge.row_chunks import Chunk, RowChunks
 from raymq.spark_bridge.tables import in_type
 from raymq.storage.records.table import CONTENT_TYPE
@@ -33,6 +34,7 @@ from raymq.storage.records.table import CONTENT_TYPE
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
+_log = logging.getLogger("raymq.spark")
 _STAGED = pa.schema([("part", pa.string()), ("broker", pa.string()), ("rows", pa.int64())])
 
 
@@ -54,6 +56,8 @@ class FetchRanges:
     """What each message is added to that was looked at."""
     planned: Mapping[Origin, Lineage] | None = None
     """Of which messages the ranges were when they were planned; None where nobody knows."""
+    skip_losses: bool = False
+    """Whether messages that are gone are skipped, with a warning, instead of failing the task."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark's entry: yields the messages, about 8 MB a batch."""
@@ -61,20 +65,47 @@ class FetchRanges:
         wish = Wish(self.tags, self.sql, columns | {"offset"})
         with RangeReader(self.name_servers, self.tls) as reader:
             for batch in batches:
-                lived = self._checked(batch)
-                for number in batch.column(0).to_pylist():
-                    wanted = self.ranges[number]
+                asked = [self.ranges[number] for number in batch.column(0).to_pylist()]
+                left, lived = self._left(asked)
+                fetch = self._fetch_what_is_left if self.skip_losses else self._fetch
+                for wanted in left:
                     of_then = lived.get((wanted.queue.topic, wanted.queue.broker), ANYTHING)
-                    yield from self._fetch(reader, wanted, wish, of_then)
+                    yield from fetch(reader, wanted, wish, of_then)
                     if self.counted is not None:
                         self.counted.add(wanted.end - wanted.start)
 
-    def _checked(self, batch: pa.RecordBatch) -> Mapping[Origin, Lived]:
-        """That what was planned is still there; what the fetches name, so that it is while they last."""
+    def _left(self, ranges: list[Range]) -> tuple[list[Range], Mapping[Origin, Lived]]:
+        """Return the ranges of which something is left, and what the fetches name so that it stays the same."""
         if self.planned is None:
-            return {}
-        mine = [self.ranges[number] for number in batch.column(0).to_pylist()]
-        return check_still_there(shared_connection(self.name_servers, self.tls), mine, self.planned)
+            return ranges, {}
+        mq = shared_connection(self.name_servers, self.tls)
+        if not self.skip_losses:
+            return ranges, check_still_there(mq, ranges, self.planned)
+        left, lived = what_is_left(mq, ranges, self.planned)
+        for before, after in zip(ranges, left, strict=True):
+            if after.end < before.end:
+                _log.warning("skipped %s from %d to %d: it is gone", before.queue, after.end, before.end)
+        return left, lived
+
+    def _fetch_what_is_left(
+        self, reader: RangeReader, wanted: Range, wish: Wish, lived: Lived
+    ) -> Iterator[pa.RecordBatch]:
+        """Fetch a range as `_fetch` does, and skip what is gone of it with a warning."""
+        at = wanted.start
+        while at < wanted.end:
+            try:
+                yield from self._fetch(reader, Range(wanted.queue, at, wanted.end), wish, lived)
+            except OffsetOutOfRange as error:
+                if error.min_offset <= at:
+                    raise
+                gone = min(error.min_offset, wanted.end)
+                _log.warning("skipped %s from %d to %d: %s", wanted.queue, at, gone, error)
+                at = gone
+            except (RangeLost, TopicNotFound, QueueNotFound) as error:
+                _log.warning("skipped %s up to %d, what was not read yet: %s", wanted.queue, wanted.end, error)
+                return
+            else:
+                return
 
     def _fetch(self, reader: RangeReader, wanted: Range, wish: Wish, lived: Lived) -> Iterator[pa.RecordBatch]:
         at = wanted.start

@@ -8,6 +8,7 @@ finds its plan and reads the same messages.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,6 +26,7 @@ from raymq.spark_bridge.planning import StreamBroken, check_plan, epochs_of, lin
 from raymq.spark_bridge.ranges import Range, cut
 from raymq.spark_bridge.tasks import FetchRanges
 
+_log = logging.getLogger("raymq.spark")
 #: So many tickets has a batch, and so many tasks can share one at most. A checkpoint counts them: with another number a
 #: batch that is run again would have some tickets twice.
 TICKETS: Final = 1_000
@@ -57,6 +59,7 @@ class StreamSource:
         home: the broker that keeps them.
         starts, started: as those of `next_plan`.
         most: how many messages a batch has at most; None: all that are there.
+        skip_losses: whether it goes on behind messages that are gone.
     """
 
     stream: str
@@ -65,6 +68,7 @@ class StreamSource:
     starts: Mapping[MessageQueue, int] | None
     most: int | None
     started: Mapping[Origin, Lineage] | None = None
+    skip_losses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +104,24 @@ async def plan_of(mq: Connection, source: StreamSource, batch: StreamBatch) -> P
     kept = (await register.kept(batch.query)).plans
     if batch.number in kept:
         standing = _own(Plan.unpack(kept[batch.number]), source, batch)
+        if source.skip_losses:  # the tasks read what is left of it
+            return standing
         check_plan(standing, await bounds(mq, standing.topics, epochs_of(standing.origins), PATIENCE_SECONDS))
         return standing
     previous = _previous(source.stream, batch, kept)
     known = epochs_of(lineages(previous, source.started))
     epochs = {origin: epoch for origin, epoch in known.items() if origin[0] in source.topics}
-    found = await bounds(mq, source.topics, epochs, PATIENCE_SECONDS)
-    plan = next_plan(batch.number, previous, found, source.starts, source.most, batch.run, source.started)
+    skips = source.skip_losses
+    found = await bounds(mq, source.topics, epochs, PATIENCE_SECONDS, skip_missing=skips)
+    plan = next_plan(
+        *(batch.number, previous, found, source.starts, source.most, batch.run, source.started),
+        skip_losses=skips,
+        skip_topics=set(source.topics) - {topic for topic, _ in found},
+    )
+    for queue, (count, reason) in plan.skipped.items():
+        earlier = previous.skipped.get(queue) if previous is not None else None
+        if (count, reason) != earlier:
+            _log.warning("stream %s has skipped %d messages of %s: %s", source.stream, count, queue, reason)
     packed = replace(plan, session=batch.session).pack()
     return _own(Plan.unpack(await register.plan(batch.query, batch.number, packed)), source, batch)
 

@@ -29,16 +29,20 @@ ANYTHING = Lived()
 _AGAIN = "read it anew"
 
 
-def made_anew(topic: str, broker: str) -> RayMQError:
-    """What who reads what was planned is told once that is of a topic that is no more."""
+class RangeLost(RayMQError):
+    """Messages that were planned to be read are gone, and others have their offsets."""
+
+
+def made_anew(topic: str, broker: str) -> RangeLost:
+    """Return the error of a range whose topic was deleted and made anew."""
     told = f"topic {topic} was deleted and made anew on {broker} since the read was planned"
-    return RayMQError(told, remedy=_AGAIN)
+    return RangeLost(told, remedy=_AGAIN)
 
 
-def lost(queue: MessageQueue, kept: int) -> RayMQError:
-    """The same of messages that a loss of power took, whose offsets others have."""
+def lost(queue: MessageQueue, kept: int) -> RangeLost:
+    """Return the error of a range of which a loss of power took the messages from offset `kept` on."""
     told = f"a loss of power took messages of {queue} from {kept} on since the read was planned"
-    return RayMQError(told, remedy=_AGAIN)
+    return RangeLost(told, remedy=_AGAIN)
 
 
 def _begun(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

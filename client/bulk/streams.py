@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError
+from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError, TopicNotFound
 from raymq.actors.protocol import PERM_READ, MessageQueue
 from raymq.actors.wire.commands import stream_plans as wire
 from raymq.actors.wire.commands.stream_plans import PlansOfQuery, TopicBounds
@@ -52,7 +52,7 @@ class PlanRegister:
 
 
 async def bounds(
-    mq: Connection, topics: Iterable[str], epochs: Mapping[Origin, int], seconds: float
+    mq: Connection, topics: Iterable[str], epochs: Mapping[Origin, int], seconds: float, *, skip_missing: bool = False
 ) -> dict[Origin, TopicBounds]:
     """What the queues of topics hold, on every broker that has them or is named in `epochs`, but for those that are
     gone for good, as all others were told (`Admin.forget_broker`, `raymq broker drain --remove`).
@@ -60,22 +60,30 @@ async def bounds(
     Args:
         epochs: the recovery epochs that are known. Brokers that are away are waited for, these too.
         seconds: for how long.
+        skip_missing: leave out topics that do not exist.
 
     Raises:
         TopicNotFound, PermissionDenied: a broker says so. BrokerUnavailable: one did not come back in time.
     """
     names = list(topics)
-    return await patiently(lambda: _bounds(mq, names, epochs), seconds)
+    return await patiently(lambda: _bounds(mq, names, epochs, skip_missing=skip_missing), seconds)
 
 
-async def _bounds(mq: Connection, topics: list[str], epochs: Mapping[Origin, int]) -> dict[Origin, TopicBounds]:
+async def _bounds(
+    mq: Connection, topics: list[str], epochs: Mapping[Origin, int], *, skip_missing: bool
+) -> dict[Origin, TopicBounds]:
     if topics and not epochs and (brokers := await unheard(mq)):
         reason = "it is away, and a name server that was just started does not know what it has"
         raise BrokerUnavailable(", ".join(brokers), reason, remedy=REMEDY)
     addresses: dict[Origin, str] = {}
     away: set[Origin] = set()
     for topic in topics:
-        route = await mq.routes.readable(topic, fresh=not epochs)  # who begins knows of nobody by anything else
+        try:
+            route = await mq.routes.readable(topic, fresh=not epochs)  # who begins knows of nobody by anything else
+        except TopicNotFound:
+            if not skip_missing:
+                raise
+            continue
         addresses |= {(topic, broker): at for broker, at in route.addresses.items()}
         away |= {(topic, each.data.broker) for each in route.away if each.data.perm & PERM_READ}
     if lacking := (away | epochs.keys()) - addresses.keys():
@@ -86,15 +94,18 @@ async def _bounds(mq: Connection, topics: list[str], epochs: Mapping[Origin, int
             elif origin in away or not await is_forgotten(mq, origin[1]):
                 raise BrokerUnavailable(origin[1], f"it has queues of {origin[0]}, and no name server knows it now")
 
-    async def ask(origin: Origin) -> TopicBounds:
+    async def ask(origin: Origin) -> TopicBounds | None:
         try:
             command = wire.topic_bounds_command(origin[0], epochs.get(origin, 0))
             return wire.read_topic_bounds(await mq.pool.request(addresses[origin], command, _REQUEST_SECONDS))
-        except RayMQError:
+        except RayMQError as error:
             mq.routes.outdate(origin[0])
+            if skip_missing and isinstance(error, TopicNotFound):
+                return None
             raise
 
-    return dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))
+    answers = await asyncio.gather(*map(ask, addresses))
+    return {origin: each for origin, each in zip(addresses, answers, strict=True) if each is not None}
 
 
 async def kept_of(mq: Connection, queue: MessageQueue, epoch: int) -> int | None:

@@ -1,7 +1,8 @@
 """How far a stream is, as Spark keeps it in its checkpoint: JSON that says what a plan says.
 
 {"ends": {topic: {broker: {queue id: offset}}}, "new": the same of queues that no earlier offset had, where they begin,
-"origins": {topic: {broker: [the topic's id there, epoch]}}}. The end of one batch is the start of the next one.
+"origins": {topic: {broker: [the topic's id there, epoch]}}}. The end of one batch is the start of the next one, but for
+queues under "skipped": with `on_data_loss="skip"` a batch begins there where messages are left.
 
 Spark keeps where a batch ends, and not where the first one begins: it asks for that again when it runs the first batch
 again, and "latest" is another place by then. So a beginning says that it is one ("initial": true), and the end of the
@@ -22,6 +23,7 @@ from raymq.spark_bridge.plan import Lineage, Plan
 Offset = dict[str, Any]
 _Nested = dict[str, dict[str, dict[str, Any]]]
 _INITIAL: Final = "initial"
+_SKIPPED: Final = "skipped"
 
 
 def initial_offset(plan: Plan) -> Offset:
@@ -31,7 +33,11 @@ def initial_offset(plan: Plan) -> Offset:
 
 def offset_after(plan: Plan, start: Mapping[str, Any], known: Iterable[MessageQueue]) -> Offset:
     """Where a plan ends that begins at an offset with these queues."""
-    return offset_of(plan, () if start.get(_INITIAL) else known)
+    if start.get(_INITIAL):
+        return offset_of(plan, ())
+    before = dict(_flat(start["ends"]))
+    skipped = {queue: begin for queue, (begin, _) in plan.ranges.items() if begin != before.get(queue, begin)}
+    return offset_of(plan, known) | ({_SKIPPED: _nested(skipped)} if skipped else {})
 
 
 def offset_of(plan: Plan, known: Iterable[MessageQueue]) -> Offset:
@@ -64,7 +70,7 @@ def plan_between(start: Mapping[str, Any], end: Mapping[str, Any]) -> Plan:
 
     def read() -> Plan:
         news, starts = dict(_flat(end["new"])), dict(_flat(start["ends"]))
-        begins = starts | news if start.get(_INITIAL) else news | starts
+        begins = starts | news if start.get(_INITIAL) else news | starts | dict(_flat(end.get(_SKIPPED, {})))
         return Plan({queue: (begins[queue], at) for queue, at in _flat(end["ends"])}, _origins(end))
 
     return _read(read)

@@ -13,12 +13,12 @@ from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput
 from raymq.client.task_connection import shared_connection
-from raymq.spark_bridge.ranges import CheckedPosition, check_position
+from raymq.spark_bridge.ranges import CheckedPosition, check_on_data_loss, check_position
 
 #: How to reach the cluster.
 _CLUSTER: Final = ("name_servers", "tls_ca_file", "tls_cert_file", "tls_key_file", "tls_check_host")
-_READ: Final = (*_CLUSTER, "topic", "start", "end", "format", "tags", "filter", "tasks")
-_STREAM: Final = (*_CLUSTER, "topic", "start", "format", "tags", "filter", "tasks", "max_offsets_per_batch")
+_READ: Final = (*_CLUSTER, "topic", "start", "end", "format", "tags", "filter", "tasks", "on_data_loss")
+_STREAM: Final = (*(name for name in _READ if name != "end"), "max_offsets_per_batch")
 _WRITE: Final = (*_CLUSTER, "topic")
 _SINK: Final = (*_CLUSTER, "topic", "name")
 #: Spark's own, which it hands to sources as well; `path` is what load() and save() are given, and start().
@@ -66,6 +66,7 @@ class ReadOptions:
     tags: str | None
     filter: str | None
     tasks: int
+    skip_losses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class StreamOptions:
     filter: str | None
     tasks: int
     most: int | None
+    skip_losses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def read_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> Rea
         told.get("tags"),
         told.get("filter"),
         _whole(told, "tasks", _TASKS),
+        check_on_data_loss(told.get("on_data_loss", "error")),
     )
 
 
@@ -131,6 +134,7 @@ def stream_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> S
         told.get("filter"),
         _whole(told, "tasks", _TASKS),
         _whole(told, "max_offsets_per_batch", None),
+        check_on_data_loss(told.get("on_data_loss", "error")),
     )
 
 

@@ -5,6 +5,7 @@ Spark runs what plans on the driver's machine, in Python processes of its own, a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -28,6 +29,7 @@ from raymq.spark_bridge.tasks import FetchRanges
 
 #: The row that a task's FetchRanges is called with: it has one range.
 _FIRST: Final = pa.RecordBatch.from_arrays([pa.array([0], pa.int64())], names=["id"])
+_log = logging.getLogger("raymq.spark")
 _AVAILABLE_NOW: Final = "available now"
 
 
@@ -45,13 +47,14 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]
     def __init__(self, options: ReadOptions, selection: Selection) -> None:
         self._options = options
         self._topics = checked_topics(options.topics)
-        self._fetch = _fetch_of(options.cluster, selection)
+        self._fetch = _fetch_of(options.cluster, selection, skip_losses=options.skip_losses)
 
     def partitions(self) -> list[InputPartition]:
         """Spark's call on the driver. Raises as `ranges.plan`."""
         options, mq = self._options, self._options.cluster.connection()
         planned = lineages_of(mq, self._topics)  # first: what changes while it is planned is found by the tasks
-        return _partitions(plan(mq, self._topics, options.start, options.end), options.tasks, planned)
+        ranges = plan(mq, self._topics, options.start, options.end, skip_losses=options.skip_losses)
+        return _partitions(ranges, options.tasks, planned)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Spark's call in a task."""
@@ -64,7 +67,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def __init__(self, options: StreamOptions, selection: Selection) -> None:
         self._options = options
         self._topics = tuple(checked_topics(options.topics))
-        self._fetch = _fetch_of(options.cluster, selection)
+        self._fetch = _fetch_of(options.cluster, selection, skip_losses=options.skip_losses)
         self._goal: Goal | None = None
         self._ends: Offset | None = None
         self._initial: Offset | None = None
@@ -76,7 +79,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if self._initial is None:
             starts, started = self._starts()
             found = self._bounds(epochs_of(started))
-            self._initial = initial_offset(next_plan(0, None, found, starts, 0, started=started))
+            planned = next_plan(0, None, found, starts, 0, started=started, **self._skipping(found))
+            self._initial = initial_offset(planned)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -102,10 +106,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         found = self._bounds({origin: epoch for origin, epoch in known.items() if origin[0] in self._topics})
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         run = None if self._goal is None else _AVAILABLE_NOW
-        planned = next_plan(turn_after(previous, most), previous, found, starts, most, run, started)
+        turn = turn_after(previous, most)
+        planned = next_plan(turn, previous, found, starts, most, run, started, **self._skipping(found))
         self._ends = offset_of(Plan({queue: (end, end) for queue, end in _highs(found)}), planned.ranges)
         if all(begin == end for begin, end in planned.ranges.values()) and planned.topics <= previous.topics:
             return start  # else an empty batch writes down where the topic begins that was added
+        for queue, (count, reason) in planned.skipped.items():
+            _log.warning("skipped %d messages of %s: %s", count, queue, reason)
         self._planned = offset_after(planned, start, previous.ranges)
         return self._planned
 
@@ -120,7 +127,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             StreamBroken: the batch is run again, and what it has read is not there any more.
         """
         planned = plan_between(start, end)
-        if end != self._planned:
+        if end != self._planned and not self._options.skip_losses:
             check_plan(planned, self._bounds(epochs_of(planned.origins), planned.topics))
         ranges = [Range(queue, *limits) for queue, limits in planned.ranges.items()]
         return _partitions(ranges, self._options.tasks, planned.origins)
@@ -130,11 +137,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return _messages(self._fetch, partition)
 
     def _starts(self) -> tuple[Starts | None, dict[Origin, Lineage]]:
-        return first_offsets(self._options.cluster.connection(), self._topics, self._options.start)
+        mq, options = self._options.cluster.connection(), self._options
+        return first_offsets(mq, self._topics, options.start, skip_losses=options.skip_losses)
+
+    def _skipping(self, found: Mapping[Origin, TopicBounds]) -> dict[str, Any]:
+        """Return what `next_plan` is told about messages that are gone."""
+        missing = set(self._topics) - {topic for topic, _ in found}
+        return {"skip_losses": self._options.skip_losses, "skip_topics": missing}
 
     def _bounds(self, epochs: Mapping[Origin, int], topics: Sequence[str] | set[str] = ()) -> dict[Origin, TopicBounds]:
         mq = self._options.cluster.connection()
-        return mq.run(bounds(mq, topics or self._topics, epochs, PATIENCE_SECONDS))
+        skips = self._options.skip_losses
+        return mq.run(bounds(mq, topics or self._topics, epochs, PATIENCE_SECONDS, skip_missing=skips))
 
 
 def _highs(found: Mapping[Origin, TopicBounds]) -> Iterator[tuple[MessageQueue, int]]:
@@ -143,8 +157,8 @@ def _highs(found: Mapping[Origin, TopicBounds]) -> Iterator[tuple[MessageQueue, 
             yield MessageQueue(*origin, queue_id), each.high
 
 
-def _fetch_of(cluster: ClusterAddress, selection: Selection) -> FetchRanges:
-    return fetch_of(cluster.connection(), (), selection)
+def _fetch_of(cluster: ClusterAddress, selection: Selection, *, skip_losses: bool) -> FetchRanges:
+    return replace(fetch_of(cluster.connection(), (), selection), skip_losses=skip_losses)
 
 
 def _partitions(ranges: list[Range], tasks: int, planned: Mapping[Origin, Lineage]) -> list[InputPartition]:

@@ -324,6 +324,26 @@ def test_a_topic_that_is_deleted_or_made_anew_fails_the_query(
     assert batches.all == [(0,), (1,), (2,)]
 
 
+def test_a_query_may_skip_a_topic_that_is_deleted_and_made_anew(
+    mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
+) -> None:
+    batches = Batches()
+    send(mq, topic, numbers(0, 3))
+    stream = bodies(bridge.stream(topic, topic, "earliest", on_data_loss="skip"))
+    with running(collecting(stream, batches), tmp_path) as query, Admin(mq) as admin:
+        batches.wait_for(3, query)
+        admin.delete_topic(topic)
+        admin.create_topic(topic, queues=2)
+        send(mq, topic, numbers(100, 20))
+        batches.wait_for(23, query)
+        skipped = [each for each in bridge.progress(topic).values() if each.skip_reason is not None]
+    assert batches.all == [(number,) for number in [*range(3), *range(100, 120)]]
+    assert skipped
+    assert all("made anew" in each.skip_reason or "not exist" in each.skip_reason for each in skipped)
+    with pytest.raises(InvalidInput, match="on_data_loss"):
+        bridge.stream(topic, topic, on_data_loss="ignore")
+
+
 def test_a_checkpoint_of_another_stream_s_name_is_refused(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:

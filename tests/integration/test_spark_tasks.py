@@ -16,7 +16,7 @@ from raymq.client import Admin, Connection, ConsumeFrom, Message, MessageQueue, 
 from raymq.client.bulk import range_reader
 from raymq.client.bulk.committing import StagedWrite
 from raymq.client.bulk.staging import StagedWriter
-from raymq.client.errors import InvalidInput, MessageIllegal, OffsetOutOfRange, RayMQError
+from raymq.client.errors import InvalidInput, OffsetOutOfRange, RayMQError
 from raymq.client.requests.fetching import fetch
 from raymq.client.task_connection import shared_connection
 from raymq.spark_bridge.ranges import Range, lineages_of, plan
@@ -145,7 +145,7 @@ def test_what_is_staged_for_later_comes_at_its_time_and_not_before(mq: Connectio
 def test_a_time_that_is_too_far_ahead_is_refused_when_it_is_staged(mq: Connection, admin: Admin) -> None:
     table = pa.table({"body": [b"x"], "deliver_at": [time.time() + 41 * 86_400]})
     begun = opened(mq)
-    with pytest.raises(MessageIllegal, match="40 days"):
+    with pytest.raises(InvalidInput, match="40 days"):
         stage(begun, [table])
 
 
@@ -285,6 +285,38 @@ def test_a_loss_of_power_amid_a_read_is_an_error_if_it_took_some_of_the_range(
             list(rows)
     else:
         assert first + sum(batch.num_rows for batch in rows) == 200
+
+
+def skipping(mq: Connection, *ranges: Range, planned: Any = None) -> FetchRanges:
+    return FetchRanges((*mq.name_servers,), ranges, SCHEMA_OF_BODIES, None, planned=planned, skip_losses=True)
+
+
+def test_ranges_that_are_gone_may_be_skipped(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
+    planned = lineages_of(mq, ["t"])
+    ranges = filled(mq, 10)
+    numbers = pa.RecordBatch.from_pydict({"id": list(range(len(ranges)))})
+    assert sum(batch.num_rows for batch in skipping(mq, *ranges, planned=planned)([numbers])) == 40
+    admin.delete_topic("t")
+    assert list(skipping(mq, *ranges, planned=planned)([numbers])) == []
+    admin.create_topic("t", queues=2)
+    filled(mq, 20)
+    assert list(skipping(mq, *ranges, planned=planned)([numbers])) == []
+    assert len([line for line in caplog.messages if "skipped" in line]) == 8
+    there = [Range(each.queue, 0, 25) for each in ranges]
+    now = lineages_of(mq, ["t"])
+    assert sum(batch.num_rows for batch in skipping(mq, *there, planned=now)([numbers])) == 80
+
+
+def test_messages_that_go_amid_a_read_may_be_skipped(services: Services, mq: Connection, admin: Admin) -> None:
+    planned = lineages_of(mq, ["t"])
+    with Producer(mq, "p") as producer:
+        producer.send_batch([Message("t", b"o" * 100_000)] * 210, queue=QUEUES[0])
+    rows = skipping(mq, Range(QUEUES[0], 0, 200), planned=planned)([pa.RecordBatch.from_pydict({"id": [0]})])
+    first = next(rows).num_rows
+    services.loop.run(lose_from(services, "broker-a", 190))
+    assert first <= first + sum(batch.num_rows for batch in rows) <= 190
+    assert plan(mq, ["t"], {QUEUES[0]: 9_999}, "latest", skip_losses=True) == [Range(QUEUES[0], 210, 210)]
+    admin.delete_topic("t")
 
 
 def test_a_group_does_not_go_on_in_another_topic_than_was_read(

@@ -191,6 +191,25 @@ def test_a_topic_that_is_made_anew_ends_the_query(
     assert "StreamBroken" in failure, failure
 
 
+def test_a_query_may_skip_a_topic_that_is_made_anew(
+    mq: cluster.Cluster, spark: SparkSession, topic: str, send: Send, tmp_path: Path
+) -> None:
+    send(topic, numbers(0, 60))
+    batches = Batches()
+    skipping = {"start": "earliest", "on_data_loss": "skip"}
+    with running(collecting(stream(spark, topic, **skipping), batches), tmp_path) as query:
+        batches.wait_for(60, query)
+        with Admin(mq) as admin:
+            admin.delete_topic(topic)
+            admin.create_topic(topic, queues=2)
+        send(topic, numbers(100, 20))
+        batches.wait_for(80, query)
+    with running(collecting(stream(spark, topic, **skipping), batches), tmp_path) as query:
+        send(topic, numbers(120, 5))
+        batches.wait_for(85, query)
+    assert batches.all == [(number,) for number in [*range(60), *range(100, 125)]]
+
+
 def test_windows_watermarks_and_state_go_on_over_a_restart(
     spark: SparkSession, topic: str, send: Send, tmp_path: Path
 ) -> None:

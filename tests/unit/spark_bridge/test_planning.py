@@ -121,6 +121,65 @@ def test_what_is_gone_is_an_error_and_never_passed_over(
         next_plan(4, previous, answers, starts)
 
 
+@pytest.mark.parametrize(
+    ("previous", "answers", "starts", "expected", "skipped"),
+    [
+        pytest.param(before({A0: 5}), found({A0: (7, 9)}), None, {A0: (7, 9)}, {A0: 2}, id="expired"),
+        pytest.param(None, found({A0: (6, 9)}), {A0: 5}, {A0: (6, 9)}, {A0: 1}, id="expired since the start was fixed"),
+        pytest.param(before({A0: 5}), found({A0: (0, 4)}), None, {A0: (4, 4)}, {A0: 0}, id="shorter"),
+        pytest.param(before({A0: 5}), found({A0: (0, 9)}, "second"), None, {A0: (0, 9)}, {A0: 0}, id="made anew"),
+        pytest.param(
+            before({A0: 5}), found({A0: QueueBounds(0, 9, kept=4)}), None, {A0: (4, 9)}, {A0: 0}, id="loss of power"
+        ),
+        pytest.param(before({A0: 5, A1: 5}), found({A0: (0, 9)}), None, {A0: (5, 9)}, {A1: 0}, id="a queue is gone"),
+        pytest.param(before({A0: 5, B0: 5}), found({A0: (0, 9)}), None, {A0: (5, 9)}, {B0: 0}, id="a broker is gone"),
+        pytest.param(
+            before({A0: 5}),
+            found({A0: QueueBounds(0, 9, readable=False)}),
+            None,
+            {A0: (9, 9)},
+            {A0: 4},
+            id="taken away",
+        ),
+    ],
+)
+def test_a_stream_may_skip_what_is_gone_and_says_so(
+    previous: Plan | None,
+    answers: dict[tuple[str, str], TopicBounds],
+    starts: dict[MessageQueue, int] | None,
+    expected: dict[MessageQueue, tuple[int, int]],
+    skipped: dict[MessageQueue, int],
+) -> None:
+    plan = next_plan(4, previous, answers, starts, skip_losses=True)
+    assert plan.ranges == expected
+    assert {queue: each.messages for queue, each in plan.skipped.items()} == skipped
+    assert Plan.unpack(plan.pack()) == plan
+    now = {
+        origin: each._replace(queues={number: queue._replace(kept=None) for number, queue in each.queues.items()})
+        for origin, each in answers.items()
+    }
+    following = next_plan(5, plan, now, starts, skip_losses=True)
+    assert following.skipped == plan.skipped, "what was skipped once is kept in mind and not skipped again"
+    assert all(start == end for start, end in following.ranges.values())
+
+
+def test_skipped_messages_add_up_over_batches() -> None:
+    first = next_plan(1, before({A0: 5}), found({A0: (7, 9)}), None, skip_losses=True)
+    second = next_plan(2, first, found({A0: (20, 21)}), None, skip_losses=True)
+    assert second.skipped[A0].messages == 2 + 11
+    assert "begins at 20" in second.skipped[A0].reason
+
+
+def test_a_deleted_topic_is_skipped_until_it_is_there_again() -> None:
+    previous = before({A0: 5, U0: 3})
+    away = next_plan(1, previous, found({U0: (0, 4)}), {A0: 2}, skip_losses=True, skip_topics={"t"})
+    assert away.ranges == {U0: (3, 4)}
+    assert away.topics == {"t", "u"}
+    assert "does not exist" in away.skipped[A0].reason
+    again = found({A0: (0, 2)}, "second") | found({U0: (0, 4)})
+    assert next_plan(2, away, again, {A0: 2}, skip_losses=True).ranges == {A0: (0, 2), U0: (4, 4)}
+
+
 def test_what_was_planned_long_ago_is_read_if_it_is_still_the_same() -> None:
     plan = Plan(
         {A0: (5, 8), A1: (3, 3), B0: (0, 0)}, {("t", "broker-a"): ("first", 7), ("t", "broker-b"): ("first", 7)}

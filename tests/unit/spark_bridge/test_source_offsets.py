@@ -38,6 +38,16 @@ def test_a_queue_that_is_new_begins_where_its_plan_says() -> None:
     assert plan_between(end, offset_of(third, second.ranges)) == third
 
 
+@pytest.mark.parametrize("begin", [12, 0], ids=["expired", "made anew"])
+def test_a_batch_begins_behind_what_it_skips(begin: int) -> None:
+    start = offset_of(Plan({A0: (5, 10), B0: (0, 3)}, ORIGINS), ())
+    plan = Plan({A0: (begin, begin + 2), B0: (3, 4)}, ORIGINS)
+    end = through_json(offset_after(plan, start, [A0, B0]))
+    assert plan_between(start, end) == plan
+    following = Plan({A0: (begin + 2, begin + 3), B0: (4, 4)}, ORIGINS)
+    assert plan_between(end, offset_after(following, end, [A0, B0])) == following
+
+
 def test_two_batches_may_be_read_as_one() -> None:
     plans = [Plan({A0: (0, 4)}, ORIGINS), Plan({A0: (4, 9)}, ORIGINS), Plan({A0: (9, 20)}, ORIGINS)]
     assert plan_between(offset_of(plans[0], ()), offset_of(plans[2], [A0])).ranges == {A0: (4, 20)}
