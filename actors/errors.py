@@ -265,9 +265,13 @@ class BadSubscription(RayMQError):
 
 
 class SubscriptionMismatch(RayMQError):
-    """A member's subscription differs from its group's; both are named."""
+    """A member's subscription differs from its group's; both are named.
+
+    `.in_force` is the group's `subscription_version`, where this member has a lower one; else None.
+    """
 
     wire_code = "SUBSCRIPTION_PARSE_FAILED"
+    in_force: int | None = None
 
 
 class ConsumerNotOnline(RayMQError):

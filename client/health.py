@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.actors.errors import WorkFailed
+from raymq.actors.errors import RayMQError, WorkFailed
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import Failure
 
@@ -103,6 +103,7 @@ class Health:
         set_aside: how many messages it passed over because they cannot be read; `last_set_aside` are the latest 100.
         hanging: the listener's calls, if all that run have run for longer than the consumer's `hang_after`.
         fetches: the brokers that it gets no answers from now.
+        ended_by: why it has ended by itself: SubscriptionMismatch, where a higher `subscription_version` is in force.
     """
 
     running: bool
@@ -112,6 +113,7 @@ class Health:
     last_set_aside: Sequence[SetAside] = ()
     hanging: Sequence[RunningCall] = ()
     fetches: Sequence[FailingFetch] = ()
+    ended_by: RayMQError | None = None
 
     @property
     def ok(self) -> bool:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from raymq.actors.errors import BrokerUnavailable, GroupNotFound, RayMQError, TopicNotFound
+from raymq.actors.errors import BrokerUnavailable, GroupNotFound, RayMQError, SubscriptionMismatch, TopicNotFound
 from raymq.actors.protocol import MessageQueue, TopicRoute
 from raymq.actors.wire.commands import group as wire_group
 from raymq.actors.wire.commands.group import Member
@@ -38,6 +38,7 @@ class Membership:
         retry_max_times: becomes the group's, once at each broker; None leaves it.
         owners: whether `members` asks who fetches which queue, too.
         on_found: called with the topics that were missing and exist now.
+        on_superseded: called once, when a broker says that a subscription of a higher version is in force.
     """
 
     def __init__(
@@ -49,12 +50,17 @@ class Membership:
         retry_max_times: int | None = None,
         owners: bool = False,
         on_found: Callable[[frozenset[str]], None] = lambda _: None,
+        on_superseded: Callable[[SubscriptionMismatch], None] = lambda _: None,
     ) -> None:
         self._mq = mq
         self._member = member
         self._clock = clock
         self._retry_max_times = retry_max_times
         self._on_found = on_found
+        self._on_superseded = on_superseded
+        self._is_superseded = False
+        #: Greet all brokers anew, whenever they were greeted last: the group has changed.
+        self.greets_all = False
         #: Subscribed topics that a broker or a name server says it does not have, and what `routes` answers for each.
         self._missing: dict[str, TopicNotFound | TopicRoute] = {}
         #: Those of them that do not exist at all, as a name server says.
@@ -84,10 +90,13 @@ class Membership:
             SubscriptionMismatch: the group subscribes to something else.
             BrokerUnavailable: no broker answers; where another one does, the next heartbeats try again.
         """
+        if self._is_superseded:
+            return
         addresses = await self._addresses()
         if strict and not addresses:
             raise BrokerUnavailable("cluster", "no broker is registered at the name server")
-        errors = await asyncio.gather(*(self._greet(address) for address in addresses))
+        anew, self.greets_all = self.greets_all, False
+        errors = await asyncio.gather(*(self._greet(address, anew=anew) for address in addresses))
         failures = {address: error for address, error in zip(addresses, errors, strict=True) if error is not None}
         if strict:
             refusals = [error for error in failures.values() if not isinstance(error, BrokerUnavailable)]
@@ -96,10 +105,21 @@ class Membership:
             if failures and len(failures) == len(addresses):
                 raise failures[addresses[0]]
         unmet = failures.keys() - self._greeted.keys()
+        for error in failures.values():
+            if isinstance(error, SubscriptionMismatch) and error.in_force is not None:
+                self.supersede(error)
+                return
         for address, error in failures.items():
             level = logging.WARNING if address in unmet - self._unmet else logging.DEBUG
             _log.log(level, "heartbeat of %s: %s", self._member.group, error)
         self._unmet = frozenset(unmet)
+
+    def supersede(self, error: SubscriptionMismatch) -> None:
+        """End: members of the group subscribe by a higher version, as a broker says. Heard once."""
+        if not self._is_superseded:
+            self._is_superseded = True
+            _consumer_log.warning("group %s: a consumer of it ends: %s", self._member.group, error)
+            self._on_superseded(error)
 
     def is_unmet(self, address: str | None) -> bool:
         """Whether the broker there could not be greeted so far: it does not know of this member.
@@ -121,6 +141,9 @@ class Membership:
         self._last_seen |= dict.fromkeys(named, now)
         self._last_seen = {m: seen for m, seen in self._last_seen.items() if now - seen < VANISHED_SECONDS}
         self.settled = named == set(self._last_seen)
+        if named and self._member.client_id not in named:
+            self.greets_all = True
+            await self.heartbeat()
         return sorted(self._last_seen) if named else []
 
     async def leave(self) -> None:
@@ -208,12 +231,12 @@ class Membership:
             await self._leave(left)
         return sorted(found)
 
-    async def _greet(self, address: str) -> RayMQError | None:
+    async def _greet(self, address: str, *, anew: bool) -> RayMQError | None:
         try:
             connection = await self._mq.pool.get(address, _REQUEST_SECONDS)
             known, at, told = self._greeted.get(address, (None, 0.0, None))
             member = self._member
-            if known is connection and self._clock() - at < HEARTBEAT_SECONDS and told == member:
+            if not anew and known is connection and self._clock() - at < HEARTBEAT_SECONDS and told == member:
                 return None
             if known is None and self._retry_max_times is not None:
                 settings = wire_group.create_group_command(self._member.group, self._retry_max_times)

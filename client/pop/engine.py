@@ -14,15 +14,26 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
-from raymq.actors.errors import BrokerUnavailable, ClientClosed, RayMQError, TopicNotFound, WorkFailed
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    ClientClosed,
+    RayMQError,
+    SubscriptionMismatch,
+    TopicNotFound,
+    WorkFailed,
+)
 from raymq.actors.naming import retry_topic
 from raymq.actors.supervision import Supervisor, is_meant
+from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.group import Member
 from raymq.actors.wire.commands.pop import MAX_MESSAGES
+from raymq.actors.wire.connection import WireConnection
+from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.members.membership import Membership
 from raymq.client.members.subscription import SqlWanted, TagFilter
@@ -59,29 +70,37 @@ class Popping:
         requests: PopRequests,
         *,
         waits: bool = True,
+        version: int = 0,
     ) -> None:
-        """`filters` by topic; `waits`: whether topics that do not exist are waited for."""
+        """`filters` by topic; `waits`: whether topics that do not exist are waited for; `version`: of `filters`."""
         self._mq = mq
         self._waits = waits
         self._group = group
         self._topics = [*filters, retry_topic(group)]
         #: What it asks of brokers.
         self.requests = requests
+        requests.member = f"{mq.pool.local_host}@{uuid.uuid4().hex}"
         self._membership = Membership(
             mq,
             Member(
-                f"{mq.pool.local_host}@{uuid.uuid4().hex}",
+                requests.member,
                 group,
                 {topic: wanted.subscription(topic) for topic, wanted in filters.items()},
                 consume_type="CONSUME_POP",
+                version=version,
             ),
             clock=boottime,
-            on_found=lambda _: self._topics_found.set(),
+            on_found=lambda _: self._look_now.set(),
+            on_superseded=self._superseded,
         )
+        #: Why nothing is received any more: a subscription of a higher version is in force.
+        self.ended_by: SubscriptionMismatch | None = None
+        #: Called with that error, on the loop.
+        self.on_superseded: Callable[[SubscriptionMismatch], None] = lambda _: None
         #: The routes of topics; one that is waited for is not asked for again and again.
         self._routes = self._membership.routes if waits else mq.routes.get_all
-        #: Topics that were missing exist now.
-        self._topics_found = asyncio.Event()
+        #: Who waits looks again: topics that were missing exist now, or it has ended.
+        self._look_now = asyncio.Event()
         self.supervisor = Supervisor(f"simple consumer of {group}")
         self._turn = itertools.count()
         self._notifications: dict[Source, asyncio.Task[None]] = {}
@@ -115,6 +134,7 @@ class Popping:
                 async with asyncio.timeout(_FAREWELL_SECONDS):
                     await self._membership.leave()
             raise
+        self._mq.listen(self._pushed)
         self._heartbeats = self.supervisor.every("heartbeat", _TICK_SECONDS, self._membership.heartbeat)
 
     async def _join(self) -> None:
@@ -130,6 +150,7 @@ class Popping:
         Pops under way are waited for: what a broker gives for one that nobody waits for any more stays hidden.
         """
         self._stopped.set()
+        self._mq.unlisten(self._pushed)
         if self._heartbeats is not None:
             self._heartbeats.cancel()
         for notification in self._notifications.values():
@@ -194,7 +215,7 @@ class Popping:
         deadline = loop.time() + wait_seconds
         while not receiver.has_given_up:
             self._check_running()
-            self._topics_found.clear()
+            self._look_now.clear()
             # One that has ended says that there may be something: it has to be looked for after that, not before.
             self._notifications = {s: task for s, task in self._notifications.items() if not task.done()}
             sources = await self._sources()
@@ -215,14 +236,34 @@ class Popping:
             await self._wait_for_one(waiting, left if waiting else min(left, _PAUSE_SECONDS))
         return []
 
+    def _pushed(self, _: WireConnection, command: Command) -> None:
+        is_change = command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+        if is_change and command.fields.get("consumerGroup") == self._group:
+            self._membership.greets_all = True  # a member may have brought a subscription of a higher version
+
+    def _superseded(self, error: SubscriptionMismatch) -> None:
+        """A subscription of a higher version is in force: leave what was not received to its members."""
+        self.ended_by = error
+        self._spawn(self._leave_superseded())
+        self._look_now.set()
+        self.on_superseded(error)
+
+    async def _leave_superseded(self) -> None:
+        """Not before its pops have ended: who is no member any more is not refused."""
+        if self._pops:
+            await asyncio.wait(self._pops.values())
+        await asyncio.gather(self._give_back(self._kept.empty()), self._membership.leave())
+
     def _check_running(self) -> None:
         if self._stopped.is_set():
             raise ClientClosed("the consumer is closed")
+        if self.ended_by is not None:
+            raise copy(self.ended_by)
 
     async def _wait_for_one(self, waiting: Sequence[asyncio.Task[Any]], seconds: float) -> None:
         """Until one of them has ended, a missing topic exists now, or the consumer is closed."""
         loop = asyncio.get_running_loop()
-        events = [loop.create_task(event.wait()) for event in (self._stopped, self._topics_found)]
+        events = [loop.create_task(event.wait()) for event in (self._stopped, self._look_now)]
         try:
             await asyncio.wait([*events, *waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -269,7 +310,7 @@ class Popping:
         slow: set[str] = set()
         for source in sources:
             while (room := max_messages - self._kept.count(invisible_ms)) > 0 and source not in self._pops:
-                if self._stopped.is_set():
+                if self._stopped.is_set() or self.ended_by is not None:
                     return failures
                 asked = min(MAX_MESSAGES, room)
                 self._asked_at[source] = time.monotonic()
@@ -286,6 +327,8 @@ class Popping:
                     self._mq.routes.outdate(source[1])
                     self._membership.doubt(source[1], error)
                     break
+                if isinstance(error, SubscriptionMismatch) and error.in_force is not None:
+                    self._membership.supersede(error)
                 if isinstance(error, RayMQError):
                     failures.append(error)
                     break

@@ -63,6 +63,8 @@ class PopRequests:
         self._group = group
         self._filters = {**filters, retry_topic(group): TagFilter.parse("*")}
         self.ordered = ordered
+        #: The client id that pops, as brokers know it as a member of the group.
+        self.member: str | None = None
         self._max_reconsume_times = max_reconsume_times
         #: What renews a receipt just now, by the receipt's id: whoever uses it waits for that.
         self._renewing: dict[int, asyncio.Task[bool]] = {}
@@ -87,6 +89,7 @@ class PopRequests:
             exp=subscription.expression,
             order=self.ordered,
             max_reconsume_times=self._max_reconsume_times,
+            member=self.member,
         )
         try:
             answer = await ask(self._mq, topic, broker, header.command(), _seconds_for_pop(invisible_ms))
@@ -114,9 +117,8 @@ class PopRequests:
     async def notify(self, source: Source) -> None:
         """Ends when the source may have something, or after 15 s."""
         broker, topic = source
-        header = Notification(
-            self._group, topic, ANY_QUEUE, int(_PARK_SECONDS * 1000), int(time.time() * 1000), self.ordered
-        )
+        times = int(_PARK_SECONDS * 1000), int(time.time() * 1000)
+        header = Notification(self._group, topic, ANY_QUEUE, *times, self.ordered, member=self.member)
         await ask(self._mq, topic, broker, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
 
     async def acknowledge(self, messages: Sequence[ReceivedMessage], receipts: Sequence[Receipt]) -> bool:

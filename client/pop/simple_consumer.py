@@ -44,6 +44,8 @@ class SimpleConsumer(ClientBase):
         max_reconsume_times: a message that came again so often and fails once more goes to the dead letters.
         missing_topics: "wait": a topic that does not exist is waited for, with one warning in the log, and received
             from within 2 s of its creation; "error": it is refused with TopicNotFound.
+        subscription_version: raise it where a deployment changes `subscriptions`. The highest version of the connected
+            members is in force: members of a lower one receive nothing more, and acknowledge what they have.
 
     It joins the group as it is made. Where an event loop runs on that thread it does so at the beginning of `async
     with`, or with the first call; that raises then what the constructor raises elsewhere.
@@ -65,6 +67,7 @@ class SimpleConsumer(ClientBase):
         max_reconsume_times: int = 16,
         *,
         missing_topics: str = "wait",
+        subscription_version: int = 0,
     ) -> None:
         check_connection(mq)
         self.group = check_group(group)
@@ -74,9 +77,10 @@ class SimpleConsumer(ClientBase):
         arguments.whole("max_reconsume_times", max_reconsume_times, 0)
         arguments.flag("ordered", ordered)
         check_missing_topics(missing_topics)
+        version = arguments.whole("subscription_version", subscription_version, 0)
         super().__init__(mq)
         requests = PopRequests(mq, self.group, filters, ordered=ordered, max_reconsume_times=max_reconsume_times)
-        self._popping = Popping(mq, self.group, filters, requests, waits=missing_topics == "wait")
+        self._popping = Popping(mq, self.group, filters, requests, waits=missing_topics == "wait", version=version)
         self._open(self._popping.start)
         #: One that is dropped without a close leaves its group all the same.
         self._dropped = weakref.finalize(self, _leave_behind, mq, self._popping)
@@ -92,8 +96,9 @@ class SimpleConsumer(ClientBase):
     def health(self) -> Health:
         """How it fares: what runs for it, and what failed although nobody expected that, and was done anew."""
         supervisor = self._popping.supervisor
-        running = not self._closed and self._opening is None
-        return Health(running=running, works=supervisor.works, failures=supervisor.failures)
+        ended_by = self._popping.ended_by
+        running = not self._closed and self._opening is None and ended_by is None
+        return Health(running=running, works=supervisor.works, failures=supervisor.failures, ended_by=ended_by)
 
     def receive(
         self, max_messages: int = 10, invisible_duration: float = 30.0, await_duration: float = 15.0
@@ -109,6 +114,7 @@ class SimpleConsumer(ClientBase):
             BrokerUnavailable: no broker answered.
             TopicNotFound: with `missing_topics="error"`, none of the topics is there any more; one that is gone does
                 not hold up the others.
+            SubscriptionMismatch: members of the group have a higher `subscription_version`.
             WorkFailed: what nobody expected came of taking what a broker gave; `health` tells.
             ClientClosed: the consumer or its connection was closed.
         """

@@ -56,6 +56,7 @@ class ConsumerSettings:
     trace: Trace | None = None
     missing_topics: str = "wait"
     failure_text: bool = True
+    subscription_version: int = 0
 
     def __post_init__(self) -> None:
         check_group(self.group)
@@ -86,6 +87,7 @@ class ConsumerSettings:
         if self.on_outage not in (None, "pause"):
             raise InvalidInput("on_outage", 'None or "pause"', self.on_outage)
         check_missing_topics(self.missing_topics)
+        arguments.whole("subscription_version", self.subscription_version, 0)
         if self.park_failed_keys and not self.ordered:
             raise InvalidInput("park_failed_keys", "False where ordered is False: nothing blocks there", True)
 

@@ -11,10 +11,10 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
-from raymq.actors.errors import OffsetReset, QueueNotFound, RayMQError, TopicNotFound
+from raymq.actors.errors import OffsetReset, QueueNotFound, RayMQError, SubscriptionMismatch, TopicNotFound
 from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue, TopicRoute
 from raymq.actors.supervision import Failure, Supervisor, is_meant
@@ -71,7 +71,14 @@ _FAREWELL_SECONDS = 1.0
 class Consuming:
     """One running consumer. Made and used on the connection's loop."""
 
-    def __init__(self, mq: Connection, settings: ConsumerSettings, runner: ListenerRunner) -> None:
+    def __init__(
+        self,
+        mq: Connection,
+        settings: ConsumerSettings,
+        runner: ListenerRunner,
+        on_superseded: Callable[[SubscriptionMismatch], None] = lambda _: None,
+    ) -> None:
+        """`on_superseded`: has to end it, for a subscription of a higher version is in force."""
         self._mq = mq
         self._settings = settings
         self._runner = runner
@@ -90,12 +97,15 @@ class Consuming:
                 {topic: wanted.subscription(topic) for topic, wanted in settings.filters.items()},
                 model=settings.model.value,
                 start=settings.consume_from.value,
+                version=settings.subscription_version,
             ),
             clock=boottime,
             retry_max_times=settings.max_reconsume_times if self._clustering and not settings.ordered else None,
             owners=self._sticky,
             on_found=self._topics_found,
+            on_superseded=self._superseded,
         )
+        self._on_superseded = on_superseded
         self._strategy = strategy_named(settings.strategy)
         self.supervisor = Supervisor(f"consumer of {settings.group}")
         #: What was passed over because it cannot be read.
@@ -237,6 +247,8 @@ class Consuming:
             and command.fields.get("consumerGroup") == self._settings.group
         ):
             self._rebalance_now.set()
+            # A member may have brought a subscription of a higher version; others see that as they list the members.
+            self._membership.greets_all = self._membership.greets_all or not self._clustering
 
     def _topics_found(self, topics: frozenset[str]) -> None:
         """Topics that were missing exist now: take them up without delay."""
@@ -244,6 +256,11 @@ class Consuming:
             if queue.topic in topics:
                 self._backoffs.succeeded(queue)
         self._rebalance_now.set()
+
+    def _superseded(self, error: SubscriptionMismatch) -> None:
+        self.delivery.settle()
+        self._committing.begin(self._uncommitted())  # at once: members of the higher version begin there
+        self._on_superseded(error)
 
     async def _share_out(self) -> bool:
         """Take over what is ours now, let go of what is not; False if some of it has to be tried again."""

@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, wait
+from copy import copy
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from raymq.actors.errors import ClientClosed, RayMQError
+from raymq.actors.errors import ClientClosed, RayMQError, SubscriptionMismatch
 from raymq.client import arguments
 from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
@@ -89,6 +90,8 @@ class PushConsumer(ClientBase):
             from its first message on within 2 s of its creation; "error": `start` raises TopicNotFound.
         failure_text: False keeps only the type of what the listener raised with the message (`failure` of the next
             try, `reason` of the dead letter), for exceptions whose text may hold a secret; the log has it all the same.
+        subscription_version: raise it where a deployment changes `subscriptions`. The highest version of the connected
+            members is in force: members of a lower one finish what they have and end with SubscriptionMismatch.
 
     Raises:
         InvalidInput: a name, an expression or a number breaks its rule.
@@ -120,6 +123,7 @@ class PushConsumer(ClientBase):
         trace: Trace | None = None,
         missing_topics: str = "wait",
         failure_text: bool = True,
+        subscription_version: int = 0,
     ) -> None:
         check_connection(mq)
         self._settings = ConsumerSettings(
@@ -144,6 +148,7 @@ class PushConsumer(ClientBase):
             trace=trace,
             missing_topics=missing_topics,
             failure_text=failure_text,
+            subscription_version=subscription_version,
         )
         arguments.function("listener", listener, "a function, or another object that can be called with a list")
         super().__init__(mq)
@@ -162,6 +167,8 @@ class PushConsumer(ClientBase):
         #: The thread that starts it.
         self._starter: int | None = None
         self._ended = threading.Event()
+        #: Why it ends by itself.
+        self._ended_by: SubscriptionMismatch | None = None
         #: Counts what `wait` waits for: something failed unexpectedly, or the consumer has ended.
         self._told = 0
         self._news = threading.Condition()
@@ -274,7 +281,7 @@ class PushConsumer(ClientBase):
         """How it fares: what runs for it, what failed although nobody expected that, what could not be read."""
         consuming = self._consuming or self._last_consuming
         if consuming is None:
-            return Health(running=False)
+            return Health(running=False, ended_by=self._ended_by)
         aside = consuming.aside
         return Health(
             running=self._consuming is not None,
@@ -284,6 +291,7 @@ class PushConsumer(ClientBase):
             last_set_aside=aside.last,
             hanging=hanging(consuming.delivery.running_calls(), self._settings.hang_after),
             fetches=consuming.failing_fetches.now(),
+            ended_by=self._ended_by,
         )
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -294,6 +302,7 @@ class PushConsumer(ClientBase):
 
         Raises:
             WorkFailed: something of it fails again and again with what nobody expected. It is tried on all the same.
+            SubscriptionMismatch: it has ended, since a higher `subscription_version` is in force.
         """
         if timeout is not None:
             arguments.duration("timeout", timeout)
@@ -301,7 +310,7 @@ class PushConsumer(ClientBase):
         while True:
             told = self._told
             if self._ended.is_set():
-                return True
+                return self._end_reached()
             raise_persistent(self.health.failures)
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -326,16 +335,27 @@ class PushConsumer(ClientBase):
             while True:
                 news.clear()
                 if self._ended.is_set():
-                    return True
+                    return self._end_reached()
                 raise_persistent(self.health.failures)
                 try:
                     async with asyncio.timeout_at(deadline):
                         await news.wait()
                 except TimeoutError:
-                    return self._ended.is_set()
+                    return self._ended.is_set() and self._end_reached()
         finally:
             with self._news:
                 self._hearers.discard(hear)
+
+    def _end_reached(self) -> bool:
+        """True, or the error with which it has ended."""
+        if self._ended_by is not None:
+            raise copy(self._ended_by)
+        return True
+
+    def _superseded(self, error: SubscriptionMismatch) -> None:
+        """A subscription of a higher version is in force: finish what is in hand, and leave. Called on the loop."""
+        self._ended_by = error
+        threading.Thread(target=self.shutdown, name=f"raymq-shutdown-{self.group}").start()
 
     @property
     def is_calling(self) -> bool:
@@ -466,7 +486,7 @@ class PushConsumer(ClientBase):
         if attempt.is_given_up:
             raise asyncio.CancelledError
         attempt.task = asyncio.current_task()
-        consuming = Consuming(self._mq, self._settings, runner)
+        consuming = Consuming(self._mq, self._settings, runner, self._superseded)
         consuming.supervisor.on_failure(self._tell)
         attempt.is_paused = self._paused
         if attempt.is_paused:

@@ -44,11 +44,15 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         context.polls.supersede(session)
         member = request.fields.get("member")
         if group is not None and member is not None:
+            context.groups.check_in_force(group, str(member))
             known = [(w.topic, w.queue_id) for w in wanted if core.has_queue(w.topic, w.queue_id)]
             context.groups.fetched(group, str(member), known)
         check_crc = bool(request.fields.get("check_crc", True))
         fetch = Fetch(context.core, wanted, *limits, group, check_crc=check_crc)
-        asked = _Asked(context, turns, connection, request, fetch, group, [want.topic for want in wanted])
+        topics = [want.topic for want in wanted]
+        asked = _Asked(
+            context, turns, connection, request, fetch, group, None if member is None else str(member), topics
+        )
         goes_on = bool(request.fields.get("goes_on")) and connection.takes_early_answers
         return asked.begin(session, wait, goes_on=goes_on, singly=goes_on and _may_come_singly(request))
 
@@ -65,6 +69,7 @@ class _Asked:
     _request: Command
     _fetch: Fetch
     _group: str | None
+    _member: str | None
     _topics: list[str]
     _has_turn: bool = False
     _taken_at: float = -math.inf
@@ -103,7 +108,10 @@ class _Asked:
         parked = self._parked
         if parked.superseded:  # nobody waits for it any more
             self._future.set_result(self._answer([]))
-        elif not parked.ended and not self._connection.writable.is_set():
+            return
+        if self._group is not None:
+            self._context.groups.check_in_force(self._group, self._member)
+        if not parked.ended and not self._connection.writable.is_set():
             waiting = asyncio.ensure_future(self._connection.writable.wait())
             waiting.add_done_callback(lambda _: self._woken())
         else:
@@ -114,9 +122,20 @@ class _Asked:
             else:
                 self._answer_early(parts)
 
+    def _is_superseded(self) -> bool:
+        """Whether a subscription of a higher version came meanwhile."""
+        return (
+            self._group is not None
+            and self._member is not None
+            and self._context.groups.is_superseded(self._group, self._member)
+        )
+
     def _take_next(self, queue: QueueKey, offset: int, physical_offset: int, size: int) -> bool:
         """A message of one of the queues was stored: answer it, if that can be done at once."""
         context, writer = self._context, self._connection.idle_writer
+        if self._is_superseded():
+            self._woken()
+            return False
         if writer is None or self._has_turn or self._future.done():
             return False
         now = context.polls.clock()

@@ -189,7 +189,15 @@ def _consumer(told: Mapping[str, Any], heartbeat: Mapping[str, Any]) -> Consumer
         message_model=str(told.get("messageModel") or "CLUSTERING"),
         consume_from_where=str(told.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"),
         waits_for=frozenset(_texts(told, "raymqWaitsFor")),
+        version=_version(told),
     )
+
+
+def _version(told: Mapping[str, Any]) -> int | None:
+    version = told.get("raymqSubscriptionVersion")
+    if version is not None and (type(version) is not int or not 0 <= version < 1 << 31):
+        raise InvalidInput("raymqSubscriptionVersion", "a whole number of 31 bits", version)
+    return version
 
 
 def _texts(told: Mapping[str, Any], name: str) -> list[str]:

@@ -31,6 +31,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     def lock(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         asked = read_object(request.body, max_values=_MAX_VALUES)
         group, client_id, queues = yield from _reading(asked)
+        context.groups.check_in_force(group, client_id)
         # A lock falls with the client's last connection, so the broker has to know the one that this came over.
         greet(context.groups, client_id, connection, request)
 

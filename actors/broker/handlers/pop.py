@@ -111,6 +111,7 @@ def _telling(context: BrokerContext, turns: OneATurn) -> dict[int, Handler]:
 
         def has_messages() -> bool:
             core.group_settings.check_may_consume(group, topic)
+            context.groups.check_in_force(group, header.member)
             return pop.has_messages(group, topic, _queue_ids(context, topic, header.queue_id), ordered=header.order)
 
         full = False
@@ -192,6 +193,7 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
 def _pop_request(context: BrokerContext, header: PopMessage, wanted: Filter) -> PopRequest:
     config = context.core.group(header.consumer_group)
     context.core.group_settings.check_may_consume(config.name, header.topic)
+    context.groups.check_in_force(config.name, header.member)
     if header.max_msg_nums < 1:
         raise InvalidInput("maxMsgNums", "at least 1", header.max_msg_nums)
     limit = header.max_reconsume_times

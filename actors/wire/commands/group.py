@@ -23,6 +23,7 @@ class Member:
         subscriptions: by topic.
         consume_type, model, start: RocketMQ's words.
         waits_for: those of its topics that do not exist yet, as far as it knows.
+        version: of its subscription; the highest of the group's members counts.
     """
 
     client_id: str
@@ -32,6 +33,7 @@ class Member:
     model: str = "CLUSTERING"
     start: str = "CONSUME_FROM_FIRST_OFFSET"
     waits_for: frozenset[str] = frozenset()
+    version: int = 0
 
 
 def heartbeat_command(member: Member) -> Command:
@@ -42,6 +44,7 @@ def heartbeat_command(member: Member) -> Command:
         "messageModel": member.model,
         "consumeFromWhere": member.start,
         "unitMode": False,
+        "raymqSubscriptionVersion": member.version,
         "subscriptionDataSet": [
             {"topic": topic, "subString": subscription.expression, "expressionType": subscription.kind}
             for topic, subscription in sorted(member.subscriptions.items())

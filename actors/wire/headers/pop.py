@@ -21,7 +21,8 @@ ORDERED_REVIVE_QUEUE = 999
 class PopMessage(Header):
     """Lend messages for `invisible_time` ms, wait for the first one up to `poll_time` ms.
 
-    `max_reconsume_times` is ours: at how many a message of this pop becomes a dead letter; without it the group says.
+    Ours: `max_reconsume_times`, at how many a message of this pop becomes a dead letter, without it the group says;
+    `member`, the client id that pops.
     """
 
     consumer_group: str
@@ -37,11 +38,12 @@ class PopMessage(Header):
     order: bool = False
     attempt_id: str | None = None
     max_reconsume_times: int | None = named("raymqMaxReconsumeTimes", default=None)
+    member: str | None = named("raymqMember", default=None)
 
 
 @header(RequestCode.NOTIFICATION)
 class Notification(Header):
-    """Wait until a pop would find something, up to `poll_time` ms."""
+    """Wait until a pop would find something, up to `poll_time` ms; ours: `member`, as that of a pop."""
 
     consumer_group: str
     topic: str
@@ -50,6 +52,7 @@ class Notification(Header):
     born_time: Long
     order: bool = False
     attempt_id: str | None = None
+    member: str | None = named("raymqMember", default=None)
 
 
 @header(RequestCode.ACK_MESSAGE)

@@ -28,6 +28,13 @@ class Groups(GroupTable):
             wanted[topic] = Subscription(topic, expression, version=version)
         return self.consume(client_id, Consumer(group, wanted), strict=strict)
 
+    def joins(self, client_id: str, expression: str, version: int | None) -> bool:
+        """Topic t, over a connection of its own, with the version of its subscription."""
+        self.greet(client_id, f"connection of {client_id}")
+        return self.consume(
+            client_id, Consumer("g", {"t": Subscription("t", expression)}, version=version), strict=True
+        )
+
 
 @pytest.fixture
 def groups(clock: FakeClock) -> Iterator[Groups]:
@@ -268,3 +275,55 @@ def test_a_newer_version_of_the_same_subscription_counts(clock: FakeClock) -> No
         table.greet("a", 1)
         table.consume("a", Consumer("g", {"t": Subscription("t", version=version)}))
         assert table.consumer_groups()["g"].subscriptions["t"].version == version
+
+
+def test_a_higher_version_takes_the_group_over(groups: Groups) -> None:
+    groups.joins("old", "paid", 0)
+    groups.fetched("g", "old", [("t", 0)])
+    assert groups.joins("new", "*", 1), "the old member is told"
+    assert groups.members("g") == ["new"]
+    assert groups.owners("g") == {}
+    groups.fetched("g", "old", [("t", 0)])
+    assert groups.owners("g") == {}
+    for do in (lambda: groups.check_in_force("g", "old"), lambda: groups.joins("old", "paid", 0)):
+        with pytest.raises(SubscriptionMismatch, match="version 1 is in force: member new subscribes to t") as caught:
+            do()
+        assert caught.value.in_force == 1
+    groups.check_in_force("g", "new")
+    groups.check_in_force("g", "unknown")
+    assert set(groups.connections("g")) == {"connection of old", "connection of new"}, "both hear of changes"
+    assert not groups.joins("new", "*", 1)
+
+
+def test_equal_versions_must_subscribe_alike(groups: Groups) -> None:
+    groups.joins("a", "paid", 3)
+    groups.joins("b", "paid", 3)
+    with pytest.raises(SubscriptionMismatch) as caught:
+        groups.joins("c", "*", 3)
+    assert caught.value.in_force is None
+    assert groups.members("g") == ["a", "b"]
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, 1), (1, None), (None, None)])
+def test_members_without_a_version_must_subscribe_alike(groups: Groups, first: int | None, second: int | None) -> None:
+    groups.joins("a", "paid", first)
+    with pytest.raises(SubscriptionMismatch):
+        groups.joins("b", "*", second)
+    assert groups.joins("c", "paid", second)
+    assert groups.members("g") == ["a", "c"]
+
+
+def test_a_version_is_in_force_as_long_as_a_member_has_it(groups: Groups, clock: FakeClock) -> None:
+    groups.joins("bad", "*", 2)
+    groups.joins("worse", "*", 2)
+    with pytest.raises(SubscriptionMismatch):
+        groups.joins("good", "paid", 1)
+    groups.stop_consuming("bad", "g")
+    groups.connection_closed("connection of worse")
+    clock.advance(GRACE_SECONDS - 0.1)
+    groups.expire()
+    with pytest.raises(SubscriptionMismatch):
+        groups.joins("good", "paid", 1)
+    clock.advance(0.2)
+    groups.expire()
+    assert groups.joins("good", "paid", 1)

@@ -7,6 +7,7 @@ heartbeat renews goes after `SILENCE_SECONDS` (RocketMQ's channel expiry).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -56,6 +57,8 @@ class Consumer:
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     #: Ours: those of its topics that do not exist, as far as it knows.
     waits_for: frozenset[str] = frozenset()
+    #: Ours: which subscription of its group it has, the highest counts; None of clients that do not say one.
+    version: int | None = None
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class GroupMember:
     way: tuple[str, str] = ("", "")
     subscriptions: Mapping[str, Subscription] = field(default_factory=dict)
     waits_for: frozenset[str] = frozenset()
+    version: int | None = None
     #: How many it counts for.
     weight: int = 1
 
@@ -80,6 +84,26 @@ class ConsumerGroup:
     members: dict[str, GroupMember] = field(default_factory=dict)
     #: The member that fetched each queue last.
     owners: dict[Queue, str] = field(default_factory=dict)
+    #: The highest version of the members' subscriptions; None: no member says one.
+    in_force: int | None = None
+    #: How many members have each version.
+    _versions: Counter[int] = field(default_factory=Counter)
+
+    def is_superseded(self, client_id: str) -> bool:
+        """Whether it is a member whose subscription was replaced by one of a higher version."""
+        member = self.members.get(client_id)
+        return member is not None and _is_below(member.version, self.in_force)
+
+    def count_version(self, version: int | None, members: int) -> None:
+        """So many members of a version came, or left if negative: those below the highest one own no queue."""
+        if version is None:
+            return
+        self._versions[version] += members
+        if not self._versions[version]:
+            del self._versions[version]
+        before, self.in_force = self.in_force, max(self._versions, default=None)
+        if self.in_force != before:
+            self.owners = {queue: owner for queue, owner in self.owners.items() if not self.is_superseded(owner)}
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
@@ -155,7 +179,8 @@ class GroupTable:
 
         Raises:
             SubscriptionMismatch: `strict`, and another connected member subscribes to something else, or consumes in
-                another way: who pops takes messages of queues that others own, who is broadcast to owns none.
+                another way: who pops takes messages of queues that others own, who is broadcast to owns none. Members
+                of lower versions do not count. Or its own version is below the one that is in force.
             InvalidInput: words that are none of RocketMQ's, or the connection's clients are in more, or subscribe to
                 more, than they may.
             ServerBusy: there are as many memberships as there may be.
@@ -164,10 +189,15 @@ class GroupTable:
         group = self._consumers.get(consumer.group)
         known = group.members.get(client_id) if group else None
         wanted = consumer.subscriptions
+        version = consumer.version
         changed = known is None or (wanted is not None and _plain(known.subscriptions) != _plain(wanted))
+        changed = changed or (known is not None and known.version != version)
         way = (consumer.consume_type, consumer.message_model)
+        if group is not None and _is_below(version, group.in_force):
+            raise _superseded(consumer.group, group, client_id, version)
         if strict and changed and group is not None and wanted is not None:
-            _check_same(client_id, wanted, way, consumer.group, group.members.values())
+            others = [each for each in group.members.values() if not _is_below(each.version, version)]
+            _check_same(client_id, wanted, way, consumer.group, others)
         weight = known.weight if known is not None and wanted is None else _weight_of(wanted or {})
         client = self._clients[client_id]
         self._weigh(client, weight - (0 if known is None else known.weight))
@@ -176,6 +206,10 @@ class GroupTable:
         member = group.members.setdefault(client_id, GroupMember(client, 0.0))
         member.last_seen = self.clock()
         member.way = way
+        if member.version != version:
+            group.count_version(member.version, -1)
+            member.version = version
+            group.count_version(version, 1)
         member.weight = weight
         if wanted is not None:
             if member.subscriptions == wanted:  # with the versions: who pulls by a newer one waits for it
@@ -190,7 +224,7 @@ class GroupTable:
     def fetched(self, group: str, client_id: str, queues: Iterable[Queue]) -> None:
         """A member asks for messages of these queues: they are its own, as far as this broker can know."""
         known = self._consumers.get(group)
-        if known is not None and client_id in known.members:
+        if known is not None and client_id in known.members and not known.is_superseded(client_id):
             known.owners |= dict.fromkeys(queues, client_id)
 
     def fetched_over(self, group: str, connection: object, queue: Queue) -> None:
@@ -237,6 +271,7 @@ class GroupTable:
         for client_id in left:
             member = known.members.pop(client_id)
             self._weigh(member.client, -member.weight)
+            known.count_version(member.version, -1)
         known.owners = {queue: owner for queue, owner in known.owners.items() if owner not in left}
         if not known.members:
             del self._consumers[group]
@@ -287,8 +322,20 @@ class GroupTable:
     # -- what others ask -----------------------------------------------------------------------------------------
 
     def members(self, group: str) -> list[str]:
-        """Client ids of a consumer group, sorted; GroupNotFound if it has none here."""
-        return sorted(self.consumer_group(group).members)
+        """Client ids of a consumer group, sorted, without those of lower versions; GroupNotFound if it has none."""
+        found = self.consumer_group(group)
+        return sorted(client_id for client_id in found.members if not found.is_superseded(client_id))
+
+    def is_superseded(self, group: str, client_id: str) -> bool:
+        """Whether a member's subscription was replaced by one of a higher version, so that it is given nothing more."""
+        found = self._consumers.get(group)
+        return found is not None and found.is_superseded(client_id)
+
+    def check_in_force(self, group: str, client_id: str | None) -> None:
+        """Raise SubscriptionMismatch if the member is superseded; whoever is no member passes."""
+        if client_id is not None and self.is_superseded(group, client_id):
+            found = self._consumers[group]
+            raise _superseded(group, found, client_id, found.members[client_id].version)
 
     def consumer_group(self, group: str) -> ConsumerGroup:
         """A consumer group that has members; GroupNotFound."""
@@ -346,11 +393,31 @@ class GroupTable:
         assert all(group.members for group in self._consumers.values()), "a group without members stays listed"
         assert all(owner in group.members for group in self._consumers.values() for owner in group.owners.values())
         assert all(self._producers.values())
+        for group in self._consumers.values():
+            versions = [member.version for member in group.members.values() if member.version is not None]
+            assert group.in_force == max(versions, default=None), "the version in force is that of a member"
         for connection, held in self._held.items():
             assert held == sum(self._clients[each].weight for each in self._by_connection[connection])
         assert self._weight >= sum(client.weight for client in self._clients.values())
         for members in [*(g.members for g in self._consumers.values()), *self._producers.values()]:
             assert all(self._clients[client_id] is member.client for client_id, member in members.items())
+
+
+def _is_below(version: int | None, other: int | None) -> bool:
+    """Whether both are told, and the first one is lower."""
+    return version is not None and other is not None and version < other
+
+
+def _superseded(name: str, group: ConsumerGroup, client_id: str, version: int | None) -> SubscriptionMismatch:
+    """What a member of a lower version is answered."""
+    newest = next(each for each in group.members.values() if each.version == group.in_force)
+    error = SubscriptionMismatch(
+        f"group {name}: {client_id} has subscription_version {version}, but version {group.in_force} is in force: "
+        f"member {newest.client.client_id} subscribes to {_shown(_plain(newest.subscriptions))}",
+        remedy="to go back to the older subscription, stop the members of the newer one first",
+    )
+    error.in_force = group.in_force
+    return error
 
 
 def _weight_of(subscriptions: Mapping[str, Subscription]) -> int:

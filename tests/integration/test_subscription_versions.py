@@ -1,0 +1,190 @@
+"""A rolling deployment that changes the subscription: the highest version of the connected members is in force."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors.errors import InvalidInput, SubscriptionMismatch
+from raymq.client import (
+    Admin,
+    Connection,
+    ConsumeResult,
+    Message,
+    MessageModel,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    SimpleConsumer,
+)
+from tests.integration.conftest import Services
+from tests.integration.taker import Taker
+from tests.polling import poll_until
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+@pytest.fixture
+def other(services: Services) -> Iterator[Connection]:
+    """The connection of another program."""
+    with Connection([services.name_server.address]) as made:
+        yield made
+
+
+def says(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "raymq.consumer" and r.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_push_consumer_of_a_lower_version_ends(
+    mq: Connection, other: Connection, admin: Admin, caplog: pytest.LogCaptureFixture, ordered: bool
+) -> None:
+    old = PushConsumer(mq, "g", {"t": "paid"}, old_taker := Taker(), ordered=ordered)
+    old.start()
+    with Producer(mq, "p") as producer:
+        producer.send(Message("t", b"1", tags="paid"))
+        poll_until(lambda: old_taker.bodies == [b"1"])
+        with PushConsumer(other, "g", {"t": "*"}, new_taker := Taker(), subscription_version=1, ordered=ordered):
+            for number in range(20):
+                producer.send(Message("t", b"new %d" % number, tags="shipped"))
+            with pytest.raises(SubscriptionMismatch, match="version 1 is in force"):
+                old.wait(10.0)
+            assert (old.health.running, old.health.ok) == (False, False)
+            assert isinstance(old.health.ended_by, SubscriptionMismatch)
+            assert len([told for told in says(caplog) if "version 1 is in force" in told]) == 1
+            sent = {b"new %d" % number for number in range(20)}
+            poll_until(lambda: sent <= set(new_taker.bodies))
+            assert set(old_taker.bodies) == {b"1"}
+            with pytest.raises(SubscriptionMismatch, match="version 1 is in force"):
+                PushConsumer(mq, "g", {"t": "paid"}, Taker()).start()
+
+
+def test_what_a_lower_version_was_given_is_finished_and_committed(
+    mq: Connection, other: Connection, admin: Admin
+) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(messages: list[ReceivedMessage]) -> ConsumeResult:
+        began.set()
+        may_end.wait(10.0)
+        return ConsumeResult.SUCCESS
+
+    old = PushConsumer(mq, "g", {"t": "*"}, slow, ordered=True)
+    old.start()
+    with Producer(mq, "p") as producer:
+        producer.send(Message("t", b"held"), queue=QUEUE)
+        assert began.wait(10.0)
+        with PushConsumer(other, "g", {"t": "*"}, taker := Taker(), subscription_version=7, ordered=True):
+            poll_until(lambda: old.health.ended_by is not None)
+            producer.send(Message("t", b"next"), queue=QUEUE)
+            may_end.set()
+            with pytest.raises(SubscriptionMismatch):
+                old.wait(10.0)
+            poll_until(lambda: b"next" in taker.bodies)
+            assert taker.bodies == [b"next"], "what the old member had was committed"
+
+
+def test_a_failed_message_of_a_lower_version_goes_to_the_higher_one(
+    mq: Connection, other: Connection, admin: Admin
+) -> None:
+    """Also of a topic that the higher version does not subscribe to any more."""
+    admin.create_topic("dropped", queues=1)
+    began, may_end = threading.Event(), threading.Event()
+
+    def fails(messages: list[ReceivedMessage]) -> ConsumeResult:
+        began.set()
+        may_end.wait(10.0)
+        return ConsumeResult.RECONSUME_LATER
+
+    old = PushConsumer(mq, "g", {"t": "*", "dropped": "*"}, fails)
+    old.start()
+    with Producer(mq, "p") as producer:
+        producer.send(Message("dropped", b"failed"))
+    assert began.wait(10.0)
+    with PushConsumer(other, "g", {"t": "*"}, taker := Taker(), subscription_version=1):
+        poll_until(lambda: old.health.ended_by is not None)
+        may_end.set()
+        poll_until(lambda: b"failed" in taker.bodies)
+
+
+def test_a_simple_consumer_of_a_lower_version_only_acknowledges(
+    mq: Connection, other: Connection, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Producer(mq, "p") as producer, SimpleConsumer(mq, "g", {"t": "paid"}) as old:
+        producer.send(Message("t", b"1", tags="paid"))
+        (message,) = old.receive()
+        with SimpleConsumer(other, "g", {"t": "*"}, subscription_version=1) as new:
+            producer.send(Message("t", b"2", tags="shipped"))
+            with pytest.raises(SubscriptionMismatch, match="version 1 is in force"):
+                old.receive(await_duration=0.0)
+            assert (old.health.running, type(old.health.ended_by)) == (False, SubscriptionMismatch)
+            assert len(says(caplog)) == 1
+            assert old.change_invisible_duration(message, 60.0)
+            assert old.ack(message)
+            (received,) = new.receive()
+            assert received.body == b"2"
+            with pytest.raises(SubscriptionMismatch):
+                SimpleConsumer(mq, "g", {"t": "paid"})
+
+
+def test_an_idle_simple_consumer_learns_of_a_higher_version(mq: Connection, other: Connection, admin: Admin) -> None:
+    with SimpleConsumer(mq, "g", {"t": "paid"}) as old:
+        refused = threading.Event()
+
+        def wait() -> None:
+            with pytest.raises(SubscriptionMismatch):
+                old.receive(await_duration=20.0)
+            refused.set()
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        with SimpleConsumer(other, "g", {"t": "*"}, subscription_version=1):
+            assert refused.wait(5.0)
+        waiting.join(5.0)
+
+
+def test_a_broadcast_member_of_a_lower_version_ends(mq: Connection, other: Connection, admin: Admin) -> None:
+    model = MessageModel.BROADCASTING
+    old = PushConsumer(mq, "g", {"t": "paid"}, Taker(), model=model)
+    old.start()
+    with (
+        PushConsumer(other, "g", {"t": "*"}, Taker(), model=model, subscription_version=1),
+        pytest.raises(SubscriptionMismatch),
+    ):
+        old.wait(10.0)
+
+
+def test_a_bad_version_is_rolled_back_by_stopping_its_members(mq: Connection, other: Connection, admin: Admin) -> None:
+    with PushConsumer(other, "g", {"t": "*"}, Taker(), subscription_version=5):
+        pass
+    with PushConsumer(mq, "g", {"t": "paid"}, taker := Taker(), subscription_version=4):
+        with Producer(mq, "p") as producer:
+            producer.send(Message("t", b"x", tags="paid"))
+        poll_until(lambda: taker.bodies == [b"x"])
+
+
+def test_a_version_is_in_force_for_two_seconds_after_its_last_member(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    with Connection([services.name_server.address]) as lost:
+        PushConsumer(lost, "g", {"t": "*"}, Taker(), subscription_version=5).start()
+        lost.run(lost.pool.close())
+        with pytest.raises(SubscriptionMismatch):
+            PushConsumer(mq, "g", {"t": "paid"}, Taker(), subscription_version=4).start()
+
+
+def test_equal_versions_must_subscribe_to_the_same(mq: Connection, other: Connection, admin: Admin) -> None:
+    with PushConsumer(mq, "g", {"t": "*"}, Taker(), subscription_version=2):
+        with pytest.raises(SubscriptionMismatch):
+            PushConsumer(other, "g", {"t": "paid"}, Taker(), subscription_version=2).start()
+        with PushConsumer(other, "g", {"t": "*"}, Taker(), subscription_version=2):
+            pass
+    for wrong in (-1, 1.5, "2", None, True):
+        with pytest.raises(InvalidInput):
+            PushConsumer(mq, "g", {"t": "*"}, Taker(), subscription_version=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput):
+            SimpleConsumer(mq, "g", {"t": "*"}, subscription_version=wrong)  # type: ignore[arg-type]
