@@ -36,7 +36,11 @@ def shared_connection(name_servers: Sequence[str], tls: Tls | None = None) -> Co
 class TaskConnection:
     """A context manager over the connection that the tasks of this process share; nothing is opened before its use."""
 
-    def __init__(self, name_servers: Sequence[str], tls: Tls | None = None) -> None:
+    def __init__(
+        self, name_servers: Sequence[str], tls: Tls | None = None, connection: Connection | None = None
+    ) -> None:
+        """`connection` is used in the place of the shared one; it is its maker's to close."""
+        self._connection = connection
         self._name_servers = tuple(name_servers)
         self._tls = tls
 
@@ -48,7 +52,7 @@ class TaskConnection:
 
     @property
     def _mq(self) -> Connection:
-        return shared_connection(self._name_servers, self._tls)
+        return self._connection or shared_connection(self._name_servers, self._tls)
 
     def _patiently(self, topic: str, attempt: Callable[[], Coroutine[None, None, _T]]) -> _T:
         """`patiently`, and the routes of `topic` are asked for anew after each failure.

@@ -2,33 +2,248 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import islice, repeat
+from operator import itemgetter
+from typing import IO, Any, Final
 
 import click
 
-from raymq.client import Admin, Message, Producer
-from raymq.client.timestamps import AS_TEXT
+from raymq.client import (
+    Admin,
+    InvalidInput,
+    Message,
+    OutcomeUnknown,
+    Producer,
+    RayMQError,
+    ReceivedMessage,
+    SendResult,
+    timestamps,
+)
+from raymq.client.timestamps import AS_TEXT, span_from_text
 from raymq.cluster.cli_context import Finder, Time, json_option
-from raymq.cluster.output import message_fields, plain, print_fields, print_json, say_truncated
+from raymq.cluster.output import message_fields, on_one_line, plain, print_fields, print_json, say_truncated
+
+#: How long lines are gathered so that they travel together, and how many may be without an answer.
+_LINGER_SECONDS: Final = 0.005
+_MOST_UNDER_WAY: Final = 2_000
 
 
 @click.group("message")
 def message_commands() -> None:
-    """Send messages, get them by id, find them by key."""
+    """Send messages, watch a topic, get messages by id, find them by key."""
 
 
 @message_commands.command("send")
 @click.argument("topic")
-@click.option("--body", required=True, help="The text to send.")
+@click.option("--body", help="The text to send.")
+@click.option(
+    "--file",
+    "source",
+    type=click.File("rb"),
+    help="Send each line of a file, - for stdin: as a body, or as a message where it is a JSON object with a `body`.",
+)
 @click.option("--key", "keys", multiple=True, help="What it is found by; may be given several times.")
 @click.option("--tag", help="What subscriptions filter by.")
+@click.option("--property", "pairs", multiple=True, help="name=value; may be given several times.")
+@click.option("--delay", help="Deliver it so much later: 90s, 15m, 2h, 1d.")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Send it so many times.")
 @json_option
 @click.pass_obj
-def send_message(finder: Finder, topic: str, body: str, keys: tuple[str, ...], tag: str | None, as_json: bool) -> None:
-    """Send one message to TOPIC. Bytes of --body that are no text are sent as they are."""
-    with finder.connect() as mq, Producer(mq, "raymq-cli") as producer:
-        result = producer.send(Message(topic, os.fsencode(body), tags=tag, keys=keys))
-    print_fields(plain(result), as_json=as_json)
+def send_message(
+    finder: Finder,
+    topic: str,
+    body: str | None,
+    source: IO[bytes] | None,
+    keys: tuple[str, ...],
+    tag: str | None,
+    pairs: tuple[str, ...],
+    delay: str | None,
+    count: int,
+    as_json: bool,
+) -> None:
+    """Send messages to TOPIC: --body, or the lines of --file. Bytes that are no text are sent as they are.
+
+    A line of a file that is a JSON object with `body` or `body_base64` may have `keys`, `tags` and `properties`, as
+    `raymq dlq export` writes them; what it does not name is that of the options. Any other line is a body.
+    """
+    if (body is None) == (source is None):
+        raise click.UsageError("give --body or --file")
+    if source is not None and count > 1:
+        raise click.UsageError("--count goes with --body")
+    common = _Common(topic, keys, tag, _properties(pairs), None if delay is None else span_from_text("delay", delay))
+    with finder.connect() as mq:
+        if source is None and count == 1:
+            with Producer(mq, "raymq-cli") as producer:
+                result = producer.send(common.message(os.fsencode(body or "")))
+            print_fields(plain(result), as_json=as_json)
+            return
+        lines = repeat(os.fsencode(body or ""), count) if source is None else (line.rstrip(b"\r\n") for line in source)
+        with Producer(mq, "raymq-cli", linger=_LINGER_SECONDS) as producer:
+            sent, failed = _send_lines(producer, common, lines, parse=source is not None)
+    told = {"topic": topic, "sent": sent, "failed": [{"line": line, "error": str(error)} for line, error in failed]}
+    print_fields(told if as_json else {"topic": topic, "sent": sent, "failed": len(failed)}, as_json=as_json)
+    for words, some in _by_outcome(failed):
+        what = "line" if source is not None else "message"
+        click.echo(f"{what}{'s' if len(some) > 1 else ''} {_ranges(some)} {words}", err=True)
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What all messages of a command have; `delay` is in seconds."""
+
+    topic: str
+    keys: Sequence[str]
+    tag: str | None
+    properties: Mapping[str, str]
+    delay: float | None
+
+    def message(self, body: bytes, own: Mapping[str, Any] | None = None) -> Message:
+        """A message of a body, or of what a line says besides; InvalidInput."""
+        own = own or {}
+        keys = own.get("keys", self.keys)
+        return Message(
+            self.topic,
+            body,
+            tags=own.get("tags", self.tag),
+            keys=(keys,) if isinstance(keys, str) else tuple(keys),
+            properties={**self.properties, **own.get("properties", {})},
+            deliver_at=None if self.delay is None else time.time() + self.delay,
+        )
+
+    def parsed(self, line: bytes) -> Message:
+        """The message that a line of a file says; InvalidInput."""
+        try:
+            own = json.loads(line) if line.lstrip().startswith(b"{") else None
+        except ValueError:  # a body that only looks like JSON
+            own = None
+        if not isinstance(own, dict) or not {"body", "body_base64"} & own.keys():
+            return self.message(line)
+        try:
+            return self.message(
+                base64.b64decode(own["body_base64"]) if "body" not in own else own["body"].encode(), own
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, InvalidInput):
+                raise
+            allowed = "an object with body (text) or body_base64, and perhaps keys, tags and properties"
+            raise InvalidInput("line", allowed, line[:80]) from error
+
+
+def _send_lines(
+    producer: Producer, common: _Common, lines: Iterable[bytes], *, parse: bool
+) -> tuple[int, list[tuple[int, RayMQError]]]:
+    """Send each line; how many are stored, and which are not (counted from 1), or may not be, and why."""
+    waiting: deque[tuple[int, Future[SendResult]]] = deque()
+    failed: list[tuple[int, RayMQError]] = []
+    sent = 0
+
+    def settle(most: int) -> None:
+        nonlocal sent
+        while len(waiting) > most:
+            number, future = waiting.popleft()
+            try:
+                future.result()
+                sent += 1
+            except RayMQError as error:
+                failed.append((number, error))
+
+    for number, line in enumerate(lines, 1):
+        if parse and not line.strip():
+            continue
+        try:
+            waiting.append((number, producer.send_async(common.parsed(line) if parse else common.message(line))))
+        except RayMQError as error:
+            failed.append((number, error))
+        settle(_MOST_UNDER_WAY)
+    settle(0)
+    return sent, sorted(failed, key=itemgetter(0))
+
+
+def _properties(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise click.UsageError(f"--property is name=value, not {pair!r}")
+        found[name] = value
+    return found
+
+
+def _by_outcome(failed: Sequence[tuple[int, RayMQError]]) -> list[tuple[str, list[int]]]:
+    """What is said of lines that failed, those with the same error together."""
+    found: dict[str, list[int]] = {}
+    for number, error in failed:
+        is_unknown = isinstance(error, OutcomeUnknown)
+        words = f"{'may or may not be' if is_unknown else 'not'} stored: {type(error).__name__}: {error}"
+        found.setdefault(words, []).append(number)
+    return list(found.items())
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in ascending order as "3-7, 9"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+@message_commands.command("tail")
+@click.argument("topic")
+@click.option("--from", "start", default="latest", show_default=True, help=f"earliest, latest, or a time: {AS_TEXT}.")
+@click.option("--tag", default="*", help='Only messages with this tag; "a || b" for several.')
+@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--limit", type=click.IntRange(1), help="End after so many messages.")
+@json_option
+@click.pass_obj
+def tail_topic(
+    finder: Finder, topic: str, start: str, tag: str, follow: bool, limit: int | None, as_json: bool
+) -> None:
+    """Show the messages of TOPIC from a place on. It leaves no group behind.
+
+    Without --follow it ends where the topic ends now. With --follow --json each message is one line of JSON.
+    """
+    place: str | float = start if start in ("earliest", "latest") else Time().convert(start, None, None)
+    shown = 0
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(KeyboardInterrupt), finder.connect() as mq, Admin(mq) as admin:
+        messages = admin.tail(topic, place, tag, follow=follow)
+        for message in messages if limit is None else islice(messages, limit):
+            shown += 1
+            if not as_json:
+                click.echo(_line(message))
+            elif follow:
+                print_json(message_fields(message))
+            else:
+                found.append(message_fields(message))
+            if follow:
+                sys.stdout.flush()
+    if as_json and not follow:
+        print_json(found)
+    elif not shown and not follow:
+        click.echo("nothing is there from then on: --from earliest shows what is there, --follow waits", err=True)
+
+
+def _line(message: ReceivedMessage) -> str:
+    """A message on one line."""
+    where = f"{message.queue.broker}/{message.queue.queue_id}@{message.queue_offset}"
+    about = [*([f"[{message.tags}]"] if message.tags else []), *message.keys]
+    body = message.body.decode("utf-8", "backslashreplace")
+    return on_one_line("  ".join([timestamps.shown(message.store_timestamp), where, *about, body]))
 
 
 @message_commands.command("get")

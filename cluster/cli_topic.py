@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 
 import click
 
@@ -17,11 +18,12 @@ def topic_commands() -> None:
 
 
 @topic_commands.command("list")
+@click.argument("pattern", default="*")
 @click.option("--system", is_flag=True, help="Also the system's own topics and those of groups.")
-@admin_rows("no topic yet: raymq topic create NAME --queues 4")
-def list_topics(admin: Admin, system: bool) -> Rows:
-    """The topics of the cluster."""
-    return [{"topic": topic} for topic in admin.topics(system)]
+@admin_rows("no such topic: raymq topic create NAME --queues 4")
+def list_topics(admin: Admin, pattern: str, system: bool) -> Rows:
+    """The topics of the cluster, or those whose names match PATTERN ("orders-*")."""
+    return [{"topic": topic} for topic in admin.topics(system) if fnmatchcase(topic, pattern)]
 
 
 @topic_commands.command("create")

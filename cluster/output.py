@@ -70,6 +70,11 @@ def _escaped(which: re.Pattern[str], text: str) -> str:
     return which.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def on_one_line(text: str) -> str:
+    """Text with its control characters and line breaks as what Python writes for them."""
+    return _escaped(_CONTROL_AND_BREAKS, text)
+
+
 def plain(value: Any) -> Any:
     """Dataclasses, named tuples, enums and tuples as what JSON has."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

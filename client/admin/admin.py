@@ -5,24 +5,28 @@ Each call has a twin for asyncio code, whose name begins with `a` and which may 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from raymq.actors.errors import ClientClosed
 from raymq.actors.naming import MAX_QUEUES
 from raymq.actors.protocol import MessageQueue
 from raymq.client import arguments
 from raymq.client.admin import brokers as admin_brokers
 from raymq.client.admin import cluster as admin_cluster
-from raymq.client.admin import dead_letters, elections
+from raymq.client.admin import dead_letters, elections, reading
 from raymq.client.admin import groups as admin_groups
 from raymq.client.admin import messages as admin_messages
 from raymq.client.admin import topics as admin_topics
 from raymq.client.admin.broker_changes import BrokerChanges
 from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
 from raymq.client.admin.operation import Operation
+from raymq.client.admin.reading import Place
 from raymq.client.client_base import check_connection
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
@@ -36,6 +40,9 @@ from raymq.client.results import (
     QueueStats,
 )
 from raymq.client.timestamps import milliseconds_or_end
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Admin(BrokerChanges):
@@ -312,6 +319,84 @@ class Admin(BrokerChanges):
         found = admin_messages.all_by_key(self._mq, topic, key, begin, end)
         while (message := await self._arun(admin_messages.following(found))) is not None:
             yield message
+
+    def read_table(
+        self,
+        topic: str,
+        start: Place = "earliest",
+        end: Place = "latest",
+        tags: str = "*",
+        columns: Sequence[str] | None = None,
+        max_rows: int | None = None,
+    ) -> pa.Table:
+        """Return the messages of `topic` from `start` to `end` (not included) as an Arrow table. It leaves no group.
+
+        Which messages these are is fixed when it is called. Rows come queue by queue, in the queue's order; columns are
+        those of a Spark read, with the queue as `broker` and `queue_id`. All of it is in memory at once. The dead
+        letters of a group that has none are a table without rows.
+
+        Args:
+            start, end: "earliest", "latest", a time (seconds since 1970, or a datetime with a time zone), "group:NAME"
+                (where the group goes on) or {MessageQueue: offset}, which leaves out the queues that it does not name.
+            tags: "*", "a" or "a || b".
+            columns: only these, in this order; without "body" bodies do not leave the brokers.
+            max_rows: read no more than so many; None: all.
+
+        Raises:
+            TopicNotFound, GroupNotFound, QueueNotFound, OffsetOutOfRange, InvalidInput: what is named is not there.
+            OffsetOutOfRange: also where messages expire while they are read.
+            BrokerUnavailable: a broker of the topic did not come back within 30 s.
+            StoreCorrupt: a message is damaged in its broker's file.
+        """
+        self._check_open()
+        return reading.table(self._mq, topic, start, end, tags, columns, max_rows)
+
+    async def aread_table(
+        self,
+        topic: str,
+        start: Place = "earliest",
+        end: Place = "latest",
+        tags: str = "*",
+        columns: Sequence[str] | None = None,
+        max_rows: int | None = None,
+    ) -> pa.Table:
+        """`read_table` for asyncio code: it reads on another thread."""
+        return await asyncio.to_thread(self.read_table, topic, start, end, tags, columns, max_rows)
+
+    def tail(
+        self, topic: str, start: Place = "latest", tags: str = "*", *, follow: bool = True
+    ) -> Iterator[ReceivedMessage]:
+        """The messages of `topic` from `start` on, and with `follow` those that come, without end. It leaves no group.
+
+        Messages come in the order of their queues; damaged ones are passed over.
+
+        Args:
+            start: as in `read_table`.
+            tags: "*", "a" or "a || b".
+            follow: False: end where the topic ends now.
+
+        Raises:
+            TopicNotFound, InvalidInput, and the rest as `read_table`: with the first message.
+        """
+        found = reading.messages(self._mq, topic, start, tags, follow=follow)
+        try:
+            while (message := self._run(reading.following(found))) is not None:
+                yield message
+        finally:
+            with contextlib.suppress(ClientClosed):
+                self._run(found.aclose())
+
+    async def atail(
+        self, topic: str, start: Place = "latest", tags: str = "*", *, follow: bool = True
+    ) -> AsyncIterator[ReceivedMessage]:
+        """`tail` for asyncio code: `async for message in admin.atail(topic)`."""
+        found = reading.messages(self._mq, topic, start, tags, follow=follow)
+        try:
+            while (message := await self._arun(reading.following(found))) is not None:
+                yield message
+        finally:
+            with contextlib.suppress(ClientClosed):
+                await self._arun(found.aclose())
 
     # -- dead letters --------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from raymq.actors.errors import OffsetOutOfRange, RayMQError, TopicNotFound
 from raymq.actors.filter.wanted import Wanted
-from raymq.actors.naming import dlq_topic
+from raymq.actors.naming import DLQ_PREFIX, dlq_topic
 from raymq.actors.protocol import MessageQueue, Redriven
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.commands.dead_letters import (
@@ -119,13 +119,13 @@ async def read(
     told.brokers += away
     for queue in route.readable():
         left, offset = limit, 0
-        deleted = await _deleted(mq, group, queue)
+        gone = await deleted(mq, queue)
         while left is None or left > 0:
             most = _PAGE_MESSAGES if left is None else left
             page, offset = await _page(mq, queue, offset, most, told.entries)
             if not page:
                 break
-            messages = [message for message in page if not _lies_in(deleted, message.queue_offset)]
+            messages = [message for message in page if not _lies_in(gone, message.queue_offset)]
             for message in messages:
                 found = True
                 yield message
@@ -145,8 +145,9 @@ async def first(mq: Connection, group: str, limit: int) -> FoundMessages[DeadMes
     return FoundMessages(found[:limit], missed.brokers, missed.entries, truncated=len(found) > limit)
 
 
-async def _deleted(mq: Connection, group: str, queue: MessageQueue) -> list[tuple[int, int]]:
-    """Return the ranges of offsets of the queue that were deleted; an older broker knows of none."""
+async def deleted(mq: Connection, queue: MessageQueue) -> list[tuple[int, int]]:
+    """Return the ranges of offsets of a dead-letter queue that were deleted; an older broker knows of none."""
+    group = queue.topic.removeprefix(DLQ_PREFIX)
     try:
         answer = await patiently(
             lambda: ask(mq, queue.topic, queue.broker, deleted_command(group), _REQUEST_SECONDS), _REQUEST_SECONDS
