@@ -23,13 +23,14 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-long test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-compare bench-consume bench-produce bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
+.PHONY: help env demo test test-unit test-long test-nightly test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-compare bench-consume bench-produce bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
 	@echo "make demo       the whole way of a data set: topic, consumer, retries, dead letters, Spark"
 	@echo "make test       lint, types and the whole test suite (test-unit: only the tests without Ray)"
 	@echo "make test-long  the tests that take a minute or more each: Spark and its driver killed, groups that come and go (not part of make test)"
+	@echo "make test-nightly everything that takes longer than make test, a line for each part (ARGS=--list, ARGS='fuzz long')"
 	@echo "make test-spark4 the data source of Spark 4.2, in an environment of its own, .venv-spark4 (not part of make test)"
 	@echo "make test-interop  RocketMQ's Java client, admin client, mqadmin and Go client against a cluster (needs Maven, Go)"
 	@echo "make test-rocketmq RocketMQ's own tests against a cluster (needs Maven; ARGS=--list, ARGS='pop OffsetResetIT')"
@@ -46,7 +47,7 @@ help:
 	@echo "make bench-store the store beside memcpy, pwrite and fdatasync (ARGS=--json for JSON, ARGS=--quick)"
 	@echo "make bench-age an old broker: 10,000 topics, a million timers; its loop's longest stop (ARGS=--quick, ARGS=--json)"
 	@echo "make lock       resolve pyproject.toml anew into requirements.lock"
-	@echo "make clean      caches and build outputs; make distclean: .venv and .venv-spark4 too"
+	@echo "make clean      caches and build outputs; make distclean: .venv and the other environments too"
 
 env: $(STAMP)
 	@:
@@ -118,7 +119,8 @@ demo: env
 	@$(VENV)/bin/raymq demo $(ARGS)
 
 # One after the other also under make -j, and pytest last: its summary is what one wants to read.
-# Three processes, since many of them wait (tests/shared_out.py); ARGS="-n 0" for one. Of sweeps some cases; all: make soak, ARGS=--whole-sweeps.
+# Three processes, since many of them wait (tests/shared_out.py); ARGS="-n 0" for one. Of sweeps some cases, and compiled code
+# only where there is any (tests/sweeps.py); make test-nightly runs the rest.
 test: env
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
@@ -129,6 +131,10 @@ test-unit: env
 
 test-long: env
 	@$(PYTEST) -m "long and not soak" -n 2 --no-loadscope-reorder $(ARGS)
+
+# Long tests, whole sweeps, soaks, fuzz, NumPy, Spark 4, other Pythons, RocketMQ's clients and tests, ray up: tests/nightly.py.
+test-nightly: env
+	@$(PY) -m tests.nightly $(ARGS)
 
 test-spark4:
 	@$(MAKE) --no-print-directory $(SPARK4) env
@@ -209,4 +215,4 @@ clean:
 	find . -path "./.venv*" -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) .venv-spark4
+	rm -rf $(VENV) .venv-spark4 .venv-python*

@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(sweeps.OPTION, action="store_true", help="every case of the sweeps, not some of each")
+    parser.addoption(sweeps.NUMPY, action="store_true", help="only what is done for batches, in NumPy")
 
 
 @pytest.hookimpl(trylast=True)  # behind -k and -m: of what is asked for by name some are always run
@@ -53,8 +54,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The processes of pytest-xdist have to collect the same tests, in the same order."""
     if unsteady := [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]:
         raise pytest.UsageError(f"tests whose names differ from process to process; give ids: {unsteady}")
-    if not config.getoption(sweeps.OPTION):
-        items[:], left = sweeps.thinned(items)
+    is_whole = config.getoption(sweeps.OPTION)
+    if config.getoption(sweeps.NUMPY) or not is_whole:
+        kept, left = sweeps.of_one_batch_code(items, numpy=config.getoption(sweeps.NUMPY))
+        if not is_whole:
+            kept, thinned = sweeps.thinned(kept)
+            left += thinned
+        items[:] = kept
         if left:
             config.hook.pytest_deselected(items=left)
     if hasattr(config, "workerinput"):
@@ -79,7 +85,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="module", params=["numpy", "compiled"])
 def batch_code(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A module that asks for it is run twice: what is done for batches is done in NumPy, and by compiled code."""
+    """What is done for batches is done in NumPy, and by compiled code; `make test` runs one of them [sweeps.py]."""
     before = compiled.kernels
     compiled.use(None if request.param == "numpy" else pytest.importorskip("raymq_native"))
     try:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from tests.sweeps import of_one_batch_code
 
 SUITE = """
 import pytest
@@ -51,3 +55,24 @@ def test_first_last_and_every_nth_case(tmp_path: Path, repository: Path, asked: 
 
 def test_the_whole_suite_knows_the_option(pytestconfig: pytest.Config) -> None:
     assert pytestconfig.getoption("--whole-sweeps") in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("numpy", "is_compiled", "expected"),
+    [(False, True, [None, "compiled"]), (False, False, [None, "numpy", "compiled"]), (True, True, ["numpy"])],
+)
+def test_what_is_compiled_does_not_run_in_numpy_as_well(
+    numpy: bool, is_compiled: bool, expected: list[str | None]
+) -> None:
+    items: list[Any] = [
+        SimpleNamespace(),
+        *(SimpleNamespace(callspec=SimpleNamespace(params={"batch_code": code})) for code in ("numpy", "compiled")),
+    ]
+    kept, left = of_one_batch_code(items, numpy=numpy, is_compiled=is_compiled)
+    assert [item.callspec.params["batch_code"] if hasattr(item, "callspec") else None for item in kept] == expected
+    assert sorted(map(id, kept + left)) == sorted(map(id, items))
+
+
+def test_what_is_asked_for_by_name_runs_in_numpy() -> None:
+    items: list[Any] = [SimpleNamespace(callspec=SimpleNamespace(params={"batch_code": "numpy"}))]
+    assert of_one_batch_code(items, numpy=False, is_compiled=True) == (items, [])
