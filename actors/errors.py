@@ -9,6 +9,7 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     |   +-- NotStored                  every try was refused by an answer or never reached a socket
     |   |   +-- BufferFull             the producer holds as many messages as it may
     |   +-- OutcomeUnknown (TimeoutError)   after one try the message may be stored
+    |   +-- PartlyStored               of a batch or a table some is stored, some is not, and nothing is unknown
     +-- BrokerUnavailable              .broker; where it is neither of these two, nothing was sent
     |   +-- TopicUnavailable           no broker of the topic is there now
     |   +-- NotMaster                  the broker is a replica now; nothing was done
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from raymq.actors.protocol import MessageQueue
 from raymq.storage.errors import (
@@ -82,6 +84,7 @@ __all__ = [
     "OffsetOutOfRange",
     "OffsetReset",
     "OutcomeUnknown",
+    "PartlyStored",
     "PermissionDenied",
     "ProtocolError",
     "QueueNotFound",
@@ -126,18 +129,42 @@ class Attempt:
     elapsed: float
 
 
+#: The text of an error shows so many tries; `.attempts` has them all.
+_MOST_LINES = 8
+
+
 class SendError(RayMQError):
-    """A send failed; `.attempts` lists each try."""
+    """A send failed; `.attempts` lists each try.
+
+    `.results` of a batch has an entry per message, in order: a `SendResult`, or the `NotStored` or `OutcomeUnknown`
+    of that message; of a table one per part, and an entry's `.rows` says how many rows it is about. What was never
+    tried is NotStored without attempts. Of a single send it is empty.
+    """
+
+    results: Sequence[Any] = ()
+    rows: int = 1
 
     def __init__(self, message: str, attempts: Sequence[Attempt] = ()) -> None:
-        lines = "".join(
+        lines = [
             f"\n  try {number}: broker {a.broker or '-'} queue {'-' if a.queue is None else a.queue.queue_id}: "
             f"{a.code or 'no answer'}: {a.error} ({a.elapsed:.3f} s)"
             for number, a in enumerate(attempts, 1)
-        )
-        super().__init__(message + lines)
+        ]
+        if len(lines) > _MOST_LINES:
+            lines[_MOST_LINES // 2 : -_MOST_LINES // 2] = [f"\n  ... {len(lines) - _MOST_LINES} more ..."]
+        super().__init__(message + "".join(lines))
         self.attempts = list(attempts)
         self.code = next((a.code for a in reversed(self.attempts) if a.code), None)
+
+    @property
+    def not_stored(self) -> list[int]:
+        """The places in `.results` of what is surely not stored: to send that again stores nothing twice."""
+        return [place for place, entry in enumerate(self.results) if isinstance(entry, NotStored)]
+
+    @property
+    def unknown(self) -> list[int]:
+        """The places in `.results` of what may be stored."""
+        return [place for place, entry in enumerate(self.results) if isinstance(entry, OutcomeUnknown)]
 
 
 class MessageIllegal(InvalidInput):
@@ -150,6 +177,12 @@ class NotStored(SendError):
     """Surely not stored: every try was refused by a broker's answer or never reached a socket."""
 
     retriable = True
+
+
+class PartlyStored(SendError):
+    """Of a batch or a table some messages are stored and some are surely not: `.results` says which."""
+
+    remedy = "send again what is not stored: error.not_stored lists the places in .results"
 
 
 class BufferFull(NotStored):

@@ -50,6 +50,12 @@ class SendResult(NamedTuple):
     transaction_id: str | None = None
 
 
+class PartResult(SendResult):
+    """Where a part of a table lies, in the error of a send that failed half-way: its first row's place, and `rows`."""
+
+    rows: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class TableResult:
     """Where a sent table lies: `parts` are (queue, first offset, rows)."""

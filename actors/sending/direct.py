@@ -19,7 +19,7 @@ from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.routing import Routes
 from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES, limit_of, longest_body
-from raymq.actors.sending.send_plan import SendPlan, try_seconds
+from raymq.actors.sending.send_plan import try_seconds
 from raymq.actors.sending.sender import Sender, Sent, SentOne, Sizes, Terms, Tried, address_one
 from raymq.actors.wire.channel import SMALL_BYTES, Channel, ChannelPool
 from raymq.actors.wire.codes import RequestCode
@@ -129,13 +129,7 @@ class DirectSender:
         self, began: float, tried: Tried | None, topic: str, records: bytearray, sizes: Sizes, terms: Terms
     ) -> Sent:
         """What is left to try, on the loop."""
-        plan = SendPlan(
-            time.monotonic,
-            began + terms.timeout - time.monotonic(),
-            terms.retries,
-            queue_is_given=terms.queue is not None,
-        )
-        return self._run(self._sender.go_on(plan, tried, topic, records, sizes, terms))
+        return self._run(self._sender.go_on(terms.plan(began), tried, topic, records, sizes, terms))
 
 
 def size_of(record: bytearray) -> Sizes:

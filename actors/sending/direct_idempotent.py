@@ -13,7 +13,6 @@ from typing import Any, Final
 from raymq.actors.errors import RayMQError
 from raymq.actors.sending.direct import DirectSender, first_share, size_of
 from raymq.actors.sending.idempotent import HeldLane, IdempotentSender
-from raymq.actors.sending.send_plan import SendPlan
 from raymq.actors.sending.sender import Sent, SentOne, Sizes, Terms, Tried, address_one
 from raymq.actors.wire.channel import SMALL_BYTES, ChannelPool
 from raymq.actors.wire.codes import RequestCode
@@ -66,12 +65,7 @@ class DirectIdempotentSender:
         else:  # there was no channel
             lane.unused()
             return self.send(topic, record, size_of(record), terms).one()
-        plan = SendPlan(
-            time.monotonic,
-            began + terms.timeout - time.monotonic(),
-            terms.retries,
-            queue_is_given=terms.queue is not None,
-        )
+        plan = terms.plan(began, repeats_are_recognised=True)
         return self._run(self._sender.go_on(plan, tried, topic, record, size_of(record), terms, lane)).one()
 
     def _free(self, topic: str, terms: Terms) -> tuple[HeldLane, str] | None:

@@ -6,7 +6,6 @@ A batch that may be stored is sent again only to the queue that may hold it. One
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +32,7 @@ class IdempotentSender:
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
         """As `Sender.send`; the first record gets the batch's number. Waiting for the turn counts for the budget."""
         terms.check_time()
-        plan = SendPlan(time.monotonic, terms.timeout, terms.retries, queue_is_given=terms.queue is not None)
+        plan = terms.plan(repeats_are_recognised=True)
         return await self._send(plan, _Hold(self, plan, records, sizes, terms), None, topic, records, terms)
 
     async def go_on(
@@ -71,7 +70,7 @@ class IdempotentSender:
                 if tried is not None:
                     if not plan.in_doubt and not (isinstance(tried.error, SequenceGap) and hold.begin_anew()):
                         hold.end(stored=False)
-                    await asyncio.sleep(tried.wait)
+                    await self.plain.pause(tried)
                 outcome = await self.plain.attempt(plan, topic, hold.take, records, terms, sequenced=True)
                 if isinstance(outcome, Sent):
                     hold.end(stored=True)
@@ -152,7 +151,7 @@ class _Hold:
             queue = self._sender.queue_for(route, self._terms, self._last)
             lane = self._sender.lane(queue)
             try:
-                async with asyncio.timeout(self._plan.try_timeout()):
+                async with asyncio.timeout(self._plan.reach_timeout()):
                     await lane.wait()
             except TimeoutError:
                 raise BrokerUnavailable(queue.broker, "earlier batches of this queue are still under way") from None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,9 @@ from raymq.actors.sending.probing import Prober
 from raymq.actors.sending.selection import QueuePicker
 from raymq.actors.sending.send_plan import (
     SendPlan,
-    is_final_refusal,
     is_refusal_by_broker,
     is_unanswered,
+    is_unknown,
     never_arrived,
 )
 from raymq.actors.sending.topic_creation import TopicsUnderWay, make_topic
@@ -55,10 +55,6 @@ Sizes = npt.NDArray[np.int32]
 Address = Callable[[TopicRoute], Awaitable[tuple[MessageQueue, Sizes]]]
 
 _QUEUE_ID = struct.Struct(">i")
-#: How often it is looked whether a broker that refuses has a successor.
-_LOOK_SECONDS: Final = 0.3
-#: So long one attempt to reach it is waited for; it goes on.
-_CONNECT_SECONDS: Final = 1.0
 
 
 class Sent(NamedTuple):
@@ -95,11 +91,13 @@ class Terms:
         timeout: the one budget of all tries, seconds; 0 where it is used up already.
         retries: further tries after the first.
         queue, sharding_key: fix the queue; every try goes there.
-        same_broker: further tries stay on the first one's broker.
+        same_broker: a try behind one that may have stored something stays on its broker.
         delayed: the records carry a DELAY property and wait in the schedule topic first.
         insist_on_ok: a status other than SEND_OK is tried again elsewhere, too.
         by_key: `queue` is what sharding keys mean by a route. The caller finds another one where it takes nothing, and
             keeps with its keys what is to be kept.
+        waits: a try that surely stored nothing is repeated while there is time, and does not count against `retries`;
+            False: every try counts.
     """
 
     timeout: float
@@ -110,6 +108,19 @@ class Terms:
     delayed: bool = False
     insist_on_ok: bool = False
     by_key: bool = False
+    waits: bool = True
+
+    def plan(self, began: float | None = None, *, repeats_are_recognised: bool = False) -> SendPlan:
+        """The plan of a send that began then by the monotonic clock, None: that begins now."""
+        left = self.timeout if began is None else began + self.timeout - time.monotonic()
+        return SendPlan(
+            time.monotonic,
+            left,
+            self.retries,
+            queue_is_given=self.queue is not None,
+            repeats_are_recognised=repeats_are_recognised,
+            waits=self.waits,
+        )
 
     def check_time(self) -> None:
         """NotStored if the budget was used up before the first try."""
@@ -132,11 +143,20 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A try that failed, and after which there is another one in `wait` seconds."""
+    """A try that failed, and after which there is another one in `wait` seconds.
+
+    `address` is that of the broker that was tried, as far as it is known.
+    """
 
     queue: MessageQueue | None
     error: RayMQError
     wait: float
+    address: str | None = None
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether this very try may have stored the message."""
+        return is_unknown(self.error)
 
 
 class Sends(Protocol):
@@ -181,34 +201,35 @@ class Sender:
             NotStored, OutcomeUnknown: the tries ran out.
         """
         terms.check_time()
-        return await self.go_on(
-            SendPlan(time.monotonic, terms.timeout, terms.retries, queue_is_given=terms.queue is not None),
-            None,
-            topic,
-            records,
-            sizes,
-            terms,
-        )
+        return await self.go_on(terms.plan(), None, topic, records, sizes, terms)
 
     async def go_on(
         self, plan: SendPlan, begun: Tried | None, topic: str, records: bytearray, sizes: Sizes, terms: Terms
     ) -> Sent:
         """The tries of a send of which one may have failed elsewhere; raises as `send`."""
         last: MessageQueue | None = None
+        stays = False
         if begun is not None:
             failed = self.failed(plan, begun)
-            last = failed.queue
-            await asyncio.sleep(failed.wait)
+            last, stays = failed.queue, failed.may_be_stored
+            await self.pause(failed)
 
         async def address(route: TopicRoute) -> tuple[MessageQueue, Sizes]:
-            return self.choose(route, terms, last), sizes
+            return self.choose(route, terms, last, stays=stays), sizes
 
         while True:
             tried = await self.attempt(plan, topic, address, records, terms)
             if isinstance(tried, Sent):
                 return tried
-            last = tried.queue or last
-            await asyncio.sleep(tried.wait)
+            last, stays = tried.queue or last, tried.may_be_stored
+            await self.pause(tried)
+
+    async def pause(self, failed: Failed) -> None:
+        """Wait before the next try; a connection to the broker that was tried ends the wait."""
+        if failed.address is None or not never_arrived(failed.error):
+            await asyncio.sleep(failed.wait)
+        else:
+            await self._pool.wait_for_news(failed.address, failed.wait)
 
     async def attempt(
         self,
@@ -227,54 +248,26 @@ class Sender:
         """
         began = time.monotonic()
         queue: MessageQueue | None = None
+        host_and_port: str | None = None
         try:
             route = await self._route(plan, topic, terms)
             queue, sizes = await address(route)
-            # One that backs off is chosen only where there is no other to go to: then it is worth waiting for.
-            if self._pool.is_backing_off(route.addresses[queue.broker]):
-                route, queue, sizes = await self._awaited(plan, route, queue, sizes, address)
             host_and_port = route.addresses[queue.broker]
             if len(records) > READ_BY_ALL_BYTES:
                 await self._check_bodies(plan, route, queue, longest_body(records, sizes))
             command = self.addressed(queue, records, sizes, terms, sequenced=sequenced)
             began_try = time.monotonic()
-            answer = await self._pool.request(host_and_port, command, plan.try_timeout())
+            answer = await self._pool.request(
+                host_and_port, command, plan.try_timeout(), eager=True, reach_timeout=plan.reach_timeout()
+            )
             sent = self.answered(queue, host_and_port, answer, len(sizes), time.monotonic() - began_try)
         except RayMQError as error:
-            return self.failed(plan, Tried(queue, error, time.monotonic() - began))
+            return self.failed(plan, Tried(queue, error, time.monotonic() - began), host_and_port)
         if terms.insist_on_ok and sent.status is not SendStatus.SEND_OK:
             again = plan.not_ok(queue, sent.status, time.monotonic() - began)
             if again is not None:
                 return Failed(queue, again, 0.0)
         return sent._replace(doubtful=tuple(sorted(plan.doubtful - {queue.broker}))) if plan.in_doubt else sent
-
-    async def _awaited(
-        self, plan: SendPlan, route: TopicRoute, queue: MessageQueue, sizes: Sizes, address: Address
-    ) -> tuple[TopicRoute, MessageQueue, Sizes]:
-        """Wait for a broker that refuses, within what a try may take: it comes back there, or its group gets another
-        master, which the routes tell.
-        """
-        until = plan.remaining - plan.try_timeout()
-        while (left := plan.remaining - until) > 0:
-            where = route.addresses[queue.broker]
-            try:
-                await self._pool.get(where, min(left, _CONNECT_SECONDS))
-            except BrokerUnavailable:
-                if self._pool.is_barred(where):
-                    break
-            else:
-                break
-            await self._pool.wait_for_turn(where, _LOOK_SECONDS)
-            self._routes.doubt(where)
-            now = await self._routes.get(route.topic, timeout=max(_LOOK_SECONDS, left))
-            try:
-                queue, sizes = await address(now)
-            except BrokerUnavailable:  # a queue or a key of it is wanted, and nobody has its place yet
-                if queue.broker not in self._routes.away(now):
-                    raise
-            else:
-                route = now
-        return route, queue, sizes
 
     async def _check_bodies(self, plan: SendPlan, route: TopicRoute, queue: MessageQueue, longest: int) -> None:
         """InvalidInput where the queue's broker takes no body of `longest` bytes, also by a route of just now."""
@@ -317,14 +310,14 @@ class Sender:
         self._picker.isolation.report(queue.broker, Outcome.ANSWERED, elapsed * 1000)
         return Sent(status, queue, host_and_port, placed)
 
-    def failed(self, plan: SendPlan, tried: Tried) -> Failed:
-        """Count a failed try; raises what `send` raises if it was the last one."""
+    def failed(self, plan: SendPlan, tried: Tried, address: str | None = None) -> Failed:
+        """Count a failed try at that address; raises what `send` raises if it was the last one."""
         if tried.queue is not None:
             self._blame(tried.queue.broker, tried.error, tried.elapsed)
         wait = plan.failed(tried.queue, tried.error, tried.elapsed)
         if wait is not None:
-            return Failed(tried.queue, tried.error, wait)
-        if is_final_refusal(tried.error, plan.attempts):
+            return Failed(tried.queue, tried.error, wait, address)
+        if plan.is_final_refusal(tried.error):
             if tried.queue is not None:
                 tried.error.refused_by = tried.queue.broker
             raise tried.error
@@ -338,10 +331,15 @@ class Sender:
         address = route.addresses[queue.broker]
         return (queue, address) if self._pool.is_connected(address) else None
 
-    def choose(self, route: TopicRoute, terms: Terms, last: MessageQueue | None) -> MessageQueue:
+    def choose(
+        self, route: TopicRoute, terms: Terms, last: MessageQueue | None, *, stays: bool = False
+    ) -> MessageQueue:
         """The queue of the next try; `last` is the one that just failed. Any thread.
 
         Whether a broker has a chosen queue it says itself: a route may be old.
+
+        Args:
+            stays: the try that failed may have stored the message: with `same_broker` the next one goes there, too.
 
         Raises:
             QueueNotFound: it is chosen, and no broker of the topic that may be written can have it.
@@ -364,7 +362,7 @@ class Sender:
             raise PermissionDenied(f"topic {route.topic} may not be written", code=PermissionDenied.wire_code)
         if terms.sharding_key is not None:
             return self._queue_of_key(route, terms.sharding_key)
-        if terms.same_broker and last is not None:
+        if terms.same_broker and stays and last is not None:
             return self._picker.pick([mine for mine in queues if mine.broker == last.broker] or queues)
         if last is None:
             queue = self._picker.pick(queues)
@@ -387,12 +385,12 @@ class Sender:
         """The topic's route, a fresh one after a failure, and before it is said that there is no such queue."""
         try:
             fresh = bool(plan.attempts) or plan.route_is_old
-            route = await self._routes.get(topic, fresh=fresh, timeout=plan.try_timeout())
+            route = await self._routes.get(topic, fresh=fresh, timeout=plan.reach_timeout())
         except TopicNotFound:
-            route = await self._topics.made(topic, plan.try_timeout())
+            route = await self._topics.made(topic, plan.reach_timeout())
         queues = self._queues(route)
         if not plan.attempts and (not queues if terms.queue is None else terms.queue not in queues):
-            return await self._routes.get(topic, fresh=True, timeout=plan.try_timeout())
+            return await self._routes.get(topic, fresh=True, timeout=plan.reach_timeout())
         return route
 
     def _queues(self, route: TopicRoute) -> list[MessageQueue]:

@@ -40,6 +40,8 @@ CONNECT_SECONDS = 20.0
 AFTER_OUTAGE_SECONDS = 1.0
 #: The longest pause between two such attempts while nothing answers, and the longest time that one of them may take.
 PROBE_SECONDS = 5.0
+#: Callers that are eager may attempt so often to connect to an address that refuses.
+EAGER_SECONDS = 0.05
 #: Above so many addresses a pool forgets those that it has no connection to and that are not being backed off from.
 MOST_PEERS = 256
 
@@ -287,8 +289,10 @@ class _Peer:
     connection: WireConnection | None = None
     opening: asyncio.Task[WireConnection] | None = None
     backoff: Backoff = field(default_factory=Backoff)
-    #: No attempt before this time of the loop's clock.
+    #: No attempt before this time of the loop's clock,
     not_before: float = 0.0
+    #: and none before this one by callers that are eager.
+    eager_not_before: float = 0.0
     #: The network did not lead there. (An address that refuses is there, and nobody listens.)
     no_way: bool = False
     #: Set and replaced where there is news of the address.
@@ -336,10 +340,14 @@ class ConnectionPool:
         #: This machine's address as a server saw it last; what born hosts say.
         self.local_host = "127.0.0.1"
 
-    async def get(self, address: str, timeout: float = CONNECT_SECONDS, *, patient: bool = False) -> WireConnection:
+    async def get(
+        self, address: str, timeout: float = CONNECT_SECONDS, *, patient: bool = False, eager: bool = False
+    ) -> WireConnection:
         """The open connection to "host:port", made now if need be.
 
         Args:
+            eager: attempt to connect also while the address is backed off from, at most every 50 ms: for callers that
+                have pauses of their own.
             patient: an attempt that fails, or is not due yet, is waited for and repeated as long as the next one is due
                 within `timeout` seconds: for callers that have no other address to go to.
 
@@ -356,7 +364,7 @@ class ConnectionPool:
             left = deadline - loop.time()
             try:
                 # An attempt that hangs leaves half of the time to the second door.
-                return await self._get(address, peer, left if self._second_door is None else left / 2)
+                return await self._get(address, peer, left if self._second_door is None else left / 2, eager=eager)
             except BrokerUnavailable:
                 hangs = peer.opening is not None
                 if not patient or hangs or max(peer.not_before, loop.time()) >= deadline:
@@ -372,27 +380,42 @@ class ConnectionPool:
         timeout: float,
         *,
         patient: bool = False,
+        eager: bool = False,
+        reach_timeout: float | None = None,
         on_early: OnEarly | None = None,
     ) -> Command:
         """`get` and `WireConnection.request` within one budget of `timeout` seconds.
+
+        `reach_timeout` is what `get` may take of it, None: all; `patient` and `eager` are as there.
 
         Where the network does not lead to the address the second door is taken, if there is one. An error that no
         answer brought names the broker as well as its address.
         """
         try:
-            return await self._request(address, command, timeout, patient=patient, on_early=on_early)
+            reach = timeout if reach_timeout is None else min(timeout, reach_timeout)
+            return await self._request(
+                address, command, timeout, reach, patient=patient, eager=eager, on_early=on_early
+            )
         except BrokerUnavailable as error:
             error.at_address(address, self._name_of(address))
             self.on_trouble(address)
             raise
 
     async def _request(
-        self, address: str, command: Command, timeout: float, *, patient: bool, on_early: OnEarly | None
+        self,
+        address: str,
+        command: Command,
+        timeout: float,
+        reach: float,
+        *,
+        patient: bool,
+        eager: bool,
+        on_early: OnEarly | None,
     ) -> Command:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         try:
-            connection = await self.get(address, timeout, patient=patient)
+            connection = await self.get(address, reach, patient=patient, eager=eager)
         except BrokerUnavailable:
             if self._second_door is None or not self.is_barred(address):
                 raise
@@ -423,23 +446,21 @@ class ConnectionPool:
         peer = self._peers.get(address)
         return self._second_door is not None and peer is not None and (peer.no_way or peer.opening is not None)
 
-    async def wait_for_turn(self, address: str, seconds: float) -> None:
-        """Until an attempt to connect is due, or there is news of the address; at most so long."""
-        loop = asyncio.get_running_loop()
+    async def wait_for_news(self, address: str, seconds: float) -> None:
+        """Wait so long, or until the address is connected to or said to live again."""
         peer = self._peers.get(address)
         if peer is None:
+            await asyncio.sleep(seconds)
             return
-        until = loop.time() + seconds
-        while (due := min(peer.not_before, until)) > loop.time():  # news may be that it is due sooner, but not yet
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(due):
-                    await peer.news.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await peer.news.wait()
 
     def retry_now(self, address: str) -> None:
         """There is news that the address lives: the next attempt is due now."""
         peer = self._peers.get(address)
         if peer is not None:
-            peer.not_before = 0.0
+            peer.not_before = peer.eager_not_before = 0.0
             peer.backoff.reset()
             peer.wake()
 
@@ -481,11 +502,12 @@ class ConnectionPool:
         peer = self._peers[address] = _Peer()
         return peer
 
-    async def _get(self, address: str, peer: _Peer, timeout: float) -> WireConnection:
+    async def _get(self, address: str, peer: _Peer, timeout: float, *, eager: bool = False) -> WireConnection:
         if peer.connection is not None and peer.connection.is_open:
             return peer.connection
         if peer.opening is None:
-            wait = peer.not_before - asyncio.get_running_loop().time()
+            due = min(peer.not_before, peer.eager_not_before) if eager else peer.not_before
+            wait = due - asyncio.get_running_loop().time()
             if wait > 0:
                 raise BrokerUnavailable(address, f"refused connections; next attempt in {wait:.1f} s")
             peer.opening = asyncio.get_running_loop().create_task(self._connect(address, peer))
@@ -513,7 +535,10 @@ class ConnectionPool:
                     ssl=None if self._tls is None else self._tls.now(),
                 )
         except (OSError, TimeoutError, ValueError, OverflowError) as error:  # the last of a port that none is
-            peer.not_before = loop.time() + peer.backoff.next_delay()
+            now = loop.time()
+            peer.eager_not_before = now + EAGER_SECONDS
+            if now >= peer.not_before:  # an eager attempt before that makes nobody else wait longer
+                peer.not_before = now + peer.backoff.next_delay()
             self._failed_to_connect()
             peer.no_way = not isinstance(error, ConnectionRefusedError | ssl.SSLError | ValueError | OverflowError)
             reason = str(error) or type(error).__name__
@@ -525,6 +550,8 @@ class ConnectionPool:
         peer.no_way = False
         self.local_host = str(transport.get_extra_info("sockname")[0])
         peer.connection = connection
+        peer.not_before = 0.0
+        peer.wake()
         if self.is_silent:
             self._answered_again()
         return connection

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Final, Literal
 
 from raymq.actors.errors import (
-    Attempt,
     BrokerUnavailable,
     BufferFull,
     ClientClosed,
@@ -33,7 +32,7 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.send_plan import try_seconds
+from raymq.actors.sending.send_plan import is_unanswered
 from raymq.actors.sending.sender import Sends, Terms, queue_of_sharding_key
 from raymq.actors.sending.topic_creation import make_topic
 from raymq.client.connection import Connection
@@ -333,30 +332,32 @@ class Batcher:
 
         return outcomes
 
-    async def _queues(self, topic: str, tries: int, deadline: float, *, fresh: bool = False) -> list[MessageQueue]:
+    async def _queues(self, topic: str, terms: Terms, began: float, *, fresh: bool = False) -> list[MessageQueue]:
         """What its sharding keys choose from; NotStored, TopicNotFound, PermissionDenied.
 
-        A name server that hangs has its share of the time, as in any send: a route that is known serves all the same.
+        Looking for a route is no try: it is repeated within the budget of the send, which began then by the monotonic
+        clock. A name server that hangs has its share: a route that is known serves all the same.
         """
-        began = time.monotonic()
+        plan = terms.plan(began)
         routes = self._mq.routes
-
-        def share() -> float:
-            return try_seconds(max(0.0, deadline - time.monotonic()), tries)
-
         while True:
+            tried_at = time.monotonic()
             try:
                 try:
-                    route = await routes.get(topic, fresh=fresh, timeout=share())
+                    route = await routes.get(topic, fresh=fresh, timeout=plan.reach_timeout())
                 except TopicNotFound:
-                    route = await make_topic(self._mq.pool, routes, topic, share())
-                queues = routes.keyed(route) or routes.keyed(await routes.get(topic, fresh=True, timeout=share()))
+                    route = await make_topic(self._mq.pool, routes, topic, plan.reach_timeout())
+                queues = routes.keyed(route) or routes.keyed(
+                    await routes.get(topic, fresh=True, timeout=plan.reach_timeout())
+                )
             except (BrokerUnavailable, ServerBusy) as error:
-                tries -= 1
-                if tries > 0 and time.monotonic() < deadline:
-                    continue
-                attempt = Attempt(None, None, error.code, str(error), time.monotonic() - began)
-                raise NotStored("there is no route", [attempt]) from error
+                # What has no answer here is a request for a route or a topic: no message was sent.
+                missed = BrokerUnavailable(topic, str(error)) if is_unanswered(error) else error
+                wait = plan.failed(None, missed, time.monotonic() - tried_at)
+                if wait is None:
+                    raise plan.outcome() from error
+                await asyncio.sleep(wait)
+                continue
             if not queues:
                 raise PermissionDenied(f"topic {topic} may not be written")
             return queues
@@ -364,10 +365,11 @@ class Batcher:
     async def _send_by_key(self, batch: MessageBatch) -> None:
         """Part a batch by the queues that its sharding keys mean; each part has an outcome of its own."""
         terms = batch.terms
-        deadline = time.monotonic() + terms.timeout
+        began = time.monotonic()
+        deadline = began + terms.timeout
         everything = range(len(batch.sharding_keys))
         async with self._kept_if_refused(batch, everything), self._chooses(batch.topic, terms):
-            queues = await self._queues(batch.topic, 1 + terms.retries, deadline)
+            queues = await self._queues(batch.topic, terms, began)
             self._choosers.discard(batch)
             sends = await self._begin_parts(batch, everything, queues, deadline, elsewhere=True)
         outcomes = await sends
@@ -375,7 +377,7 @@ class Batcher:
             try:  # the route was old: the keys mean other queues now
                 terms = replace(terms, timeout=max(0.0, deadline - time.monotonic()))
                 async with self._kept_if_refused(batch, refused), self._chooses(batch.topic, terms):
-                    queues = await self._queues(batch.topic, 1, deadline, fresh=True)
+                    queues = await self._queues(batch.topic, batch.terms, began, fresh=True)
                     self._choosers.discard(batch)
                     sends = await self._begin_parts(batch, refused, queues, deadline)
                 outcomes |= await sends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Final, Protocol, TypeAlias
@@ -19,7 +19,8 @@ from raymq.client.message import Message
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records import compiled
 from raymq.storage.records.columns import join_messages
-from raymq.storage.records.record import MIN_RECORD_BYTES, pack_host
+from raymq.storage.records.property_names import UNIQ_KEY
+from raymq.storage.records.record import MIN_RECORD_BYTES, decode_properties, locate, pack_host
 from raymq.storage.records.table import Rows, checked_rows
 from raymq.storage.records.unique_keys import PAIR_BYTES
 
@@ -90,6 +91,17 @@ class BatchParts:
 
     def __iter__(self) -> Iterator[BatchPart]:
         return self.parts
+
+    def noting_first_keys(self, keys: list[str]) -> BatchParts:
+        """The same parts; `keys` gets the unique key of the first record of each as it is encoded."""
+
+        def parts() -> Iterator[BatchPart]:
+            for part in self.parts:
+                _, _, _, properties_at, end = locate(part.records, 0, len(part.records), check_crc=False)
+                keys.append(decode_properties(part.records[properties_at:end]).get(UNIQ_KEY, ""))
+                yield part
+
+        return replace(self, parts=parts())
 
 
 def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes) -> BatchParts:

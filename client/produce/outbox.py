@@ -207,7 +207,15 @@ class OutboxSends:
 
     async def _send_kept(self, batch: KeptBatch) -> None:
         """Try one batch of the file, and write down what became of it."""
-        terms = Terms(self._terms.timeout, self._terms.retries, batch.queue, batch.sharding_key, delayed=batch.delayed)
+        # A topic whose brokers are away must not hold up the others: it rests, and is tried again.
+        terms = Terms(
+            self._terms.timeout,
+            self._terms.retries,
+            batch.queue,
+            batch.sharding_key,
+            delayed=batch.delayed,
+            waits=False,
+        )
         try:
             await self._sends.send(batch.topic, bytearray(batch.records), batch.sizes, terms)
         except RayMQError as error:

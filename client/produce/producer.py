@@ -7,8 +7,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -44,7 +45,15 @@ from raymq.client.produce.options import NO_OPTIONS, SendDefaults, SendOptions, 
 from raymq.client.produce.outbox_file import OutboxFile
 from raymq.client.produce.paths import OUTBOX_SECONDS, PathOptions, SendPaths
 from raymq.client.produce.recalling import encode_handles, handles_of, recall
-from raymq.client.produce.sent_results import BatchResults, result_of_one, results_of, runs_of
+from raymq.client.produce.sent_results import (
+    BatchResults,
+    PartOutcome,
+    batch_error,
+    result_of_one,
+    results_of,
+    runs_of,
+    table_error,
+)
 from raymq.client.results import SendResult, TableResult
 
 _T = TypeVar("_T")
@@ -65,13 +74,16 @@ class Producer(ClientBase):
     Args:
         mq: the connection to the cluster.
         group: names the application; shared producers are one per group.
-        timeout: the one budget of all tries of a send, seconds.
-        retries: further tries after the first, each preferably on another broker.
+        timeout: the budget of a whole send, seconds. It is used: while it lasts, a try that surely stored nothing (no
+            connection, not the master, no route, too few replicas in sync) is repeated after a short pause.
+        retries: further tries after one that may have stored the message, or that a broker refused for another reason;
+            each preferably on another broker. With 0 no message is stored twice.
         linger: how long `send_async` and `asend` gather messages so that they travel together, seconds; 0 = not at all.
         idempotent: number the batches, so that one whose answer was lost can be sent again without a duplicate.
         isolation: how brokers that misbehave are left out: "latency", "quarantine", "flag", "least-failures" or None.
         shared: send through the group's producer actor, which keeps routes and connections for many short tasks.
-        async_retry: where `send_async` tries again: on the "same" broker or on "another".
+        async_retry: where `send_async` tries again after a try that may have stored the message: on the "same" broker
+            or on "another". After a refusal any broker may take it.
         retry_another_broker_when_not_store_ok: try again where the status is not SEND_OK; the message may be stored
             twice then.
         buffer_bytes: with `linger`, how much may wait for answers, and
@@ -92,7 +104,7 @@ class Producer(ClientBase):
         mq: Connection,
         group: str,
         *,
-        timeout: float = 3.0,
+        timeout: float = 10.0,
         retries: int = 2,
         linger: float = 0.0,
         idempotent: bool = False,
@@ -193,7 +205,7 @@ class Producer(ClientBase):
             InvalidInput: a body above 4 MiB that is longer than the brokers' `max_message_bytes`, likewise.
         """
         arguments.instance("message", message, Message)
-        terms = self._terms(message, {**options, "retries": 0})
+        terms = replace(self._terms(message, {**options, "retries": 0}), waits=False)
         if terms.queue is not None and not self._mq.is_on_loop:
             self._mq.run(self._check_queue(terms.queue, terms.timeout))
         if len(message.body) > READ_BY_ALL_BYTES and not self._mq.is_on_loop:
@@ -203,10 +215,11 @@ class Producer(ClientBase):
     def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """Send messages of one topic, in parts of at most 4 MiB; each part goes to one queue, whole or not at all.
 
-        The results are in the messages' order, and made when the first one is looked at. If a part fails its error is
-        raised, and other parts stay stored.
+        The results are in the messages' order, and made when the first one is looked at. If a part fails, those behind
+        it are not sent, and the error's `.results` says what became of each message.
 
         Raises:
+            OutcomeUnknown, PartlyStored, NotStored: something may be stored; else something is; else nothing is.
             InvalidInput: no message, several topics, a delayed one among them, or a body longer than the brokers'
                 `max_message_bytes`; nothing was sent.
             As `send` besides.
@@ -214,8 +227,12 @@ class Producer(ClientBase):
         terms = self._batch_terms(messages, options)
         numbers = key_numbers(messages)
         parts = message_parts(messages, numbers, self._born_host())
-        sent = [sent for _, sent in self._send_parts(messages[0].topic, parts, terms)]
-        return BatchResults(sent, numbers)
+        outcomes: list[tuple[int, PartOutcome]] = []
+        try:
+            self._send_parts(messages[0].topic, parts, terms, outcomes)
+        except RayMQError as error:
+            raise _failed_batch(error, outcomes, numbers) from error
+        return BatchResults([sent for _, sent in outcomes if isinstance(sent, Sent)], numbers)
 
     async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """`send_batch` for asyncio code, on any event loop."""
@@ -244,15 +261,24 @@ class Producer(ClientBase):
 
         Raises:
             InvalidInput: a column is missing or a row breaks a limit; nothing was sent.
-            As `send` besides; parts sent before the one that failed stay stored.
+            OutcomeUnknown, PartlyStored, NotStored: as `send_batch`; `.results` has an entry per part, with `.rows`.
+            As `send` besides.
         """
         self._check_open()
         terms = self._defaults.terms(check_sendable(topic), options)
         host = self._mq.pool.local_host
         rows = arrow_table(table)
         encoded = table_parts(rows, topic, body=body, keys=keys, tags=tags, properties=properties, host=host)
-        parts = [run for _, sent in self._send_parts(topic, encoded, terms) for run in runs_of(sent)]
-        return TableResult(rows.num_rows, parts)
+        outcomes: list[tuple[int, PartOutcome]] = []
+        first_keys: list[str] = []
+        try:
+            self._send_parts(topic, encoded.noting_first_keys(first_keys), terms, outcomes)
+        except RayMQError as error:
+            if not outcomes:
+                raise
+            raise table_error(outcomes, first_keys, rows.num_rows) from error
+        sents = [sent for _, sent in outcomes if isinstance(sent, Sent)]
+        return TableResult(rows.num_rows, [run for sent in sents for run in runs_of(sent)])
 
     async def asend_table(
         self,
@@ -398,26 +424,38 @@ class Producer(ClientBase):
     def _born_host(self) -> bytes:
         return packed_host(self._mq.pool.local_host)
 
-    def _send_parts(self, topic: str, parts: BatchParts, terms: Terms) -> Iterator[tuple[BatchPart, Sent]]:
-        """Send parts, the next one being encoded while the last ones are on their way; in order to a fixed queue."""
+    def _send_parts(self, topic: str, parts: BatchParts, terms: Terms, outcomes: list[tuple[int, PartOutcome]]) -> None:
+        """Send parts, the next one being encoded while the last ones are on their way; in order to a fixed queue.
+
+        `outcomes` gets of each part that was tried its count and what became of it, in order, also where this raises:
+        behind a part that failed no other one is begun.
+        """
         terms = self._limits.check(topic, parts, terms)
         ahead = 1 if terms.queue is not None or terms.sharding_key is not None else _PARTS_AHEAD
         under_way: deque[tuple[BatchPart, Callable[[], Sent]]] = deque()
+
+        def settle() -> None:
+            part, outcome = under_way.popleft()
+            try:
+                outcomes.append((len(part.sizes), outcome()))
+            except ClientClosed as error:
+                outcomes.append((len(part.sizes), _broken_off()))
+                raise _broken_off() from error
+            except RayMQError as error:
+                outcomes.append((len(part.sizes), error))
+                raise
+
         try:
             for part in parts:
                 if len(under_way) == ahead:
-                    first, outcome = under_way.popleft()
-                    yield first, outcome()
+                    settle()
                 under_way.append((part, self._begin(topic, part, terms)))
             while under_way:
-                first, outcome = under_way.popleft()
-                yield first, outcome()
-        except ClientClosed as error:
-            raise _broken_off() from error
+                settle()
         finally:
-            for _, outcome in under_way:  # after an error: the others' outcomes shall be settled, too
+            while under_way:  # after an error: the others' outcomes shall be settled, too
                 with contextlib.suppress(RayMQError):
-                    outcome()
+                    settle()
 
     def _begin(self, topic: str, part: BatchPart, terms: Terms) -> Callable[[], Sent]:
         """Send a part; returns what waits for its outcome."""
@@ -430,8 +468,15 @@ class Producer(ClientBase):
         numbers = key_numbers(messages)
         topic, parts = messages[0].topic, message_parts(messages, numbers, self._born_host())
         terms = await self._limits.acheck(topic, parts, terms)
-        sent = [await sends.send(topic, part.records, part.sizes, terms) for part in parts]
-        return BatchResults(sent, numbers)
+        outcomes: list[tuple[int, PartOutcome]] = []
+        for part in parts:
+            try:
+                sent = await sends.send(topic, part.records, part.sizes, terms)
+            except RayMQError as error:
+                outcomes.append((len(part.sizes), error))
+                raise _failed_batch(error, outcomes, numbers) from error
+            outcomes.append((len(part.sizes), sent))
+        return BatchResults([sent for _, sent in outcomes if isinstance(sent, Sent)], numbers)
 
     def _in_background(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         future: CallbackFuture[_T] = CallbackFuture(self._mq.callbacks)
@@ -485,6 +530,13 @@ _BEGINNING: Final = {each.__code__ for each in _sending}
 def _broken_off() -> OutcomeUnknown:
     """What is told of a send that had begun when the connection was closed: of its tries nobody knows any more."""
     return OutcomeUnknown("closed before an answer came")
+
+
+def _failed_batch(
+    error: RayMQError, outcomes: Sequence[tuple[int, PartOutcome]], numbers: Sequence[str | int]
+) -> RayMQError:
+    """What a batch raises of which these parts were tried; `error` where none was."""
+    return batch_error(outcomes, numbers) if outcomes else error
 
 
 def _result(message: Message, sent: Sent) -> SendResult:

@@ -1,19 +1,24 @@
-"""What brokers answered to a batch, as one result per message: vectorised, and not before somebody asks for one."""
+"""What brokers answered to a batch, as one result per message: vectorised, and not before somebody asks for one.
+
+Where a batch failed half-way, `batch_error` and `table_error` make the error that says what became of each message.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import lru_cache
 from itertools import repeat
 from typing import overload
 
 import numpy as np
 
+from raymq.actors.errors import Attempt, NotStored, OutcomeUnknown, PartlyStored, RayMQError, SendError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending.sender import Sent, SentOne
 from raymq.client import unique_key
 from raymq.client.produce.encoding import FEW, key_texts, strings
-from raymq.client.results import SendResult
+from raymq.client.results import PartResult, SendResult
 from raymq.storage.records import message_id
 from raymq.storage.records.record import pack_host
 from raymq.storage.records.unique_keys import hexadecimal
@@ -48,6 +53,97 @@ def runs_of(sent: Sent) -> list[tuple[MessageQueue, int, int]]:
     lengths = np.diff(np.append(begins, len(offsets)))
     runs = zip(offsets[begins].tolist(), lengths.tolist(), strict=True)
     return [(sent.queue, offset, length) for offset, length in runs]
+
+
+#: What became of a part of a batch.
+PartOutcome = Sent | RayMQError
+
+
+def batch_error(outcomes: Sequence[tuple[int, PartOutcome]], key_numbers: Sequence[str | int]) -> RayMQError:
+    """The error of a batch that failed half-way, with an entry per message.
+
+    Args:
+        outcomes: of each part that was tried how many messages it has and what became of it, in order.
+        key_numbers: the unique keys of all messages.
+    """
+    entries: list[SendResult | NotStored | OutcomeUnknown] = []
+    for count, outcome in outcomes:
+        if isinstance(outcome, RayMQError):
+            entries += [_entry(outcome)] * count
+        else:
+            entries += results_of(outcome, key_numbers[len(entries) : len(entries) + count])
+    left = len(key_numbers) - len(entries)
+    return _error([*entries, *[_never_tried()] * left], [outcome for _, outcome in outcomes])
+
+
+def table_error(outcomes: Sequence[tuple[int, PartOutcome]], first_keys: Sequence[str], rows: int) -> RayMQError:
+    """The error of a table of so many rows that failed half-way, with an entry per part.
+
+    Args:
+        outcomes: as `batch_error`'s, in rows. What was never tried is one entry.
+        first_keys: the unique key of the first row of each part, of those that were tried at least.
+    """
+    entries: list[SendResult | NotStored | OutcomeUnknown] = []
+    for (count, outcome), key in zip(outcomes, first_keys, strict=False):
+        entry: SendResult | NotStored | OutcomeUnknown
+        if isinstance(outcome, RayMQError):
+            entry = _entry(outcome)
+        else:
+            topic, queue_ids, queue_offsets, physical_offsets = outcome.placed
+            queue = MessageQueue(topic, outcome.queue.broker, int(queue_ids[0]))
+            place = outcome.status, queue, outcome.address, int(queue_offsets[0]), int(physical_offsets[0])
+            entry = PartResult(*result_of_one(place, key))
+        entry.rows = count
+        entries.append(entry)
+    if left := rows - sum(count for count, _ in outcomes):
+        rest = _never_tried()
+        rest.rows = left
+        entries.append(rest)
+    return _error(entries, [outcome for _, outcome in outcomes])
+
+
+def _never_tried() -> NotStored:
+    return NotStored("not tried: a part before it failed")
+
+
+def _entry(error: RayMQError) -> NotStored | OutcomeUnknown:
+    """The entry of what failed so; a refusal of another kind has stored nothing."""
+    if isinstance(error, NotStored | OutcomeUnknown):
+        return copy(error)
+    refused = NotStored(str(error), [Attempt(error.refused_by, None, error.code, str(error), 0.0)])
+    refused.kept = error.kept
+    return refused
+
+
+def _error(entries: Sequence[SendResult | NotStored | OutcomeUnknown], outcomes: Sequence[PartOutcome]) -> RayMQError:
+    """What a send of several messages raises that came to these entries."""
+    failures = [outcome for outcome in outcomes if isinstance(outcome, RayMQError)]
+    rows = [getattr(entry, "rows", 1) for entry in entries]
+    kinds: list[tuple[type[object], str]] = [
+        (SendResult, "stored"),
+        (OutcomeUnknown, "may or may not be stored"),
+        (NotStored, "not stored"),
+    ]
+    counts = {
+        kind: sum(count for count, entry in zip(rows, entries, strict=True) if isinstance(entry, kind))
+        for kind, _ in kinds
+    }
+    if not counts[SendResult] and not counts[OutcomeUnknown] and not isinstance(failures[0], SendError):
+        return failures[0]  # it refuses all of them, and says so better
+    attempts = [each for failure in failures if isinstance(failure, SendError) for each in failure.attempts]
+    text = ", ".join(f"{counts[kind]} {words}" for kind, words in kinds if counts[kind])
+    error: SendError
+    if counts[OutcomeUnknown]:
+        error = OutcomeUnknown(f"of {sum(rows)} messages {text}", attempts)
+    elif counts[SendResult]:
+        error = PartlyStored(f"of {sum(rows)} messages {text}: {failures[0]}", attempts)
+    else:
+        error = NotStored(f"of {sum(rows)} messages {text}", attempts)
+    error.results = list(entries)
+    error.kept = all(entry.kept for entry in entries if isinstance(entry, RayMQError))
+    if error.kept:
+        error.remedy = failures[0].remedy
+    return error
 
 
 def result_of_one(sent: SentOne, key_number: str | int) -> SendResult:

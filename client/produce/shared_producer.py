@@ -16,10 +16,12 @@ from raymq.actors.actor_options import make_producer
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError, SendError
 from raymq.actors.naming import producer_name
 from raymq.actors.producer_actor import IDLE_SECONDS, ProducerSpec
-from raymq.actors.sending.send_plan import SendPlan, is_unknown
+from raymq.actors.sending.send_plan import is_unknown
 from raymq.actors.sending.sender import Sent, Terms
 from raymq.client.connection import Connection
 
+#: Ray needs about so long to restart an actor.
+_RESTART_SECONDS = 0.5
 #: What the call to the actor may take beyond the send's own budget.
 _MARGIN_SECONDS = 2.0
 
@@ -49,7 +51,7 @@ class SharedSends:
         terms.check_time()
         if time.monotonic() - self._answered_at >= self._spec.idle_seconds / 2:
             await self._began_anew()  # it may have ended since nobody used it: then it has not died under this send
-        plan = SendPlan(time.monotonic, terms.timeout, terms.retries)
+        plan = terms.plan()
         # As it was given, so that the actor finds it equal to others' and lets them travel together.
         left = terms
         while True:
@@ -58,11 +60,11 @@ class SharedSends:
                 sent = await self._call(topic, bytes(records), sizes, left)
             except BrokerUnavailable as error:
                 self._answered_at = float("-inf")  # whoever sends next looks first, also where this is not tried again
-                again = plan.failed(None, error, time.monotonic() - began) is not None
-                if not again or not plan.remaining or (self._idempotent and is_unknown(error)):
+                wait = plan.failed(None, error, time.monotonic() - began)
+                if wait is None or not plan.remaining or (self._idempotent and is_unknown(error)):
                     raise plan.outcome() from error
                 if not await self._began_anew():
-                    await asyncio.sleep(plan.try_timeout() / 2)
+                    await asyncio.sleep(max(wait, min(_RESTART_SECONDS, plan.remaining / 2)))
                 left = replace(terms, timeout=plan.remaining)
             except RayMQError as error:
                 if not plan.in_doubt:

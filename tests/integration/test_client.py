@@ -248,7 +248,7 @@ def test_no_broker_at_all(mq: Connection, services: Services, admin: Admin) -> N
         services.stop_broker(name)
     with pytest.raises(NotStored) as caught:
         producer.send(Message("t", b"x"))
-    assert len(caught.value.attempts) == 3
+    assert len(caught.value.attempts) > 3, "what reached nobody is repeated for the budget"
     assert {attempt.broker for attempt in caught.value.attempts} <= {"broker-a", "broker-b", None}
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), NotStored)
     with pytest.raises(BrokerUnavailable):

@@ -132,7 +132,7 @@ def test_a_restarted_broker_still_knows_what_it_stored(
 
 @pytest.mark.usefixtures("admin", "quick_tries")
 def test_after_an_unknown_outcome_the_producer_goes_on(mq: Connection, proxy: LossyProxy) -> None:
-    with Producer(mq, "p", idempotent=True, timeout=10) as producer:
+    with Producer(mq, "p", idempotent=True, timeout=2.0) as producer:
         producer.send(Message("t", b"0"), queue=QUEUE)
         proxy.drop = 1.0
         with pytest.raises(OutcomeUnknown) as caught:
@@ -181,7 +181,9 @@ def test_a_batch_in_doubt_whose_broker_has_left_the_routes_is_kept_as_one_of_unk
             with pytest.raises(OutcomeUnknown) as told:
                 producer.send_async(Message("t", b"in doubt"), queue=QUEUE).result(10)
         proxy.drop = 0.0  # not before: an outbox goes on sending for as long as its producer is there
-        assert [attempt.broker for attempt in told.value.attempts] == ["broker-a", None]
+        first, *others = [attempt.broker for attempt in told.value.attempts]
+        assert first == "broker-a"
+        assert set(others) == {None}
     assert told.value.kept
     with contextlib.closing(OutboxFile(path)) as file:
         assert [record.body for batch in file.batches() for record in batch.messages()] == [b"in doubt"]

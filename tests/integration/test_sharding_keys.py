@@ -25,7 +25,7 @@ KEYS = [f"key-{number}" for number in range(12)]
 def test_a_sharding_key_waits_for_its_broker_and_moves_nowhere(
     mq: Connection, services: Services, admin: Admin, linger: float
 ) -> None:
-    with Producer(mq, "p", linger=linger, timeout=1.0) as producer:
+    with Producer(mq, "p", linger=linger, timeout=0.5) as producer:
 
         def send(key: str) -> MessageQueue:
             return producer.send_async(Message("t", b"x"), sharding_key=key).result(10).queue

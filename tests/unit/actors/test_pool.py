@@ -13,7 +13,7 @@ from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput
 from raymq.actors.protocol import Tls
 from raymq.actors.wire import connection
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection import EAGER_SECONDS, ConnectionPool
 from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
 from raymq.actors.wire.server import Server, bind
 from raymq.actors.wire.server_connection import ServerConnection
@@ -63,6 +63,30 @@ async def test_the_patient_wait_for_the_next_attempt_the_others_fail_at_once() -
     assert not waiting.done(), "its first attempt failed too"
     server = await address.listen()
     assert (await waiting).code == 0
+    await pool.close()
+    await server.stop()
+
+
+async def test_the_eager_attempt_while_others_are_backed_off() -> None:
+    address, pool = Address(), ConnectionPool()
+    loop = asyncio.get_running_loop()
+    with pytest.raises(BrokerUnavailable, match="cannot connect"):
+        await pool.get(address.name)
+    peer = pool._peers[address.name]
+    peer.not_before = not_before = loop.time() + 100
+    with pytest.raises(BrokerUnavailable, match="next attempt in"):
+        await pool.get(address.name, eager=True)
+    peer.eager_not_before = 0.0
+    with pytest.raises(BrokerUnavailable, match="cannot connect"):
+        await pool.get(address.name, eager=True)
+    assert peer.not_before == not_before, "nobody else waits longer for it"
+    waiting = asyncio.ensure_future(pool.wait_for_news(address.name, 60.0))
+    await asyncio.sleep(EAGER_SECONDS)
+    server = await address.listen()
+    assert (await pool.request(address.name, Command(ECHO), 5, eager=True)).code == 0
+    async with asyncio.timeout(2):
+        await waiting
+    assert not pool.is_backing_off(address.name)
     await pool.close()
     await server.stop()
 

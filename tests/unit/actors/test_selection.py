@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.protocol import MessageQueue, QueueData, TopicRoute
+from raymq.actors.routing import Routes
 from raymq.actors.sending.isolation import STRATEGIES, Isolation, LatencyIsolation, NoIsolation, Outcome, make_isolation
 from raymq.actors.sending.selection import QueuePicker
-from raymq.actors.sending.sender import queue_of_sharding_key
+from raymq.actors.sending.sender import Terms, make_sender, queue_of_sharding_key
+from raymq.actors.wire.connection import ConnectionPool
 from tests.unit.actors.clock import FakeClock
 from tests.validated import validated
 
@@ -104,3 +106,13 @@ def test_sharding_keys_spread_evenly_and_each_keeps_its_queue() -> None:
     # Java's hash code of the key, as a RocketMQ client's SelectMessageQueueByHash takes it.
     assert queue_of_sharding_key(queues, "hello") == queues[99_162_322 % 8]
     assert queue_of_sharding_key(queues, "polygenelubricants") in queues, "the hash code that has no absolute value"
+
+
+def test_a_send_in_the_background_stays_where_it_may_be_stored() -> None:
+    """After a refusal any broker may take the message."""
+    pool = ConnectionPool()
+    sender = make_sender(pool, Routes(pool, ["n:1"]), None)
+    route = TopicRoute("t", tuple(QueueData(broker, 1, 1) for broker in ("a", "b")), {"a": "a:1", "b": "b:1"})
+    last, terms = MessageQueue("t", "a", 0), Terms(10.0, 2, same_broker=True)
+    assert {sender.choose(route, terms, last, stays=True).broker for _ in range(4)} == {"a"}
+    assert {sender.choose(route, terms, last, stays=False).broker for _ in range(4)} == {"b"}
