@@ -71,10 +71,13 @@ def timestamp(field: str, value: Any) -> float:
         InvalidInput: it is none, has no time zone, is before 1970, or is more than 100 years ahead.
     """
     if isinstance(value, datetime):
-        if value.utcoffset() is None:
+        try:
+            is_naive, seconds = value.utcoffset() is None, value.timestamp()
+        except (ValueError, OverflowError):  # pandas' NaT is a datetime
+            raise InvalidInput(field, TIME, value) from None
+        if is_naive:
             remedy = "use value.astimezone() if it is local time, or datetime.now(timezone.utc)"
             raise InvalidInput(field, TIME, f"{value.isoformat()} without a time zone", remedy=remedy)
-        seconds = value.timestamp()
         if seconds < 0:
             raise InvalidInput(field, TIME, value.isoformat())
     else:

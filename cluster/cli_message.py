@@ -217,7 +217,11 @@ def tail_topic(
 
     Without --follow it ends where the topic ends now. With --follow --json each message is one line of JSON.
     """
-    place: str | float = start if start in ("earliest", "latest") else Time().convert(start, None, None)
+    try:
+        place: str | float = start if start in ("earliest", "latest") else Time().convert(start, None, None)
+    except click.BadParameter as error:
+        error.param_hint = "--from"
+        raise
     shown = 0
     found: list[dict[str, Any]] = []
     with contextlib.suppress(KeyboardInterrupt), finder.connect() as mq, Admin(mq) as admin:

@@ -3,7 +3,7 @@
 It prints:
     try 0 of b'refund 7': the bank is closed
     try 1 of b'refund 7': the bank is closed
-    dead: b'refund 7' of topic invoices, failed 2 times
+    dead: b'refund 7' of topic invoices, listener returned Retry(delay_level=1)
     try 0 of b'refund 7': done
     sent again: 1
 """

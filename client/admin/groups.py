@@ -142,6 +142,8 @@ async def _summary(mq: Connection, group: str) -> GroupSummary | None:
         lag = total_lag(await progress(mq, group))
     except GroupNotFound:
         return None
+    except BrokerUnavailable:
+        lag = None
     answers = await asking.ask_all(mq, partial(wire_group.members_command, group))
     members = {
         member

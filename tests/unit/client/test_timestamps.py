@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -73,7 +74,10 @@ def test_a_number_that_is_no_time_is_refused(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["argument", "reset", "spark", "push"])
-@pytest.mark.parametrize("value", [True, "2025-11-28", NOON.replace(tzinfo=None), datetime(1, 1, 1, tzinfo=UTC)])
+@pytest.mark.parametrize(
+    "value",
+    [True, "2025-11-28", NOON.replace(tzinfo=None), datetime(1, 1, 1, tzinfo=UTC), pd.NaT, date(2025, 1, 1)],
+)
 def test_bools_texts_and_naive_datetimes_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput):
         CALLS[name](value)
