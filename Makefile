@@ -29,7 +29,7 @@ help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
 	@echo "make demo       the whole way of a data set: topic, consumer, retries, dead letters, Spark"
 	@echo "make test       lint, types and the whole test suite (test-unit: only the tests without Ray)"
-	@echo "make test-long  the tests that take a minute or more each: Spark and its driver killed, groups that come and go (not part of make test)"
+	@echo "make test-long  the tests that take long: Spark and its driver killed, upgrades, groups that come and go (not part of make test)"
 	@echo "make test-nightly everything that takes longer than make test, a line for each part (ARGS=--list, ARGS='fuzz long')"
 	@echo "make test-spark4 the data source of Spark 4.2, in an environment of its own, .venv-spark4 (not part of make test)"
 	@echo "make test-interop  RocketMQ's Java client, admin client, mqadmin and Go client against a cluster (needs Maven, Go)"

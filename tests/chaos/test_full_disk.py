@@ -84,6 +84,7 @@ def test_a_killed_broker_is_back_and_read_on_a_disk_without_a_byte(disk: Path) -
         assert read(mq)[-1] == b"again"
 
 
+@pytest.mark.long
 def test_a_start_without_any_room_says_so_and_loses_nothing(disk: Path) -> None:
     bodies = [b"%d" % number for number in range(COUNT)]
     with start(disk) as mq:

@@ -29,7 +29,15 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-@pytest.mark.parametrize("actor", ["broker-a", "name-server-0", "scheduler", "producer:shared-chaos"])
+@pytest.mark.parametrize(
+    "actor",
+    [
+        "broker-a",
+        pytest.param("name-server-0", marks=pytest.mark.long),
+        pytest.param("scheduler", marks=pytest.mark.long),
+        "producer:shared-chaos",
+    ],
+)
 def test_a_killed_actor_loses_nothing(mq: Cluster, actor: str, capsys: pytest.CaptureFixture[str]) -> None:
     kind = actor.split(":", maxsplit=1)[0].split("-", maxsplit=1)[0]
     topic = f"kill-{kind}"

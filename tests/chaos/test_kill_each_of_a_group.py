@@ -20,6 +20,7 @@ pytestmark = [
 KINDS = ("broker-a", "broker-a.1", "keeper-1", "coordinator", "name-server-0", "scheduler")
 
 
+@pytest.mark.long
 def test_ray_kill_of_each_kind_of_actor_loses_nothing(tmp_path: Path) -> None:
     with own_ray(), Replicated(tmp_path / "data") as group:
         for actor in KINDS:

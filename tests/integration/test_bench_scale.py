@@ -30,6 +30,7 @@ def rows(directory: Path, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 def test_one_broker(tmp_path: Path) -> None:
     found = {(row["stage"], row["name"]): row["value"] for row in rows(tmp_path, "--only", "broker")}
 

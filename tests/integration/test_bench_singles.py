@@ -10,6 +10,7 @@ from tests.bench.compare import TREE, compared
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 def test_each_kind_and_size_is_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_sides, "TURN", 20)
     monkeypatch.setattr(live_sides, "WARMING", 20)

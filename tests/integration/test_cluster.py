@@ -66,6 +66,7 @@ def mq(root: Path) -> Iterator[Cluster]:
         yield started
 
 
+@pytest.mark.long
 def test_start_joins_what_runs(mq: Cluster, root: Path) -> None:
     again = cluster.start(brokers=2, root=root, namespace=NAMESPACE)
     assert again.name_servers == mq.name_servers

@@ -75,6 +75,7 @@ def told(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_replicas_are_restarted_one_after_the_other_while_clients_go_on(root: Path) -> None:
     with cluster.start(1, root, NAMESPACE, replicas=2, config=CONFIG) as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=2)

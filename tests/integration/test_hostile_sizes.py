@@ -240,6 +240,7 @@ def test_a_batch_of_acknowledgements_is_bounded(servers: Servers) -> None:
     assert answer.fields["raymqStale"] == "96000"
 
 
+@pytest.mark.long
 def test_a_fetch_names_each_queue_once_and_is_bounded_over_all_of_them(servers: Servers) -> None:
     with Connection([servers.name_server]) as mq, Producer(mq, "p") as producer:
         Admin(mq).create_topic("many", queues=2)

@@ -143,6 +143,7 @@ def test_a_cluster_of_one_copy_has_no_keepers(one_host: None, tmp_path: Path) ->
     assert not (tmp_path / keepers.LAYOUT_FILE).exists()
 
 
+@pytest.mark.long
 def test_one_host_has_one_keeper_that_comes_back(one_host: None, tmp_path: Path) -> None:
     with start(tmp_path) as mq:
         (first,) = keepers_of(mq)

@@ -87,6 +87,7 @@ def park(loop: EventLoopThread, address: str, count: int) -> Callable[[], None]:
     return lambda: loop.run(end())
 
 
+@pytest.mark.long
 def test_2000_parked_fetches_slow_no_append(own_broker: tuple[str, str, int], loop: EventLoopThread) -> None:
     name_server, address, _ = own_broker
     with Connection([name_server]) as mq:
@@ -212,6 +213,7 @@ def test_a_killed_client_leaves_nothing_behind(services: Services, admin: Admin)
 IDLE = 2_000
 
 
+@pytest.mark.long
 def test_2000_idle_connections_cost_little(own_broker: tuple[str, str, int]) -> None:
     _, address, pid = own_broker
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -221,6 +221,7 @@ def test_a_directory_of_a_newer_release_does_not_start(tmp_path: Path) -> None:
     assert sorted(each.name for each in directory.iterdir()) == ["raymq-format.json", "raymq-format.json.bak"]
 
 
+@pytest.mark.long
 def test_a_cluster_is_upgraded_while_clients_go_on(tmp_path: Path, before: Path) -> None:
     """On a real Ray: new processes find another folder of code, and the brokers are restarted one by one.
 

@@ -122,6 +122,7 @@ class Sending(threading.Thread):
         self.join(60.0)
 
 
+@pytest.mark.long
 def test_clients_of_all_kinds_come_to_the_new_master_by_themselves(root: Path) -> None:
     """The master's process is killed, and its actor kept from restarting: it goes on without that machine."""
     with start(root) as mq, Admin(mq) as admin:

@@ -159,7 +159,7 @@ def test_a_group_goes_on_behind_a_read_that_was_committed(mq: cluster.Cluster, b
 # -- write -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("column", ["keys", "sharding_key"])
+@pytest.mark.parametrize("column", ["keys", pytest.param("sharding_key", marks=pytest.mark.long)])
 def test_rows_of_a_key_are_in_one_queue_in_order(mq: cluster.Cluster, bridge: SparkBridge, column: str) -> None:
     topic = new_topic(mq, queues=4)
     df = bridge.spark.range(0, 5_000, 1, 3).selectExpr("id", "cast(id AS STRING) AS value", "id % 50 AS customer")
@@ -197,6 +197,7 @@ def test_rows_are_delivered_at_their_times(mq: cluster.Cluster, bridge: SparkBri
             bridge.write(df, topic, body="value", **wrong)
 
 
+@pytest.mark.long
 def test_many_small_partitions_are_written_by_few_connections(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str
 ) -> None:

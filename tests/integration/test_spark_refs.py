@@ -228,6 +228,7 @@ class Sender:
         return self._producer.send_table(topic, table, body="value", keys="id").rows
 
 
+@pytest.mark.long
 def test_actors_with_a_producer_are_fed_by_references(mq: cluster.Cluster, bridge: SparkBridge) -> None:
     with Admin(mq) as admin:
         admin.create_topic("fed", queues=2)
@@ -239,6 +240,7 @@ def test_actors_with_a_producer_are_fed_by_references(mq: cluster.Cluster, bridg
     assert Counter(int(row.body) for row in found) == Counter(range(3_000))
 
 
+@pytest.mark.long
 def test_an_executor_that_is_killed_costs_no_row_and_doubles_none(bridge: SparkBridge, tmp_path: Path) -> None:
     def fatal_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Kills the JVM behind the last row of a partition, of which a table has been handed on then."""

@@ -94,6 +94,7 @@ def run(df: DataFrame, each_batch: EachBatch, checkpoint: Path, until: Callable[
         query.stop()
 
 
+@pytest.mark.long
 def test_a_batch_that_spark_runs_again_is_written_once(
     mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
 ) -> None:

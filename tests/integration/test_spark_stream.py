@@ -198,6 +198,7 @@ def test_a_run_whose_query_does_not_read_its_stream_any_more_is_an_error(
         )
 
 
+@pytest.mark.long
 def test_windows_with_a_watermark_count_each_message_once_and_drop_late_ones(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
@@ -386,6 +387,7 @@ def test_what_cannot_be_streamed_says_so(mq: cluster.Cluster, bridge: SparkBridg
         bridge.progress("nobody-s")
 
 
+@pytest.mark.long
 def test_every_message_is_read_once_though_a_broker_and_an_executor_are_killed(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ class Theirs:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.long
 def test_a_taken_port_is_named_and_only_other_peoples_actors_are_left(tmp_path: Path) -> None:
     theirs = Theirs.options(name="theirs", namespace="shared", lifetime="detached").remote()  # type: ignore[attr-defined]
     ray.get(theirs.alive.remote())
@@ -132,6 +133,7 @@ def test_a_locked_store_names_who_has_it_and_the_rest_goes_on(tmp_path: Path) ->
         assert len(Admin(mq).cluster_info().brokers) == 2
 
 
+@pytest.mark.long
 def test_brokers_of_a_machine_that_has_left_and_stays_are_opened_by_the_next_start(tmp_path: Path) -> None:
     """It waited for two minutes for what nobody brought up any more, and failed."""
     with cluster.start(brokers=1, root=tmp_path / "data", namespace="stays") as mq, Admin(mq) as admin:
@@ -143,6 +145,7 @@ def test_brokers_of_a_machine_that_has_left_and_stays_are_opened_by_the_next_sta
         assert admin.topics() == ["t"]
 
 
+@pytest.mark.long
 def test_a_restart_outlives_a_port_that_somebody_has_for_a_while(tmp_path: Path) -> None:
     """A constructor that raises is the end of an actor, whatever Ray was told about restarts."""
     with cluster.start(brokers=1, root=tmp_path / "data", namespace="retaken") as mq:
@@ -183,6 +186,7 @@ def test_a_start_makes_what_is_missing(tmp_path: Path) -> None:
         poll_until(lambda: [b.state for b in Admin(mq).cluster_info().brokers] == ["running", "running"], 20)
 
 
+@pytest.mark.long
 def test_half_a_cluster_is_not_taken_for_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that was killed in the middle of its start."""
     (resource, host), *_ = ray_runtime.hosts()
@@ -295,6 +299,7 @@ def test_a_root_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
         assert caught.value.field == "root"
 
 
+@pytest.mark.long
 def test_a_machine_with_another_name_keeps_its_directories(tmp_path: Path) -> None:
     with cluster.start(brokers=1, root=tmp_path / "data", namespace="renamed"):
         pass
@@ -304,6 +309,7 @@ def test_a_machine_with_another_name_keeps_its_directories(tmp_path: Path) -> No
         assert [broker.state for broker in Admin(mq).cluster_info().brokers] == ["running"]
 
 
+@pytest.mark.long
 def test_brokers_that_no_name_server_lets_in_fail_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Certificates of which one side does not trust the other: it was "OK", and every call failed."""
     for name in ("ours", "theirs"):

@@ -44,6 +44,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**kept, "RAYMQ_HOME": str(tmp_path / "home")}
 
 
+@pytest.mark.long
 def test_an_embedded_ray_of_another_program_is_not_joined_and_ones_own_is_shared(
     others: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ print(ray.is_initialized())
     assert told == ["True", "1", "False"]
 
 
+@pytest.mark.long
 def test_a_ray_that_was_joined_is_the_programs_to_end(others: str, environment: dict[str, str], tmp_path: Path) -> None:
     """Its own tasks go on when the connection to the cluster is closed."""
     program = f"""

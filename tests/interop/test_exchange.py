@@ -82,6 +82,7 @@ def consume(mq: Cluster, topic: str) -> list[ReceivedMessage]:
     return received
 
 
+@pytest.mark.long
 def test_what_java_produces_python_consumes(mq: Cluster, java_suite: Path) -> None:
     Admin(mq).create_topic("from_java", queues=2)
     before = time.time()
@@ -98,6 +99,7 @@ def test_what_java_produces_python_consumes(mq: Cluster, java_suite: Path) -> No
         assert before - 1 <= message.born_timestamp <= message.store_timestamp + 1 <= time.time() + 1
 
 
+@pytest.mark.long
 def test_what_python_produces_java_consumes(mq: Cluster, java_suite: Path) -> None:
     Admin(mq).create_topic("from_python", queues=2)
     sent = {}
