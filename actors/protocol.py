@@ -70,6 +70,53 @@ class Redriven(enum.Enum):
     UNKNOWN = "unknown"
 
 
+class SettleAction(enum.IntEnum):
+    """What a consumer wants to become of a delivery. The numbers are on the wire."""
+
+    #: The message is done.
+    ACK = 0
+    #: A call with it begins, or goes on: lend it for so many milliseconds from now on.
+    RUN = 1
+    #: No call with it has begun, but one will: lend it for so many milliseconds from now on.
+    HOLD = 2
+    #: No call with it has begun: it is any member's at once, and this delivery does not count.
+    RETURN = 3
+    #: The listener failed: lend it again after a delay level's wait (0 the ladder), or make it a dead letter (-1).
+    RETRY = 4
+
+
+class SettleOutcome(enum.IntEnum):
+    """What was done with a delivery. The numbers are on the wire."""
+
+    #: Its time was over, or it was settled, or the group's offset was reset: nothing was done.
+    STALE = 0
+    DONE = 1
+    #: The message becomes a dead letter.
+    DEAD = 2
+
+
+class SettleResult(NamedTuple):
+    """What was done with a delivery, and for how long the message waits for its next try, if it failed."""
+
+    outcome: SettleOutcome
+    delay_ms: int = 0
+
+
+class Settlement(NamedTuple):
+    """What is to become of one delivery: a place and a pop time, which name it, and the action with its argument.
+
+    `reason` says why the listener failed; it becomes the dead letter's reason where this was the last try.
+    """
+
+    topic: str
+    queue_id: int
+    offset: int
+    pop_time_ms: int
+    action: SettleAction
+    argument: int = 0
+    reason: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupContent:
     """What one broker has of a group.

@@ -24,6 +24,8 @@ MAX_FETCHED: Final = 1_000
 MAX_LOCKED: Final = 5_000
 #: Dead letters that are sent to their group again: each is read, copied and stored, all copies with one append.
 MAX_REDRIVEN: Final = 1_000
+#: Deliveries that are settled one by one: each has its own action, and all of a queue are written down together.
+MAX_SETTLED: Final = 1_000
 #: Deliveries that are acknowledged: a group that has so many messages of one queue out gets no new ones there.
 MAX_IN_FLIGHT: Final = 100_000
 #: Parts of a staged write: each task has one on every broker that it wrote to. They are read in steps.

@@ -272,6 +272,11 @@ class ReceivedMessage(_Undecoded):
         values = tuple(getattr(self, each.name) for each in fields(self))
         return _unpickled, (type(self), values, self.receipt)
 
+    @property
+    def lease_lost(self) -> bool:
+        """Whether another member may have this message by now: of a push consumer with mode="pop", else False."""
+        return self.receipt is not None and self.receipt.is_lost
+
     @classmethod
     def from_record(cls, record: Record, broker: str, receipt: Receipt | None = None) -> ReceivedMessage:
         """The message in a record that `broker` served."""

@@ -9,6 +9,13 @@ from raymq.actors.wire.headers.pop import Handle
 
 @dataclass(slots=True)
 class Receipt:
-    """Goes with a received message, also to another process; `handle` is replaced when the delivery is renewed."""
+    """Goes with a received message, also to another process; `handle` is replaced when the delivery is renewed.
+
+    Attributes:
+        is_suspect: this is its last try, and its consumer ended without an answer before.
+        is_lost: its time is over, or the broker has given it to somebody else.
+    """
 
     handle: Handle
+    is_suspect: bool = False
+    is_lost: bool = False

@@ -5,12 +5,13 @@ from __future__ import annotations
 from raymq.actors.protocol import MessageQueue
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.failures import CallFailure
+from raymq.client.receipt import Receipt
 
 QUEUE = MessageQueue("t", "b", 0)
 
 
-def message(offset: int, key: str = "") -> ReceivedMessage:
-    return ReceivedMessage(
+def message(offset: int, key: str = "", queue: MessageQueue = QUEUE, receipt: Receipt | None = None) -> ReceivedMessage:
+    made = ReceivedMessage(
         topic="t",
         body=b"%d" % offset,
         tags=None,
@@ -19,13 +20,15 @@ def message(offset: int, key: str = "") -> ReceivedMessage:
         system_properties={},
         message_id="",
         unique_key=None,
-        queue=QUEUE,
+        queue=queue,
         queue_offset=offset,
         physical_offset=offset,
         born_timestamp=0.0,
         store_timestamp=0.0,
         reconsume_times=0,
     )
+    object.__setattr__(made, "receipt", receipt)
+    return made
 
 
 def failed(*levels: int | None) -> list[CallFailure | None]:

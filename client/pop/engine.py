@@ -1,4 +1,4 @@
-"""The engine of a simple consumer: membership, pops from all brokers, waiting for the first message, acknowledgements.
+"""The engine of a consumer that pops: membership, pops from all brokers, waiting for the first message.
 
 Runs on the connection's event loop. Messages are taken by pops that are answered at once; what waits is a notification
 per broker and topic, which takes nothing. What a pop brings is kept until a receive returns it. So a receive that is
@@ -71,16 +71,26 @@ class Popping:
         *,
         waits: bool = True,
         version: int = 0,
+        retry_max_times: int | None = None,
+        owner: str = "simple consumer",
     ) -> None:
-        """`filters` by topic; `waits`: whether topics that do not exist are waited for; `version`: of `filters`."""
+        """Make the engine; `start` joins the group.
+
+        Args:
+            filters: by topic.
+            waits: whether topics that do not exist are waited for.
+            version: of `filters`.
+            retry_max_times: what this member sets for its group; None leaves it as it is.
+            owner: what the log calls the consumer.
+        """
         self._mq = mq
         self._waits = waits
         self._group = group
-        self._topics = [*filters, retry_topic(group)]
+        self.topics = [*filters, retry_topic(group)]
         #: What it asks of brokers.
         self.requests = requests
         requests.member = f"{mq.pool.local_host}@{uuid.uuid4().hex}"
-        self._membership = Membership(
+        self.membership = Membership(
             mq,
             Member(
                 requests.member,
@@ -90,6 +100,7 @@ class Popping:
                 version=version,
             ),
             clock=boottime,
+            retry_max_times=retry_max_times,
             on_found=lambda _: self._look_now.set(),
             on_superseded=self._superseded,
         )
@@ -98,10 +109,10 @@ class Popping:
         #: Called with that error, on the loop.
         self.on_superseded: Callable[[SubscriptionMismatch], None] = lambda _: None
         #: The routes of topics; one that is waited for is not asked for again and again.
-        self._routes = self._membership.routes if waits else mq.routes.get_all
+        self._routes = self.membership.routes if waits else mq.routes.get_all
         #: Who waits looks again: topics that were missing exist now, or it has ended.
         self._look_now = asyncio.Event()
-        self.supervisor = Supervisor(f"simple consumer of {group}")
+        self.supervisor = Supervisor(f"{owner} of {group}")
         self._turn = itertools.count()
         self._notifications: dict[Source, asyncio.Task[None]] = {}
         #: Pops under way, one at most per source; what they bring is kept here until somebody receives it.
@@ -132,17 +143,17 @@ class Popping:
         except BaseException:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FAREWELL_SECONDS):
-                    await self._membership.leave()
+                    await self.membership.leave()
             raise
         self._mq.listen(self._pushed)
-        self._heartbeats = self.supervisor.every("heartbeat", _TICK_SECONDS, self._membership.heartbeat)
+        self._heartbeats = self.supervisor.every("heartbeat", _TICK_SECONDS, self.membership.heartbeat)
 
     async def _join(self) -> None:
-        subscribed = [topic for topic in self._topics if topic != retry_topic(self._group)]
+        subscribed = [topic for topic in self.topics if topic != retry_topic(self._group)]
         for found in (await self._routes(subscribed, fresh=True)).values():
             if isinstance(found, RayMQError) and not (self._waits and isinstance(found, TopicNotFound)):
                 raise found
-        await self._membership.heartbeat(strict=True)
+        await self.membership.heartbeat(strict=True)
 
     async def stop(self, timeout: float) -> None:
         """Leave the group, within `timeout` seconds; what nobody has received is there for others at once.
@@ -161,7 +172,7 @@ class Popping:
             with contextlib.suppress(TimeoutError):  # a broker that hangs finds out by itself
                 async with asyncio.timeout(seconds):
                     handover = min(_HANDOVER_SECONDS, seconds / 2)
-                    await asyncio.gather(self._give_all_back(handover), self._membership.leave())
+                    await asyncio.gather(self._give_all_back(handover), self.membership.leave())
         finally:
             for task in [*self._pops.values(), *self._returns]:
                 task.cancel()
@@ -239,7 +250,7 @@ class Popping:
     def _pushed(self, _: WireConnection, command: Command) -> None:
         is_change = command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         if is_change and command.fields.get("consumerGroup") == self._group:
-            self._membership.greets_all = True  # a member may have brought a subscription of a higher version
+            self.membership.greets_all = True  # a member may have brought a subscription of a higher version
 
     def _superseded(self, error: SubscriptionMismatch) -> None:
         """A subscription of a higher version is in force: leave what was not received to its members."""
@@ -252,7 +263,7 @@ class Popping:
         """Not before its pops have ended: who is no member any more is not refused."""
         if self._pops:
             await asyncio.wait(self._pops.values())
-        await asyncio.gather(self._give_back(self._kept.empty()), self._membership.leave())
+        await asyncio.gather(self._give_back(self._kept.empty()), self.membership.leave())
 
     def _check_running(self) -> None:
         if self._stopped.is_set():
@@ -281,7 +292,7 @@ class Popping:
         sources: list[Source] = []
         away: BrokerUnavailable | None = None
         gone: dict[str, TopicNotFound] = {}
-        for topic, route in (await self._routes(self._topics)).items():
+        for topic, route in (await self._routes(self.topics)).items():
             if isinstance(route, TopicNotFound):
                 gone[topic] = route
             elif isinstance(route, BrokerUnavailable):  # that is not the other topics' trouble
@@ -295,7 +306,7 @@ class Popping:
         if self._waits:
             gone.clear()
         lacking = [error for topic, error in gone.items() if topic != retry_topic(self._group)]
-        if lacking and len(lacking) == len(self._topics) - 1:
+        if lacking and len(lacking) == len(self.topics) - 1:
             raise lacking[0]
         first = next(self._turn) % max(1, len(sources))
         return sources[first:] + sources[:first]
@@ -325,10 +336,10 @@ class Popping:
                 error = pop.exception()
                 if isinstance(error, TopicNotFound):  # the routes tell soon, too: the other topics go on
                     self._mq.routes.outdate(source[1])
-                    self._membership.doubt(source[1], error)
+                    self.membership.doubt(source[1], error)
                     break
                 if isinstance(error, SubscriptionMismatch) and error.in_force is not None:
-                    self._membership.supersede(error)
+                    self.membership.supersede(error)
                 if isinstance(error, RayMQError):
                     failures.append(error)
                     break
@@ -410,9 +421,9 @@ class Popping:
             if await self.requests.change_invisible(message, message.receipt, popped.invisible_ms):
                 self._look_again_at(self._kept.renewed(popped, asked_at))
 
-    def arrived(self, receiver: Receiver) -> None:
-        """A receiver has what was returned to it. Any thread."""
-        self._handed.pop(receiver, None)
+    def arrived(self, receiver: Receiver) -> Sequence[KeptMessage]:
+        """A receiver has what was returned to it, which this returns with its times. Any thread."""
+        return self._handed.pop(receiver, ())
 
     def take_back(self, receiver: Receiver) -> None:
         """A receiver has given up: if something was on its way to it already, the next one gets that."""
@@ -423,6 +434,11 @@ class Popping:
         else:
             self._kept.put_back(popped)
             self._look_again_at(min(each.late_at for each in popped))
+
+    def release(self) -> None:
+        """Let what was popped and not received be given out again at once."""
+        if left := self._kept.empty():
+            self._spawn(self._give_back(left))
 
     async def _give_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """Let messages that nobody has received be given out again at once; that is no failed delivery."""

@@ -1,4 +1,4 @@
-"""What a simple consumer asks of brokers: pops, notifications, acknowledgements, other times of being hidden.
+"""What a consumer that pops asks of brokers: pops, notifications, acknowledgements, other times of being hidden.
 
 Runs on the connection's event loop.
 """
@@ -16,7 +16,7 @@ from raymq.actors.errors import BrokerUnavailable, NothingToPop, RayMQError, Sta
 from raymq.actors.naming import retry_topic
 from raymq.actors.sending.send_plan import is_unanswered
 from raymq.actors.wire.commands.batch_ack import STALE, batch_ack_command
-from raymq.actors.wire.commands.pop import read_handles
+from raymq.actors.wire.commands.pop import read_handles, read_suspects
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import (
     ANY_QUEUE,
@@ -56,9 +56,17 @@ class PopRequests:
         filters: Mapping[str, TagFilter | SqlWanted],
         *,
         ordered: bool,
-        max_reconsume_times: int,
+        max_reconsume_times: int | None,
+        ahead: bool = False,
     ) -> None:
-        """`filters` by topic; `ordered`: of a queue nothing is given out while something of it is with a member."""
+        """Make the requests of one consumer.
+
+        Args:
+            filters: by topic.
+            ordered: of a queue nothing is given out while something of it is with a member.
+            max_reconsume_times: None is the group's.
+            ahead: what is popped does not count as delivered before `SettleAction.RUN`.
+        """
         self._mq = mq
         self._group = group
         self._filters = {**filters, retry_topic(group): TagFilter.parse("*")}
@@ -66,6 +74,7 @@ class PopRequests:
         #: The client id that pops, as brokers know it as a member of the group.
         self.member: str | None = None
         self._max_reconsume_times = max_reconsume_times
+        self._ahead = ahead
         #: What renews a receipt just now, by the receipt's id: whoever uses it waits for that.
         self._renewing: dict[int, asyncio.Task[bool]] = {}
 
@@ -90,12 +99,13 @@ class PopRequests:
             order=self.ordered,
             max_reconsume_times=self._max_reconsume_times,
             member=self.member,
+            ahead=self._ahead,
         )
         try:
             answer = await ask(self._mq, topic, broker, header.command(), _seconds_for_pop(invisible_ms))
         except NothingToPop:
             return [], []
-        handle_of = read_handles(header, broker, answer)
+        handle_of, suspects = read_handles(header, broker, answer), read_suspects(answer)
         body = memoryview(answer.body)
         wanted: list[ReceivedMessage] = []
         unwanted: list[ReceivedMessage] = []
@@ -103,7 +113,8 @@ class PopRequests:
         while at < len(body):
             record = decode(body, at)
             at += record.size
-            receipt = Receipt(handle_of(record.queue_id, record.queue_offset))
+            place = record.queue_id, record.queue_offset
+            receipt = Receipt(handle_of(*place), place in suspects)
             message = ReceivedMessage.from_record(record, broker, receipt)
             (wanted if tag_filter.passes(message.tags) else unwanted).append(message)
         return wanted, unwanted

@@ -18,6 +18,8 @@ from raymq.client.requests.offsets import ConsumeFrom
 #: What an ordered consumer may wait before it repeats a failed list (RocketMQ's suspendCurrentQueueTimeMillis).
 LEAST_RETRY_SECONDS = 0.01
 MOST_RETRY_SECONDS = 30.0
+#: A broker lends a message for at most this long at a time.
+MAX_LEASE_SECONDS = 12 * 3600.0
 #: More threads of one consumer are surely a mistake.
 MOST_THREADS = 10_000
 
@@ -57,6 +59,9 @@ class ConsumerSettings:
     missing_topics: str = "wait"
     failure_text: bool = True
     subscription_version: int = 0
+    mode: str = "queue"
+    lease: float = 30.0
+    prefetch: int | None = None
 
     def __post_init__(self) -> None:
         check_group(self.group)
@@ -90,6 +95,37 @@ class ConsumerSettings:
         arguments.whole("subscription_version", self.subscription_version, 0)
         if self.park_failed_keys and not self.ordered:
             raise InvalidInput("park_failed_keys", "False where ordered is False: nothing blocks there", True)
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        if self.mode not in ("queue", "pop"):
+            raise InvalidInput("mode", '"queue" or "pop"', self.mode)
+        arguments.duration("lease", self.lease, above=True, most=MAX_LEASE_SECONDS)
+        if self.prefetch is not None:
+            arguments.whole("prefetch", self.prefetch, 0 if self.pops else 1)
+        if self.pops:
+            wrong = {
+                "ordered": self.ordered,
+                "model": self.model is not MessageModel.CLUSTERING,
+                "park_failed_keys": self.park_failed_keys,
+            }
+            for field in [name for name, is_set in wrong.items() if is_set]:
+                raise InvalidInput(
+                    field,
+                    'its default with mode="pop", where any member gets any message',
+                    getattr(self, field),
+                    remedy='use mode="queue"',
+                )
+
+    @property
+    def pops(self) -> bool:
+        """Whether messages are lent by the brokers, instead of queues being owned."""
+        return self.mode == "pop"
+
+    @property
+    def lease_ms(self) -> int:
+        """For how long the brokers lend a message."""
+        return max(1, int(self.lease * 1000))
 
     @property
     def fetched_messages(self) -> int:

@@ -111,9 +111,12 @@ class Delivery:
         self._threads = ListenerThreads(
             settings.threads, f"raymq-{settings.group}", self._run, self._failed, self._lacking
         )
-        self._most_calls = settings.threads * _CALLS_PER_THREAD
+        # What is lent, or shared out by `prefetch`, waits where others can get it, not at a thread.
+        ahead = 1 if settings.pops or settings.prefetch is not None else _CALLS_PER_THREAD
+        self._most_calls = settings.threads * ahead
         self._run_aside = run_aside
-        self._pace = CallPace(self._clock)
+        #: How long calls take.
+        self.pace = CallPace(self._clock)
         #: The loop's thread is about to make a call, or makes one: of the others there is one less.
         self._is_aside = False
         self._bucket = None if settings.rate_limit is None else TokenBucket(settings.rate_limit, self._clock)
@@ -128,8 +131,8 @@ class Delivery:
         self._overdue: set[_Call] = set()
         self._ended: deque[tuple[_Call, Failures | None]] = deque()
         self._settling = False
-        #: Somebody wants to know of each step of each message.
-        self._is_watched = settings.trace is not None or settings.on_outage is not None
+        #: The end of each call is looked at as soon as it has ended.
+        self._is_watched = settings.trace is not None or settings.on_outage is not None or settings.pops
         self._returning: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
@@ -148,6 +151,15 @@ class Delivery:
             self._direct[process] = order
         self._orders[queue] = order
         return process
+
+    def take_over(self, process: ProcessQueue) -> None:
+        """Call the listener with what `process` gets, in any order."""
+        self._orders[process.queue] = AnyOrder(process)
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long no call may begin, for the rate or for an outage."""
+        return max(self._outage.wait_seconds, self._bucket.wait_seconds if self._bucket else 0.0)
 
     def drop(self, queue: MessageQueue) -> None:
         """Begin no call with this queue's messages any more; a call that runs still counts."""
@@ -173,7 +185,7 @@ class Delivery:
 
     def add_one(self, process: ProcessQueue, message: ReceivedMessage, size: int) -> None:
         """`add` of one message. If it comes alone, to a quick listener, the loop's thread calls that itself."""
-        if not (self._is_idle and self._pace.is_quick and process in self._direct):
+        if not (self._is_idle and self.pace.is_quick and process in self._direct):
             self.add(process, [message], [size])
             return
         call = _Call(self._direct[process], [message], probe=False)
@@ -309,8 +321,7 @@ class Delivery:
         while self._turns and len(self._calls) < self._most and not self._paused and not self._stopping:
             if self._outage.active and self._calls:
                 return
-            wait = max(self._outage.wait_seconds, self._bucket.wait_seconds if self._bucket else 0.0)
-            if wait > 0:
+            if (wait := self.wait_seconds) > 0:
                 if self._timer is None:
                     self._timer = self._loop.call_later(wait, self._on_timer)
                 return
@@ -354,7 +365,7 @@ class Delivery:
             else:
                 call.started = self._clock()
                 failures = self._runner.call(call.messages)
-                self._pace.took(self._clock() - call.started)
+                self.pace.took(self._clock() - call.started)
         except BaseException as error:  # noqa: BLE001 - nothing may keep a call from ending
             if call.started is None:
                 call.barred = True

@@ -17,7 +17,7 @@ from typing import Any
 from raymq.actors.errors import OffsetReset, QueueNotFound, RayMQError, SubscriptionMismatch, TopicNotFound
 from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue, TopicRoute
-from raymq.actors.supervision import Failure, Supervisor, is_meant
+from raymq.actors.supervision import Supervisor, is_meant
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.group import Member
 from raymq.actors.wire.connection import WireConnection
@@ -81,7 +81,6 @@ class Consuming:
         """`on_superseded`: has to end it, for a subscription of a higher version is in force."""
         self._mq = mq
         self._settings = settings
-        self._runner = runner
         self._client_id = f"{mq.pool.local_host}@{uuid.uuid4().hex}"
         self._clustering = settings.model is MessageModel.CLUSTERING
         self._locking = settings.ordered and self._clustering
@@ -213,14 +212,13 @@ class Consuming:
         unlock = [self._locks.unlock(self._assignment.held)] if self._locking else []
         await _within(left / 2, asyncio.gather(*unlock, self._membership.leave()))
 
-    def failures_of_loops(self) -> list[Failure]:
-        """What ended an event loop that this consumer needs, from within; it was run again."""
-        loops = {"the connection's event loop": self._mq.loop_thread, "the listener's event loop": self._runner.loop}
-        return [
-            Failure(name, repr(loop.last_failure), loop.failures, 0, loop.failed_at)
-            for name, loop in loops.items()
-            if loop is not None and loop.failures
-        ]
+    def pause(self) -> None:
+        """Begin no further call; the queues stay this member's."""
+        self.delivery.pause()
+
+    def resume(self) -> None:
+        """The reverse of `pause`."""
+        self.delivery.resume()
 
     # -- rounds ---------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ from copy import copy
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from raymq.actors.errors import ClientClosed, RayMQError, SubscriptionMismatch
+from raymq.actors.supervision import Failure
 from raymq.client import arguments
 from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
@@ -28,6 +29,12 @@ from raymq.client.push.engine import Consuming
 from raymq.client.push.listener import Listener, ListenerRunner
 from raymq.client.push.trace import Trace
 from raymq.client.requests.offsets import ConsumeFrom
+
+if TYPE_CHECKING:
+    from raymq.client.push.pop_engine import PopEngine
+
+    #: What brings a consumer its messages, by its mode.
+    Engine = Consuming | PopEngine
 
 #: What the last commits and the farewell may take beyond the time for running listeners.
 _STOP_SECONDS = 10.0
@@ -49,7 +56,7 @@ class _Attempt:
 
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] | None = None
-        self.begun: Consuming | None = None
+        self.begun: Engine | None = None
         self.is_given_up = self.is_paused = False
 
 
@@ -92,6 +99,15 @@ class PushConsumer(ClientBase):
             try, `reason` of the dead letter), for exceptions whose text may hold a secret; the log has it all the same.
         subscription_version: raise it where a deployment changes `subscriptions`. The highest version of the connected
             members is in force: members of a lower one finish what they have and end with SubscriptionMismatch.
+        mode: "queue" shares out the topics' queues between the members, which own them. "pop" lends each message to
+            any member that is free: more members than queues share the work, a slow message holds up no other one, and
+            a message whose listener kills its process is a dead letter after `max_reconsume_times` lives. Without
+            order, broadcasting and `park_failed_keys`.
+        lease: with "pop", the seconds for which a message is lent, above 0, at most 12 h. It is renewed while a call
+            runs. When a process dies, its messages come again after this. A message whose lease was lost all the same
+            has `lease_lost` set: another member may get it.
+        prefetch: how many messages are fetched before their calls can begin: in each queue, and with "pop" in all.
+            None: enough for quick listeners; with "pop" none for slow ones, at most one call's worth per thread.
 
     Raises:
         InvalidInput: a name, an expression or a number breaks its rule.
@@ -124,6 +140,9 @@ class PushConsumer(ClientBase):
         missing_topics: str = "wait",
         failure_text: bool = True,
         subscription_version: int = 0,
+        mode: str = "queue",
+        lease: float = 30.0,
+        prefetch: int | None = None,
     ) -> None:
         check_connection(mq)
         self._settings = ConsumerSettings(
@@ -149,14 +168,17 @@ class PushConsumer(ClientBase):
             missing_topics=missing_topics,
             failure_text=failure_text,
             subscription_version=subscription_version,
+            mode=mode,
+            lease=lease,
+            prefetch=prefetch,
         )
         arguments.function("listener", listener, "a function, or another object that can be called with a list")
         super().__init__(mq)
         self.group = group
         self._listener = listener
         self._runner: ListenerRunner | None = None
-        self._consuming: Consuming | None = None
-        self._last_consuming: Consuming | None = None
+        self._consuming: Engine | None = None
+        self._last_consuming: Engine | None = None
         self._paused = False
         #: A signal handler that shuts it down may have interrupted a thread that has it.
         self._ending = threading.RLock()
@@ -286,13 +308,23 @@ class PushConsumer(ClientBase):
         return Health(
             running=self._consuming is not None,
             works=consuming.supervisor.works,
-            failures=[*consuming.supervisor.failures, *consuming.failures_of_loops()],
+            failures=[*consuming.supervisor.failures, *self._failures_of_loops()],
             set_aside=aside.count,
             last_set_aside=aside.last,
             hanging=hanging(consuming.delivery.running_calls(), self._settings.hang_after),
             fetches=consuming.failing_fetches.now(),
             ended_by=self._ended_by,
         )
+
+    def _failures_of_loops(self) -> list[Failure]:
+        """What ended an event loop that this consumer needs, from within; it was run again."""
+        of_listener = None if self._runner is None else self._runner.loop
+        loops = {"the connection's event loop": self._mq.loop_thread, "the listener's event loop": of_listener}
+        return [
+            Failure(name, repr(loop.last_failure), loop.failures, 0, loop.failed_at)
+            for name, loop in loops.items()
+            if loop is not None and loop.failures
+        ]
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the consumer was shut down, by another thread or from inside its listener.
@@ -369,13 +401,13 @@ class PushConsumer(ClientBase):
         """
         self._paused = True
         if self._consuming is not None:
-            self._on_loop(self._consuming.delivery.pause)
+            self._on_loop(self._consuming.pause)
 
     def resume(self) -> None:
         """Call the listener again."""
         self._paused = False
         if self._consuming is not None:
-            self._on_loop(self._consuming.delivery.resume)
+            self._on_loop(self._consuming.resume)
 
     def _on_loop(self, do: Callable[[], None]) -> None:
         """Do it on the connection's loop; when this returns it is done, unless the caller is on that loop."""
@@ -426,7 +458,7 @@ class PushConsumer(ClientBase):
                 timeout = min(timeout, _REST_SECONDS)
             self._ended.wait(timeout)
 
-    def _begin_stop(self, consuming: Consuming, timeout: float) -> Future[None]:
+    def _begin_stop(self, consuming: Engine, timeout: float) -> Future[None]:
         try:
             return self._mq.submit(consuming.stop(timeout))
         except Exception as error:  # noqa: BLE001 - whoever waits for it is told
@@ -482,15 +514,22 @@ class PushConsumer(ClientBase):
         """`wait` whatever fails: False if it still runs after `timeout` seconds."""
         return self._ended.wait(timeout)
 
-    async def _begin(self, runner: ListenerRunner, attempt: _Attempt) -> Consuming:
+    def _make_engine(self, runner: ListenerRunner) -> Engine:
+        if not self._settings.pops:
+            return Consuming(self._mq, self._settings, runner, self._superseded)
+        from raymq.client.push.pop_engine import PopEngine
+
+        return PopEngine(self._mq, self._settings, runner, self._superseded)
+
+    async def _begin(self, runner: ListenerRunner, attempt: _Attempt) -> Engine:
         if attempt.is_given_up:
             raise asyncio.CancelledError
         attempt.task = asyncio.current_task()
-        consuming = Consuming(self._mq, self._settings, runner, self._superseded)
+        consuming = self._make_engine(runner)
         consuming.supervisor.on_failure(self._tell)
         attempt.is_paused = self._paused
         if attempt.is_paused:
-            consuming.delivery.pause()
+            consuming.pause()
         try:
             await consuming.start()
         except BaseException as error:  # nobody waits for the end of what was given up

@@ -9,6 +9,7 @@ it by another thread, while changes go on.
 from __future__ import annotations
 
 import contextlib
+import enum
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +26,10 @@ from raymq.storage.tables.remains import EVERYTHING, Remains
 #: group, topic, queue id
 GroupQueue = tuple[str, str, int]
 
-#: Of `reconsume_times`: its first delivery was given back unseen.
+#: Of `reconsume_times`, in what older versions wrote: its first delivery was given back unseen.
 NEVER: Final = -1
+#: Of `reconsume_times`: a higher number is no count.
+_MOST_TIMES: Final = 1 << 30
 
 _REWRITE_BYTES: Final = 4 << 20
 #: So many deliveries are made a frame before other threads have the interpreter.
@@ -40,6 +43,19 @@ _TOPIC_GONE: Final = "t"
 _KNOWN: Final = "k"
 
 
+class Ending(enum.IntEnum):
+    """What it means that a delivery's time is over. The numbers are on disk."""
+
+    #: It was a try, which failed.
+    TRIED = 0
+    #: The message was lent ahead or given back; no program has seen it, so that the delivery does not count.
+    UNSEEN = 1
+    #: A listener's call had begun, and its consumer has neither answered nor renewed the lease.
+    UNANSWERED = 2
+    #: The listener failed, and the wait before the next try is over.
+    FAILED = 3
+
+
 class Lent(NamedTuple):
     """One message in a consumer's hands.
 
@@ -49,6 +65,9 @@ class Lent(NamedTuple):
         reconsume_times: how often it had been delivered before; NEVER: this delivery does not count, either.
         max_reconsume_times: at how many the consumer wanted it to be a dead letter.
         lent_ms: for how long it was given out, whatever the clock said; 0 in what older versions wrote.
+        ending: an `Ending`, which says what the end of its time means.
+        unanswered: how many earlier deliveries were UNANSWERED when their time ended.
+        reason: why the listener failed on its last try; "" if it did not say.
     """
 
     pop_time_ms: int
@@ -56,6 +75,26 @@ class Lent(NamedTuple):
     reconsume_times: int
     max_reconsume_times: int
     lent_ms: int = 0
+    ending: int = Ending.TRIED
+    unanswered: int = 0
+    reason: str = ""
+
+    @property
+    def next_reconsume_times(self) -> int:
+        """The reconsume times of the delivery that follows this one."""
+        if self.reconsume_times == NEVER:
+            return 0
+        return min(max(0, self.reconsume_times), _MOST_TIMES) + (self.ending != Ending.UNSEEN)
+
+    @property
+    def next_unanswered(self) -> int:
+        """How many deliveries were UNANSWERED, this one included."""
+        return self.unanswered + (self.ending == Ending.UNANSWERED)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the message is a dead letter when the time of this delivery is over."""
+        return self.ending != Ending.UNSEEN and self.reconsume_times >= self.max_reconsume_times
 
 
 @dataclass(slots=True)

@@ -6,18 +6,19 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
-from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.context import BrokerContext, text
 from raymq.actors.broker.core.pop.pop import MAX_INVISIBLE_MS
 from raymq.actors.broker.core.pop.request import Popped, PopRequest
 from raymq.actors.broker.core.reading.long_poll import QueueKey
 from raymq.actors.errors import InvalidInput, PermissionDenied, StaleHandle
 from raymq.actors.filter.subscription import ALL, TAG, Filter, reading_filter
 from raymq.actors.naming import check_group
-from raymq.actors.protocol import PERM_READ
+from raymq.actors.protocol import PERM_READ, SettleAction
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.batch_ack import STALE, BatchAck, reading_batch_acks
 from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES
-from raymq.actors.wire.commands.pop import MAX_MESSAGES
+from raymq.actors.wire.commands.pop import MAX_MESSAGES, SUSPECTS
+from raymq.actors.wire.commands.settle import read_settlements
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import (
     ANY_QUEUE,
@@ -52,7 +53,7 @@ def waiting_for(group: str, topic: str, queue_id: int) -> QueueKey:
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     turns = OneATurn()
-    return {**_taking(context, turns), **_telling(context, turns), **_ending(context)}
+    return {**_taking(context, turns), **_telling(context, turns), **_ending(context), **_settling(context)}
 
 
 def _taking(context: BrokerContext, turns: OneATurn) -> dict[int, Handler]:
@@ -190,6 +191,20 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
     }
 
 
+def _settling(context: BrokerContext) -> dict[int, Handler]:
+    def settle(_: ServerConnection, request: Command) -> Command:
+        settlements = read_settlements(request)
+        for each in settlements:
+            if each.action in (SettleAction.RUN, SettleAction.HOLD):
+                _invisible_ms(each.argument)
+        outcomes = context.core.pop.settle(text(request, "group"), settlements)
+        return request.response(
+            ResponseCode.SUCCESS, {"outcomes": [[int(outcome), delay_ms] for outcome, delay_ms in outcomes]}
+        )
+
+    return {RequestCode.SETTLE_DELIVERIES: settle}
+
+
 def _pop_request(context: BrokerContext, header: PopMessage, wanted: Filter) -> PopRequest:
     config = context.core.group(header.consumer_group)
     context.core.group_settings.check_may_consume(config.name, header.topic)
@@ -212,6 +227,7 @@ def _pop_request(context: BrokerContext, header: PopMessage, wanted: Filter) -> 
         from_end=header.init_mode == FROM_MAX,
         ordered=header.order,
         attempt_id=header.attempt_id,
+        ahead=header.ahead,
     )
 
 
@@ -282,6 +298,8 @@ def _popped(
             for q in queues
             for offset, times in zip(q.taken.offsets, q.taken.reconsume_times, strict=True)
         )
+    if suspects := [f"{q.queue_id} {offset}" for q in queues for offset in q.taken.suspects]:
+        fields[SUSPECTS] = ";".join(suspects)
     messages = sum(len(q.taken.offsets) for q in queues)
     context.statistics.get(header.consumer_group, header.topic, messages, sum(q.taken.size_bytes for q in queues))
     pieces = [piece for q in queues for piece in q.taken.pieces]

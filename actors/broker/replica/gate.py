@@ -67,6 +67,7 @@ _CHANGES: Final = frozenset(
         RequestCode.DELETE_DEAD_LETTERS,
         RequestCode.DELETE_GROUP,
         RequestCode.FORGET_GROUP_TOPIC,
+        RequestCode.SETTLE_DELIVERIES,
     }
 )
 #: What has become of a write, which messages a batch reads, who is the home of something: others append, read and

@@ -8,8 +8,19 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import Handle, PopMessage, retry_mark
 from raymq.actors.wire.told import reader
 
+#: Ours, in the answer to a pop: queue id and offset of messages that have their last try now, and whose consumers ended
+#: without an answer before.
+SUSPECTS = "raymqSuspects"
 #: One pop gives at most so many messages, whatever it asks for.
 MAX_MESSAGES = 1024
+
+
+@reader
+def read_suspects(answer: Command) -> set[tuple[int, int]]:
+    """Queue id and offset of the suspects in an answer to POP_MESSAGE."""
+    told = str(answer.fields.get(SUSPECTS) or "")
+    pairs = [part.split(" ") for part in told.split(";") if part]
+    return {(int(queue_id), int(offset)) for queue_id, offset in pairs}
 
 
 @reader

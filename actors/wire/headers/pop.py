@@ -22,7 +22,8 @@ class PopMessage(Header):
     """Lend messages for `invisible_time` ms, wait for the first one up to `poll_time` ms.
 
     Ours: `max_reconsume_times`, at how many a message of this pop becomes a dead letter, without it the group says;
-    `member`, the client id that pops.
+    `member`, the client id that pops; `ahead`: no call begins yet with what is lent, so that the delivery does not
+    count before SETTLE_DELIVERIES says so.
     """
 
     consumer_group: str
@@ -39,6 +40,7 @@ class PopMessage(Header):
     attempt_id: str | None = None
     max_reconsume_times: int | None = named("raymqMaxReconsumeTimes", default=None)
     member: str | None = named("raymqMember", default=None)
+    ahead: bool = named("raymqAhead", default=False)
 
 
 @header(RequestCode.NOTIFICATION)

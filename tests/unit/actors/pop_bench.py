@@ -8,6 +8,7 @@ from pathlib import Path
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.actors.filter.subscription import EVERYTHING, Filter
+from raymq.actors.protocol import SettleAction, Settlement, SettleOutcome
 from raymq.storage.errors import QueueNotFound
 from raymq.storage.records.record import Record, decode
 from raymq.storage.store import Store
@@ -42,6 +43,8 @@ class PopBench:
         self.core = BrokerCore("broker-a", self.store, clock=self.clock)
         self.pop = self.core.pop
         self.ready: list[tuple[str, str, int]] = []
+        self.suspects: list[int] = []
+        self.delay_ms = 0
         self.pop.on_ready = lambda *queue: self.ready.append(queue)
 
     def kill(self) -> None:
@@ -71,6 +74,7 @@ class PopBench:
         ordered: bool = False,
         attempt_id: str | None = None,
         topic: str = "t",
+        ahead: bool = False,
     ) -> list[Handle]:
         popped = self.pop.receive(
             PopRequest(
@@ -85,9 +89,11 @@ class PopBench:
                 from_end=from_end,
                 ordered=ordered,
                 attempt_id=attempt_id,
+                ahead=ahead,
             )
         )
         self.pop.validate()
+        self.suspects = [offset for part in popped.queues for offset in part.taken.suspects]
         found = []
         for part in popped.queues:
             records: list[Record] = []
@@ -120,6 +126,16 @@ class PopBench:
         if renewed is None:
             return None
         return Handle(handle.queue_id, handle.offset, renewed, handle.body, handle.reconsume_times)
+
+    def settle(
+        self, handle: Handle, action: SettleAction, argument: float = 0, reason: str = "", topic: str = "t"
+    ) -> SettleOutcome:
+        """`argument` is seconds, or a delay level."""
+        number = int(argument) if action is SettleAction.RETRY else int(argument * 1000)
+        wanted = Settlement(topic, handle.queue_id, handle.offset, handle.pop_time_ms, action, number, reason)
+        ((outcome, self.delay_ms),) = self.pop.settle("g", [wanted])
+        self.pop.validate()
+        return outcome
 
     def committed(self, queue_id: int = 0, group: str = "g") -> int | None:
         return self.store.consumer_offsets.get(group, "t", queue_id)

@@ -290,9 +290,9 @@ def test_a_call_that_comes_alone_to_a_quick_listener_is_made_beside_the_loop() -
         bench.add_one(0)
         assert not bench.asides, "nobody knows yet that it is quick"
         bench.end_a_call()
-        bench.delivery._pace = CallPace(lambda: 0.0)
+        bench.delivery.pace = CallPace(lambda: 0.0)
         for offset in range(1, 60):
-            bench.delivery._pace.took(0.0)
+            bench.delivery.pace.took(0.0)
             bench.add_one(offset)
             assert len(bench.asides) == 1
             bench.make_an_aside()
@@ -306,20 +306,20 @@ def test_a_call_that_comes_alone_to_a_quick_listener_is_made_beside_the_loop() -
 
 def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
     async def scenario(bench: AsideBench) -> None:
-        bench.delivery._pace.took(1.0)
+        bench.delivery.pace.took(1.0)
         bench.add_one(0)
         bench.end_a_call()
-        bench.delivery._pace = CallPace(lambda: 0.0)
-        bench.delivery._pace.took(0.0)
+        bench.delivery.pace = CallPace(lambda: 0.0)
+        bench.delivery.pace.took(0.0)
         bench.add(1, 2)
         bench.end_a_call()
-        bench.delivery._pace.took(0.0)
+        bench.delivery.pace.took(0.0)
         bench.add_one(3)
         assert not bench.asides, "another call runs"
         bench.end_a_call()
         bench.end_a_call()
         bench.refuses = True
-        bench.delivery._pace.took(0.0)
+        bench.delivery.pace.took(0.0)
         bench.add_one(4)
         bench.end_a_call()
         assert bench.begun == [0, 1, 2, 3, 4]
@@ -329,7 +329,7 @@ def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
 
 def test_a_call_beside_the_loop_is_one_of_those_that_may_run() -> None:
     async def scenario(bench: AsideBench) -> None:
-        bench.delivery._pace.took(0.0)
+        bench.delivery.pace.took(0.0)
         bench.add_one(0)
         bench.add(1, 2)
         assert (len(bench.asides), bench.process.ready) == (1, 2), "of one thread"
@@ -345,7 +345,7 @@ def test_a_call_beside_the_loop_is_one_of_those_that_may_run() -> None:
 def test_a_failure_beside_the_loop_is_sent_back() -> None:
     async def scenario(bench: AsideBench) -> None:
         bench.answer = ValueError()
-        bench.delivery._pace.took(0.0)
+        bench.delivery.pace.took(0.0)
         bench.add_one(0)
         bench.make_an_aside()
         await turns()
@@ -356,14 +356,14 @@ def test_a_failure_beside_the_loop_is_sent_back() -> None:
 
 def test_what_must_not_begin_at_once_does_not_begin_beside_the_loop() -> None:
     async def scenario(bench: AsideBench) -> None:
-        bench.delivery._pace.took(0.0)
+        bench.delivery.pace.took(0.0)
         bench.delivery.pause()
         bench.add_one(0)
         assert (bench.asides, bench.process.ready) == ([], 1)
         bench.delivery.resume()
         bench.end_a_call()
         bench.delivery.settle()
-        bench.delivery._pace.took(0.0)
+        bench.delivery.pace.took(0.0)
         bench.delivery.drop(QUEUE)
         assert not bench.delivery._direct
 
@@ -372,7 +372,7 @@ def test_what_must_not_begin_at_once_does_not_begin_beside_the_loop() -> None:
 
 def test_an_ordered_queue_keeps_to_its_threads() -> None:
     async def scenario(bench: AsideBench) -> None:
-        bench.delivery._pace.took(0.0)
+        bench.delivery.pace.took(0.0)
         bench.add_one(0)
         assert not bench.asides
         bench.end_a_call()
@@ -383,7 +383,7 @@ def test_an_ordered_queue_keeps_to_its_threads() -> None:
 
 def test_stopping_waits_for_a_call_beside_the_loop() -> None:
     async def scenario(bench: AsideBench) -> None:
-        bench.delivery._pace.took(0.0)
+        bench.delivery.pace.took(0.0)
         bench.add_one(0)
         stopping = asyncio.ensure_future(bench.delivery.stop(SECONDS))
         await turns()
@@ -402,7 +402,7 @@ def test_a_call_ends_whatever_fails_around_it() -> None:
         def fails(_: float) -> None:
             raise OverflowError("around the call")
 
-        bench.delivery._pace.took = fails  # type: ignore[method-assign]
+        bench.delivery.pace.took = fails  # type: ignore[method-assign]
         for offset in range(3):
             bench.add(offset)
             bench.end_a_call()

@@ -48,7 +48,7 @@ def _may_be_dead(store: Store) -> dict[str, tuple[int, dict[str, tuple[GroupQueu
         last_tries = {
             death_of(queue, offset, each.pop_time_ms): (queue, offset)
             for offset, each in out.deliveries.items()
-            if each.reconsume_times >= each.max_reconsume_times
+            if each.is_last
         }
         for place in _first_place(store, queue, [offset for _, offset in last_tries.values()]):
             since, deaths = found.get(queue[0], (place, {}))

@@ -29,12 +29,14 @@ from raymq.actors.broker.core.pop.request import Popped, PoppedQueue, PopRequest
 from raymq.actors.broker.core.reading.filtered_reading import Scan
 from raymq.actors.broker.core.redelivery import retry
 from raymq.actors.naming import RETRY_PREFIX
+from raymq.actors.protocol import SettleAction, Settlement, SettleOutcome, SettleResult
 from raymq.actors.request_limits import MAX_IN_FLIGHT
 from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.records import property_names as names
+from raymq.storage.records.failure_reason import failure_reason
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
-from raymq.storage.tables.in_flight import NEVER, GroupQueue, Lent, Outstanding
+from raymq.storage.tables.in_flight import Ending, GroupQueue, Lent, Outstanding
 
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000
 #: How many dead messages one sweep moves, of all queues, and how many queues it looks at, so that it never holds the
@@ -181,11 +183,85 @@ class Pop:
         visible_at_ms = self._now_ms() + invisible_ms
         changed = delivery._replace(pop_time_ms=renewed_ms, visible_at_ms=visible_at_ms, lent_ms=invisible_ms)
         if undelivered:
-            changed = changed._replace(reconsume_times=max(NEVER, changed.reconsume_times - 1))
+            changed = changed._replace(ending=Ending.UNSEEN)
         self._store.in_flight.deliver(lent.queue, lent.next_offset, {offset: changed})
         lent.delivered([offset])
         self._arm(lent)
         return renewed_ms
+
+    def settle(self, group: str, settlements: Iterable[Settlement]) -> list[SettleResult]:
+        """Do what a consumer wants to become of deliveries; the outcome of each.
+
+        RUN and HOLD leave the handle as it is, so that a request whose answer was lost may be repeated.
+
+        Raises:
+            StoreError: could not be written down; the deliveries of some queues may be settled.
+        """
+        by_queue: dict[tuple[str, int], list[tuple[int, Settlement]]] = {}
+        outcomes: dict[int, SettleResult] = {}
+        for number, each in enumerate(settlements):
+            outcomes[number] = SettleResult(SettleOutcome.STALE)
+            by_queue.setdefault((each.topic, each.queue_id), []).append((number, each))
+        for (topic, queue_id), wanted in by_queue.items():
+            lent = self._current((group, topic, queue_id))
+            if lent is not None:
+                outcomes |= self._settle_queue(lent, wanted)
+        return list(outcomes.values())
+
+    def _settle_queue(self, lent: LentQueue, wanted: list[tuple[int, Settlement]]) -> dict[int, SettleResult]:
+        now_ms = self._now_ms()
+        renewed_ms = self._pop_time()
+        outcomes: dict[int, SettleResult] = {}
+        done: list[int] = []
+        changed: dict[int, Lent] = {}
+        for number, each in wanted:
+            delivery = lent.alive(each.offset, each.pop_time_ms, now_ms)
+            if delivery is None or each.offset in changed or each.offset in done:
+                continue
+            outcomes[number] = SettleResult(SettleOutcome.DONE)
+            if each.action is SettleAction.ACK:
+                done.append(each.offset)
+                continue
+            renewed_ms = max(renewed_ms, each.pop_time_ms + 1)
+            if each.action is SettleAction.RUN:
+                changed[each.offset] = _lasting(delivery, now_ms, each.argument, Ending.UNANSWERED)
+            elif each.action is SettleAction.HOLD:
+                changed[each.offset] = _lasting(delivery, now_ms, each.argument, Ending.UNSEEN)
+            elif each.action is SettleAction.RETURN:
+                changed[each.offset] = _lasting(delivery, now_ms, 0, Ending.UNSEEN)
+            else:
+                changed[each.offset] = failed = self._failed(delivery, now_ms, each)
+                outcomes[number] = (
+                    SettleResult(SettleOutcome.DEAD)
+                    if failed.is_last
+                    else SettleResult(SettleOutcome.DONE, failed.lent_ms)
+                )
+            if each.action in (SettleAction.RETURN, SettleAction.RETRY):  # the consumer has no claim on it any more
+                changed[each.offset] = changed[each.offset]._replace(pop_time_ms=renewed_ms)
+                self._latest_pop_ms = max(self._latest_pop_ms, renewed_ms)
+        if changed:
+            self._store.in_flight.deliver(lent.queue, lent.next_offset, changed)
+            lent.delivered(list(changed))
+            self._arm(lent)
+        if done:
+            self._finish(lent, done)
+        if changed:
+            self._advance(lent)
+        return outcomes
+
+    def _failed(self, delivery: Lent, now_ms: int, wanted: Settlement) -> Lent:
+        """A delivery whose listener has failed: it waits for its next try, or its time is over and it is the last."""
+        times = retry.counted(delivery.reconsume_times)
+        tables = self._store.delay_tables
+        reason = failure_reason(wanted.reason)
+        decision = retry.after_failure(times, wanted.argument, delivery.max_reconsume_times, tables.levels, reason)
+        if isinstance(decision, retry.Later):
+            return _lasting(delivery, now_ms, tables.delay_ms(decision.level - 1), Ending.FAILED)
+        dead = _lasting(delivery, now_ms, 0, Ending.FAILED)
+        return dead._replace(
+            max_reconsume_times=min(delivery.max_reconsume_times, delivery.reconsume_times),
+            reason=decision.reason,
+        )
 
     # -- what the broker does ------------------------------------------------------------------------------------
 
@@ -295,11 +371,10 @@ class Pop:
         Who asks once more by the `same_attempt`, since no answer came, has not tried again.
         """
         _, topic, queue_id = lent.queue
-        more = 0 if same_attempt else 1
         times = {}
         for offset in lent.take_ready(room):
-            before = lent.deliveries[offset].reconsume_times
-            times[offset] = 0 if before == NEVER else retry.counted(before) + more
+            before = lent.deliveries[offset]
+            times[offset] = retry.counted(before.reconsume_times) if same_attempt else before.next_reconsume_times
         gone, later, unreadable = read_again(self._store, topic, queue_id, times, space_bytes, taken)
         lent.give_back(later)
         for offset, reason in unreadable.items():
@@ -349,10 +424,15 @@ class Pop:
                 self._store.in_flight.deliver(queue, next_offset, {})
             return
         visible_at_ms = self._now_ms() + asked.invisible_ms
-        deliveries = {
-            offset: Lent(pop_time_ms, visible_at_ms, times, asked.max_reconsume_times, asked.invisible_ms)
-            for offset, times in zip(taken.offsets, taken.reconsume_times, strict=True)
-        }
+        ending = Ending.UNSEEN if asked.ahead else Ending.TRIED
+        before = {} if lent is None else lent.deliveries
+        deliveries: dict[int, Lent] = {}
+        for offset, times in zip(taken.offsets, taken.reconsume_times, strict=True):
+            unanswered = before[offset].next_unanswered if offset in before else 0
+            lasting = visible_at_ms, times, asked.max_reconsume_times, asked.invisible_ms
+            deliveries[offset] = Lent(pop_time_ms, *lasting, ending, unanswered)
+            if unanswered and times >= asked.max_reconsume_times:
+                taken.suspects.append(offset)
         self._store.consumer_offsets.commit(*queue, taken.offsets[0] if lent is None else lent.floor())
         outstanding = self._store.in_flight.deliver(queue, next_offset, deliveries)
         if lent is None:
@@ -417,18 +497,19 @@ class Pop:
         buried = group, death
         if is_new := buried not in self._buried:
             times = retry.counted(delivery.reconsume_times) + 1
+            reason = _reason(delivery, times)
             duty, topic_queue = Duty(DEAD_LETTER, group), (topic, queue_id)
             try:
                 records, _ = self._copying.read(duty, topic_queue, offset, 1, _DEAD_BYTES)
                 for record in records:
                     record.reconsume_times = times
                     record.properties[names.DIED_IN] = death
-                    self._bury(group, record, retry.failed(times))
+                    self._bury(group, record, reason)
                     self._buried[buried] = self._store.max_physical_offset
             except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
-                reason = reason_of(error)
+                refusal = reason_of(error)
                 self._store.check_ready()
-                self._copying.refuse(duty, [self._copying.place(topic_queue, offset)], reason)
+                self._copying.refuse(duty, [self._copying.place(topic_queue, offset)], refusal)
         # What might yet take the letter back, as a loss of power, leaves a journal that says that the message is done.
         if self._buried.get(buried, 0) <= self._store.confirmed.safe:
             self._finish(lent, [offset])
@@ -492,6 +573,20 @@ class Pop:
             return self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
         except QueueNotFound:  # nothing was ever written to it
             return 0, 0
+
+
+def _lasting(delivery: Lent, now_ms: int, milliseconds: int, ending: Ending) -> Lent:
+    """The same delivery, which ends so many milliseconds from now, and in that way."""
+    return delivery._replace(visible_at_ms=now_ms + milliseconds, lent_ms=milliseconds, ending=ending)
+
+
+def _reason(delivery: Lent, times: int) -> str:
+    """Why a message is a dead letter: what its listener said last, or that its consumers have ended."""
+    if delivery.reason:
+        return delivery.reason
+    if delivery.ending == Ending.UNANSWERED:
+        return f"its consumer ended without an answer {delivery.next_unanswered} times"
+    return retry.failed(times)
 
 
 def _lent_ms(delivery: Lent) -> int:

@@ -87,11 +87,11 @@ class LentQueue:
         looked_at = 0
         while looked_at < most and self._expiries and self._expiries[0][0] <= now_ms:
             looked_at += 1
-            _, offset, pop_time_ms = heapq.heappop(self._expiries)
-            delivery = self.deliveries.get(offset)
-            if delivery is None or delivery.pop_time_ms != pop_time_ms:
+            expiry = heapq.heappop(self._expiries)
+            if not self._is_current(expiry):
                 continue
-            if delivery.reconsume_times >= delivery.max_reconsume_times:
+            offset = expiry[1]
+            if self.deliveries[offset].is_last:
                 self._dead.append(offset)
             else:
                 heapq.heappush(self._ready, offset)
@@ -128,7 +128,7 @@ class LentQueue:
                 self._order.append(offset)
         limit = 2 * len(self.deliveries) + _SLACK
         if len(self._expiries) > limit:
-            self._expiries = [e for e in self._expiries if self._names(e[1], e[2])]
+            self._expiries = [expiry for expiry in self._expiries if self._is_current(expiry)]
             heapq.heapify(self._expiries)
         if len(self._order) > limit:
             self._order = deque(offset for offset in self._order if offset in self.deliveries)
@@ -155,9 +155,11 @@ class LentQueue:
         assert living <= set(self._order)
         assert len(set(self._ready)) == len(self._ready)
         assert living.issuperset(self._ready)
-        timed = {offset for _, offset, pop_time in self._expiries if self._names(offset, pop_time)}
+        timed = {expiry[1] for expiry in self._expiries if self._is_current(expiry)}
         assert {*timed, *self._ready, *(o for o in self._dead if o in living)} == living, "every delivery ends some day"
 
-    def _names(self, offset: int, pop_time_ms: int) -> bool:
+    def _is_current(self, expiry: tuple[int, int, int]) -> bool:
+        """Whether an entry of the expiries names a delivery as it is now: one that was renewed has another time."""
+        visible_at_ms, offset, pop_time_ms = expiry
         delivery = self.deliveries.get(offset)
-        return delivery is not None and delivery.pop_time_ms == pop_time_ms
+        return delivery is not None and delivery.pop_time_ms == pop_time_ms and delivery.visible_at_ms == visible_at_ms

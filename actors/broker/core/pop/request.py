@@ -20,6 +20,7 @@ class PopRequest:
         from_end: a group that never committed begins behind what is there, instead of before it.
         ordered: nothing of a queue while something of it is out.
         attempt_id: an ordered request that repeats a former one of this id gets what that one got.
+        ahead: the messages are lent before their calls begin: a delivery counts from `SettleAction.RUN` on.
     """
 
     group: str
@@ -33,16 +34,22 @@ class PopRequest:
     from_end: bool = False
     ordered: bool = False
     attempt_id: str | None = None
+    ahead: bool = False
 
 
 @dataclass(slots=True)
 class Taken:
-    """Records of one queue. `pieces` are their bytes; `reconsume_times` is what each of `offsets` says there."""
+    """Records of one queue.
+
+    `pieces` are their bytes; `reconsume_times` is what each of `offsets` says there. Those of `suspects` have their
+    last try, and were with a consumer before that ended without an answer.
+    """
 
     offsets: list[int] = field(default_factory=list)
     reconsume_times: list[int] = field(default_factory=list)
     pieces: list[Buffer] = field(default_factory=list)
     size_bytes: int = 0
+    suspects: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

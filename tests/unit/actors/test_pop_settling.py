@@ -1,0 +1,210 @@
+"""Settling of deliveries: leases that are renewed, calls that begin and fail, consumers that end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.protocol import SettleAction, Settlement, SettleOutcome
+from raymq.actors.request_limits import MAX_SETTLED
+from raymq.actors.wire.commands.settle import read_settlements, settle_command
+from tests.unit.actors.pop_bench import Handle, PopBench, bodies
+
+ACK, RUN, HOLD, RETURN, RETRY = SettleAction
+STALE, DONE, DEAD = SettleOutcome
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[PopBench]:
+    with closing(PopBench(tmp_path)) as made:
+        yield made
+
+
+def wait(bench: PopBench, seconds: float) -> None:
+    bench.clock.advance(seconds)
+    bench.pop.sweep()
+
+
+def reasons(bench: PopBench) -> list[str]:
+    return [record.properties["RAYMQ_DLQ_REASON"] for record in bench.dead_letters()]
+
+
+def one(bench: PopBench, **how: object) -> Handle:
+    (handle,) = bench.receive(invisible=10, ahead=True, **how)  # type: ignore[arg-type]
+    return handle
+
+
+def test_renewed_lease_keeps_its_handle_however_often(bench: PopBench) -> None:
+    bench.send(b"a")
+    handle = one(bench)
+    for _ in range(20):
+        assert bench.settle(handle, RUN, 10) is DONE
+        wait(bench, 9)
+        assert bench.receive() == []
+    assert bench.settle(handle, ACK) is DONE
+    assert bench.settle(handle, ACK) is STALE
+    wait(bench, 100)
+    assert bench.receive() == []
+    assert bench.committed() == 1
+
+
+def test_renewal_may_be_repeated_when_its_answer_was_lost(bench: PopBench) -> None:
+    bench.send(b"a")
+    handle = one(bench)
+    assert [bench.settle(handle, RUN, 10), bench.settle(handle, RUN, 10)] == [DONE, DONE]
+    wait(bench, 9.999)
+    assert bench.settle(handle, RUN, 10) is DONE
+
+
+def test_lease_that_ended_cannot_be_renewed(bench: PopBench) -> None:
+    bench.send(b"a")
+    handle = one(bench)
+    wait(bench, 10)
+    assert [bench.settle(handle, action) for action in SettleAction] == [STALE] * 5
+
+
+def test_what_is_lent_ahead_counts_only_once_its_call_begins(bench: PopBench) -> None:
+    bench.send(b"a")
+    for _ in range(5):
+        handle = one(bench, maximum=1)
+        assert handle.reconsume_times == 0
+        bench.settle(handle, HOLD, 10)
+        wait(bench, 10)
+    bench.settle(one(bench, maximum=1), RUN, 10)
+    bench.kill()
+    wait(bench, 10)
+    assert one(bench, maximum=1).reconsume_times == 1
+    assert bench.dead_letters() == []
+
+
+def test_what_is_given_back_is_there_at_once_and_uncounted(bench: PopBench) -> None:
+    bench.send(b"a")
+    first = one(bench)
+    assert bench.settle(first, RETURN) is DONE
+    again = one(bench)
+    assert again.reconsume_times == 0
+    assert bench.settle(first, ACK) is STALE
+    assert bench.settle(again, ACK) is DONE
+
+
+def test_call_that_did_not_begin_after_all_does_not_count(bench: PopBench) -> None:
+    bench.send(b"a")
+    handle = one(bench)
+    bench.settle(handle, RUN, 10)
+    bench.settle(handle, HOLD, 10)
+    wait(bench, 10)
+    assert one(bench).reconsume_times == 0
+
+
+def test_failed_message_waits_by_the_ladder(bench: PopBench) -> None:
+    bench.send(b"a")
+    for times, seconds in enumerate((10, 30, 60)):
+        handle = one(bench)
+        assert handle.reconsume_times == times
+        bench.settle(handle, RUN, 1000)
+        assert bench.settle(handle, RETRY, 0, "ValueError: no") is DONE
+        assert bench.delay_ms == seconds * 1000
+        assert bench.settle(handle, ACK) is STALE
+        wait(bench, seconds - 0.001)
+        assert bench.receive() == []
+        wait(bench, 0.001)
+    assert one(bench).reconsume_times == 3
+
+
+def test_failed_message_waits_the_level_that_was_asked_for(bench: PopBench) -> None:
+    bench.send(b"a")
+    assert bench.settle(one(bench), RETRY, 1) is DONE
+    wait(bench, 1)
+    assert one(bench).reconsume_times == 1
+
+
+def test_last_failure_makes_a_dead_letter_with_its_reason(bench: PopBench) -> None:
+    bench.send(b"a", b"b")
+    first = one(bench, count=1, maximum=0)
+    assert bench.settle(first, RETRY, 0, "ValueError: no") is DEAD
+    assert bench.settle(first, RETRY, 0, "ValueError: no") is STALE
+    bench.kill()
+    bench.pop.sweep()
+    assert bench.settle(one(bench, maximum=7), RETRY, -1) is DEAD
+    bench.pop.sweep()
+    assert reasons(bench) == ["ValueError: no", "the listener asked for it"]
+    assert [(record.body, record.reconsume_times) for record in bench.dead_letters()] == [(b"a", 1), (b"b", 1)]
+
+
+def test_dead_letter_says_how_often_its_consumer_ended(bench: PopBench) -> None:
+    bench.send(b"a")
+    for _ in range(3):
+        bench.settle(one(bench, maximum=2), RUN, 10)
+        bench.kill()
+        wait(bench, 10)
+    assert reasons(bench) == ["its consumer ended without an answer 3 times"]
+    assert bench.dead_letters()[0].reconsume_times == 3
+
+
+def test_only_deliveries_without_an_answer_are_named_so(bench: PopBench) -> None:
+    bench.send(b"a")
+    bench.settle(one(bench, maximum=2), RUN, 10)
+    wait(bench, 10)
+    failed = one(bench, maximum=2)
+    bench.settle(failed, RUN, 10)
+    bench.settle(failed, RETRY, 1, "ValueError: no")
+    wait(bench, 1)
+    bench.settle(one(bench, maximum=2), RUN, 10)
+    wait(bench, 10)
+    assert reasons(bench) == ["its consumer ended without an answer 2 times"]
+
+
+def test_last_try_after_an_end_without_answer_is_suspect(bench: PopBench) -> None:
+    bench.send(b"a", b"b")
+    for handle in bench.receive(invisible=10, ahead=True, maximum=1):
+        action = RUN if handle.body == b"a" else RETRY
+        bench.settle(handle, action, 10 if action is RUN else 1)
+    assert bench.suspects == []
+    wait(bench, 10)
+    assert bodies(bench.receive(ahead=True, maximum=1)) == [b"a", b"b"]
+    assert bench.suspects == [0]
+
+
+def test_reset_makes_leases_stale(bench: PopBench) -> None:
+    bench.send(b"a")
+    handle = one(bench)
+    bench.pop.forget("g", "t", 0)
+    assert bench.settle(handle, RUN, 10) is STALE
+
+
+def test_one_request_settles_deliveries_of_many_queues(tmp_path: Path) -> None:
+    with closing(PopBench(tmp_path, queues=3)) as bench:
+        for queue_id in range(3):
+            bench.send(b"a", b"b", queue_id=queue_id)
+        handles = sorted(bench.receive(ahead=True), key=lambda each: (each.queue_id, each.offset))
+        actions = [ACK, RUN, ACK, ACK, RETRY, RETURN]
+        wanted = [
+            Settlement("t", each.queue_id, each.offset, each.pop_time_ms, action, 1)
+            for each, action in zip(handles, actions, strict=True)
+        ]
+        none = Settlement("other", 0, 0, 1, ACK)
+        settled = bench.pop.settle("g", [*wanted, wanted[0], none])
+        assert [each.outcome for each in settled] == [*[DONE] * 6, STALE, STALE]
+        bench.pop.validate()
+        assert [bench.committed(queue_id) for queue_id in range(3)] == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, {}, [1], [[]], [["t", 0, 0, 0, 9, 0, ""]], [["t", 0, 0, "0", 0, 0, ""]], [[1, 0, 0, 0, 0, 0, ""]],
+     [["t", True, 0, 0, 0, 0, ""]], [["t", 0, 1 << 63, 0, 0, 0, ""]], [["t", 0, 0, 0, 0, 0, None]],
+     [["t", 0, 0, 0, 0, 0, ""]] * (MAX_SETTLED + 1)],
+)  # fmt: skip
+def test_request_of_another_form_is_invalid_input(told: object) -> None:
+    command = settle_command("g", [])
+    command.fields["deliveries"] = told
+    with pytest.raises(InvalidInput):
+        read_settlements(command)
+    each = Settlement("t", 1, 2, 3, RETRY, -1, "no")
+    assert read_settlements(settle_command("g", [each])) == [each]
