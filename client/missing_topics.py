@@ -44,6 +44,7 @@ class MissingTopics:
         elif self._waiting.pop(waiter, None) is not None and not self._waiting and self._polling is not None:
             self._polling.cancel()
             self._polling = None
+            self.masters = frozenset()  # they may be others when somebody waits again
 
     async def read_masters(self) -> frozenset[str]:
         """Return the addresses of all masters; BrokerUnavailable where no name server answers."""

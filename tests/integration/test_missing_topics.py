@@ -223,8 +223,11 @@ def test_dead_letters_of_a_group_that_has_none_are_empty(
         assert admin.dlq_list("g") == []
         assert PullConsumer(mqs[1], "pull").queues("%DLQ%g") == []
         assert admin.topic_stats("%DLQ%g") == {}
-        with pytest.raises(TopicNotFound):
-            PullConsumer(mqs[1], "pull").queues("%DLQ%unknown")
+        assert admin.query_by_key("%DLQ%g", "key") == []
+        assert admin.read_table("%DLQ%g").num_rows == 0
+        for read in (PullConsumer(mqs[1], "pull").queues, admin.topic_stats, admin.read_table):
+            with pytest.raises(TopicNotFound):
+                read("%DLQ%unknown")
         with SimpleConsumer(mqs[1], "second", {"%DLQ%g": "*"}, missing_topics="error") as second:
             assert second.receive(await_duration=0.2) == []
             with PushConsumer(mqs[1], "third", {"%DLQ%g": "*"}, listener := Listener(), missing_topics="error"):

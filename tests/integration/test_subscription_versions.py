@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.actors.errors import InvalidInput, SubscriptionMismatch
+from raymq.actors.wire.commands import lock as wire_lock
 from raymq.client import (
     Admin,
     Connection,
@@ -21,6 +22,8 @@ from raymq.client import (
     ReceivedMessage,
     SimpleConsumer,
 )
+from raymq.client.members.membership import Membership
+from raymq.client.requests.asking import ask
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
@@ -188,3 +191,31 @@ def test_equal_versions_must_subscribe_to_the_same(mq: Connection, other: Connec
             PushConsumer(mq, "g", {"t": "*"}, Taker(), subscription_version=wrong)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput):
             SimpleConsumer(mq, "g", {"t": "*"}, subscription_version=wrong)  # type: ignore[arg-type]
+
+
+def test_brokers_refuse_a_member_of_a_lower_version_that_goes_on(
+    mq: Connection, other: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Membership, "supersede", lambda *_: None)  # the old members do not end
+    old = PushConsumer(mq, "g", {"t": "paid"}, old_taker := Taker())
+    old.start()
+    new = PushConsumer(other, "g", {"t": "*"}, new_taker := Taker(), subscription_version=1)
+    new.start()
+    with Producer(mq, "p") as producer:
+        for number in range(40):
+            producer.send(Message("t", b"%d" % number, tags="paid"))
+    poll_until(lambda: len(set(new_taker.bodies)) == 40)
+    assert old_taker.bodies == []
+    assert old._consuming is not None
+    lock = wire_lock.lock_command(old._consuming._client_id, "g", [QUEUE])
+    with pytest.raises(SubscriptionMismatch):
+        mq.run(ask(mq, "t", "broker-a", lock, 5.0))
+    old.shutdown()
+    new.shutdown()
+    with (
+        SimpleConsumer(mq, "s", {"t": "paid"}) as simple,
+        SimpleConsumer(other, "s", {"t": "*"}, subscription_version=1),
+    ):
+        for _ in range(3):
+            with pytest.raises(SubscriptionMismatch):
+                simple.receive(64, await_duration=0.2)
