@@ -33,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raymq.actors.naming import is_system_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.storage.errors import (
     BackupFailed,
@@ -258,19 +259,62 @@ class TopicUnavailable(BrokerUnavailable):
     """No broker of the topic is there now, though it was lately, or no broker at all, so that nobody can say.
 
     `.broker` names those that are away. To RocketMQ's clients it is what "no such topic" is.
+
+    Args:
+        words: what it says instead of "topic ... is away", for RocketMQ's clients.
     """
 
     wire_code = "TOPIC_NOT_EXIST"
 
-    def __init__(self, topic: str, brokers: Sequence[str]) -> None:
+    def __init__(self, topic: str, brokers: Sequence[str], words: str = "") -> None:
         self.broker = ", ".join(brokers) or "cluster"
-        away = f"{self.broker} had it and left the routes" if brokers else "no broker is registered there"
-        RayMQError.__init__(self, f"{no_route_to(topic)}: {away}")
+        away = f"{self.broker} had it and left the routes" if brokers else "no broker is registered"
+        RayMQError.__init__(self, f"{words or f'topic {topic} is away'}: {away}", remedy=WHO_IS_THERE)
 
 
 def no_route_to(topic: str) -> str:
-    """RocketMQ's words."""
+    """RocketMQ's words, for its clients."""
     return f"No topic route info in name server for the topic: {topic}"
+
+
+# -- what is not there: one text per cause, with its remedy in Python's words; the command line translates it ---------
+
+#: The remedy where a broker is missing.
+WHO_IS_THERE = "Admin.cluster_info() lists the brokers there are"
+#: The remedy where nobody answers at the addresses of the name servers.
+NOBODY_ANSWERS = "cluster.start() starts a cluster; name_servers= names those of another one"
+
+
+def topic_not_found(topic: str, broker: str = "", *, more: str = "") -> TopicNotFound:
+    """Return the error of a topic that does not exist (on `broker`).
+
+    Args:
+        more: what can be done besides creating it.
+    """
+    create = f'create it: Admin.create_topic("{topic}")' if not is_system_topic(topic) else ""
+    remedy = "; ".join(filter(None, (create, more)))
+    return TopicNotFound(f"topic {topic} does not exist" + (f" on {broker}" if broker else ""), remedy=remedy)
+
+
+def group_not_found(group: str, broker: str = "") -> GroupNotFound:
+    """Return the error of a consumer group that does not exist (on `broker`)."""
+    return GroupNotFound(
+        f"consumer group {group} does not exist" + (f" on {broker}" if broker else ""),
+        remedy="a group is made by its first consumer; Admin.groups() lists those there are",
+    )
+
+
+def queue_not_found(queue: MessageQueue) -> QueueNotFound:
+    """Return the error of a queue that its topic does not have."""
+    return QueueNotFound(
+        f"topic {queue.topic} has no queue {queue.queue_id} on {queue.broker}",
+        remedy=f'Admin.topic_stats("{queue.topic}") lists its queues',
+    )
+
+
+def broker_not_found(broker: str, where: str) -> BrokerGroupNotFound:
+    """Return the error of a broker that is not `where` it was looked for."""
+    return BrokerGroupNotFound(f"there is no broker {broker} in {where}", remedy=WHO_IS_THERE)
 
 
 class NotMaster(BrokerUnavailable):

@@ -16,7 +16,15 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
 
-from raymq.actors.errors import BrokerUnavailable, RayMQError, ServerBusy, TopicNotFound, TopicUnavailable
+from raymq.actors.errors import (
+    NOBODY_ANSWERS,
+    BrokerUnavailable,
+    RayMQError,
+    ServerBusy,
+    TopicNotFound,
+    TopicUnavailable,
+    topic_not_found,
+)
 from raymq.actors.name_server_silence import NameServerSilence
 from raymq.actors.naming import DLQ_PREFIX, retry_topic
 from raymq.actors.protocol import AWAY_SECONDS, ClusterView, MessageQueue, TopicRoute
@@ -113,7 +121,7 @@ class Routes:
             self._cached.pop(topic, None)
             self._remember(topic, now, {}, {})  # it may be one that just started, and has not heard of all brokers
             await self._check_all_there(topic, timeout)
-            raise
+            raise topic_not_found(topic) from None  # the name server says it in RocketMQ's words
         except RayMQError:
             if cached is not None:
                 self._cached[topic] = (max(cached[0], now - ROUTE_SECONDS + _SHORT_SECONDS), cached[1])
@@ -368,4 +376,4 @@ class Routes:
         if busy is not None:
             raise busy
         self._silence.unanswered(loop.time() - began, timeout)
-        raise BrokerUnavailable("name server", "; ".join(reasons))
+        raise BrokerUnavailable("name server", "; ".join(reasons), remedy=NOBODY_ANSWERS)

@@ -259,7 +259,9 @@ def running(namespace: str = "raymq", address: str = "auto") -> list[str]:
     ray_runtime.join_address(address, partial(_own_ray, namespace))
     there = launching.names(namespace)
     if not any(is_broker_name(name) or is_name_server_name(name) for name in there):
-        raise BrokerUnavailable("cluster", f"no cluster runs in namespace {namespace}")
+        raise BrokerUnavailable(
+            "cluster", f"no cluster runs in namespace {namespace}", remedy="cluster.start() starts one"
+        )
     return [name for name in there if is_broker_name(name)]
 
 

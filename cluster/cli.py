@@ -32,6 +32,7 @@ from raymq.cluster.cli_message import message_commands
 from raymq.cluster.cli_outbox import outbox_commands
 from raymq.cluster.cli_store import store_commands
 from raymq.cluster.cli_topic import topic_commands
+from raymq.cluster.shell_remedies import in_shell_words
 
 ENTRY_POINTS = "raymq.commands"
 
@@ -156,7 +157,7 @@ def run(command: Callable[..., Any]) -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except RayMQError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {in_shell_words(str(error))}", err=True)
         sys.exit(1)
 
 

@@ -163,6 +163,16 @@ def remove(finder: Finder, broker: str, dry_run: bool, as_json: bool) -> None:
     _change(finder, "broker remove", as_json, lambda admin: admin.remove_broker(broker, dry_run=dry_run))
 
 
+@broker_commands.command("forget")
+@click.argument("broker")
+@click.option("--yes", is_flag=True, required=True, help="It is gone for good, and what only it knew with it.")
+@click.pass_obj
+def forget(finder: Finder, broker: str, yes: bool) -> None:  # noqa: ARG001 - it has to be said
+    """Say that BROKER, which is away, is gone for good, so that new sinks and streams need not wait for it."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        admin.forget_broker(broker)
+
+
 def _change(finder: Finder, command: str, as_json: bool, begin: Callable[[Admin], Operation[BrokerChange]]) -> None:
     """Have brokers changed, and tell on stderr how far it is."""
     finder.refuse_addresses(command)

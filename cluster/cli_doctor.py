@@ -11,6 +11,7 @@ from rich.table import Table
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.doctor.finding import Finding, Severity
 from raymq.cluster.output import cell, console, print_json
+from raymq.cluster.shell_remedies import in_shell_words
 
 _WORST_FIRST = (Severity.PROBLEM, Severity.NOTE, Severity.FINE)
 
@@ -50,7 +51,7 @@ def _print(found: list[Finding]) -> None:
     for each in (each for each in found if each.severity is not Severity.FINE):
         click.echo(f"{each.severity.value}: {each.check}{f' ({each.where})' if each.where else ''}: {each.found}")
         if each.remedy:
-            click.echo(f"    {each.remedy}")
+            click.echo(f"    {in_shell_words(each.remedy)}")
     table = Table.grid(padding=(0, 2))
     for each in (each for each in found if each.severity is Severity.FINE):
         table.add_row(*map(cell, ("fine", each.check, each.found, each.where)))

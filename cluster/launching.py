@@ -99,7 +99,9 @@ def addresses(namespace: str) -> list[str]:
                 f"of the cluster in namespace {namespace} only {', '.join(left)} is left",
                 remedy="cluster.start() with the arguments it was started with makes what is missing",
             )
-        raise BrokerUnavailable("cluster", f"no cluster runs in namespace {namespace}")
+        raise BrokerUnavailable(
+            "cluster", f"no cluster runs in namespace {namespace}", remedy="cluster.start() starts one"
+        )
     deadline = time.monotonic() + FINISH_SECONDS
     while not _is_finished(namespace):
         if time.monotonic() > deadline:

@@ -16,7 +16,7 @@ from typing import Final
 from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner, choose
 from raymq.actors.coordinator.asking import ReplicaQuestions
 from raymq.actors.coordinator.watching import WAS_OLDER, Change, later_epoch
-from raymq.actors.errors import BrokerGroupNotFound, ElectionFailed, InvalidInput
+from raymq.actors.errors import ElectionFailed, InvalidInput, broker_not_found
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError, RegisterHeld
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.messages import Registered
@@ -91,7 +91,7 @@ async def elect_by_hand(
 
 def _check_known(group: str, now: Registered) -> GroupState:
     if not isinstance(now.value, GroupState) or not now.value.replicas:
-        raise BrokerGroupNotFound(f"the register knows no broker group {group}")
+        raise broker_not_found(group, "the register")
     return now.value
 
 

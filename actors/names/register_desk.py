@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from raymq.actors.coordinator.asking import ReplicaQuestions
 from raymq.actors.coordinator.by_hand import elect_by_hand
-from raymq.actors.errors import BrokerGroupNotFound, BrokerUnavailable, ElectionFailed, InvalidInput
+from raymq.actors.errors import BrokerUnavailable, ElectionFailed, InvalidInput, broker_not_found
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.messages import Registered
@@ -98,7 +98,7 @@ class RegisterDesk:
         register = await self._use()
         now = await register.read(group)
         if not isinstance(now.value, GroupState) or not now.value.replicas:
-            raise BrokerGroupNotFound(f"the register knows no broker group {group}")
+            raise broker_not_found(group, "the register")
         return register, now, now.value
 
     async def _elect(self, request: Command) -> Command:

@@ -308,7 +308,7 @@ class RouteTable:
             raise _just_started()
         away = self._away.of(topic)
         if not queues and (away or not self._brokers):
-            raise TopicUnavailable(topic, [each.data.broker for each in away])
+            raise TopicUnavailable(topic, [each.data.broker for each in away], no_route_to(topic))
         if not queues:
             raise TopicNotFound(no_route_to(topic))
         return TopicRoute(topic, tuple(queues), addresses, limits, away)

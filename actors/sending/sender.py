@@ -22,11 +22,11 @@ from raymq.actors.errors import (
     NotStored,
     PermissionDenied,
     ProtocolError,
-    QueueNotFound,
     RayMQError,
     SequenceGap,
     TopicNotFound,
     WriteUnknown,
+    queue_not_found,
 )
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import MOST_TOPICS, Routes
@@ -357,7 +357,7 @@ class Sender:
             known = terms.queue in self._seen.get(route.topic, ()) or terms.queue in self._routes.keyed(route)
             if known and terms.queue.broker not in route.addresses:
                 raise BrokerUnavailable(terms.queue.broker, "it has left the routes")
-            raise QueueNotFound(f"{terms.queue} is no queue of {route.topic}")
+            raise queue_not_found(terms.queue)
         if not queues and terms.sharding_key is None:
             raise PermissionDenied(f"topic {route.topic} may not be written", code=PermissionDenied.wire_code)
         if terms.sharding_key is not None:

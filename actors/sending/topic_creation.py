@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from raymq.actors.errors import BrokerUnavailable, TopicExists, TopicNotFound
+from raymq.actors.errors import BrokerUnavailable, TopicExists, TopicNotFound, topic_not_found
 from raymq.actors.naming import AUTO_CREATE_TOPIC, AUTO_CREATED_QUEUES
 from raymq.actors.protocol import TopicRoute
 from raymq.actors.routing import Routes
@@ -30,7 +30,7 @@ async def make_topic(pool: ConnectionPool, routes: Routes, topic: str, timeout: 
     try:
         model = await routes.get(AUTO_CREATE_TOPIC, timeout=timeout)
     except TopicNotFound:
-        raise TopicNotFound(f"topic {topic} does not exist", remedy="create it with Admin.create_topic") from None
+        raise topic_not_found(topic) from None
 
     async def make(address: str) -> BrokerUnavailable | None:
         command = UpdateAndCreateTopic(topic, AUTO_CREATED_QUEUES, AUTO_CREATED_QUEUES, exclusive=True).command()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import random
@@ -541,7 +542,7 @@ class ConnectionPool:
                 peer.not_before = now + peer.backoff.next_delay()
             self._failed_to_connect()
             peer.no_way = not isinstance(error, ConnectionRefusedError | ssl.SSLError | ValueError | OverflowError)
-            reason = str(error) or type(error).__name__
+            reason = _why(error)
             if self._tls is not None and peer.no_way and not isinstance(error, TimeoutError):
                 reason += "; is it a TLS port? This client speaks TLS"
             raise BrokerUnavailable(address, f"cannot connect: {reason}") from error
@@ -588,3 +589,14 @@ class ConnectionPool:
             if peer.not_before > soon:
                 peer.not_before = soon
                 peer.wake()
+
+
+def _why(error: Exception) -> str:
+    """Say why there is no connection, in the system's words and without Python's."""
+    text = str(error)
+    is_refused = isinstance(error, ConnectionRefusedError)
+    if is_refused or f"[Errno {errno.ECONNREFUSED}]" in text:  # the latter of a name with several addresses
+        return "connection refused"
+    if isinstance(error, OSError) and isinstance(error.errno, int) and error.errno > 0 and "Connect call" in text:
+        return os.strerror(error.errno).lower()
+    return text or type(error).__name__

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from raymq.actors.errors import BrokerUnavailable, GroupNotFound, InvalidInput, RayMQError, TopicNotFound
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    GroupNotFound,
+    InvalidInput,
+    RayMQError,
+    TopicNotFound,
+    group_not_found,
+)
 from raymq.actors.naming import check_group, check_topic, dlq_topic, retry_topic
 from raymq.actors.protocol import IDLE_SECONDS, GroupContent, MessageQueue, TopicRoute
 from raymq.actors.wire.commands import admin as wire_admin
@@ -99,7 +106,7 @@ async def _progress_answers(mq: Connection, group: str) -> dict[str, Command | R
     check_group(group)
     answers = await asking.ask_all(mq, partial(wire_admin.consume_stats_command, group))
     if all(isinstance(answer, GroupNotFound) for answer in answers.values()):
-        raise GroupNotFound(f"consumer group {group} does not exist")
+        raise group_not_found(group)
     return answers
 
 
@@ -164,7 +171,7 @@ async def delete(mq: Connection, group: str, *, dead_letters: bool, dry_run: boo
     found = {broker: wire_admin.read_group_content(answer) for broker, answer in answers.items()}
     routes = await _routes(mq, retry_topic(group), *((dlq_topic(group),) if dead_letters else ()))
     if not any(content.exists for content in found.values()) and not any(mq.routes.away(each) for each in routes):
-        raise GroupNotFound(f"consumer group {group} does not exist")
+        raise group_not_found(group)
     if not dry_run:
         _check_idle(group, found)
         asking.unless_refused(await asking.ask_all(mq, partial(make, dry_run=False)))

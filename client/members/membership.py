@@ -14,7 +14,15 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from raymq.actors.errors import BrokerUnavailable, GroupNotFound, RayMQError, SubscriptionMismatch, TopicNotFound
+from raymq.actors.errors import (
+    NOBODY_ANSWERS,
+    BrokerUnavailable,
+    GroupNotFound,
+    RayMQError,
+    SubscriptionMismatch,
+    TopicNotFound,
+    topic_not_found,
+)
 from raymq.actors.protocol import MessageQueue, TopicRoute
 from raymq.actors.wire.commands import group as wire_group
 from raymq.actors.wire.commands.group import Member
@@ -94,7 +102,7 @@ class Membership:
             return
         addresses = await self._addresses()
         if strict and not addresses:
-            raise BrokerUnavailable("cluster", "no broker is registered at the name server")
+            raise BrokerUnavailable("cluster", "no broker is registered at the name server", remedy=NOBODY_ANSWERS)
         anew, self.greets_all = self.greets_all, False
         errors = await asyncio.gather(*(self._greet(address, anew=anew) for address in addresses))
         failures = {address: error for address, error in zip(addresses, errors, strict=True) if error is not None}
@@ -207,7 +215,7 @@ class Membership:
         if new:
             self._waits_for |= frozenset(new)
             told = "; ".join(f"waits for topic {topic}, which does not exist" for topic in new)
-            remedy = f"raymq topic create {new[0]}, or Admin.create_topic"
+            remedy = topic_not_found(new[0]).remedy
             _consumer_log.warning("group %s %s (%s)", self._member.group, told, remedy)
         if self._member.waits_for != self._waits_for:
             self._member = replace(self._member, waits_for=self._waits_for)

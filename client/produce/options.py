@@ -65,7 +65,7 @@ class SendDefaults:
                 raise InvalidInput("sharding_key", limits.SHARDING_KEY, sharding_key)
             arguments.queue("queue", queue)
             if queue.topic != topic:
-                raise QueueNotFound(f"{queue} is no queue of {topic}")
+                raise QueueNotFound(f"{queue} is of topic {queue.topic}, not of {topic}")
         elif sharding_key is not None:
             if not isinstance(sharding_key, str):
                 raise TypeError(f"sharding_key must be str, not {type(sharding_key).__name__}")

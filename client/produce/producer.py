@@ -15,7 +15,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, Unpack
 
-from raymq.actors.errors import ClientClosed, InvalidInput, OutcomeUnknown, QueueNotFound, RayMQError, WrongType
+from raymq.actors.errors import (
+    ClientClosed,
+    InvalidInput,
+    OutcomeUnknown,
+    RayMQError,
+    WrongType,
+    queue_not_found,
+)
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
 from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.recall_handle import RecallHandle
@@ -512,7 +519,7 @@ class Producer(ClientBase):
         except RayMQError:
             return
         if queue not in route.writable() and not route.forbids(queue) and queue.broker in route.addresses:
-            raise QueueNotFound(f"{queue} is no queue of {queue.topic}")
+            raise queue_not_found(queue)
 
     async def _forget(self, sends: Sends, message: Message, terms: Terms) -> None:
         try:

@@ -19,9 +19,9 @@ from raymq.actors.errors import (
     InvalidInput,
     OffsetOutOfRange,
     OffsetReset,
-    QueueNotFound,
     RayMQError,
     Timeout,
+    queue_not_found,
 )
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.naming import check_topic
@@ -114,7 +114,7 @@ class Pulling:
         answer = await self._ask(queue, lambda: wire_admin.topic_stats_command(queue.topic))
         stats = wire_admin.read_topic_stats(answer).get(queue)
         if stats is None:
-            raise QueueNotFound(f"{queue} is no queue of {queue.topic}")
+            raise queue_not_found(queue)
         return stats[0], stats[1]
 
     async def committed(self, queue: MessageQueue) -> int | None:

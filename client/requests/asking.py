@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Final, TypeVar
 
 from raymq.actors.backoff import Backoff
-from raymq.actors.errors import BrokerUnavailable, RayMQError
+from raymq.actors.errors import WHO_IS_THERE, BrokerUnavailable, RayMQError
 from raymq.actors.wire.connection import OnEarly
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
@@ -28,7 +28,7 @@ async def address_of(mq: Connection, topic: str, broker: str) -> str:
         address = (await mq.routes.get(topic, fresh=fresh)).addresses.get(broker)
         if address is not None:
             return address
-    raise BrokerUnavailable(broker, f"it is in no route of {topic}")
+    raise BrokerUnavailable(broker, f"it is in no route of {topic}", remedy=WHO_IS_THERE)
 
 
 async def address_among(mq: Connection, topics: Iterable[str], broker: str) -> str:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final, TypeVar
 
-from raymq.actors.errors import BrokerUnavailable, RayMQError
+from raymq.actors.errors import NOBODY_ANSWERS, BrokerUnavailable, RayMQError
 from raymq.actors.protocol import TopicRoute
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
@@ -31,7 +31,7 @@ async def masters(mq: Connection) -> dict[str, str]:
     async def once() -> dict[str, str]:
         found = (await mq.routes.cluster()).masters
         if not found:
-            raise BrokerUnavailable("cluster", "no broker is registered with the name server")
+            raise BrokerUnavailable("cluster", "no broker is registered at the name server", remedy=NOBODY_ANSWERS)
         return dict(sorted(found.items()))
 
     return await patiently(once, REQUEST_SECONDS)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from raymq.actors.errors import BrokerGroupNotFound, InvalidInput
+from raymq.actors.errors import InvalidInput, broker_not_found
 from raymq.actors.naming import host_resource, is_replica_of, replica_name
 from raymq.client.cluster_changes import DrainWish
 from raymq.client.connection import Connection
@@ -40,7 +40,7 @@ class Changes:
         ground = self._ground
         names = [name for name in await ground.actors() if broker is None or _is_meant(name, broker)]
         if not names:
-            raise BrokerGroupNotFound(f"no broker {broker} runs in namespace {self._namespace}")
+            raise broker_not_found(broker or "of any name", f"namespace {self._namespace}")
         if dry_run:
             return BrokerChange(names, rolling.rehearsed(names, await ground.groups()), dry_run=True)
         plan = RollingRestart(names, time.monotonic)
@@ -117,7 +117,7 @@ class Changes:
         without = None if cancel else wanted.without
         scene = await self._drain_scene(arguments, group, without)
         if not scene.actors and group not in scene.layout.under_way:
-            raise BrokerGroupNotFound(f"no broker {group} runs in namespace {self._namespace}")
+            raise broker_not_found(group, f"namespace {self._namespace}")
         names = list(scene.actors)
         kept = [f"{scene.layout.machines.get(name, '')}:{arguments.directory / name}" for name in names]
         is_new = not cancel and group not in scene.layout.under_way
@@ -234,7 +234,7 @@ class Changes:
         groups, actors = await ground.groups(), frozenset(await ground.actors())
         layout = await ground.layout(arguments.directory)
         if group not in groups and group not in layout.under_way:
-            raise BrokerGroupNotFound(f"no broker {group} runs in namespace {self._namespace}")
+            raise broker_not_found(group, f"namespace {self._namespace}")
         ours = frozenset(name for name in actors if is_replica_of(name, group))
         seen = groups.get(group) or GroupSeen(group, {})
         return arguments, Scene(layout, ours, seen, await ground.registered(group))

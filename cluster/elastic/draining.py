@@ -121,7 +121,7 @@ class Draining:
                 "broker",
                 f"one whose topics others have, too, or lose=True (--lose); only {self._group} has {shown}",
                 self._group,
-                remedy="make them on the others first (raymq topic create makes a topic on all brokers)",
+                remedy="make them on the others first: Admin.create_topic makes a topic on all brokers",
             )
         if scene.remains is not None:
             self._check_stays(scene.remains)
@@ -133,7 +133,7 @@ class Draining:
                 "broker",
                 f"one that has nothing that stays for ever, or lose=True (--lose); {self._group} has {stays}",
                 self._group,
-                remedy="redrive dead letters (raymq dlq redrive), or let the group stay, drained",
+                remedy="redrive dead letters with Admin.dlq_redrive, or let the group stay, drained",
             )
 
 

@@ -148,7 +148,7 @@ class Replacing:
             self._group,
             f"{why}; it stays under way: {self._wanted.in_words()}",
             remedy="ask for the same again when that is right"
-            + (f", or take {self._wanted.new} away (raymq broker remove)" if self._wanted.new else ""),
+            + (f", or take {self._wanted.new} away with Admin.remove_broker" if self._wanted.new else ""),
         )
 
 
@@ -178,7 +178,7 @@ def planned(group: str, wanted: Replacement, min_in_sync: int, scene: Scene) -> 
                 "broker",
                 f"a group in which nothing is under way: {known.in_words()} ({known.verb})",
                 group,
-                remedy=f"ask for that again, which finishes it, or take {known.new} away (raymq broker remove)",
+                remedy=f"ask for that again, which finishes it, or take {known.new} away with Admin.remove_broker",
             )
     if wanted.old is not None:
         _check_old(wanted, scene, min_in_sync)

@@ -39,7 +39,15 @@ from raymq.actors.broker.core.redelivery.redelivery import Redelivery
 from raymq.actors.broker.core.system_topics import install, system_topics
 from raymq.actors.broker.core.topics import Topics
 from raymq.actors.broker.core.writes.deciding import WriteHome
-from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied, QueueNotFound, SequenceGap, StoreCorrupt
+from raymq.actors.errors import (
+    GroupNotFound,
+    InvalidInput,
+    PermissionDenied,
+    QueueNotFound,
+    SequenceGap,
+    StoreCorrupt,
+    group_not_found,
+)
 from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
 from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
 from raymq.storage.clock import boottime
@@ -448,7 +456,7 @@ class BrokerCore:
             if len(self.store.group_configs) >= most:
                 raise GroupNotFound(
                     f"consumer group {name} does not exist on {self.name}, where {most} groups are",
-                    remedy="delete unused groups (Admin.delete_group), make it with Admin, or raise max_auto_groups",
+                    remedy="Admin.delete_group deletes those that are not needed, or raise max_auto_groups",
                 )
             config = GroupConfig(name)
             self.store.group_configs.put_soon(config)
@@ -471,7 +479,7 @@ class BrokerCore:
     def consumed_topics(self, group: str) -> list[str]:
         """The topics that `group` has offsets in here, and its retry topic; GroupNotFound."""
         if self.store.group_configs.get(check_group(group)) is None:
-            raise GroupNotFound(f"consumer group {group} does not exist on {self.name}")
+            raise group_not_found(group, self.name)
         known = {*self.store.consumer_offsets.topics_of(group), retry_topic(group)}
         return sorted(topic for topic in known if self.store.topic_configs.get(topic) is not None)
 

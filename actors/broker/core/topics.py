@@ -10,7 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from raymq.actors.errors import InvalidInput, PermissionDenied, TopicExists, TopicNotFound, UnknownAttribute
+from raymq.actors.errors import (
+    InvalidInput,
+    PermissionDenied,
+    TopicExists,
+    UnknownAttribute,
+    topic_not_found,
+)
 from raymq.actors.naming import MAX_QUEUES, SYSTEM_PREFIX, SYSTEM_TOPICS, check_topic
 from raymq.actors.protocol import PERM_INHERIT, PERM_READ, PERM_WRITE, QueueData
 from raymq.storage.errors import StoreError
@@ -81,9 +87,7 @@ class Topics:
         """A topic's settings; TopicNotFound."""
         config = self._store.topic_configs.get(name)
         if config is None:
-            raise TopicNotFound(
-                f"topic {name} does not exist on {self._broker}", remedy="create it with Admin.create_topic"
-            )
+            raise topic_not_found(name, self._broker)
         return config
 
     def all(self) -> dict[str, TopicConfig]:
@@ -144,10 +148,8 @@ class Topics:
         """TopicNotFound if there are as many topics as may be made by who sends to them."""
         most = self._store.config.max_auto_topics
         if len(self._store.topic_configs) >= most:
-            raise TopicNotFound(
-                f"topic {name} does not exist on {self._broker}, where {most} topics are",
-                remedy="create it with Admin.create_topic, delete what nobody needs, or raise max_auto_topics",
-            )
+            more = "Admin.delete_topic deletes those that are not needed, or raise max_auto_topics"
+            raise topic_not_found(name, f"{self._broker}, where {most} topics are", more=more)
 
     def change(self, changes: Iterable[TopicChange]) -> None:
         """Create or change topics as an administrator asks; nothing changes if one of them is refused.

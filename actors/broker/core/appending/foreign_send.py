@@ -22,7 +22,13 @@ from raymq.actors.broker.core.copies.rewriting import Append
 from raymq.actors.broker.core.delay.schedule import Schedule
 from raymq.actors.broker.core.redelivery.redelivery import Redelivery
 from raymq.actors.broker.core.redelivery.retry import counted
-from raymq.actors.errors import InvalidInput, MessageIllegal, PermissionDenied, RayMQError, TopicNotFound
+from raymq.actors.errors import (
+    InvalidInput,
+    MessageIllegal,
+    PermissionDenied,
+    RayMQError,
+    topic_not_found,
+)
 from raymq.actors.naming import RETRY_PREFIX, UNSENDABLE_TOPICS, check_topic
 from raymq.actors.protocol import PERM_INHERIT, PERM_WRITE
 from raymq.storage.config import split_host
@@ -203,9 +209,9 @@ class Accepting:
             return TopicConfig(draft.topic, 1, 1)
         model = self._store.topic_configs.get(draft.default_topic) if self._auto_create_topics else None
         if model is None or not model.perm & PERM_INHERIT:
-            raise TopicNotFound(f"topic {draft.topic} does not exist", remedy="create it first")
+            raise topic_not_found(draft.topic)
         if len(self._store.topic_configs) >= self._store.config.max_auto_topics:
-            raise TopicNotFound(f"topic {draft.topic} does not exist", remedy="create it first: there are too many")
+            raise topic_not_found(draft.topic, more="there are too many for the first message to make it")
         if draft.default_queues < 1:
             raise InvalidInput("defaultTopicQueueNums", "at least 1", draft.default_queues)
         queues = min(draft.default_queues, model.write_queues)

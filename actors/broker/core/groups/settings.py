@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied
+from raymq.actors.errors import InvalidInput, PermissionDenied, group_not_found
 from raymq.actors.naming import check_group, check_topic
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
@@ -42,7 +42,7 @@ class GroupSettings:
         """A group's settings; GroupNotFound."""
         config = self._store.group_configs.get(check_group(group))
         if config is None:
-            raise GroupNotFound(f"consumer group {group} does not exist")
+            raise group_not_found(group)
         return config
 
     def change(self, changes: Iterable[Mapping[str, Any]]) -> bool:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from raymq.actors.broker.core.copies.copying import REDRIVE, Copying, Duty, Made, place_of
 from raymq.actors.broker.core.copies.rewriting import SPARE_WAITING, Append, encode_fitting, join
 from raymq.actors.broker.core.delay.delivered import message_of
-from raymq.actors.errors import GroupNotFound, OffsetOutOfRange, QueueNotFound
+from raymq.actors.errors import OffsetOutOfRange, QueueNotFound, group_not_found
 from raymq.actors.naming import check_group, dlq_topic, retry_topic
 from raymq.actors.protocol import Redriven
 from raymq.storage.config import split_host
@@ -119,7 +119,7 @@ class DeadLetters:
             GroupNotFound: this broker does not know the group.
         """
         if self._store.group_configs.get(check_group(group)) is None:
-            raise GroupNotFound(f"consumer group {group} does not exist")
+            raise group_not_found(group)
         known: set[str] = set()
         told: list[Redriven] = []
         while len(told) < len(offsets):
@@ -183,7 +183,7 @@ class DeadLetters:
         """
         topic = dlq_topic(check_group(group))
         if self._store.group_configs.get(group) is None:
-            raise GroupNotFound(f"consumer group {group} does not exist")
+            raise group_not_found(group)
         yield from self._look_for_marks(topic)
         known = self._deleted[topic]
         low, end = self._bounds(topic)

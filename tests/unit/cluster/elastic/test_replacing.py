@@ -161,7 +161,7 @@ def test_a_wait_that_does_not_end_says_what_stays_under_way() -> None:
     begun = replace(begun, actors=begun.actors | {"broker-a.2"})
     assert isinstance(plan.next(begun), Wait)
     now = PATIENCE_SECONDS
-    with pytest.raises(BrokerUnavailable, match=r"it stays under way: broker-a\.2 comes to h3.*raymq broker remove"):
+    with pytest.raises(BrokerUnavailable, match=r"it stays under way: broker-a\.2 comes to h3.*Admin.remove_broker"):
         plan.next(begun)
 
 
