@@ -60,7 +60,11 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-@pytest.mark.parametrize("value", [MILLISECONDS, MILLISECONDS * 1_000, time.time() + 101 * 366 * 86_400])
+@pytest.mark.parametrize(
+    "value",
+    [MILLISECONDS, MILLISECONDS * 1_000, time.time() + 101 * 366 * 86_400],
+    ids=["milliseconds", "microseconds", "101 years ahead"],
+)
 def test_milliseconds_are_refused_and_the_error_says_so(call: Callable[[Any], Any], value: float) -> None:
     with pytest.raises(InvalidInput, match="seconds since 1970; this looks like milliseconds"):
         call(value)
