@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import logging
+import sys
 import threading
 import uuid
 import weakref
@@ -18,7 +19,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 from weakref import WeakMethod
 
 from raymq.actors.errors import ClientClosed, InvalidInput
@@ -120,8 +121,10 @@ class Connection(Closing):
             namespace: the cluster's in Ray, None where Ray is out of reach.
 
         Raises:
-            InvalidInput: an address is not "host:port", or a file of `tls` cannot be used.
+            InvalidInput: an address is not "host:port", or a file of `tls` cannot be used; or gevent has patched what
+                the background event loop needs.
         """
+        _check_not_patched()
         self.name_servers = arguments.addresses("name_servers", name_servers)
         self.namespace = namespace
         self.tls = tls
@@ -411,6 +414,23 @@ class Connection(Closing):
 
 #: Connections that a worker process closes when it ends.
 _of_this_process: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+#: What an event loop on a thread of its own needs as it is.
+_UNPATCHED: Final = ("thread", "threading", "select")
+
+
+def _check_not_patched() -> None:
+    """Refuse to connect where gevent has patched threads: the loops of two connections would share one thread."""
+    monkey = sys.modules.get("gevent.monkey")
+    patched = [name for name in _UNPATCHED if monkey is not None and monkey.is_module_patched(name)]
+    if patched:
+        raise InvalidInput(
+            "gevent.monkey",
+            "threads and select as Python has them: a connection runs its event loop on a thread of its own",
+            f"{' and '.join(patched)} patched",
+            remedy="patch the rest: monkey.patch_all(thread=False, select=False)",
+        )
 
 
 def _leave(under_way: set[Future[Any]], ended: Future[None], _: object = None) -> None:

@@ -32,6 +32,7 @@ from raymq.cluster.cli_message import message_commands
 from raymq.cluster.cli_outbox import outbox_commands
 from raymq.cluster.cli_store import store_commands
 from raymq.cluster.cli_topic import topic_commands
+from raymq.cluster.cli_worker import worker
 from raymq.cluster.shell_remedies import in_shell_words
 
 ENTRY_POINTS = "raymq.commands"
@@ -119,6 +120,7 @@ for _group in (
     dlq_commands,
     store_commands,
     doctor,
+    worker,
 ):
     main_group.add_command(_group)
 

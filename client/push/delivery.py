@@ -137,6 +137,7 @@ class Delivery:
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
         self._stopping = False
+        self._is_hastened = False
 
     def open(self, queue: MessageQueue, offset: int) -> ProcessQueue:
         """Take over a queue from `offset` on; in order, once no call of an order that was dropped has its messages."""
@@ -259,7 +260,7 @@ class Delivery:
             self._timer.cancel()
         for call in self._threads.close():
             self._end(call)
-        while self._clock() < deadline:
+        while self._clock() < deadline and not self._is_hastened:
             self.settle()
             if not self._calls and not self._returning:
                 break
@@ -270,6 +271,10 @@ class Delivery:
         if left:
             await asyncio.wait(left)
         self._failure_log.flush(all_of_them=True)
+
+    def hasten(self) -> None:
+        """Let `stop` wait no longer: messages of calls that still run come again. Any thread, any signal handler."""
+        self._is_hastened = True
 
     def running_calls(self) -> list[RunningCall]:
         """The calls that have begun and not ended, also those that were counted as failed. Any thread."""

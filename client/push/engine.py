@@ -220,6 +220,10 @@ class Consuming:
         """The reverse of `pause`."""
         self.delivery.resume()
 
+    def hasten(self) -> None:
+        """Let `stop` wait no longer for running listeners. Any thread, any signal handler."""
+        self.delivery.hasten()
+
     # -- rounds ---------------------------------------------------------------------------------------------------
 
     async def _keep_assignment(self) -> None:

@@ -175,6 +175,10 @@ class PopEngine:
                 self._timer.cancel()
             await self._popping.stop(max(deadline - time.monotonic(), _FAREWELL_SECONDS) / 2)
 
+    def hasten(self) -> None:
+        """Let `stop` wait no longer for running listeners. Any thread, any signal handler."""
+        self.delivery.hasten()
+
     def pause(self) -> None:
         """Begin no further call; what no call began with goes to other members."""
         self._paused = True

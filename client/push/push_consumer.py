@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,10 +14,11 @@ from concurrent.futures import CancelledError, Future, wait
 from copy import copy
 from datetime import datetime
 from functools import partial
-from types import TracebackType
+from queue import SimpleQueue
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from raymq.actors.errors import ClientClosed, RayMQError, SubscriptionMismatch
+from raymq.actors.errors import ClientClosed, InvalidInput, RayMQError, SubscriptionMismatch
 from raymq.actors.supervision import Failure
 from raymq.client import arguments
 from raymq.client.client_base import ClientBase, check_connection
@@ -50,14 +52,39 @@ class _Attempt:
         begun: what has joined.
         is_given_up: nobody wants it any more.
         is_paused: it calls the listener only once it is resumed.
+        program_loop: the event loop on which it was asked for, where coroutine listeners run.
     """
 
-    __slots__ = ("begun", "is_given_up", "is_paused", "task")
+    __slots__ = ("begun", "is_given_up", "is_paused", "program_loop", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, program_loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.program_loop = program_loop
         self.task: asyncio.Task[Any] | None = None
         self.begun: Engine | None = None
         self.is_given_up = self.is_paused = False
+
+
+class _StartInterrupted(BaseException):
+    """A signal came while `run` was still starting the consumer."""
+
+
+def _check_runs_on_main_thread() -> None:
+    here = threading.current_thread()
+    if here is not threading.main_thread():
+        raise InvalidInput(
+            "run",
+            "called on the main thread, where signals arrive",
+            f"called on thread {here.name}",
+            remedy="call start() and shutdown() there",
+        )
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise InvalidInput(
+            "run",
+            "called where no event loop runs, which it would block",
+            "called on an event loop",
+            remedy="await astart() and ashutdown() there",
+        )
 
 
 class PushConsumer(ClientBase):
@@ -71,7 +98,8 @@ class PushConsumer(ClientBase):
         group: members of one group share the messages; all must subscribe to the same.
         subscriptions: topic to tag expression: "*", "paid", "paid || shipped"; or to `Sql("price > 3")`.
         listener: gets a list of its own of at most `batch_size` messages of one queue, in at most `threads` calls at a
-            time, on threads that are not the caller's; may be a coroutine function. It returns `ConsumeResult.SUCCESS`,
+            time, on threads that are not the caller's; may be a coroutine function, which runs on the event loop of
+            `astart`, after `start` on one of the consumer's own. It returns `ConsumeResult.SUCCESS`,
             `ConsumeResult.RECONSUME_LATER` or `Retry(level)`, one for all or a list with one per message. What it
             raises, None and anything else is a failure: a WARNING of the logger `raymq.consumer`, the first of its
             kind with its traceback, then at most one a second with a count.
@@ -244,7 +272,9 @@ class PushConsumer(ClientBase):
     def _join(self, attempt: _Attempt) -> None:
         for wanted in self._settings.filters.values():
             wanted.check()
-        runner = ListenerRunner(self._listener, failure_text=self._settings.failure_text)
+        runner = ListenerRunner(
+            self._listener, failure_text=self._settings.failure_text, program_loop=attempt.program_loop
+        )
         with self._ending:  # who shuts down before this finds that it was never started
             self._check_open()
             self._runner = runner
@@ -271,13 +301,65 @@ class PushConsumer(ClientBase):
             (self.pause if self._paused else self.resume)()
 
     async def astart(self) -> None:
-        """`start` for asyncio code. Cancelled, it has not joined, or leaves again at once; it may be started again."""
-        attempt = _Attempt()
+        """`start` for asyncio code. Cancelled, it has not joined, or leaves again at once; it may be started again.
+
+        A coroutine listener runs on the event loop that this is called on, and may use what belongs to that loop. Calls
+        fail, and are tried again as any that fail, where that loop was closed before `ashutdown`.
+        """
+        attempt = _Attempt(asyncio.get_running_loop())
         try:
             await asyncio.to_thread(self._start, attempt)
         except asyncio.CancelledError:
             self._give_up(attempt)
             raise
+
+    def run(self, timeout: float = 30.0) -> None:
+        """Start, and block until SIGTERM or SIGINT; then leave the group in order, and return.
+
+        Calls that run may go on for at most `timeout` seconds, what they did is committed, and the brokers hear that
+        this member leaves. A second signal ends the wait for calls: what they have comes again. It also returns when
+        the consumer is shut down from elsewhere. Signal handlers are what they were before when it returns.
+
+        Raises:
+            InvalidInput: called on another thread than the main one, where no signal arrives, or on an event loop.
+            WorkFailed: something of it fails again and again with what nobody expected; the consumer has left.
+            SubscriptionMismatch: it has ended, since a higher `subscription_version` is in force; and as `start`.
+            BrokerUnavailable, TopicNotFound, ClientClosed: as `start`.
+        """
+        arguments.duration("timeout", timeout)
+        _check_runs_on_main_thread()
+        news: SimpleQueue[bool] = SimpleQueue()  # may be used by signal handlers
+        signals, starting = 0, True
+
+        def ask(_: int, __: FrameType | None) -> None:
+            nonlocal signals
+            signals += 1
+            news.put(True)
+            if starting:
+                raise _StartInterrupted
+            if signals > 1 and self._last_consuming is not None:
+                self._last_consuming.hasten()
+
+        hear = partial(news.put, False)
+        before = {which: signal.signal(which, ask) for which in (signal.SIGTERM, signal.SIGINT)}
+        with self._news:
+            self._hearers.add(hear)
+        try:
+            with contextlib.suppress(_StartInterrupted):
+                self.start()
+                starting = False
+            starting = False
+            while not signals and not self._ended.is_set():
+                news.get()
+                raise_persistent(self.health.failures)
+        finally:
+            starting = False
+            self.shutdown(timeout if signals < 2 else 0.0)
+            with self._news:
+                self._hearers.discard(hear)
+            for which, handler in before.items():
+                signal.signal(which, signal.SIG_DFL if handler is None else handler)
+        self._end_reached()
 
     def _give_up(self, attempt: _Attempt) -> None:
         """Nobody wants what an attempt brings. Waits for nothing."""
@@ -335,7 +417,9 @@ class PushConsumer(ClientBase):
         Raises:
             WorkFailed: something of it fails again and again with what nobody expected. It is tried on all the same.
             SubscriptionMismatch: it has ended, since a higher `subscription_version` is in force.
+            RuntimeError: called on the event loop that `astart` was called on, which its coroutine listener needs.
         """
+        self._check_not_on_program_loop("wait() would block", "use await await_()")
         if timeout is not None:
             arguments.duration("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -426,11 +510,22 @@ class PushConsumer(ClientBase):
         From inside the listener it returns at once, since the call that runs cannot be waited for: it ends like any
         other, what it answers counts, and the rest is done behind it. So it does from a signal handler that has
         interrupted `start`. `wait` tells when.
+
+        Raises:
+            RuntimeError: called on the event loop that `astart` was called on, which its coroutine listener needs.
         """
+        self._check_not_on_program_loop("shutdown() would block", "use await ashutdown()")
         self.begin_close(arguments.duration("timeout", timeout))()
+
+    def _check_not_on_program_loop(self, what: str, remedy: str) -> None:
+        runner = self._runner
+        if runner is not None and runner.is_on_program_loop and not runner.is_caller and not self._ended.is_set():
+            raise RuntimeError(f"the listener runs on this event loop, which {what}: {remedy}")
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
         """As any client's: it stops at once, and what is returned waits for the end of it."""
+        if self._runner is not None and self._runner.is_on_program_loop and not self.is_calling:
+            timeout = 0.0  # no call of a coroutine listener can end while its loop waits here
         with self._ending:
             self._closed = True
             consuming, self._consuming = self._consuming, None

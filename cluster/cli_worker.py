@@ -1,0 +1,72 @@
+"""`raymq worker`: consume with a listener of one's own, from the shell."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from raymq.client import PushConsumer
+from raymq.client.push.listener import Listener
+from raymq.cluster.cli_context import Finder
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@click.command("worker")
+@click.argument("listener", metavar="MODULE:LISTENER")
+@click.option("--group", required=True, help="The consumer group.")
+@click.option("--topic", "topics", required=True, multiple=True, help="What it reads; may be given several times.")
+@click.option("--tag", default="*", show_default=True, help='Which messages of these topics: "paid || shipped".')
+@click.option("--threads", default=20, show_default=True, help="Calls of the listener at a time.")
+@click.option("--batch-size", default=1, show_default=True, help="Messages per call at most.")
+@click.option("--timeout", default=30.0, show_default=True, help="Seconds for running calls when it is to end.")
+@click.pass_obj
+def worker(
+    finder: Finder, /, listener: str, group: str, topics: tuple[str, ...], timeout: float, **options: Any
+) -> None:
+    """Call LISTENER of MODULE with messages until SIGTERM or Ctrl-C, then leave the group in order.
+
+    MODULE is looked for in the current directory, too. LISTENER gets a list of messages, as that of a PushConsumer; it
+    may be a coroutine function. A second signal ends the wait for calls that run.
+    """
+    call = load_listener(listener)
+    logging.basicConfig(format=_LOG_FORMAT)
+    tag = options.pop("tag")
+    with finder.connect() as mq:
+        consumer = PushConsumer(mq, group, dict.fromkeys(topics, tag), call, **options)
+        click.echo(f"group {group} consumes {', '.join(topics)} with {listener}; Ctrl-C ends it", err=True)
+        consumer.run(timeout)
+
+
+def load_listener(name: str) -> Listener:
+    """The object that "module:name" means, looked for in the current directory first, as `python -m` does.
+
+    Raises:
+        click.BadParameter: it has another form, there is no such module or name in it, or it cannot be called.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise click.BadParameter(f"{name!r} is not of the form MODULE:LISTENER, such as shop.billing:on_order")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that is not
+        raise click.BadParameter(
+            f"there is no module {error.name}, neither in the current directory ({os.getcwd()}) nor among the installed"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise click.BadParameter(f"{module_name} has no {attribute!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise click.BadParameter(f"{name} is {type(found).__name__}, not a function")
+    listener: Listener = found
+    return listener
