@@ -20,8 +20,30 @@ from xdist.scheduler import LoadScopeScheduling
 RAYS: Final = 2
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _MARK: Final = re.compile(r"\bpytest\.mark\.(ray|spark)\b")
-#: The files that take longest, the longest first (seconds alone on two cores). Other files begin after those.
-_LONGEST: Final[tuple[str, ...]] = ()
+#: Files that take a minute or more on two busy cores, the longest first. They begin before all others but Spark.
+_LONGEST: Final = (
+    "tests/integration/test_starting.py",
+    "tests/crash/test_replica_kill.py",
+    "tests/integration/test_which_ray.py",
+    "tests/chaos/test_failover.py",
+    "tests/integration/test_replicas.py",
+    "tests/crash/test_killed_replicas.py",
+    "tests/integration/test_readme.py",
+    "tests/crash/test_commit_kill.py",
+    "tests/integration/test_releases.py",
+    "tests/integration/test_paused_brokers.py",
+    "tests/integration/test_works_go_on.py",
+    "tests/integration/test_outbox.py",
+    "tests/integration/test_cluster.py",
+    "tests/integration/test_simple_consumer.py",
+    "tests/chaos/test_kill_each_actor.py",
+    "tests/crash/test_power_loss.py",
+    "tests/crash/test_golden_damage.py",
+    "tests/integration/test_shared_producer_that_dies.py",
+    "tests/crash/test_numbered_batches_and_power.py",
+    "tests/integration/test_worker_processes.py",
+    "tests/crash/test_fuzz.py",
+)
 
 
 class SharedOut(LoadScopeScheduling):

@@ -228,7 +228,7 @@ def test_the_death_of_one_name_server_is_invisible(
     loop, servers, _ = two_name_servers
     with Connection([server.address for server in servers]) as mq:
         Admin(mq).create_topic("t", queues=1)
-        producer = Producer(mq, "p", timeout=3.0, retries=0)
+        producer = Producer(mq, "p", timeout=10.0)
         producer.send(Message("t", b"x"))
         loop.run(servers[0].stop())
         longest = 0.0
@@ -238,7 +238,7 @@ def test_the_death_of_one_name_server_is_invisible(
             producer.send(Message("t", b"x"))
             longest = max(longest, time.monotonic() - began)
         print(f"longest send {longest * 1000:.1f} ms")
-        assert longest < 0.5
+        assert longest < 2.5, "a name server that is waited for costs 3 s"
         assert mq.routes._preferred == 1, "who answered is asked first"
 
 

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.ray]
 
 RAYMQ = str(Path(sys.executable).with_name("raymq"))
 #: Told within 5 seconds; starting the interpreter and Ray's libraries on a busy machine apart.
-TOLD_SECONDS = 30.0
+TOLD_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared_out import RAYS, SharedOut, turn, unit_of, uses
+from tests.shared_out import _LONGEST, RAYS, SharedOut, turn, unit_of, uses
 
 #: What a file of tests says that starts a Ray, and what one says that starts Spark.
 STARTS_RAY = re.compile(r"\bown_ray\(|\bown_cluster\(|cluster start|release_peer|\boutput_of\(|-m tests.rayup")
@@ -83,6 +83,13 @@ def test_spark_begins_first_and_unit_tests_last(suite: Path) -> None:
     names = ["unit/test_plain", "d/test_plain", "b/test_ray", "z/test_spark"]
     begun = sorted(names, key=lambda name: turn(f"tests/{name}.py::test_it", suite))
     assert begun == list(reversed(names))
+
+
+def test_long_files_begin_before_others_and_are_there(repository: Path) -> None:
+    assert [name for name in _LONGEST if not (repository / name).is_file()] == []
+    turns = [turn(f"{name}::test_it") for name in ("tests/integration/test_demo.py", *_LONGEST)]
+    others = [turn(f"{name}::test_it") for name in ("tests/integration/test_admin.py", "tests/unit/test_names.py")]
+    assert [*turns, *others] == sorted({*turns, *others})
 
 
 class Node:
