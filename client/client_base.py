@@ -47,6 +47,23 @@ class ClientBase(Closing):
             f"make it inside the task: {type(self).__name__}(mq, ...), where mq, the connection, can be sent"
         )
 
+    def __repr__(self) -> str:
+        """One line: what it is, of which group and cluster, and its state."""
+        shown = {**self._shown(), "state": self._state}
+        mq = vars(self).get("_mq")  # one whose constructor refused its arguments has none
+        if mq is not None:
+            shown["name_servers"] = ";".join(mq.name_servers)
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def _shown(self) -> dict[str, object]:
+        """What tells this client from others of its kind."""
+        group = vars(self).get("group")
+        return {} if group is None else {"group": group}
+
+    @property
+    def _state(self) -> str:
+        return "closed" if vars(self).get("_closed", True) else "open"
+
     async def __aenter__(self) -> Self:
         if self._opening is not None:
             await self._arun(_nothing())

@@ -176,6 +176,13 @@ class Connection(Closing):
         _of_this_process.add(self)
         renew_in_child(self, type(self).begin_anew, before_users=True)  # which adopts those of its clients that go on
 
+    def __repr__(self) -> str:
+        """One line: which cluster, and whether it is open."""
+        namespace = "" if self.namespace is None else f"namespace={self.namespace!r}, "
+        tls = "" if self.tls is None else ", tls"
+        state = "closed" if self._closed else "open"
+        return f"{type(self).__name__}({namespace}name_servers={';'.join(self.name_servers)!r}{tls}, {state})"
+
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The background event loop, which owns sockets and routes."""

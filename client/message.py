@@ -38,6 +38,8 @@ from raymq.storage.records.unique_keys import PAIR_BYTES
 _find_forbidden = re.compile("[\x00\x01\x02]").search
 _attributes = attrgetter("__dict__")
 _ENCODE: Final = ': encode the text, as "...".encode() does'
+#: How much of a body `repr` shows.
+_SHOWN_BYTES: Final = 32
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -118,6 +120,18 @@ class Message:
             # It refers to texts and bytes alone. Looking at each of thousands again and again, whether it is part of a
             # circle, takes the garbage collector longer than all else that is done for them.
             kernels.untrack(self)
+
+    def __repr__(self) -> str:
+        """One line: the beginning of the body, and of properties their names alone, since values may be secret."""
+        shown = [f"topic={self.topic!r}", _shown_body(self.body)]
+        for name, value in (("tags", self.tags), ("keys", self.keys), ("properties", sorted(self.properties))):
+            if value:
+                shown.append(f"{name}={value!r}")
+        if self.delay_level:
+            shown.append(f"delay_level={self.delay_level}")
+        if self.deliver_at is not None:
+            shown.append(f"deliver_at={self.deliver_at!r}")
+        return f"Message({', '.join(shown)})"
 
     @property
     def unique_key(self) -> str:
@@ -219,6 +233,12 @@ def _check_text(name: str, value: object) -> None:
         arguments.encodable(name, value)
 
 
+def _shown_body(body: bytes) -> str:
+    if len(body) <= _SHOWN_BYTES:
+        return f"body={body!r}"
+    return f"body={body[:_SHOWN_BYTES]!r}... ({len(body)} bytes)"
+
+
 class _Undecoded:
     """Hold what is no field of a received message: its undecoded record, and its receipt."""
 
@@ -258,6 +278,22 @@ class ReceivedMessage(_Undecoded):
     born_timestamp: float
     store_timestamp: float
     reconsume_times: int
+
+    def __repr__(self) -> str:
+        """One line: its place and try, the beginning of the body, and of properties their names alone."""
+        shown = [f"queue='{self.queue.broker}/{self.queue.queue_id}'", f"queue_offset={self.queue_offset}"]
+        try:
+            shown.insert(0, f"topic={self.topic!r}")
+            shown.append(f"unique_key={self.unique_key!r}")
+            for name, value in (("tags", self.tags), ("keys", self.keys), ("properties", sorted(self.properties))):
+                if value:
+                    shown.append(f"{name}={value!r}")
+            shown.append(f"reconsume_times={self.reconsume_times}")
+            is_compressed = isinstance(getattr(self, "_around", None), CompressedBody)
+            shown.append("body=<compressed>" if is_compressed else _shown_body(self.body))
+        except Exception as error:  # noqa: BLE001 - a damaged record, which is to be shown all the more
+            shown.append(f"unreadable: {type(error).__name__}")
+        return f"ReceivedMessage({', '.join(shown)})"
 
     def __eq__(self, other: object) -> bool:
         return self._identity() == other._identity() if isinstance(other, ReceivedMessage) else NotImplemented

@@ -114,3 +114,8 @@ def parse_subscriptions(subscriptions: Mapping[str, str | Sql]) -> dict[str, Tag
         else TagFilter.parse(wanted)
         for topic, wanted in subscriptions.items()
     }
+
+
+def expressions(filters: Mapping[str, TagFilter | SqlWanted]) -> dict[str, str]:
+    """Topic to expression, to be shown."""
+    return {topic: wanted.subscription(topic).expression for topic, wanted in filters.items()}

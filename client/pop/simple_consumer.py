@@ -17,7 +17,7 @@ from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.health import Health
-from raymq.client.members.subscription import Sql, check_missing_topics, parse_subscriptions
+from raymq.client.members.subscription import Sql, check_missing_topics, expressions, parse_subscriptions
 from raymq.client.message import ReceivedMessage
 from raymq.client.pop.engine import Popping
 from raymq.client.pop.receiver import Receiver
@@ -79,6 +79,7 @@ class SimpleConsumer(ClientBase):
         check_missing_topics(missing_topics)
         version = arguments.whole("subscription_version", subscription_version, 0)
         super().__init__(mq)
+        self._filters = filters
         requests = PopRequests(mq, self.group, filters, ordered=ordered, max_reconsume_times=max_reconsume_times)
         self._popping = Popping(mq, self.group, filters, requests, waits=missing_topics == "wait", version=version)
         self._open(self._popping.start)
@@ -91,6 +92,10 @@ class SimpleConsumer(ClientBase):
         self._leaving: Future[None] | None = None
         renew_in_child(self, SimpleConsumer._leave_to_parent)
         mq.adopt(self)
+
+    def _shown(self) -> dict[str, object]:
+        filters = vars(self).get("_filters")
+        return super()._shown() | ({} if filters is None else {"subscriptions": expressions(filters)})
 
     @property
     def health(self) -> Health:

@@ -25,7 +25,7 @@ from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.health import Health, hanging, raise_persistent
-from raymq.client.members.subscription import Sql, parse_subscriptions
+from raymq.client.members.subscription import Sql, expressions, parse_subscriptions
 from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.push.engine import Consuming
 from raymq.client.push.listener import Listener, ListenerRunner
@@ -226,6 +226,16 @@ class PushConsumer(ClientBase):
         self._hearers: set[Callable[[], None]] = set()
         renew_in_child(self, PushConsumer._leave_to_parent)
         mq.adopt(self)
+
+    def _shown(self) -> dict[str, object]:
+        settings = vars(self).get("_settings")
+        return super()._shown() | ({} if settings is None else {"subscriptions": expressions(settings.filters)})
+
+    @property
+    def _state(self) -> str:
+        if vars(self).get("_consuming") is None:
+            return "shut down" if vars(self).get("_closed", True) else "not started"
+        return "paused" if self._paused else "running"
 
     def __enter__(self) -> Self:
         self.start()
