@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Final, Self, TypeVar
 
-from raymq.actors.errors import BrokerUnavailable, RayMQError
+from raymq.actors.errors import BrokerUnavailable, RayMQError, TooFewInSync
 from raymq.actors.protocol import Tls
 from raymq.client.connection import Connection
 from raymq.client.requests.asking import patiently
@@ -82,4 +82,4 @@ async def _patient(mq: Connection, topic: str, attempt: Callable[[], Coroutine[N
             failed = True
             raise
 
-    return await patiently(with_fresh_routes)
+    return await patiently(with_fresh_routes, passing=(BrokerUnavailable, TooFewInSync))

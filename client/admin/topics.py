@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from raymq.actors.errors import InvalidInput
+from raymq.actors.errors import InvalidInput, TopicNotFound
 from raymq.actors.naming import MAX_QUEUES, check_sendable, check_topic, is_system_topic, reply_topic
 from raymq.actors.protocol import PERM_READ, PERM_WRITE, MessageQueue
 from raymq.actors.wire.commands import admin as wire_admin
@@ -71,7 +71,7 @@ async def update(
             permission=permission,
             ordered=ordered,
         )
-        await asking.ask_broker(mq, addresses[broker], command)
+        await asking.ask_broker(mq, addresses[broker], command, broker)
     mq.routes.outdate(topic)
     await asking.check_all_told(mq, route, f"of the change of topic {topic}")
 
@@ -82,7 +82,9 @@ async def delete(mq: Connection, topic: str) -> None:
     check_sendable(topic)
     route = await mq.routes.get(topic, fresh=True)
     command = partial(wire_admin.delete_topic_command, topic, from_broker=True)
-    asking.unless_refused(await asking.ask_all(mq, command))
+    answers = await asking.ask_all(mq, command)
+    # A broker that does not know the topic has done so already, perhaps by a request whose answer was lost.
+    asking.unless_refused({name: each for name, each in answers.items() if not isinstance(each, TopicNotFound)})
     await asking.check_all_told(mq, route, f"that topic {topic} is deleted")
     await asking.ask_name_servers(mq, partial(wire_admin.delete_topic_command, topic, from_broker=False))
     mq.routes.forget(topic)

@@ -133,15 +133,22 @@ class PopRequests:
         await ask(self._mq, topic, broker, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
 
     async def acknowledge(self, messages: Sequence[ReceivedMessage], receipts: Sequence[Receipt]) -> bool:
-        """End the deliveries; False if one of the handles was stale."""
+        """End the deliveries; False if one of the handles was stale.
+
+        A handle that is stale for a request which is repeated behind one without an answer counts as acknowledged by
+        that one, as long as its delivery lasts.
+        """
         await self._renewed(receipts)
         if len(messages) == 1:
             queue, handle = messages[0].queue, receipts[0].handle
             command = AckMessage(self._group, queue.topic, queue.queue_id, str(handle), handle.offset)
             try:
-                await self._ask(queue.broker, queue.topic, command.command)
+                await self._ask(queue.broker, queue.topic, command.command, [handle])
             except StaleHandle:
                 return False
+            except BrokerUnavailable as error:
+                if not isinstance(error.__cause__, StaleHandle) or not _lease_left([handle]):
+                    raise
             return True
         handles: dict[Source, list[Handle]] = defaultdict(list)
         for message, receipt in zip(messages, receipts, strict=True):
@@ -182,7 +189,7 @@ class PopRequests:
             self._group, queue.topic, queue.queue_id, str(handle), handle.offset, invisible_ms, undelivered
         )
         try:
-            answer, _ = await self._ask(queue.broker, queue.topic, header.command)
+            answer, _ = await self._ask(queue.broker, queue.topic, header.command, [handle])
         except StaleHandle:
             return False
         receipt.handle = handle._replace(
@@ -193,16 +200,22 @@ class PopRequests:
     async def _acknowledge(self, source: Source, handles: list[Handle]) -> int:
         """Acknowledge at one broker; how many handles were stale."""
         broker, topic = source
-        answer, unanswered = await self._ask(broker, topic, lambda: batch_ack_command(self._group, topic, handles))
+        answer, unanswered = await self._ask(
+            broker, topic, lambda: batch_ack_command(self._group, topic, handles), handles
+        )
         stale = number_in(answer, STALE)
         if stale and unanswered is not None:
-            raise unanswered
+            if not _lease_left(handles):
+                raise unanswered
+            return 0
         return stale
 
     async def _ask(
-        self, broker: str, topic: str, command: Callable[[], Command]
+        self, broker: str, topic: str, command: Callable[[], Command], handles: Sequence[Handle]
     ) -> tuple[Command, BrokerUnavailable | None]:
         """Repeat a request while the broker is unreachable, for a while: what it does it does once.
+
+        It is not repeated after the end of a delivery that it is about.
 
         Returns:
             the answer, and why an earlier one did not come, where it may have been carried out nevertheless: a handle
@@ -223,11 +236,17 @@ class PopRequests:
                 raise
 
         try:
-            return await patiently(once, _REQUEST_SECONDS), unanswered
+            return await patiently(once, min(_REQUEST_SECONDS, _lease_left(handles))), unanswered
         except StaleHandle as stale:
             if unanswered is not None:
                 raise unanswered from stale
             raise
+
+
+def _lease_left(handles: Sequence[Handle]) -> float:
+    """How long the first of these deliveries lasts yet, seconds; at least 0."""
+    ends_ms = min((handle.pop_time_ms + handle.invisible_ms for handle in handles), default=0)
+    return max(0.0, ends_ms / 1000 - time.time())
 
 
 def _seconds_for_pop(invisible_ms: int) -> float:

@@ -68,14 +68,21 @@ async def ask_among(
     return await mq.pool.request(await address_among(mq, topics, broker), command, seconds, on_early=on_early)
 
 
-async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: float = PATIENCE_SECONDS) -> _T:
-    """Repeat what only reads (or may be repeated) while the broker is unreachable, for up to `seconds`."""
+async def patiently(
+    attempt: Callable[[], Coroutine[None, None, _T]],
+    seconds: float = PATIENCE_SECONDS,
+    passing: type[RayMQError] | tuple[type[RayMQError], ...] = BrokerUnavailable,
+) -> _T:
+    """Repeat what only reads (or may be repeated) while the broker is unreachable, for up to `seconds`.
+
+    `passing` are the errors behind which it is repeated.
+    """
     deadline = time.monotonic() + seconds
     backoff = Backoff(first=0.1, cap=1.0)
     while True:
         try:
             return await attempt()
-        except BrokerUnavailable:
+        except passing:
             wait = backoff.next_delay()
             if time.monotonic() + wait >= deadline:
                 raise

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final, TypeVar
 
-from raymq.actors.errors import NOBODY_ANSWERS, BrokerUnavailable, RayMQError
+from raymq.actors.backoff import Backoff
+from raymq.actors.errors import NOBODY_ANSWERS, BrokerUnavailable, RayMQError, Timeout, TopicNotFound
 from raymq.actors.protocol import TopicRoute
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.requests.asking import patiently
 
 REQUEST_SECONDS: Final = 5.0
+#: A broker that restarts, or whose group elects another master, is waited for as long as by a send.
+_PATIENCE_SECONDS: Final = 10.0
 
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
@@ -37,9 +42,25 @@ async def masters(mq: Connection) -> dict[str, str]:
     return await patiently(once, REQUEST_SECONDS)
 
 
-async def ask_broker(mq: Connection, address: str, command: Callable[[], Command]) -> Command:
-    """Ask what may be asked twice, again while the broker is unreachable, for a while."""
-    return await patiently(lambda: mq.pool.request(address, command(), REQUEST_SECONDS), REQUEST_SECONDS)
+async def ask_broker(
+    mq: Connection, address: str, command: Callable[[], Command], broker: str | None = None
+) -> Command:
+    """Ask what may be asked twice, again while the broker is unreachable, for a while; not one that hangs.
+
+    With its name `broker` it is asked again where its group's master is by then.
+    """
+    deadline, backoff = time.monotonic() + _PATIENCE_SECONDS, Backoff(first=0.1, cap=1.0)
+    while True:
+        try:
+            return await mq.pool.request(address, command(), REQUEST_SECONDS, eager=True)
+        except BrokerUnavailable as error:
+            wait = backoff.next_delay()
+            if isinstance(error, Timeout) or time.monotonic() + wait >= deadline:
+                raise
+        await asyncio.sleep(wait)
+        if broker is not None:
+            with contextlib.suppress(RayMQError):
+                address = (await mq.routes.cluster()).masters.get(broker, address)
 
 
 async def ask_all(mq: Connection, command: Callable[[], Command]) -> dict[str, Command | RayMQError]:
@@ -52,13 +73,13 @@ async def ask_each(
 ) -> dict[str, Command | RayMQError]:
     """The answer or error of each of these brokers, by its name."""
 
-    async def ask(address: str) -> Command | RayMQError:
+    async def ask(broker: str) -> Command | RayMQError:
         try:
-            return await ask_broker(mq, address, command)
+            return await ask_broker(mq, addresses[broker], command, broker)
         except RayMQError as error:
             return error
 
-    return dict(zip(addresses, await gather(addresses.values(), ask), strict=True))
+    return dict(zip(addresses, await gather(addresses, ask), strict=True))
 
 
 def unless_refused(answers: Mapping[str, Command | RayMQError]) -> dict[str, Command]:
@@ -105,5 +126,13 @@ async def check_all_told(mq: Connection, route: TopicRoute, change: str) -> None
 
 
 async def ask_name_servers(mq: Connection, command: Callable[[], Command]) -> None:
-    """Tell every name server; the first error is raised."""
-    await gather(mq.name_servers, lambda address: mq.pool.request(address, command(), REQUEST_SECONDS))
+    """Tell every name server what it may be told twice; the first error is raised.
+
+    One that does not know the topic has done so already, perhaps by a request whose answer was lost.
+    """
+
+    async def tell(address: str) -> None:
+        with contextlib.suppress(TopicNotFound):
+            await ask_broker(mq, address, command)
+
+    await gather(mq.name_servers, tell)

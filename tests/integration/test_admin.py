@@ -10,10 +10,13 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from raymq.actors.errors import ConnectionLost
 from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Command
 from raymq.client import (
     Admin,
     ClientClosed,
@@ -33,6 +36,7 @@ from raymq.client import (
     SimpleConsumer,
     TopicNotFound,
 )
+from raymq.client.requests import fan_out
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -291,3 +295,39 @@ class TestTopicsMadeBySending:
         with Producer(mq, "p") as producer, pytest.raises(TopicNotFound, match="create_topic"):
             producer.send(Message("new", b"x"))
         assert admin.topics() == ["t"]
+
+
+@pytest.mark.parametrize("code", [RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_TOPIC_IN_NAMESRV])
+def test_a_deletion_whose_answer_is_lost_is_repeated_and_recognised(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch, code: RequestCode
+) -> None:
+    """Also by a server that says that there is no such topic any more."""
+    admin.create_topic("lost-answer")
+    request, asked = mq.pool.request, list[str]()
+
+    async def losing(address: str, command: Command, *arguments: Any, **options: Any) -> Command:
+        if command.code != code:
+            return await request(address, command, *arguments, **options)
+        asked.append(address)
+        if asked.count(address) > 1:
+            raise TopicNotFound("topic lost-answer does not exist")
+        await request(address, command, *arguments, **options)
+        raise ConnectionLost(address, "cut")
+
+    monkeypatch.setattr(mq.pool, "request", losing)
+    admin.delete_topic("lost-answer")
+    assert len(asked) == 2 * len(set(asked))
+    monkeypatch.undo()
+    assert "lost-answer" not in admin.topics()
+
+
+def test_an_admin_call_finds_the_groups_new_master(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that died under a call may have a successor at another address."""
+    view = mq.run(mq.routes.cluster())
+    addresses = dict.fromkeys(view.masters, "127.0.0.1:1")
+    with monkeypatch.context() as patch:
+        patch.setattr(fan_out, "masters", AsyncMock(return_value=addresses))
+        admin.create_topic("successor", queues=1)
+    assert set(mq.run(mq.routes.get("successor")).addresses) == set(view.masters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from raymq.actors.errors import ConnectionLost
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.pop import Handle
 from raymq.client import Connection, Message, Producer, ReceivedMessage, SimpleConsumer
 from raymq.client.errors import BrokerUnavailable
+from raymq.client.pop import requests
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -57,16 +60,47 @@ def test_a_changed_time_whose_answer_is_lost_is_not_called_unchanged(
 
 @pytest.mark.usefixtures("admin")
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_acknowledgement_whose_answer_is_lost_is_not_called_stale(
+def test_an_acknowledgement_whose_answer_is_lost_is_repeated_and_recognised(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         messages = received(mq, consumer, count)
         code = RequestCode.ACK_MESSAGE if count == 1 else RequestCode.BATCH_ACK_MESSAGE
         lose_one_answer(mq, monkeypatch, code)
-        with pytest.raises(BrokerUnavailable):
-            consumer.ack(messages if count > 1 else messages[0])
+        assert consumer.ack(messages if count > 1 else messages[0])
         assert not consumer.ack(messages), "they are done, and their handles stale"
+
+
+@pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_acknowledgement_is_not_repeated_after_its_lease(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        messages = received(mq, consumer, count)
+        asked: list[tuple[int, str]] = []
+
+        async def lost(address: str, command: Command, *_: Any, **__: Any) -> Command:
+            asked.append((command.code, address))
+            raise ConnectionLost(address, "cut")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(mq.pool, "request", lost)
+            patch.setattr("raymq.client.pop.requests._lease_left", lambda _: 0.0)
+            with pytest.raises(BrokerUnavailable):
+                consumer.ack(messages if count > 1 else messages[0])
+        code = RequestCode.ACK_MESSAGE if count == 1 else RequestCode.BATCH_ACK_MESSAGE
+        acknowledged = [address for asked_code, address in asked if asked_code == code]
+        assert acknowledged
+        assert len(acknowledged) == len(set(acknowledged)), "each broker was asked once"
+
+
+def test_a_lease_lasts_until_the_first_of_its_deliveries_ends() -> None:
+    now_ms = int(time.time() * 1000)
+    long, short, over = (Handle(0, now_ms + begins, 30_000, 0, "0", "b", 0, 0) for begins in (0, -20_000, -40_000))
+    assert 29.0 < requests._lease_left([long]) <= 30.0
+    assert 9.0 < requests._lease_left([long, short]) <= 10.0
+    assert requests._lease_left([long, over]) == 0.0
 
 
 @pytest.mark.usefixtures("admin")
