@@ -181,7 +181,7 @@ def start(
         "config": settings.as_dict(),
     }
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray reads it when it is imported
-    from raymq.cluster import launching, ray_runtime
+    from raymq.cluster import deaths, launching, ray_runtime
 
     owns_ray = ray_runtime.is_embedded() or not ray_runtime.join()
     if owns_ray:
@@ -192,6 +192,7 @@ def start(
         for risk in (shared_machines(replicas, machines), only_name_server(replicas, name_servers, machines)):
             if risk is not None:
                 warnings.warn(risk, stacklevel=2)
+        deaths.watch(namespace)
         addresses, is_new = launching.start(namespace, directory, settings, arguments)
         found.save(namespace, addresses, ray_runtime.address(), settings.tls)
         return Cluster(addresses, namespace=namespace, tls=settings.tls, owns_ray=owns_ray, stops=True, is_new=is_new)
@@ -229,10 +230,11 @@ def connect(
         return Cluster(name_servers, tls=tls)
     check_namespace(namespace)
     rules.text("address", address)
-    from raymq.cluster import launching, ray_runtime
+    from raymq.cluster import deaths, launching, ray_runtime
 
     ray_runtime.join_address(address, partial(_own_ray, namespace))
     addresses = launching.addresses(namespace)
+    deaths.watch(namespace)
     return Cluster(addresses, namespace=namespace, tls=tls or _own_tls(namespace))
 
 

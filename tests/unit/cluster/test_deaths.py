@@ -1,0 +1,81 @@
+"""Which of Ray's messages are on the death of a process, and that all others are written as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ray._private import worker as ray_worker
+
+from raymq.cluster import deaths
+
+DEATH = (
+    "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, "
+    "check the logs for the dead worker. Lease ID: 01 Worker ID: 09 Node ID: 91 Worker IP address: 127.0.0.2 "
+    "Worker port: 37781 Worker PID: 19853 Worker exit type: SYSTEM_ERROR Worker exit detail: ..."
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "pid"),
+    [
+        ({"pid": "raylet", "lines": [DEATH]}, 19_853),
+        ({"pid": 7, "lines": [DEATH]}, None),
+        ({"pid": "raylet", "lines": ["2 workers were killed due to memory pressure"]}, None),
+        ({"pid": "autoscaler", "lines": [DEATH]}, None),
+        ({"pid": "raylet"}, None),
+        ({}, None),
+    ],
+)
+def test_a_death_is_known_by_its_process_id(data: dict[str, Any], pid: int | None) -> None:
+    assert deaths.dead_process(data) == pid
+
+
+def actor(name: str, kind: str, pid: int) -> dict[str, Any]:
+    return {"ActorID": name, "Name": name, "ActorClassName": kind, "Pid": pid, "State": "RESTARTING"}
+
+
+@pytest.mark.parametrize(
+    ("actors", "is_ours"),
+    [
+        ([actor("broker-a", "Broker", 19_853)], True),
+        ([actor("broker-a", "Broker", 1)], False),
+        ([actor("mine", "Trainer", 19_853)], False),
+        ([actor("", "Broker", 19_853)], False),
+    ],
+)
+def test_only_deaths_of_ours_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, actors: list[dict[str, Any]], is_ours: bool
+) -> None:
+    written: list[Any] = []
+    told: list[str] = []
+    monkeypatch.setattr(deaths, "_rays_own", lambda data, **_: written.append(data))
+    monkeypatch.setattr(deaths, "_tell", lambda dead, _: told.append(dead["Name"]))
+    monkeypatch.setattr(deaths.ray_state, "actors", lambda: {each["ActorID"]: each for each in actors})
+    message = {"pid": "raylet", "lines": [DEATH], "is_err": False}
+    other = {"pid": "raylet", "lines": ["something else"], "is_err": False}
+    for data in (message, other):
+        deaths._write(data, ignore_prefix=False)
+    assert written == ([other] if is_ours else [message, other])
+
+
+def test_a_message_is_written_where_ray_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> dict[str, Any]:
+        raise ConnectionError("no GCS")
+
+    written: list[Any] = []
+    monkeypatch.setattr(deaths, "_rays_own", lambda data, **_: written.append(data))
+    monkeypatch.setattr(deaths.ray_state, "actors", away)
+    deaths._write({"pid": "raylet", "lines": [DEATH]}, ignore_prefix=False)
+    assert len(written) == 1
+
+
+def test_rays_function_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rays_own(data: object, ignore_prefix: bool) -> None: ...
+
+    monkeypatch.setattr(ray_worker, "print_to_stdstream", rays_own)
+    monkeypatch.setattr(deaths, "_rays_own", None)
+    deaths.watch("a")
+    deaths.watch("b")
+    assert deaths._rays_own is rays_own
+    assert ray_worker.print_to_stdstream is deaths._write
