@@ -176,9 +176,10 @@ def _uninterrupted(live: Callable[[threading.Event, threading.Event], bool], nam
 
 def _break_off(namespace: str, exit_code: int) -> None:
     """End this process amid a start: what it has made is stopped cleanly, what Ray it has started is killed."""
-    from raymq.cluster import ray_runtime
+    from raymq.cluster import launching, ray_runtime
     from raymq.cluster.stopping import stop_actors
 
+    launching.abandon()
     with contextlib.suppress(RayMQError):
         if ray_runtime.is_embedded():
             stop_actors(namespace, _STOP_SECONDS)

@@ -7,6 +7,7 @@ keep whether the start was finished, so that nobody takes half a cluster for a w
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,15 @@ _POLL_SECONDS = 0.05
 Arguments = Mapping[str, Any]
 
 
+#: Set once who interrupts a start stops what it has made, so that the start does not kill it amid that.
+_abandoned = threading.Event()
+
+
+def abandon() -> None:
+    """Leave what starts of this process have made to the caller, who stops it; whatever becomes of these starts."""
+    _abandoned.set()
+
+
 class Started(NamedTuple):
     """What a start has come to: the name servers' addresses, and whether there was no such cluster before."""
 
@@ -77,6 +87,8 @@ def start(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
         try:
             return Started(_make(namespace, directory, settings, arguments), is_new)
         except BaseException:
+            if _abandoned.is_set():
+                raise
             made = [name for name in names(namespace) if name in layout(arguments) or is_keeper_name(name)]
             kill(namespace, [name for name in made if name not in before])
             raise

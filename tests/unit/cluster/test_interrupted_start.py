@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from raymq.cluster import bootstrap, cli_cluster
+from raymq.actors.errors import BrokerUnavailable
+from raymq.cluster import bootstrap, cli_cluster, found, launching
 from raymq.cluster.cli import main_group
+from raymq.cluster.config import ClusterConfig
 
 
 class Started:
@@ -96,3 +99,28 @@ def test_a_hangup_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     assert CliRunner().invoke(main_group, ["cluster", "start"]).exit_code == 0
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_a_start_that_fails_kills_nothing_that_is_being_stopped(
+    abandoned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that was killed amid its stop left its abort file."""
+    made: list[str] = []
+    killed: list[list[str]] = []
+
+    def make(*_: Any) -> list[str]:
+        made.append("broker-a")
+        if abandoned:
+            launching.abandon()
+        raise BrokerUnavailable("broker-a", "it was stopped")
+
+    monkeypatch.setenv(found.HOME, str(tmp_path))
+    monkeypatch.setattr(launching, "_abandoned", threading.Event())
+    monkeypatch.setattr(launching, "_make", make)
+    monkeypatch.setattr(launching, "names", lambda _: list(made))
+    monkeypatch.setattr(launching, "kill", lambda _, names: killed.append(names))
+    arguments = {"brokers": 1, "replicas": 1, "name_servers": 1, "root": str(tmp_path)}
+    with pytest.raises(BrokerUnavailable):
+        launching.start("n", tmp_path, ClusterConfig(), arguments)
+    assert killed == ([] if abandoned else [["broker-a"]])
