@@ -32,6 +32,7 @@ from raymq.client import (
 from raymq.client.timestamps import AS_TEXT, span_from_text
 from raymq.cluster.cli_context import Finder, Time, json_option
 from raymq.cluster.output import message_fields, on_one_line, plain, print_fields, print_json, say_truncated
+from raymq.cluster.shell_remedies import in_shell_words
 
 #: How long lines are gathered so that they travel together, and how many may be without an answer.
 _LINGER_SECONDS: Final = 0.005
@@ -90,7 +91,11 @@ def send_message(
         lines = repeat(os.fsencode(body or ""), count) if source is None else (line.rstrip(b"\r\n") for line in source)
         with Producer(mq, "raymq-cli", linger=_LINGER_SECONDS) as producer:
             sent, failed = _send_lines(producer, common, lines, parse=source is not None)
-    told = {"topic": topic, "sent": sent, "failed": [{"line": line, "error": str(error)} for line, error in failed]}
+    told = {
+        "topic": topic,
+        "sent": sent,
+        "failed": [{"line": line, "error": in_shell_words(str(error))} for line, error in failed],
+    }
     print_fields(told if as_json else {"topic": topic, "sent": sent, "failed": len(failed)}, as_json=as_json)
     for words, some in _by_outcome(failed):
         what = "line" if source is not None else "message"
@@ -185,8 +190,8 @@ def _by_outcome(failed: Sequence[tuple[int, RayMQError]]) -> list[tuple[str, lis
     """What is said of lines that failed, those with the same error together."""
     found: dict[str, list[int]] = {}
     for number, error in failed:
-        is_unknown = isinstance(error, OutcomeUnknown)
-        words = f"{'may or may not be' if is_unknown else 'not'} stored: {type(error).__name__}: {error}"
+        outcome = "may or may not be stored" if isinstance(error, OutcomeUnknown) else "not stored"
+        words = f"{outcome}: {type(error).__name__}: {in_shell_words(str(error))}"
         found.setdefault(words, []).append(number)
     return list(found.items())
 
@@ -224,8 +229,12 @@ def tail_topic(
         raise
     shown = 0
     found: list[dict[str, Any]] = []
-    with contextlib.suppress(KeyboardInterrupt), finder.connect() as mq, Admin(mq) as admin:
-        messages = admin.tail(topic, place, tag, follow=follow)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        finder.connect() as mq,
+        Admin(mq) as admin,
+        contextlib.closing(admin.tail(topic, place, tag, follow=follow)) as messages,
+    ):
         for message in messages if limit is None else islice(messages, limit):
             shown += 1
             if not as_json:

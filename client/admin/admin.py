@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -279,7 +279,7 @@ class Admin(BrokerChanges):
 
         Raises:
             BrokerUnavailable: none was found, and a broker of the topic is away. Where some were found, `.not_asked` of
-                the result names such brokers.
+                the result names such brokers, and a warning is logged.
 
         Returns:
             a list whose `.truncated` says whether there are more; `query_messages` goes on to the end.
@@ -365,7 +365,7 @@ class Admin(BrokerChanges):
 
     def tail(
         self, topic: str, start: Place = "latest", tags: str = "*", *, follow: bool = True
-    ) -> Iterator[ReceivedMessage]:
+    ) -> Generator[ReceivedMessage]:
         """The messages of `topic` from `start` on, and with `follow` those that come, without end. It leaves no group.
 
         Messages come in the order of their queues; damaged ones are passed over.
@@ -384,7 +384,7 @@ class Admin(BrokerChanges):
                 yield message
         finally:
             with contextlib.suppress(ClientClosed):
-                self._run(found.aclose())
+                self._run(reading.close(found))
 
     async def atail(
         self, topic: str, start: Place = "latest", tags: str = "*", *, follow: bool = True
@@ -396,7 +396,7 @@ class Admin(BrokerChanges):
                 yield message
         finally:
             with contextlib.suppress(ClientClosed):
-                await self._arun(found.aclose())
+                await self._arun(reading.close(found))
 
     # -- dead letters --------------------------------------------------------------------------------------------
 

@@ -57,12 +57,14 @@ async def by_key(
     arguments.whole("limit", limit, 1)
     found: list[ReceivedMessage] = []
     search = await _Search.begin(mq, topic, key, begin, end, min(limit + 1, _PAGE))
+    truncated = False
     async for message in search.messages():
         if len(found) == limit:
-            return FoundMessages(found, search.away, truncated=True)
+            truncated = True
+            break
         found.append(message)
     asking.check_all_asked(f"a message of {topic} with the key", search.away, found=bool(found))
-    return FoundMessages(found, search.away)
+    return FoundMessages(found, search.away, truncated=truncated)
 
 
 async def all_by_key(

@@ -39,6 +39,9 @@ _GROUP: Final = "group:"
 #: Messages of one answer while a topic is followed, and how long a broker holds a request that finds nothing.
 _AT_ONCE: Final = 256
 _WAIT_SECONDS: Final = 2.0
+#: How often it is tried to end a reading whose step is being cancelled.
+_CLOSING_TRIES: Final = 100
+_CLOSING_SECONDS: Final = 0.02
 
 
 def checked_place(field: str, place: Any) -> Place:
@@ -168,6 +171,17 @@ async def messages(
 async def following(found: AsyncIterator[ReceivedMessage]) -> ReceivedMessage | None:
     """The next one, None behind the last one."""
     return await anext(found, None)
+
+
+async def close(found: AsyncGenerator[ReceivedMessage]) -> None:
+    """End the reading, also where a step of it that nobody waits for any more is just being cancelled."""
+    for _ in range(_CLOSING_TRIES):
+        try:
+            await found.aclose()
+        except RuntimeError:
+            await asyncio.sleep(_CLOSING_SECONDS)
+        else:
+            return
 
 
 class _Follower:

@@ -178,4 +178,10 @@ def test_administration(mq: Connection, admin: Admin) -> None:
     walk(admin.dlq_redrive, group="g", ids=[], rate=1.0, dry_run=True)
     for rate in (math.inf, math.nan, 0, "x"):
         refused(admin.dlq_redrive, "g", None, rate)
+    walk(lambda **given: list(admin.query_messages(**given)), topic="t", key="k", begin=0.0, end=2e9)
+    walk(lambda **given: list(admin.tail(**given, follow=False)), topic="t", start="earliest", tags="*")
+    walk(admin.read_table, topic="t", start="earliest", end="latest", tags="*", columns=["body"], max_rows=1)
+    walk(admin.dlq_delete, group="g", ids=[])
+    walk(admin.forget_topic, group="g", topic="t")
+    walk(admin.delete_group, group="g", dead_letters=False, dry_run=True)
     assert "t" in admin.topics()

@@ -86,6 +86,9 @@ def test_lines_that_were_not_stored_are_told(mq: Connection, admin: Admin, monke
     assert "lines 2-3, 6 not stored: NotStored" in done.stderr
     assert "line 5 not stored: InvalidInput" in done.stderr
     assert bodies(admin, "partly") == [b"1", b"4", b"7"]
+    missing = run(mq, "message", "send", "no-such", "--file", "-", stdin=b"a\nb\n")
+    assert "lines 1-2 not stored: TopicNotFound" in missing.stderr
+    assert "raymq topic create" in missing.stderr
     told = json.loads(run(mq, "message", "send", "partly", "--file", "-", "--json", stdin=lines).stdout)
     assert told["sent"] == 3
     assert [each["line"] for each in told["failed"]] == [2, 3, 5, 6]
