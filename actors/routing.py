@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from raymq.actors.errors import (
     NOBODY_ANSWERS,
@@ -74,6 +74,8 @@ class Routes:
         self._doubted: dict[str, float] = {}
         pool.on_trouble = self.doubt
         pool.probed = self.name_servers
+        #: Called when a route is to be asked for again before it is used, or leads to other brokers than before.
+        self.on_change: set[Callable[[], None]] = set()
         #: The addresses of cached routes that a name server did not name when it was asked last.
         self._absent: set[str] = set()
         self._silence = NameServerSilence(boottime)
@@ -139,6 +141,8 @@ class Routes:
                     asyncio.get_running_loop().call_later(_DROP_SECONDS, self._drop, before[broker])
         seconds = _SHORT_SECONDS if self._misses(route, now) else ROUTE_SECONDS
         self._cached[topic] = (now - ROUTE_SECONDS + seconds, route)
+        if before != route.addresses:
+            self._changed()
         self._forget_unused(now)
         return route
 
@@ -315,6 +319,17 @@ class Routes:
         cached = self._cached.get(topic)
         if cached is not None:
             self._cached[topic] = (boottime() - ROUTE_SECONDS, cached[1])
+            self._changed()
+
+    def seconds_until_old(self, topics: Iterable[str]) -> float:
+        """Return for how long all these routes are young; 0 where one is not known."""
+        now = boottime()
+        since = [self._cached[topic][0] if topic in self._cached else -ROUTE_SECONDS for topic in topics]
+        return max(0.0, min(since, default=now) + ROUTE_SECONDS - now)
+
+    def _changed(self) -> None:
+        for call in list(self.on_change):
+            call()
 
     def forget(self, topic: str) -> None:
         """Drop all that is known of a topic, for it was deleted."""

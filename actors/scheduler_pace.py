@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from raymq.actors.protocol import DueReport
 
-#: A broker that is not behind is asked this often at most: a call costs as much as the delivery of twenty messages.
-LEAST_SECONDS = 0.02
-#: A broker with nothing due is asked this often: a message that was stored meanwhile may be due by then.
-IDLE_SECONDS = 0.1
+#: A broker whose next message is overdue by more than this is behind.
+BEHIND_SECONDS = 0.02
+#: A broker that is not behind is asked this often: it delivers by itself what becomes due meanwhile.
+IDLE_SECONDS = 1.0
 #: A broker that did not answer is left alone for this long.
 FAILURE_SECONDS = 0.5
 
@@ -27,11 +27,9 @@ class SchedulerPace:
         return self._next - self.clock()
 
     def answered(self, report: DueReport) -> None:
-        """It delivered what was due: ask again when the next is, soon but not at once; at once where it is behind."""
-        now = self.clock()
-        wait = IDLE_SECONDS if report.wait_ms is None else report.wait_ms / 1000
-        is_behind = wait < -LEAST_SECONDS
-        self._next = now if is_behind else now + min(max(wait, LEAST_SECONDS), IDLE_SECONDS)
+        """It delivered what was due: ask again at once where it is behind."""
+        is_behind = report.wait_ms is not None and report.wait_ms / 1000 < -BEHIND_SECONDS
+        self._next = self.clock() + (0.0 if is_behind else IDLE_SECONDS)
 
     def failed(self) -> None:
         """It did not answer."""

@@ -7,9 +7,7 @@ from raymq.actors.broker.service import BrokerService
 
 async def fall_silent(broker: BrokerService) -> None:
     """It does nothing any more and is not reached any more; its store is as it was. On the broker's loop."""
-    for duty in broker._duties:
-        duty.cancel()
-    broker._beating.cancel()
+    broker._cancel_duties()
     await broker._server.stop()
     await broker._pool.close()
 

@@ -43,10 +43,10 @@ class Meetings:
         self._next = 0.0
         self._backoff = Backoff(first=0.2, cap=_LONGEST_SECONDS)
 
-    async def meet_others(self) -> None:
-        """Look, if it is time, who is there, and meet them."""
+    async def meet_others(self) -> float:
+        """Look, if it is time, who is there, and meet them; returns after how many seconds to look again."""
         if self._clock() < self._next:
-            return
+            return self._next - self._clock()
         complete = False
         try:
             complete = await self._look()
@@ -54,6 +54,7 @@ class Meetings:
             if complete:
                 self._backoff.reset()
             self._next = self._clock() + (_LOOK_SECONDS if complete else self._backoff.next_delay())
+        return self._next - self._clock()
 
     async def _look(self) -> bool:
         """Whether all that were ever there are met now."""

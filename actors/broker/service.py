@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.appending.admission import BEAT_SECONDS
 from raymq.actors.broker.core.appending.append_under_way import AppendDoor
 from raymq.actors.broker.core.broker_settings import broker_settings
 from raymq.actors.broker.core.groups.clients import GroupTable
@@ -29,7 +28,7 @@ from raymq.actors.broker.core.loop_stops import PROBE_SECONDS
 from raymq.actors.broker.core.reading.arrivals import Arrivals
 from raymq.actors.broker.core.reading.long_poll import LongPolls
 from raymq.actors.broker.core.statistics import Statistics
-from raymq.actors.broker.duties import repeat
+from raymq.actors.broker.duties import Round, repeat
 from raymq.actors.broker.group_commit import GroupCommit, flush_of
 from raymq.actors.broker.handlers import pop
 from raymq.actors.broker.handlers.families import all_handlers
@@ -66,16 +65,14 @@ from raymq.storage.errors import StoreError
 from raymq.storage.tables.broker_identity import read_identity
 from raymq.storage.version import VERSION
 
-_POLL_SWEEP_SECONDS = 0.1
-_POP_SWEEP_SECONDS = 0.05
+#: How often the short duties have a turn: the sweeps of what is parked and lent, what is due, the loop's own beat.
+_ROUND_SECONDS = 0.05
 _GROUP_SWEEP_SECONDS = 0.5
 #: How often old log files are looked for (RocketMQ's cleanResourceInterval).
 _RETENTION_SECONDS = 10.0
-#: How often a step is made to store anew what waits in files that are about to go: 2,000 messages a second at most.
-_RESCUE_SECONDS = 0.05
 #: How often it is looked for staged writes of which nobody has told for a while what has become of them.
 _WRITES_SECONDS = 0.5
-#: How often it is looked whether it is time to look for brokers that this one has not met.
+#: When it is looked first, after a start, for brokers that this one has not met.
 _MEET_SECONDS = 0.1
 #: How often staged writes that nobody will commit, which are a day old then, and what is long over are looked for.
 _STAGED_SECONDS = 60.0
@@ -83,9 +80,12 @@ _STAGED_SECONDS = 60.0
 _PRODUCERS_SECONDS = 5.0
 #: How often changes of topics and groups are written into RocketMQ's files; until then journals have them.
 _SETTINGS_SECONDS = 1.0
-#: A broker that no scheduler has asked for so long delivers what is due by itself, once per period.
-_UNASKED_SECONDS = 0.3
-_UNASKED_PERIOD_SECONDS = 0.05
+#: What is due sooner than in the next round gets a turn of its own, after at least this; where more is due than one
+#: turn delivers, after the shorter pause.
+_LEAST_DUE_SECONDS = 0.02
+_BEHIND_SECONDS = 0.002
+#: The loop's stops are looked for less often while nothing is appended.
+_IDLE_PROBE_SECONDS = 0.1
 #: After a crash the log is looked through from the last checkpoint of the timers on.
 _TIMER_CHECKPOINT_SECONDS = 2.0
 #: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
@@ -112,7 +112,6 @@ class BrokerService:
         self._node_id = node_id
         self._epoch = opened.epoch
         self._scheduler_pid: int | None = None
-        self._asked_at = 0.0
         self._lateness = 0.0
         self._save_producers_at = 0.0
         self._save_settings_at = 0.0
@@ -132,8 +131,12 @@ class BrokerService:
         self._server = self._made_server(self._made_context(durable, routes))
         self._door = InvokeDoor(self._server)
         self._duties: list[asyncio.Task[None]] = []
-        self._beating: asyncio.TimerHandle | None = None
+        self._round = Round(self._loop, _ROUND_SECONDS)
+        self._delivering: asyncio.TimerHandle | None = None
         self._probing: asyncio.TimerHandle | None = None
+        #: How many appends there were when the loop was probed last.
+        self._appends = 0
+        self._announcing: asyncio.Task[None] | None = None
 
     def _wake_who_waits(self) -> _Durable:
         """Have those told of arrivals who wait for them; what is awaited before an append is acknowledged."""
@@ -294,7 +297,7 @@ class BrokerService:
         return failures
 
     def _cancel_duties(self) -> None:
-        for duty in (*self._duties, self._beating, self._probing):
+        for duty in (*self._duties, self._round, self._delivering, self._probing, self._announcing):
             if duty is not None:
                 duty.cancel()
 
@@ -312,7 +315,6 @@ class BrokerService:
     async def deliver_due(self, scheduler_pid: int) -> DueReport:
         """Deliver what is due; the scheduler that asks is remembered for `status`."""
         self._scheduler_pid = scheduler_pid
-        self._asked_at = self._loop.time()
         return self._deliver_due()
 
     def status(self) -> BrokerInfo:
@@ -352,7 +354,6 @@ class BrokerService:
     async def _listen(self, bound: list[socket.socket]) -> None:
         own, *vip_channel = bound
         await self._server.start(own)
-        self._beat()
         self._probe()
         for each in vip_channel:
             try:
@@ -366,12 +367,7 @@ class BrokerService:
         await self.announce()
         self._duties = [
             self._every(HEARTBEAT_SECONDS, self.announce),
-            self._every(_UNASKED_PERIOD_SECONDS, self._deliver_unasked),
-            self._every(_POLL_SWEEP_SECONDS, self._sweep_polls),
-            self._every(_POP_SWEEP_SECONDS, self._sweep_pop),
-            self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups),
             self._every(_RETENTION_SECONDS, self._delete_expired),
-            self._every(_RESCUE_SECONDS, self._rescue),
             self._every(_MEET_SECONDS, self._meetings.meet_others),
             self._every(_WRITES_SECONDS, self._follow_writes),
             self._every(_STAGED_SECONDS, self._sweep_staged),
@@ -380,39 +376,54 @@ class BrokerService:
             self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers),
             self._every(_TIMER_CHECKPOINT_SECONDS, self._sync_set_aside),
         ]
-
-    def _beat(self) -> None:
-        self.core.admission.beat()
-        self._beating = self._loop.call_later(BEAT_SECONDS, self._beat)
+        for seconds, duty in (
+            (_ROUND_SECONDS, self.core.admission.beat),
+            (_ROUND_SECONDS, self._deliver_in_time),
+            (_ROUND_SECONDS, self.polls.expire),
+            (_ROUND_SECONDS, self._sweep_pop),
+            (_ROUND_SECONDS, self.core.rescue.step),
+            (_GROUP_SWEEP_SECONDS, self._sweep_groups),
+        ):
+            self._round.add(f"{self.spec.name}: {_words(duty)}", seconds, duty)
+        self._round.begin()
 
     def _probe(self) -> None:
-        self.statistics.loop_stops.beat()
-        self._probing = self._loop.call_later(PROBE_SECONDS, self._probe)
+        appends, self._appends = self._appends, self.core.admission.entered
+        wait = PROBE_SECONDS if appends != self._appends else _IDLE_PROBE_SECONDS
+        self.statistics.loop_stops.beat(wait)
+        self._probing = self._loop.call_later(wait, self._probe)
 
-    def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        name = duty.__name__.strip("_").replace("_", " ")
-        return self._loop.create_task(repeat(f"{self.spec.name}: {name}", seconds, duty))
+    def _every(self, seconds: float, duty: Callable[[], Awaitable[float | None]]) -> asyncio.Task[None]:
+        return self._loop.create_task(repeat(f"{self.spec.name}: {_words(duty)}", seconds, duty))
 
     def _deliver_due(self) -> DueReport:
         report = self.core.deliver_due()
         self._lateness = report.lateness_ms / 1000
         return report
 
-    async def _deliver_unasked(self) -> None:
-        """What is due does not wait until a scheduler, which was killed, is back, or has found this broker again."""
-        if self._loop.time() - self._asked_at >= _UNASKED_SECONDS:
-            self._deliver_due()
+    def _deliver_in_time(self) -> None:
+        """Deliver what is due, and again when the next is if that is before the next round."""
+        if self._delivering is not None:
+            self._delivering.cancel()
+            self._delivering = None
+        wait = self._deliver_due().wait_ms
+        if wait is None or wait >= _ROUND_SECONDS * 1000:
+            return
+        is_behind = wait < -_LEAST_DUE_SECONDS * 1000
+        pause = _BEHIND_SECONDS if is_behind else max(wait / 1000, _LEAST_DUE_SECONDS)
+        self._delivering = self._loop.call_later(pause, self._deliver_between)
 
-    async def _sweep_polls(self) -> None:
-        self.polls.expire()
+    def _deliver_between(self) -> None:
+        with contextlib.suppress(Exception):  # the round tries it again, and logs it
+            self._deliver_in_time()
 
-    async def _sweep_pop(self) -> None:
+    def _sweep_pop(self) -> None:
         topics = self.store.topic_configs.version
         self.core.pop.sweep()
         if self.store.topic_configs.version != topics:  # the first dead letter of a group makes its topic
-            await self.announce()
+            self._announcing = self._loop.create_task(self.announce())
 
-    async def _sweep_groups(self) -> None:
+    def _sweep_groups(self) -> None:
         gone = self.groups.expire()
         self.core.locks.forget(gone.client_ids)
         for name in gone.groups:
@@ -422,9 +433,6 @@ class BrokerService:
         deleted = self.core.delete_expired()
         if deleted.log_files:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
-
-    async def _rescue(self) -> None:
-        self.core.rescue.step()
 
     async def _follow_writes(self) -> None:
         await self._write_follower.turn()
@@ -476,6 +484,10 @@ class BrokerService:
         for connection in self.groups.connections(name):
             assert isinstance(connection, ServerConnection)
             connection.push(NotifyConsumerIdsChanged(name).command())
+
+
+def _words(duty: Callable[[], object]) -> str:
+    return duty.__name__.strip("_").replace("_", " ")
 
 
 def _close(sockets: list[socket.socket]) -> None:

@@ -75,9 +75,11 @@ class WireConnection(asyncio.BufferedProtocol):
         scratch: memoryview,
         on_push: PushHandler | None = None,
         max_frame_bytes: int = frame.MAX_FRAME_BYTES,
+        on_lost: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`max_frame_bytes` bounds the frames of both directions."""
+        """`max_frame_bytes` bounds the frames of both directions; `on_lost` is called with the address at the end."""
         self.address = address
+        self._on_lost = on_lost
         self._on_push = on_push
         self._scratch = scratch
         self._max_frame_bytes = max_frame_bytes
@@ -147,6 +149,7 @@ class WireConnection(asyncio.BufferedProtocol):
         for future in waiting.values():
             if not future.done():
                 future.set_exception(ConnectionLost(self.address, f"connection lost: {exc or 'closed by the peer'}"))
+        self._on_lost(self.address)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -333,6 +336,8 @@ class ConnectionPool:
         self._closed = False
         #: Told the address of a server that did not answer, or said that it is not the one to ask.
         self.on_trouble: Callable[[str], None] = lambda _: None
+        #: Called with the address of each open connection that ends.
+        self.on_lost: set[Callable[[str], None]] = set()
         #: The addresses that are tried by turns while nothing answers: the name servers.
         self.probed: Sequence[str] = ()
         #: Whether nothing answers: an attempt to connect has failed, and no connection is open.
@@ -530,7 +535,7 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(PROBE_SECONDS if self.is_silent else CONNECT_SECONDS):
                 transport, connection = await loop.create_connection(
-                    lambda: WireConnection(address, self._scratch, self._on_push, self._max_frame_bytes),
+                    lambda: WireConnection(address, self._scratch, self._on_push, self._max_frame_bytes, self._lost),
                     host.strip("[]"),
                     int(port),
                     ssl=None if self._tls is None else self._tls.now(),
@@ -556,6 +561,10 @@ class ConnectionPool:
         if self.is_silent:
             self._answered_again()
         return connection
+
+    def _lost(self, address: str) -> None:
+        for call in [] if self._closed else list(self.on_lost):
+            call(address)
 
     def _failed_to_connect(self) -> None:
         if self.is_silent or self._closed:

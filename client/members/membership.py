@@ -1,7 +1,8 @@
 """A consumer's membership: heartbeats to every broker of its topics, and the list of its fellow members.
 
 Runs on the connection's event loop. A broker that restarts forgets its members; a new connection to a broker is
-therefore followed by a heartbeat at once, and the members are asked from all brokers and united.
+therefore followed by a heartbeat at once, and the members are asked from all brokers and united. Between two heartbeats
+a member sleeps: the end of a connection and another route wake it.
 
 A topic that does not exist is waited for: the connection polls for it (`raymq.client.missing_topics`), and meanwhile
 every master gets heartbeats, since any of them may get the topic.
@@ -10,7 +11,9 @@ every master gets heartbeats, since any of them may get the topic.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -31,6 +34,9 @@ from raymq.client.connection import Connection
 
 HEARTBEAT_SECONDS = 10.0
 _REQUEST_SECONDS = 3.0
+#: What failed, or is missing, is tried again after this; what wakes a member is looked at after the shorter pause.
+AGAIN_SECONDS = 1.0
+_SOON_SECONDS = 0.1
 #: A member that is missing from the lists for less than this is still counted: its broker may have restarted.
 VANISHED_SECONDS = 2.0
 
@@ -82,11 +88,60 @@ class Membership:
         self._may_know: set[str] = set()
         #: Addresses of brokers that could not be greeted yet, and never were.
         self._unmet: frozenset[str] = frozenset()
+        #: The brokers of the last heartbeat, and whether all of them took it and nothing was missing.
+        self._current: Sequence[str] = ()
+        self._is_well = False
+        self._woken = asyncio.Event()
         self._last_seen: dict[str, float] = {}
         self.settled = True
         self._asks_owners = owners
         #: Who fetched each queue last, as far as a broker has ever told: one that restarted learns it anew.
         self.owners: dict[MessageQueue, str] = {}
+
+    async def keep(self, succeeded: Callable[[], None]) -> None:
+        """Greet every broker again and again until cancelled, and call `succeeded` after each time.
+
+        A broker that is new, or was reached over a connection that has ended, is greeted within a second.
+        """
+        lost, changed = self._mq.pool.on_lost, self._mq.routes.on_change
+        lost.add(self._connection_lost)
+        changed.add(self._wake)
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._seconds_until_due()):
+                        await self._woken.wait()
+                        await asyncio.sleep(_SOON_SECONDS)
+                self._woken.clear()
+                try:
+                    await self.heartbeat()
+                except RayMQError as error:
+                    self._is_well = False
+                    _log.debug("heartbeat of %s: %s", self._member.group, error)
+                succeeded()
+        finally:
+            lost.discard(self._connection_lost)
+            changed.discard(self._wake)
+
+    def _seconds_until_due(self) -> float:
+        if not self._is_well or self._missing:
+            return AGAIN_SECONDS
+        # The members of one process do not all ask for the same route at the same moment.
+        until_old = self._mq.routes.seconds_until_old(self._member.subscriptions) + random.uniform(0.0, AGAIN_SECONDS)
+        oldest = min(self._greeted[address][1] for address in self._current)
+        return max(_SOON_SECONDS, min(until_old, oldest + HEARTBEAT_SECONDS - self._clock()))
+
+    def greet_all(self) -> None:
+        """Have the next heartbeat, which is due now, greet every broker."""
+        self.greets_all = True
+        self._woken.set()
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    def _connection_lost(self, address: str) -> None:
+        if address in self._greeted:
+            self._woken.set()
 
     async def heartbeat(self, *, strict: bool = False) -> None:
         """Greet every broker whose connection is new or whose last heartbeat is old.
@@ -112,6 +167,8 @@ class Membership:
                 raise refusals[0]
             if failures and len(failures) == len(addresses):
                 raise failures[addresses[0]]
+        self._current = addresses
+        self._is_well = self._is_well and bool(addresses) and not failures
         unmet = failures.keys() - self._greeted.keys()
         for error in failures.values():
             if isinstance(error, SubscriptionMismatch) and error.in_force is not None:
@@ -150,7 +207,7 @@ class Membership:
         self._last_seen = {m: seen for m, seen in self._last_seen.items() if now - seen < VANISHED_SECONDS}
         self.settled = named == set(self._last_seen)
         if named and self._member.client_id not in named:
-            self.greets_all = True
+            self.greet_all()
             await self.heartbeat()
         return sorted(self._last_seen) if named else []
 
@@ -222,8 +279,10 @@ class Membership:
 
     async def _addresses(self) -> Sequence[str]:
         found: set[str] = set()
+        self._is_well = True
         for topic, route in (await self.routes(self._member.subscriptions)).items():
             if isinstance(route, RayMQError):
+                self._is_well = False
                 _log.debug("route of %s: %s", topic, route)
             else:
                 found.update(route.addresses.values())

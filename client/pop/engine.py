@@ -43,7 +43,6 @@ from raymq.client.pop.receiver import Receiver
 from raymq.client.pop.requests import PopRequests, Source
 from raymq.storage.clock import boottime
 
-_TICK_SECONDS = 1.0
 #: A broker that does not answer is asked again after this.
 _PAUSE_SECONDS = 0.5
 #: A source that has not answered a pop after this is passed over for the next one; its answer is taken when it comes.
@@ -146,7 +145,9 @@ class Popping:
                     await self.membership.leave()
             raise
         self._mq.listen(self._pushed)
-        self._heartbeats = self.supervisor.every("heartbeat", _TICK_SECONDS, self.membership.heartbeat)
+        self._heartbeats = self.supervisor.keep(
+            "heartbeat", partial(self.membership.keep, partial(self.supervisor.succeeded, "heartbeat"))
+        )
 
     async def _join(self) -> None:
         subscribed = [topic for topic in self.topics if topic != retry_topic(self._group)]
@@ -250,7 +251,7 @@ class Popping:
     def _pushed(self, _: WireConnection, command: Command) -> None:
         is_change = command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         if is_change and command.fields.get("consumerGroup") == self._group:
-            self.membership.greets_all = True  # a member may have brought a subscription of a higher version
+            self.membership.greet_all()  # a member may have brought a subscription of a higher version
 
     def _superseded(self, error: SubscriptionMismatch) -> None:
         """A subscription of a higher version is in force: leave what was not received to its members."""

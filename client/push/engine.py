@@ -12,6 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from raymq.actors.errors import OffsetReset, QueueNotFound, RayMQError, SubscriptionMismatch, TopicNotFound
@@ -178,12 +179,13 @@ class Consuming:
         )
         self._mq.listen(self._pushed)
         await self._share_out()
-        every, expiry = self.supervisor.every, min(_TICK_SECONDS, self._settings.consume_timeout)
-        self._stays = [every("heartbeat", _TICK_SECONDS, self._membership.heartbeat)]
+        keep, expiry = self.supervisor.keep, min(_TICK_SECONDS, self._settings.consume_timeout)
+        beat = partial(self._membership.keep, partial(self.supervisor.succeeded, "heartbeat"))
+        self._stays = [keep("heartbeat", beat)]
         self._tasks = [
-            self.supervisor.keep("assignment", self._keep_assignment),
-            every("commits", _COMMIT_SECONDS, self._begin_commits),
-            every("expiry of calls", expiry, self._expire_calls),
+            keep("assignment", self._keep_assignment),
+            keep("commits", partial(self._while_busy, "commits", _COMMIT_SECONDS, self._begin_commits)),
+            keep("expiry of calls", partial(self._while_busy, "expiry of calls", expiry, self._expire_calls)),
         ]
         if self._locking:
             self._stays.append(
@@ -250,7 +252,8 @@ class Consuming:
         ):
             self._rebalance_now.set()
             # A member may have brought a subscription of a higher version; others see that as they list the members.
-            self._membership.greets_all = self._membership.greets_all or not self._clustering
+            if not self._clustering:
+                self._membership.greet_all()
 
     def _topics_found(self, topics: frozenset[str]) -> None:
         """Topics that were missing exist now: take them up without delay."""
@@ -488,6 +491,20 @@ class Consuming:
             _log.debug("commit of %s: %s", process.queue, error)
 
     # -- duties ---------------------------------------------------------------------------------------------------
+
+    async def _while_busy(self, work: str, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
+        """Do a duty every so many seconds as long as a message is in hand, or an offset is to be committed."""
+        while True:
+            await self._fetching.arrived.wait()
+            await asyncio.sleep(seconds)
+            await duty()
+            self.supervisor.succeeded(work)
+            if not self._is_busy():
+                self._fetching.arrived.clear()
+
+    def _is_busy(self) -> bool:
+        owned = [*self._queues.values(), *self._dropped.values()]
+        return any(process.in_flight or self._has_to_commit(process) for process in owned)
 
     async def _expire_calls(self) -> None:
         self.delivery.expire_calls()

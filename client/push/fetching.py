@@ -86,6 +86,8 @@ class Fetching:
         self._supervisor = supervisor
         self._failing = failing
         self._unreadable = unreadable
+        #: Set when anything arrives; whoever has looked after that clears it.
+        self.arrived = asyncio.Event()
         #: Queues of which no more is fetched until something was found out about them.
         self.held: set[ProcessQueue] = set()
         self._shares = FetchShares()
@@ -126,6 +128,7 @@ class Fetching:
         self, process: ProcessQueue, messages: list[ReceivedMessage], sizes: list[int], next_offset: int
     ) -> None:
         """Messages of one queue arrived; their sizes in bytes, and where the next fetch of it begins."""
+        self.arrived.set()
         self._backoffs.succeeded(process.queue)
         wanted = self._filters[process.queue.topic]
         if wanted.codes is not None:  # the broker compared hashes
@@ -248,6 +251,7 @@ class Fetching:
         """Of a queue of which all is wanted."""
         if process.dropped:
             return
+        self.arrived.set()
         self._delivery.add_one(process, received_one(record, 0, process.queue), len(record))
         if len(self._queues) > 1:
             self._queues[process.queue] = self._queues.pop(process.queue)

@@ -26,9 +26,9 @@ from raymq.client import (
     SimpleConsumer,
     WorkFailed,
 )
+from raymq.client.members import membership
 from raymq.client.members.lock_table import LockTable
 from raymq.client.members.membership import Membership
-from raymq.client.pop import engine as popping
 from raymq.client.pop import requests as pop_requests
 from raymq.client.pop.engine import Popping
 from raymq.client.push import engine as consuming
@@ -76,7 +76,8 @@ def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consuming, "_TICK_SECONDS", 0.1)
     monkeypatch.setattr(consuming, "_COMMIT_SECONDS", 0.1)
     monkeypatch.setattr(consuming, "REBALANCE_SECONDS", 1.0)
-    monkeypatch.setattr(popping, "_TICK_SECONDS", 0.1)
+    monkeypatch.setattr(membership, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(membership, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(supervision, "FIRST_SECONDS", 0.02)
     monkeypatch.setattr(supervision, "LONGEST_SECONDS", 0.2)
 
@@ -243,8 +244,15 @@ def test_wait_tells_that_a_work_fails_again_and_again(
 ) -> None:
     fault = Fault(ValueError("always"))
     monkeypatch.setattr(Delivery, "expire_calls", fault.before(Delivery.expire_calls))
-    with PushConsumer(mq, "g", {"t": "*"}, Taker()) as consumer:
+    release = threading.Event()
+
+    def listener(_: list[ReceivedMessage]) -> ConsumeResult:
+        release.wait(30)
+        return ConsumeResult.SUCCESS
+
+    with PushConsumer(mq, "g", {"t": "*"}, listener) as consumer:
         fault.left = 1_000
+        Producer(mq, "p").send(Message("t", b"in hand"))
         with pytest.raises(WorkFailed) as caught:
             consumer.wait(30)
         assert (caught.value.work, caught.value.reason) == ("expiry of calls", repr(fault.error))
@@ -253,6 +261,7 @@ def test_wait_tells_that_a_work_fails_again_and_again(
             consumer.start()
         fault.left = 0
         poll_until(lambda: consumer.health.ok, 30)
+        release.set()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -1,7 +1,8 @@
 """For how long a broker's loop stood still: everybody who waits for the broker waited for as long. No I/O.
 
-A timer is due every `PROBE_SECONDS`; by how much it comes late is how long the loop was busy with one thing, or without
-the interpreter or the processor. A stop is seen with at most `PROBE_SECONDS` missing.
+A timer is due every `PROBE_SECONDS`, less often while the broker has little to do; by how much it comes late is how
+long the loop was busy with one thing, or without the interpreter or the processor. A stop is seen with at most that
+time missing.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class LoopStops:
         self.longest = 0.0
         self.long_ones = 0
 
-    def beat(self) -> None:
-        """The loop came round; to be called again `PROBE_SECONDS` later."""
+    def beat(self, seconds: float = PROBE_SECONDS) -> None:
+        """The loop came round; to be called again `seconds` later."""
         now = self._clock()
         late = 0.0 if self._due is None else max(0.0, now - self._due)
-        self._due = now + PROBE_SECONDS
+        self._due = now + seconds
         self._turn(now)
         self.longest = max(self.longest, late)
         self._in_window = max(self._in_window, late)

@@ -123,6 +123,7 @@ def test_a_start_that_fails_behind_the_listening_leaves_nothing_of_it(
     broker = hosted.wait(30.0, 10.0)
     [before] = failed
     assert before.address == broker.address
-    assert before._beating.cancelled()
+    assert before._probing is not None
+    assert before._probing.cancelled()
     assert before._server.draining
     hosted.stop()

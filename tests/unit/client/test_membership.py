@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from raymq.actors.errors import BrokerUnavailable, ConnectionLost, ServerBusy, S
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import TopicRoute
 from raymq.actors.wire.commands.group import Member
-from raymq.client.members.membership import Membership
+from raymq.client.members.membership import HEARTBEAT_SECONDS, Membership
 
 HANGS = Timeout("b", "no answer within 3 s")
 GONE = ConnectionLost("b", "it is closed")
@@ -29,10 +29,17 @@ class Cluster:
         self.routes = self.pool = self
         #: Who was told that the member leaves.
         self.left: list[str] = []
+        self.on_lost: set[Callable[[str], None]] = set()
+        self.on_change: set[Callable[[], None]] = set()
+        #: How many heartbeats were sent.
+        self.heartbeats = 0
 
     async def get_all(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, TopicRoute]:
         addresses = {f"broker-{address}": address for address in self.met}
         return {topic: TopicRoute(topic, (), addresses) for topic in topics}
+
+    def seconds_until_old(self, _: Iterable[str]) -> float:
+        return 30.0
 
     async def get(self, address: str, _: float) -> Peer:
         if self.met[address] is AWAY:
@@ -49,6 +56,7 @@ class Peer:
 
     async def request(self, *_: Any) -> None:
         error = self.cluster.met[self.address]
+        self.cluster.heartbeats += 1
         if error is not None:
             raise error
 
@@ -101,3 +109,41 @@ def test_a_refusal_by_a_broker_that_was_away_leaves_its_queues_alone() -> None:
     cluster.met["b"] = MISMATCH
     asyncio.run(mine.heartbeat())
     assert mine.is_unmet("b")
+
+
+def test_a_member_that_is_well_sleeps_until_the_next_heartbeat() -> None:
+    cluster = Cluster(a=None, b=HANGS)
+    mine = membership(cluster)
+    asyncio.run(mine.heartbeat())
+    assert mine._seconds_until_due() == 1.0, "one broker did not answer"
+    cluster.met["b"] = None
+    asyncio.run(mine.heartbeat())
+    assert mine._seconds_until_due() == HEARTBEAT_SECONDS
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_lost_connection_or_another_route_wakes_a_member(is_lost: bool) -> None:
+    asyncio.run(wake(is_lost))
+
+
+async def wake(is_lost: bool) -> None:
+    cluster = Cluster(a=None)
+    mine, beats = membership(cluster), asyncio.Queue[None]()
+    await mine.heartbeat()
+    keeping = asyncio.create_task(mine.keep(lambda: beats.put_nowait(None)))
+    await asyncio.sleep(0)
+    assert cluster.heartbeats == 1
+    if is_lost:
+        for lost in cluster.on_lost:
+            lost("a")
+    else:
+        cluster.met["c"] = None
+        for changed in cluster.on_change:
+            changed()
+    async with asyncio.timeout(5):  # not after the 10 s of a heartbeat
+        await beats.get()
+    assert cluster.heartbeats >= 2
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    assert not cluster.on_lost
+    assert not cluster.on_change

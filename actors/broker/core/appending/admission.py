@@ -45,6 +45,8 @@ class Admission:
         self.limits = limits or AdmissionLimits()
         self.bytes_under_way = 0
         self.appends_under_way = 0
+        #: How many appends were let in so far.
+        self.entered = 0
         #: When the next beat should come.
         self._due = math.inf
         self._was_late = 0.0
@@ -84,6 +86,7 @@ class Admission:
             raise ServerBusy(f"requests wait for {late:.1f} s, at most {limits.age_seconds} s they may", bound="age")
         self.bytes_under_way += size
         self.appends_under_way += 1
+        self.entered += 1
 
     def stay(self, size: int) -> None:
         """Count an append that was let in once more: it leaves twice."""
