@@ -24,6 +24,7 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 @click.option("--tag", default="*", show_default=True, help='Which messages of these topics: "paid || shipped".')
 @click.option("--threads", default=20, show_default=True, help="Calls of the listener at a time.")
 @click.option("--batch-size", default=1, show_default=True, help="Messages per call at most.")
+@click.option("--subscription-version", default=0, show_default=True, help="Raise it when topics or tag change.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds for running calls when it is to end.")
 @click.pass_obj
 def worker(

@@ -67,6 +67,7 @@ def made_with_a_message(mq: Connection, topic: str, body: bytes = b"first") -> f
 
 @pytest.mark.parametrize("options", [
     {}, {"ordered": True}, {"consume_from": ConsumeFrom.LAST}, {"model": MessageModel.BROADCASTING},
+    {"mode": "pop"}, {"mode": "pop", "consume_from": ConsumeFrom.LAST},
     {"model": MessageModel.BROADCASTING, "consume_from": ConsumeFrom.LAST},
 ], ids=str)  # fmt: skip
 def test_a_push_consumer_takes_a_topic_up_that_came_later(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -42,16 +43,16 @@ def says(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "raymq.consumer" and r.levelno == logging.WARNING]
 
 
-@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("options", [{}, {"ordered": True}, {"mode": "pop"}], ids=str)
 def test_a_push_consumer_of_a_lower_version_ends(
-    mq: Connection, other: Connection, admin: Admin, caplog: pytest.LogCaptureFixture, ordered: bool
+    mq: Connection, other: Connection, admin: Admin, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
-    old = PushConsumer(mq, "g", {"t": "paid"}, old_taker := Taker(), ordered=ordered)
+    old = PushConsumer(mq, "g", {"t": "paid"}, old_taker := Taker(), **options)
     old.start()
     with Producer(mq, "p") as producer:
         producer.send(Message("t", b"1", tags="paid"))
         poll_until(lambda: old_taker.bodies == [b"1"])
-        with PushConsumer(other, "g", {"t": "*"}, new_taker := Taker(), subscription_version=1, ordered=ordered):
+        with PushConsumer(other, "g", {"t": "*"}, new_taker := Taker(), subscription_version=1, **options):
             for number in range(20):
                 producer.send(Message("t", b"new %d" % number, tags="shipped"))
             with pytest.raises(SubscriptionMismatch, match="version 1 is in force"):
