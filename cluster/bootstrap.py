@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from raymq.actors.errors import BrokerUnavailable, InvalidInput
+from raymq.actors.errors import BrokerUnavailable, InvalidInput, WrongType
 from raymq.actors.keeper.group_state import MOST_REPLICAS
 from raymq.actors.naming import MAX_NAMESPACE_CHARACTERS, check_name, is_broker_name, is_name_server_name
 from raymq.actors.protocol import Tls
@@ -289,10 +289,17 @@ def only_name_server(replicas: int, name_servers: int, machines: int) -> str | N
 
 def check_namespace(namespace: object) -> None:
     """InvalidInput unless it may be the name of a cluster: topics are named after it."""
-    check_name("namespace", namespace, MAX_NAMESPACE_CHARACTERS)
+    try:
+        check_name("namespace", namespace, MAX_NAMESPACE_CHARACTERS)
+    except InvalidInput as error:
+        if isinstance(namespace, str) and ":" in namespace:
+            error.remedy = "addresses of name servers are given as name_servers="
+        raise
 
 
-def _check_arguments(brokers: int, namespace: str, replicas: int, name_servers: int, port: int) -> None:
+def _check_arguments(brokers: object, namespace: str, replicas: int, name_servers: int, port: int) -> None:
+    if isinstance(brokers, str):
+        raise WrongType("brokers", "a number of brokers; the cluster's name is namespace=", brokers)
     check_namespace(namespace)
     rules.whole("brokers", brokers, 1, MAX_BROKERS)
     rules.whole("name_servers", name_servers, 1, MAX_NAME_SERVERS)

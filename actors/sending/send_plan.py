@@ -122,6 +122,8 @@ class SendPlan:
     _uncounted_unknown: int = 0
     _deadline: float = 0.0
     _unknown: bool = False
+    #: The remedy of the last try's error.
+    _remedy: str = ""
 
     def __post_init__(self) -> None:
         self._deadline = self.clock() + self.timeout
@@ -217,9 +219,12 @@ class SendPlan:
 
     def outcome(self) -> SendError:
         """The error of a send whose tries or time ran out."""
+        error: SendError = NotStored("not stored", self.attempts)
         if self._unknown:
-            return OutcomeUnknown("the message may or may not be stored", self.attempts)
-        return NotStored("not stored", self.attempts)
+            error = OutcomeUnknown("the message may or may not be stored", self.attempts)
+        if self._remedy:
+            error.remedy = self._remedy
+        return error
 
     def _pause(self, pauses: Backoff) -> float | None:
         """The next pause, shortened so that time for a last try is left; None if there is no time."""
@@ -230,7 +235,10 @@ class SendPlan:
         if len(self.attempts) >= _MOST_ATTEMPTS:
             del self.attempts[_MOST_ATTEMPTS // 2]
         self.attempts.append(Attempt(None if queue is None else queue.broker, queue, code, _reason(error), elapsed))
+        self._remedy = error.remedy
 
 
 def _reason(error: RayMQError) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """Its first line; the remedy is said once, by the send's own error."""
+    text = Exception.__str__(error)
+    return text.splitlines()[0] if text else type(error).__name__

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from raymq import cluster
+from raymq.client import InvalidInput
 from raymq.cluster.config import ClusterConfig
 from raymq.cluster.launching import other_settings
 
@@ -36,3 +38,13 @@ def test_brokers_can_be_added_without_a_stop() -> None:
     error = other_settings("raymq", arguments(brokers=3), arguments({"flush": "sync"}))
     assert error.field == "brokers, flush"
     assert "add_broker" in error.remedy
+
+
+def test_a_name_in_the_place_of_a_number_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="brokers must be a number of brokers; the cluster's name is namespace="):
+        cluster.start("raymq")  # type: ignore[arg-type]
+
+
+def test_an_address_in_the_place_of_a_name_says_where_it_belongs() -> None:
+    with pytest.raises(InvalidInput, match="addresses of name servers are given as name_servers="):
+        cluster.connect("127.0.0.1:9876")

@@ -10,6 +10,7 @@ from click import Group
 
 from raymq.actors.errors import (
     NOBODY_ANSWERS,
+    BrokerUnavailable,
     TopicUnavailable,
     broker_not_found,
     group_not_found,
@@ -17,6 +18,7 @@ from raymq.actors.errors import (
     topic_not_found,
 )
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.sending.send_plan import SendPlan
 from raymq.cluster.cli import main_group
 from raymq.cluster.shell_remedies import COMMANDS, in_shell_words
 
@@ -71,3 +73,13 @@ def test_each_call_that_an_error_names_has_a_command() -> None:
             for text in re.findall(r"remedy ?= ?f?(\"[^\n]*)", path.read_text("utf-8")):
                 named |= set(re.findall(r"(?:Admin|cluster)\.[a-z_]+", text))
     assert {call for call in named if in_shell_words(f"{call}()") == f"{call}()"} == {"cluster.connect"}
+
+
+def test_a_send_says_its_remedy_once() -> None:
+    plan = SendPlan(lambda: 0.0, timeout=3.0, retries=2)
+    for _ in range(3):
+        plan.failed(None, BrokerUnavailable("name server", "connection refused", remedy=NOBODY_ANSWERS), 0.1)
+    error = plan.outcome()
+    assert error.remedy == NOBODY_ANSWERS
+    assert str(error).count(NOBODY_ANSWERS) == 1
+    assert [attempt.error for attempt in error.attempts] == ["name server: connection refused"] * 3
