@@ -175,8 +175,10 @@ def rounds(whole: Path, tmp_path: Path, seeds: range) -> None:
     assert refused < len(seeds) / 4
 
 
-def test_mutated_logs(whole: Path, tmp_path: Path, batch_code: str) -> None:
-    rounds(whole, tmp_path, range(300 if batch_code == "compiled" else 100))
+@pytest.mark.sweep(every=3)
+@pytest.mark.parametrize("first", [0, 100, 200])
+def test_mutated_logs(whole: Path, tmp_path: Path, first: int) -> None:
+    rounds(whole, tmp_path, range(first, first + 100))
 
 
 @pytest.mark.soak

@@ -57,9 +57,10 @@ def goes_on(store: Store) -> None:
 
 @pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("clean", [True, False])
-def test_the_log_cut_at_every_byte_of_its_last_three_records(tmp_path: Path, clean: bool) -> None:
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_the_log_cut_at_every_byte_of_its_last_three_records(tmp_path: Path, clean: bool, first: int) -> None:
     fill(tmp_path / "whole", clean=clean)
-    for cut in range((COUNT - 3) * SIZE, COUNT * SIZE + 1):
+    for cut in range((COUNT - 3) * SIZE + first, COUNT * SIZE + 1, 3):
         directory = tmp_path / "cut"
         shutil.copytree(tmp_path / "whole", directory)
         os.truncate(log_file(directory), cut)

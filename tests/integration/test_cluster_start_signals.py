@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(180)]
 
 RAYMQ = str(Path(sys.executable).with_name("raymq"))
 

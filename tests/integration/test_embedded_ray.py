@@ -8,7 +8,7 @@ import pytest
 
 from tests.program import output_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(150)]
 
 #: The cluster is started on a thread that ends. Then children are forked, each ends in another way.
 PROGRAM = """

@@ -15,7 +15,10 @@ import pytest
 from tests.shared_out import _LONGEST, RAYS, SharedOut, turn, unit_of, uses
 
 #: What a file of tests says that starts a Ray, and what one says that starts Spark.
-STARTS_RAY = re.compile(r"\bown_ray\(|\bown_cluster\(|cluster start|release_peer|\boutput_of\(|-m tests.rayup")
+STARTS_RAY = re.compile(
+    r"\bown_ray\(|\bown_cluster\(|cluster start|\"cluster\", \"start\"|(?<!await )cluster\.start\(|release_peer"
+    r"|\boutput_of\("
+)
 STARTS_SPARK = re.compile(r"^\s*from raymq.spark_bridge import SparkBridge$|\"demo\", \*arguments", re.MULTILINE)
 MARKS = {
     "spark": "pytestmark = pytest.mark.spark\n",

@@ -16,6 +16,7 @@ MOST_SEEDS = 150
 CAUGHT = (AssertionError, InvalidInput, ProtocolError)
 
 
+@pytest.mark.sweep(every=2)
 @pytest.mark.parametrize("name", sorted(BUGS.keys() - SCENES.keys()))
 def test_a_deliberate_bug_is_caught(name: str) -> None:
     bug = BUGS[name]
