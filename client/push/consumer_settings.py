@@ -129,7 +129,8 @@ class ConsumerSettings:
 
     @property
     def fetched_messages(self) -> int:
-        """How many messages of one queue may be fetched and not finished."""
+        """How many messages of one queue may be fetched and not finished; with `prefetch`, and wait for their calls."""
+        most = MAX_MESSAGES if self.prefetch is None or self.pops else min(MAX_MESSAGES, self.prefetch)
         if self.rate_limit is None:
-            return MAX_MESSAGES
-        return min(MAX_MESSAGES, max(self.batch_size, int(self.rate_limit * _AHEAD_SECONDS), 1))
+            return most
+        return min(most, max(self.batch_size, int(self.rate_limit * _AHEAD_SECONDS), 1))

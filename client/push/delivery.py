@@ -142,7 +142,7 @@ class Delivery:
     def open(self, queue: MessageQueue, offset: int) -> ProcessQueue:
         """Take over a queue from `offset` on; in order, once no call of an order that was dropped has its messages."""
         settings = self._settings
-        process = ProcessQueue(queue, offset, FetchWindow(settings.fetched_messages))
+        process = ProcessQueue(queue, offset, FetchWindow(settings.fetched_messages, settings.prefetch is not None))
         order: DeliveryOrder = AnyOrder(process)
         if settings.ordered:
             limit, interval = settings.max_reconsume_times, settings.ordered_retry_interval
@@ -334,6 +334,7 @@ class Delivery:
             messages = order.next_batch(self._settings.batch_size, self._clock())
             if messages:
                 self._begin(_Call(order, messages, probe=self._outage.active))
+                self._tell_of_room(order.process)
             self._take_turn(order)
 
     def _on_timer(self) -> None:

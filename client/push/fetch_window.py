@@ -24,28 +24,34 @@ WORTH_PART: Final = 0.75
 
 @dataclass(frozen=True, slots=True)
 class FetchWindow:
-    """Of a queue of which `messages` may be fetched and not finished."""
+    """Of a queue of which `messages` may be fetched and not finished.
+
+    `waiting_only`: they are those whose calls have not begun; what calls have does not count.
+    """
 
     messages: int = MAX_MESSAGES
+    waiting_only: bool = False
 
     @property
     def worth(self) -> int:
         """So many messages are worth a fetch."""
         return max(1, int(self.messages * WORTH_PART))
 
-    def room(self, in_flight: int, parked: int, size_bytes: int, span: int) -> int:
+    def room(self, in_flight: int, parked: int, size_bytes: int, span: int, ready: int = 0) -> int:
         """How many messages more there is room for.
 
         Args:
             in_flight: how many are fetched and not finished, and how many bytes (`size_bytes`) they have.
             parked: how many of them wait aside.
             span: how far the first of them is from where the next fetch begins.
+            ready: how many of them wait for their calls.
         """
         if size_bytes >= MAX_BYTES or parked >= MAX_PARKED or span >= (MAX_SPAN_PARKED if parked else MAX_SPAN):
             return 0
-        return max(0, self.messages - (in_flight - parked))
+        return max(0, self.messages - (ready if self.waiting_only else in_flight - parked))
 
     def worth_below(self, room: int) -> int:
         """A fetch is not worth its while before as few messages, or fewer, are in flight (those aside not counted)."""
-        # Where there is none it may be for their bytes, or for the span: each message that is done may end that.
-        return self.messages - self.worth if room else MAX_SPAN_PARKED
+        # Where there is none it may be for their bytes, or for the span: each message that is done may end that. So may
+        # each call that begins, where only what waits counts.
+        return self.messages - self.worth if room and not self.waiting_only else MAX_SPAN_PARKED

@@ -98,7 +98,8 @@ class ProcessQueue:
     @property
     def room(self) -> int:
         """How many messages more may be fetched."""
-        return self.window.room(len(self._in_flight), self.parked, self._bytes, self.next_offset - self.commit_offset)
+        span = self.next_offset - self.commit_offset
+        return self.window.room(len(self._in_flight), self.parked, self._bytes, span, len(self._ready))
 
     @property
     def has_room(self) -> bool:

@@ -71,6 +71,27 @@ def test_no_more_is_fetched_ahead_than_there_is_room_for(mq: Connection, admin: 
         poll_until(lambda: len(called) == 4_000, 30)
 
 
+def test_prefetch_bounds_what_waits_for_its_call(mq: Connection, admin: Admin) -> None:
+    release, called = threading.Semaphore(0), list[int]()
+    queue = MessageQueue("t", "broker-a", 0)
+    Producer(mq, "p").send_batch([Message("t", b"x")] * 40, queue=queue)
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        called.append(messages[0].queue_offset)
+        release.acquire(timeout=60)
+        return ConsumeResult.SUCCESS
+
+    with PushConsumer(mq, "g", {"t": "*"}, listener, threads=2, prefetch=3) as consumer:
+        process = consumer._consuming._queues[queue]  # type: ignore[union-attr]
+        for done in range(0, 40, 4):
+            for _ in range(4):
+                release.release()
+            poll_until(lambda done=done: len(called) >= min(40, done + 6), 20)  # type: ignore[misc]
+            assert process.ready <= 3
+            assert process.next_offset <= len(called) + 3
+    assert sorted(called) == list(range(40))
+
+
 @pytest.mark.parametrize("consume_timeout", [0.3, 900.0])
 def test_a_consumer_whose_calls_all_hang_says_so(mq: Connection, admin: Admin, consume_timeout: float) -> None:
     """Also of calls that were counted as failed: they keep their threads."""

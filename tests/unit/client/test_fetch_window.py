@@ -44,6 +44,19 @@ def test_the_room_that_is_left_and_when_a_fetch_is_worth_it(
         assert in_flight - parked > below
 
 
+def test_prefetch_counts_only_what_waits_for_its_call() -> None:
+    process = ProcessQueue(QUEUE, 0, FetchWindow(2, waiting_only=True))
+    for first in range(0, 20, 2):
+        assert process.room == 2
+        process.extend([message(first), message(first + 1)], [10, 10])
+        assert (process.room, process.has_room) == (0, False)
+        process.take(1)
+        assert process.room == 1
+        process.take(1)
+    assert process.in_flight == 20
+    assert process.lacking < 0, "each call that begins may make room"
+
+
 def test_who_fetches_the_room_that_is_left_is_never_above_the_window_and_asks_rarely() -> None:
     """A listener that ends one message after the other, and a queue that has always more."""
     process = ProcessQueue(QUEUE, 0)
