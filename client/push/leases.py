@@ -175,13 +175,22 @@ class Leases:
         self._without([lease])
 
     def due(self) -> tuple[list[MessageLease], list[MessageLease]]:
-        """The leases to be renewed: those that no call has begun with, and those of calls."""
+        """The leases to be renewed: those that no call has begun with, and those of calls.
+
+        With one that is due come those that soon are, so that few requests renew them all.
+        """
         now = self.clock()
+        running = [lease for call in self.calls for lease in call.leases.values()]
+        if all(lease.renew_at > now for lease in (*self.ahead, *running)):
+            return [], []
+        soon = now + self.lease_seconds / 4
 
         def chosen(leases: Iterable[MessageLease]) -> list[MessageLease]:
-            return [lease for lease in leases if lease.renew_at <= now < lease.ends_at and not lease.is_renewing]
+            return [
+                lease for lease in leases if lease.renew_at <= soon and now < lease.ends_at and not lease.is_renewing
+            ]
 
-        return chosen(self.ahead), chosen(lease for call in self.calls for lease in call.leases.values())
+        return chosen(self.ahead), chosen(running)
 
     def renewed(self, lease: MessageLease, asked_at: float) -> None:
         """A lease was made longer by a request of that time."""

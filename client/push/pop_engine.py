@@ -298,16 +298,19 @@ class PopEngine:
 
     async def _begin(self, call: LentCall) -> None:
         """Say that a call begins, and let it begin with the messages that still are this consumer's."""
-        leases = list(call.leases.values())
-        for lease, is_ours in zip(leases, await self._say_begun(leases), strict=True):
-            if not is_ours:
-                self._leases.ended(call, lease.place)
-        if self._paused or self._stopping:
-            self._give_back(call.leases.values())
-            call.leases.clear()
-        call.begun_at = boottime()
-        if not call.leases:
+        leases, is_begun = list(call.leases.values()), False
+        try:
+            for lease, is_ours in zip(leases, await self._say_begun(leases), strict=True):
+                if not is_ours:
+                    self._leases.ended(call, lease.place)
+            is_begun = not (self._paused or self._stopping)
+        finally:
+            if not is_begun:
+                self._give_back(call.leases.values())
+                call.leases.clear()
+            call.begun_at = boottime()
             self._over(call)
+        if not call.leases:
             return
         left = list(call.leases.values())
         queue = left[0].message.queue

@@ -56,8 +56,10 @@ from tests.bench.foreign_consumers import (  # the same work for all of them
 )
 
 SIZES = (100, 1024)
-#: What a push consumer takes of them.
+#: What a push consumer takes of them,
 PUSHED = 50_000
+#: and what one takes that has them lent: of those that come one at a time fewer, for each costs a round trip.
+LENT = {32: 20_000, 1: 2_000}
 
 #: As a program opens it, and with a congestion control that does not send by the clock (`raymq.actors.wire.same_host`).
 SOCKETS = {
@@ -77,7 +79,7 @@ with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.AC
 
 LISTENER = Path(__file__).with_name("listening.py")
 
-PARTS = ("socket", "pull", "push", "kafka", "rabbitmq", "latency", "redis")
+PARTS = ("socket", "pull", "push", "pop", "kafka", "rabbitmq", "latency", "redis")
 #: What is compared with what, and what it should be at least: a name's beginning, the beginnings of the others'.
 RATIOS = (
     ("poll", ("baseline: Kafka", "baseline: RabbitMQ"), 1.0),
@@ -112,15 +114,17 @@ def run(sizes: list[int], parts: list[str]) -> list[Row]:
             _rates(bench, size, _sockets(size), None)
     drained = [system for system in ("kafka", "rabbitmq") if system in parts]
     bench.rows += foreign_rows("foreign_consumers.py", drained, list(map(str, sizes)))
-    if {"pull", "push", "latency"} & set(parts):
+    if {"pull", "push", "pop", "latency"} & set(parts):
         with broker() as (name_server, far), Connection([name_server]) as mq:
-            if {"pull", "push"} & set(parts):
+            if {"pull", "push", "pop"} & set(parts):
                 for size in sizes:
                     _fill(mq, size)
                     if "pull" in parts:
                         _pull(bench, mq, far, size, beside_a_socket=sockets)
                     if "push" in parts:
                         _push(bench, mq, far, size)
+                    if "pop" in parts:
+                        _lent(bench, mq, far, size)
             if "latency" in parts:
                 _end_to_end(bench, mq, far)
     if "redis" in parts:
@@ -198,6 +202,20 @@ def _push(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
 
         how = ("ordered, " if ordered else "") + (f"batches of {batch_size}" if batch_size > 1 else "one at a time")
         _rate(bench, f"PushConsumer, {how}, {size} B", PUSHED, drain, far)
+
+
+def _lent(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
+    for batch_size, count in LENT.items():
+        groups = iter(range(ROUNDS + 1))
+
+        def drain(batch_size: int = batch_size, count: int = count, groups: object = groups) -> None:
+            countdown = Countdown(count)
+            group = f"l-{size}-{batch_size}-{next(groups)}"  # type: ignore[call-overload]
+            with PushConsumer(mq, group, {f"t{size}": "*"}, countdown, batch_size=batch_size, mode="pop"):
+                assert countdown.done.wait(TIMEOUT)
+
+        how = f"batches of {batch_size}" if batch_size > 1 else "one at a time"
+        _rate(bench, f'PushConsumer(mode="pop"), {how}, {size} B', count, drain, far)
 
 
 def _rates(bench: Bench, size: int, drains: dict[str, Callable[[], float]], far: psutil.Process | None) -> None:

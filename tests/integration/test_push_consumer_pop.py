@@ -147,7 +147,7 @@ def test_renewals_of_all_calls_are_one_request(mq: Connection, admin: Admin, mon
         monkeypatch.setattr(mq.pool, "request", counted)
         end = time.monotonic() + 1.0
         poll_until(lambda: time.monotonic() > end, 10)
-        assert 2 <= len(requests) <= 10
+        assert 2 <= len(requests) <= 6, "not one for each of ten messages"
         held.may_end.set()
 
 

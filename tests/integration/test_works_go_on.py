@@ -38,7 +38,9 @@ from raymq.client.push.delivery_order import AnyOrder
 from raymq.client.push.engine import Consuming
 from raymq.client.push.examining import Examining
 from raymq.client.push.fetching import Fetching
+from raymq.client.push.leases import Leases
 from raymq.client.push.pace import CallPace
+from raymq.client.push.pop_engine import PopEngine
 from raymq.client.push.send_back import SendBack
 from raymq.client.requests.offsets import OffsetRequests
 from tests.integration.conftest import Services
@@ -64,6 +66,12 @@ WORKS: dict[str, tuple[bool, Any, str]] = {
     "renewal of locks": (True, LockTable, "granted"),
     "handing over of a queue": (True, Delivery, "idle"),
     "trace hook": (False, None, "trace"),
+}
+#: The same of a consumer that has messages lent.
+LENT_WORKS: dict[str, tuple[Any, str]] = {
+    "pops": (PopEngine, "_wanted"),
+    "leases": (Leases, "due"),
+    "settling of messages": (Leases, "renewed"),
 }
 #: Those that run as long as the consumer does.
 ALWAYS = {"heartbeat", "assignment", "commits", "expiry of calls", "fetches from broker-a", "fetches from broker-b"}
@@ -179,6 +187,28 @@ def test_a_work_goes_on_after_what_nobody_expected(
     assert consumer.wait(0.0)
 
 
+@pytest.mark.parametrize("work", LENT_WORKS)
+def test_a_consumer_of_lent_messages_goes_on_after_what_nobody_expected(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    fault = Fault(ValueError("unexpected"))
+    place, name = LENT_WORKS[work]
+    monkeypatch.setattr(place, name, fault.before(getattr(place, name)))
+    taker = Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker, mode="pop", lease=1.0, threads=1) as consumer:
+        with Producer(mq, "p") as producer:
+            producer.send(Message("t", b"first"))
+            poll_until(lambda: taker.taken)
+            fault.left = TIMES
+            for number in range(20):
+                producer.send(Message("t", b"%d" % number))
+        poll_until(lambda: fault.met == TIMES, 30, "the fault was met")
+        poll_until(lambda: len(set(taker.bodies)) == 21, 30, "all messages")
+        poll_until(lambda: lag(admin) == 0, 30, "lag 0")
+        assert work in {failure.work for failure in consumer.health.failures}
+        poll_until(lambda: consumer.health.ok, 10)
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_queues_whose_start_fails_unexpectedly_are_taken_over_soon(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch, ordered: bool
@@ -228,7 +258,7 @@ def test_every_work_of_the_code_is_tried_here(repository: Path) -> None:
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute | ast.Name)
                 and (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id)
-                in ("keep", "every", "report")
+                in ("keep", "_keep_returning", "every", "report")
                 and node.args
             ):
                 first = node.args[0]
@@ -236,7 +266,8 @@ def test_every_work_of_the_code_is_tried_here(repository: Path) -> None:
                     first = first.values[0]
                 if isinstance(first, ast.Constant):
                     found.add(first.value)
-    assert found == set(WORKS)
+    # What writes the log of failures is tried by integration/test_listener_failures.py.
+    assert found == WORKS.keys() | LENT_WORKS.keys() | {"log of failures"}
 
 
 def test_wait_tells_that_a_work_fails_again_and_again(

@@ -150,6 +150,18 @@ def test_leases_are_due_when_half_of_them_is_over(clock: FakeClock) -> None:
     assert known.ahead == []
 
 
+def test_leases_that_are_due_soon_are_renewed_with_those_that_are(clock: FakeClock) -> None:
+    known = leases(clock)
+    add(known, lent(0))
+    clock.advance(2.0)
+    add(known, lent(1))
+    clock.advance(1.0)
+    add(known, lent(2))
+    assert known.due() == ([], [])
+    clock.advance(2.0)
+    assert [each.place[1] for each in known.due()[0]] == [0, 1]
+
+
 def test_what_waits_for_long_is_taken_out_but_no_suspect(clock: FakeClock) -> None:
     known = leases(clock)
     add(known, lent(0), lent(1, suspect=True))
