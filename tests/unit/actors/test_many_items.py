@@ -304,7 +304,8 @@ async def test_of_many_pops_that_a_message_wakes_one_looks_in_each_turn(
         pass
 
     statistics = Statistics()
-    told = SimpleNamespace(core=bench.core, polls=polls, announce=nothing, statistics=statistics)
+    groups = SimpleNamespace(check_in_force=lambda *_: None)
+    told = SimpleNamespace(core=bench.core, polls=polls, announce=nothing, statistics=statistics, groups=groups)
     handle = pop.handlers(cast("BrokerContext", told))[RequestCode.POP_MESSAGE]
     connection = cast("ServerConnection", SimpleNamespace(park_seconds=60.0, is_gone=False))
     asked = PopMessage("g", "t", -1, 1, 30_000, 30_000, 0, 0)

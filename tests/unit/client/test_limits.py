@@ -116,7 +116,7 @@ EDGES: list[tuple[Calls, Calls]] = [
     ([message(delay_level=-1)], [message(delay_level=0), message(delay_level=99)]),
     ([message(deliver_at=-1)], [message(deliver_at=0), message(deliver_at=9.5)]),
     ([message(deliver_at=1_764_300_000_000)], [message(deliver_at=time.time() + 3_456_000 - 60)]),
-    ([message(deliver_at=time.time() + 3_456_000 + 60)], [message(deliver_at=time.time() + 3_456_000 - 60)]),
+    ([message(deliver_at=time.time() + 3_456_000 + 3_600)], [message(deliver_at=time.time() + 3_456_000 - 60)]),
     ([message(deliver_at=9, delay_level=1)], [message(deliver_at=9, delay_level=0)]),
     ([batch(), batch(Message("t", b"x"), Message("u", b"x"))], [batch(Message("t", b"x"))]),
     ([batch(Message("t", b"x", delay_level=1))], [batch(Message("t", b"x"))]),
@@ -127,7 +127,7 @@ EDGES: list[tuple[Calls, Calls]] = [
         [options(timeout=0.001)],
     ),
     ([options(retries=-1), options(retries=1.5)], [options(retries=0)]),
-    ([producer(linger=-0.1), producer(linger=3.1)], []),
+    ([producer(linger=-0.1), producer(linger=10.1)], []),
 ]
 
 
