@@ -206,9 +206,9 @@ def test_short_messages_among_long_ones_keep_their_places_and_only_those_that_ar
 
 def test_a_message_that_no_setting_allows_is_refused_when_it_is_made(mq: Connection, topic: str) -> None:
     Message(topic, bytes(MOST_MESSAGE_BYTES))
-    with pytest.raises(InvalidInput, match=f"1 to {MOST_MESSAGE_BYTES} bytes; got {MOST_MESSAGE_BYTES + 1}"):
+    with pytest.raises(InvalidInput, match=f"max_message_bytes .*; got {MOST_MESSAGE_BYTES + 1}"):
         Message(topic, bytes(MOST_MESSAGE_BYTES + 1))
-    with Producer(mq, "p") as producer, pytest.raises(InvalidInput, match=f"1 to {MOST_MESSAGE_BYTES} bytes"):
+    with Producer(mq, "p") as producer, pytest.raises(InvalidInput, match="max_message_bytes"):
         producer.send_table(topic, pa.table({"b": [bytes(MOST_MESSAGE_BYTES + 1)]}), body="b")
 
 

@@ -126,7 +126,7 @@ def test_what_a_broker_of_before_does_not_know_is_told_with_both_versions(tmp_pa
         pool = ConnectionPool()
         try:
             assert await pool.version(name_server, 10.0) == 1
-            with pytest.raises(VersionMismatch, match="versions 1 to 1 of RayMQ's protocol, this side 1 to 2"):
+            with pytest.raises(VersionMismatch, match="versions 1 to 1 of RayMQ's protocol, this side 1 to 3"):
                 await pool.request(name_server, Command(900_999, serialization=Serialization.MSGPACK), 10.0)
         finally:
             await pool.close()
