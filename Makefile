@@ -23,7 +23,7 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-long test-nightly test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-compare bench-consume bench-idle bench-produce bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
+.PHONY: help env demo test test-unit test-long test-nightly test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-compare bench-consume bench-idle bench-produce bench-recovery bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
@@ -42,6 +42,7 @@ help:
 	@echo "make bench-consume the consumers beside a socket, Kafka, RabbitMQ and Redis (ARGS=--json for JSON, ARGS='--only pull --size 100')"
 	@echo "make bench-idle what an idle cluster and 100 idle consumers take, in percent of one core (ARGS=--json)"
 	@echo "make bench-produce the producer beside an echo, a socket, Ray, Redis and Kafka (ARGS=--json for JSON, ARGS=--own)"
+	@echo "make bench-recovery from SIGKILL of a broker to its next acknowledgement, in parts (ARGS=--json)"
 	@echo "make bench-replication one copy beside two replicas (ARGS=--json for JSON, ARGS=--quick)"
 	@echo "make bench-scale a large broker beside RocketMQ's, 1 to 4 brokers, and what follows for 100 hosts (ARGS=--json, ARGS=--quick)"
 	@echo "make bench-spark topics beside RayDP, Kafka and Parquet under Spark; a stream's latency (ARGS=--json, ARGS=--quick)"
@@ -161,6 +162,9 @@ bench-idle: env
 
 bench-consume: env
 	@$(PY) tests/bench/bench_consume.py $(ARGS)
+
+bench-recovery: env
+	@$(PY) tests/bench/bench_recovery.py $(ARGS)
 
 bench-produce: env
 	@$(PY) tests/bench/bench_produce.py $(ARGS)
