@@ -41,11 +41,11 @@ class MessageLease:
     since: float
     is_suspect: bool = False
     is_renewing: bool = False
+    #: What is the same in all deliveries of the message.
+    place: Place = field(init=False)
 
-    @property
-    def place(self) -> Place:
-        """What is the same in all deliveries of the message."""
-        return self.message.queue, self.message.queue_offset
+    def __post_init__(self) -> None:
+        self.place = self.message.queue, self.message.queue_offset
 
 
 @dataclass(eq=False, slots=True)
@@ -82,7 +82,8 @@ class Leases:
     batch_size: int
     lease_seconds: float
     first_calls: int = FIRST_CALLS
-    ahead: list[MessageLease] = field(default_factory=list)
+    ahead: dict[Place, MessageLease] = field(default_factory=dict)
+    _suspects: dict[Place, MessageLease] = field(default_factory=dict)
     calls: set[LentCall] = field(default_factory=set)
 
     def add(self, message: ReceivedMessage, renew_at: float) -> MessageLease:
@@ -91,13 +92,16 @@ class Leases:
         is_suspect = receipt is not None and receipt.is_suspect
         ends_at = renew_at + self.lease_seconds / 2
         lease = MessageLease(message, renew_at, ends_at, self.clock(), is_suspect)
-        self.ahead.append(lease)
+        self._without([lease])
+        self.ahead[lease.place] = lease
+        if is_suspect:
+            self._suspects[lease.place] = lease
         return lease
 
     @property
     def free(self) -> int:
         """How many calls may begin beside those that run; 0 while a suspect runs, or waits to run alone."""
-        if any(lease.is_suspect for lease in self.ahead) or any(call.is_suspect for call in self.calls):
+        if self._suspects or any(call.is_suspect for call in self.calls):
             return 0
         return max(0, self.threads - sum(not call.is_ending for call in self.calls))
 
@@ -110,15 +114,14 @@ class Leases:
         """
         if not self.ahead or any(call.is_suspect for call in self.calls):
             return None
-        suspect = next((lease for lease in self.ahead if lease.is_suspect), None)
-        if suspect is not None:
-            return None if self.calls else self._begin([suspect])
+        if self._suspects:
+            return None if self.calls else self._begin([next(iter(self._suspects.values()))])
         busy = [call for call in self.calls if not call.is_ending]
         is_quick = is_quick or self.first_calls > 0
         if len(busy) >= self.threads or (is_quick and self.young_until() is not None):
             return None
         running = {place for call in self.calls for place in call.leases}
-        first = next((lease for lease in self.ahead if lease.place not in running), None)
+        first = next((lease for lease in self.ahead.values() if lease.place not in running), None)
         if first is None:
             return None
         queue = first.message.queue
@@ -126,7 +129,7 @@ class Leases:
         if any(call.is_ending and call.broker != queue.broker for call in self.calls):
             return None
         batch: list[MessageLease] = []
-        for lease in self.ahead:
+        for lease in self.ahead.values():
             if lease.message.queue == queue and lease.place not in running:
                 batch.append(lease)
                 if len(batch) == self.batch_size:
@@ -158,7 +161,7 @@ class Leases:
         """Take out what no call has begun with; of a time, what has waited since then, but for suspects."""
         taken = [
             lease
-            for lease in self.ahead
+            for lease in self.ahead.values()
             if waiting_since is None or (lease.since <= waiting_since and not lease.is_suspect)
         ]
         self._without(taken)
@@ -166,13 +169,14 @@ class Leases:
 
     def take_same(self, place: Place) -> list[MessageLease]:
         """Take out what came again of a message while a call with it ran."""
-        taken = [lease for lease in self.ahead if lease.place == place]
+        taken = [self.ahead[place]] if place in self.ahead else []
         self._without(taken)
         return taken
 
     def drop(self, lease: MessageLease) -> None:
         """Take out one that no call has begun with."""
-        self._without([lease])
+        if self.ahead.get(lease.place) is lease:
+            self._without([lease])
 
     def due(self) -> tuple[list[MessageLease], list[MessageLease]]:
         """The leases to be renewed: those that no call has begun with, and those of calls.
@@ -181,7 +185,7 @@ class Leases:
         """
         now = self.clock()
         running = [lease for call in self.calls for lease in call.leases.values()]
-        if all(lease.renew_at > now for lease in (*self.ahead, *running)):
+        if all(lease.renew_at > now for lease in (*self.ahead.values(), *running)):
             return [], []
         soon = now + self.lease_seconds / 4
 
@@ -190,7 +194,7 @@ class Leases:
                 lease for lease in leases if lease.renew_at <= soon and now < lease.ends_at and not lease.is_renewing
             ]
 
-        return chosen(self.ahead), chosen(running)
+        return chosen(self.ahead.values()), chosen(running)
 
     def renewed(self, lease: MessageLease, asked_at: float) -> None:
         """A lease was made longer by a request of that time."""
@@ -200,7 +204,7 @@ class Leases:
     def over(self) -> list[MessageLease]:
         """The leases whose time is over; those that no call has begun with are taken out."""
         now = self.clock()
-        ended = [lease for lease in self.ahead if lease.ends_at <= now]
+        ended = [lease for lease in self.ahead.values() if lease.ends_at <= now]
         self._without(ended)
         running = [lease for call in self.calls for lease in call.leases.values() if lease.ends_at <= now]
         return [*ended, *running]
@@ -214,6 +218,6 @@ class Leases:
         return call
 
     def _without(self, gone: list[MessageLease]) -> None:
-        if gone:
-            taken = set(map(id, gone))
-            self.ahead = [lease for lease in self.ahead if id(lease) not in taken]
+        for lease in gone:
+            self.ahead.pop(lease.place, None)
+            self._suspects.pop(lease.place, None)

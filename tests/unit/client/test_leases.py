@@ -147,7 +147,7 @@ def test_leases_are_due_when_half_of_them_is_over(clock: FakeClock) -> None:
     assert [each.place[1] for each in known.over()] == [0]
     clock.advance(5.0)
     assert [each.place[1] for each in known.over()] == [1, 0]
-    assert known.ahead == []
+    assert known.ahead == {}
 
 
 def test_leases_that_are_due_soon_are_renewed_with_those_that_are(clock: FakeClock) -> None:
