@@ -65,7 +65,10 @@ def test_culprit_is_a_dead_letter_and_the_rest_is_done(
         (dead,) = admin.dlq_list("g")
     assert (dead.body, dead.reason) == (b"culprit", "its consumer ended without an answer 3 times")
     assert lives == 4, "three of them died"
-    assert Counter(done.read_bytes().split()) == Counter(bodies)
+    counted = Counter(done.read_bytes().split())
+    assert counted.keys() == set(bodies)
+    # Beside other threads a call may have ended when the process did, before its broker had confirmed it.
+    assert threads > 1 or set(counted.values()) == {1}
 
 
 def start(name_server: str, *arguments: str) -> subprocess.Popen[bytes]:
