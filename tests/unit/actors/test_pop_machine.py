@@ -101,6 +101,8 @@ class PopMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         self.bench.pop.sweep()
+        self.bench.store.flush()  # a delivery ends when its dead letter is on disk
+        self.bench.pop.sweep()
         for offset, message in enumerate(self.messages):
             if message.out_until is not None and self._ran_out(offset) and message.times >= MAXIMUM:
                 message.done, message.out_until = True, None
