@@ -43,7 +43,7 @@ def watch(namespace: str) -> None:
     global _rays_own  # noqa: PLW0603 - it is Ray's module that has the function
     with _replacing:
         _namespaces.add(namespace)
-        if _rays_own is None:
+        if _rays_own is None and hasattr(ray_worker, "print_to_stdstream"):  # else a Ray that writes in another way
             _rays_own = ray_worker.print_to_stdstream
             ray_worker.print_to_stdstream = _write
 
