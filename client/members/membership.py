@@ -124,7 +124,7 @@ class Membership:
             changed.discard(self._wake)
 
     def _seconds_until_due(self) -> float:
-        if not self._is_well or self._missing:
+        if not self._is_well or self._missing or not self._greeted.keys() >= set(self._current):
             return AGAIN_SECONDS
         # The members of one process do not all ask for the same route at the same moment.
         until_old = self._mq.routes.seconds_until_old(self._member.subscriptions) + random.uniform(0.0, AGAIN_SECONDS)
@@ -155,7 +155,7 @@ class Membership:
         """
         if self._is_superseded:
             return
-        addresses = await self._addresses()
+        addresses, knows_all = await self._addresses()
         if strict and not addresses:
             raise BrokerUnavailable("cluster", "no broker is registered at the name server", remedy=NOBODY_ANSWERS)
         anew, self.greets_all = self.greets_all, False
@@ -168,7 +168,7 @@ class Membership:
             if failures and len(failures) == len(addresses):
                 raise failures[addresses[0]]
         self._current = addresses
-        self._is_well = self._is_well and bool(addresses) and not failures
+        self._is_well = knows_all and bool(addresses) and not failures
         unmet = failures.keys() - self._greeted.keys()
         for error in failures.values():
             if isinstance(error, SubscriptionMismatch) and error.in_force is not None:
@@ -199,7 +199,8 @@ class Membership:
         `settled` tells afterwards whether the list holds only members that a broker named just now.
         """
         awaited: set[str] = set()
-        lists = await asyncio.gather(*(self._ask(address, awaited) for address in await self._addresses()))
+        addresses, _ = await self._addresses()
+        lists = await asyncio.gather(*(self._ask(address, awaited) for address in addresses))
         self.awaited_by_group = frozenset(awaited)
         now = self._clock()
         named = {member for found in lists for member in found}
@@ -277,12 +278,13 @@ class Membership:
         if self._member.waits_for != self._waits_for:
             self._member = replace(self._member, waits_for=self._waits_for)
 
-    async def _addresses(self) -> Sequence[str]:
+    async def _addresses(self) -> tuple[Sequence[str], bool]:
+        """Return the brokers of the subscribed topics, and whether the routes of all topics are known."""
         found: set[str] = set()
-        self._is_well = True
+        knows_all = True
         for topic, route in (await self.routes(self._member.subscriptions)).items():
             if isinstance(route, RayMQError):
-                self._is_well = False
+                knows_all = False
                 _log.debug("route of %s: %s", topic, route)
             else:
                 found.update(route.addresses.values())
@@ -296,7 +298,7 @@ class Membership:
                 self._greeted.pop(address, None)
             self._may_know -= left
             await self._leave(left)
-        return sorted(found)
+        return sorted(found), knows_all
 
     async def _greet(self, address: str, *, anew: bool) -> RayMQError | None:
         try:
