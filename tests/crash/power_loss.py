@@ -137,7 +137,7 @@ class Disk(FileCalls):
         names = synced
         if random_.random() < luck and os.path.isdir(folder):
             names = {entry.name: self._hold(Path(entry.path)) for entry in os.scandir(folder)}
-        for name, child in names.items():
+        for name, child in sorted(names.items()):  # in one order on every file system
             if os.path.isdir(f"/proc/self/fd/{self._held[child]}") or child in self._names:
                 self._make_folder(child, target / name, random_, luck)
             else:

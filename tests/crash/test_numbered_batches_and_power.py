@@ -160,7 +160,7 @@ def test_it_is_completed_also_where_power_is_lost_again_and_again(
 def test_nothing_but_the_batch_itself_follows_one_that_is_cut(tmp_path: Path) -> None:
     """Async flush: it was acknowledged, and its producer has gone on. It begins a new epoch then."""
     sent = batch(1, 10, 200)
-    machine = Machine(tmp_path, 1, "async")
+    machine = Machine(tmp_path, 4, "async")
     with machine.life(0.9) as broker:
         broker.send([b"before"], 0)
         broker.store._save_checkpoint()
