@@ -10,8 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
-def output_of(*arguments: str, directory: Path) -> str:
-    """What `python ARGUMENTS` prints, in a Ray of its own; it must succeed and say nothing on stderr."""
+def output_of(*arguments: str, directory: Path, logged: str = "") -> str:
+    """Return what `python ARGUMENTS` prints, in a Ray of its own; it must succeed.
+
+    Args:
+        logged: how stderr ends: the warning that the program shows. "": nothing may be there.
+    """
     ended = subprocess.run(
         [sys.executable, *arguments],
         cwd=directory,
@@ -21,7 +25,8 @@ def output_of(*arguments: str, directory: Path) -> str:
         check=False,
         env={**os.environ, "RAY_ADDRESS": "local"},
     )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.returncode, ended.stderr if not logged else "") == (0, "")
+    assert ended.stderr.rstrip().endswith(logged)
     return ended.stdout
 
 

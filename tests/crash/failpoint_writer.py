@@ -83,7 +83,6 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
 
 if __name__ == "__main__":
     progress._FOLD_BYTES = in_flight._REWRITE_BYTES = 400  # type: ignore[misc]
-    if sys.argv[4] == "compiled":
-        compiled.use(importlib.import_module("raymq_native"))
+    compiled.use(importlib.import_module("raymq_native") if sys.argv[4] == "compiled" else None)
     with replaced(UnsyncedCalls()):  # What a process has written survives its death without.
         main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
