@@ -150,7 +150,8 @@ def test_a_start_that_is_interrupted_ends_cleanly(environment: dict[str, str], t
             _, said = it.communicate(timeout=90)
             up = said.startswith("Ray runs in this process")  # one may have come up while the other one was interrupted
             assert said.splitlines()[up:] in ([], ["stopping"]), which
-            assert it.returncode == (0 if up else 128 + which), "whether it has done what it was called for"
+            # One that is up and has not said so yet has done what it was called for, too.
+            assert it.returncode in ((0,) if up else (0, 128 + which)), which
             assert not list(root.glob("*/abort")), which
 
 
