@@ -60,7 +60,7 @@ for end in (ends_by_exit, ends_by_os_exit, ends_by_signal, ends_by_error):
         end()
     began = time.monotonic()
     _, status = os.waitpid(child, 0)
-    print(end.__name__, os.waitstatus_to_exitcode(status), time.monotonic() - began < 10)
+    print(end.__name__, os.waitstatus_to_exitcode(status), time.monotonic() - began < 10, flush=True)
 process = multiprocessing.get_context("fork").Process(target=send)
 process.start()
 process.join(10)
