@@ -164,8 +164,10 @@ def _uninterrupted(live: Callable[[threading.Event, threading.Event], bool], nam
         while not living.done() and not asked.wait(_LOOK_SECONDS):
             pass
         if not living.done():
-            with contextlib.suppress(OSError):  # the terminal is closed
+            try:
                 click.echo("stopping", err=True)
+            except OSError:  # the terminal is closed: what is left for it would fail once more at the exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             until = time.monotonic() + _FINISH_SECONDS
             while not living.done() and not started.wait(_LOOK_SECONDS):
                 if time.monotonic() > until:
