@@ -299,6 +299,8 @@ class _Peer:
     eager_not_before: float = 0.0
     #: The network did not lead there. (An address that refuses is there, and nobody listens.)
     no_way: bool = False
+    #: Why the last attempt failed.
+    reason: str = ""
     #: Set and replaced where there is news of the address.
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -515,7 +517,7 @@ class ConnectionPool:
             due = min(peer.not_before, peer.eager_not_before) if eager else peer.not_before
             wait = due - asyncio.get_running_loop().time()
             if wait > 0:
-                raise BrokerUnavailable(address, f"refused connections; next attempt in {wait:.1f} s")
+                raise BrokerUnavailable(address, f"{peer.reason}; next attempt in {wait:.1f} s")
             peer.opening = asyncio.get_running_loop().create_task(self._connect(address, peer))
             peer.opening.add_done_callback(lambda done: self._connected(peer, done))
         try:
@@ -550,7 +552,8 @@ class ConnectionPool:
             reason = _why(error)
             if self._tls is not None and peer.no_way and not isinstance(error, TimeoutError):
                 reason += "; is it a TLS port? This client speaks TLS"
-            raise BrokerUnavailable(address, f"cannot connect: {reason}") from error
+            peer.reason = f"cannot connect: {reason}"
+            raise BrokerUnavailable(address, peer.reason) from error
         connection.say_versions()
         peer.backoff.reset()
         peer.no_way = False
