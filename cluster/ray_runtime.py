@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Final
 
 import ray
+from ray._private import node as ray_node
 from ray._private import services as ray_services
 from ray._private import state as ray_state
 from ray._private import utils as ray_utils
@@ -169,7 +170,7 @@ def start_embedded(cpus: int | None = None) -> None:
 
 
 def _init_embedded(cpus: int) -> None:
-    with _in_own_sessions():
+    with _own_processes():
         ray.init(
             address="local",
             num_cpus=cpus,
@@ -211,16 +212,32 @@ def _run_on_lasting_thread(start: Callable[[], None]) -> None:
         raise
 
 
+#: Ray's processes that an embedded Ray has no use for: the autoscaler, what carries logs to drivers, and the dashboard,
+#: which with `include_dashboard=False` is started all the same, and waited for (ray/_private/node.py, 2.60).
+_LEFT_OUT: Final = ("start_monitor", "start_log_monitor", "start_api_server")
+
+
 @contextlib.contextmanager
-def _in_own_sessions() -> Iterator[None]:
-    """Start Ray's processes outside this process's group: a signal to the group would end them before a clean stop."""
-    services: Any = ray_services  # Ray has no setting for it
-    popen = services.ConsolePopen
-    services.ConsolePopen = partial(popen, start_new_session=True)
-    try:
+def _own_processes() -> Iterator[None]:
+    """Start only the processes of Ray that are needed, outside this process's group. Ray has no settings for it.
+
+    A signal to the group would end them before a clean stop.
+    """
+    services: Any = ray_services
+    with contextlib.ExitStack() as replaced:
+        popen = services.ConsolePopen
+        replaced.callback(setattr, services, "ConsolePopen", popen)
+        services.ConsolePopen = partial(popen, start_new_session=True)
+        for name in _LEFT_OUT:
+            if hasattr(ray_node.Node, name):
+                replaced.callback(setattr, ray_node.Node, name, getattr(ray_node.Node, name))
+                setattr(ray_node.Node, name, _start_nothing)
         yield
-    finally:
-        services.ConsolePopen = popen
+
+
+def _start_nothing(node: ray_node.Node, **_: object) -> None:
+    """Stand in for one of the methods of `_LEFT_OUT`."""
+    node._webui_url = None  # noqa: SLF001 - the dashboard's, which is not there
 
 
 def _check_not_forked() -> None:
