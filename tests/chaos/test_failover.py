@@ -43,6 +43,7 @@ def test_brokers_of_one_copy_are_broken_and_nothing_acknowledged_is_lost(tmp_pat
     assert verdict["counts"]["faults"] >= 1
 
 
+@pytest.mark.long
 def test_replicas_are_broken_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     """With sync replication not even where a host is gone with its disk."""
     verdict = chaos(tmp_path / "run", "--seconds", "30", "--faults", "4")

@@ -184,6 +184,7 @@ def memory_folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_hours_of_slow_listeners_and_lost_brokers(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "ListenerThreads", CallsInTurn)

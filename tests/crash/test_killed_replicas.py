@@ -111,6 +111,7 @@ def die_within_a_change(group: ReplicaGroup, number: int) -> None:
         file.write(struct.pack("<q", begun + 1))
 
 
+@pytest.mark.long
 def test_a_replica_that_dies_at_any_step_of_a_snapshot(group: ReplicaGroup, sent: Sent) -> None:
     for failpoint in steps_of("snapshot"):
         die_within_a_change(group, 2)
@@ -119,6 +120,7 @@ def test_a_replica_that_dies_at_any_step_of_a_snapshot(group: ReplicaGroup, sent
     assert group.elect(2) == 2
 
 
+@pytest.mark.long
 def test_a_replica_that_dies_while_its_log_is_begun_anew(group: ReplicaGroup, clients: Clients) -> None:
     """The beginning of the master's log is gone, and the replica has nothing."""
     clients.send(*(b"%d" % number * 30_000 for number in range(10, 60)))
@@ -139,6 +141,7 @@ def test_a_replica_that_dies_while_its_log_is_begun_anew(group: ReplicaGroup, cl
     assert set(clients.bodies()) == {*expected, *(b"more %d" % number for number in range(len(OF_A_WIPE)))}
 
 
+@pytest.mark.sweep(every=6)
 @pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
 @pytest.mark.parametrize(
     "failpoint", with_the_rest_at_times(*steps_of("office"), "open.before_recovery", "open.before_checkpoint")

@@ -100,7 +100,8 @@ def test_a_cut_that_is_killed_has_not_begun_or_is_finished_by_the_next_start(
         assert two.check(former)
 
 
-@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.long) for seed in range(3)), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
 def test_a_cut_outlives_every_loss_of_power(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each of its syncs and of those that follow: the old log, or the cut one; never a tail that comes back."""
     boots = [0]

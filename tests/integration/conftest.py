@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +18,9 @@ from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection
 from tests.dying_broker import die
+
+if TYPE_CHECKING:
+    from tests.integration.shared_spark import SharedSpark
 
 DELAY_LEVELS = "1s 1s 1s 1s"
 
@@ -103,3 +108,19 @@ def admin(mq: Connection) -> Admin:
     made = Admin(mq)
     made.create_topic("t", queues=2)
     return made
+
+
+@pytest.fixture(scope="module")
+def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> SharedSpark:
+    """The cluster and the Spark that test modules share; they give their topics names of their own."""
+    from tests.integration.shared_spark import SharedSpark
+
+    return SharedSpark.get(tmp_path_factory)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the shared Spark before the first test that does not use it: that one may start a Ray of its own."""
+    shared = sys.modules.get("tests.integration.shared_spark")
+    if shared is not None and "shared_spark" not in getattr(nextitem, "fixturenames", ()):
+        shared.SharedSpark.end()

@@ -27,6 +27,7 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*RAYMQ, "demo", *arguments], capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.long
 def test_the_bundled_data_with_a_broker_killed_on_the_way(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with subprocess.Popen(

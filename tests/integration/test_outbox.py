@@ -211,7 +211,7 @@ def test_of_batches_that_are_kept_together_a_full_disk_keeps_all_or_none(file: P
 
 
 @pytest.mark.usefixtures("admin")
-@pytest.mark.parametrize("linger", [0.0, 0.01])
+@pytest.mark.parametrize("linger", [pytest.param(0.0, marks=pytest.mark.long), 0.01])
 @pytest.mark.parametrize("is_new", [False, True], ids=["the same process", "a new process"])
 def test_what_is_kept_outlives_an_outage_that_the_routes_take_for_no_such_topic(
     services: Services, mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch, linger: float, is_new: bool
@@ -264,7 +264,7 @@ def test_what_waits_for_a_broker_that_a_new_process_has_never_met_is_not_refused
 
 
 @pytest.mark.usefixtures("admin")
-@pytest.mark.parametrize("linger", [0.0, 0.01])
+@pytest.mark.parametrize("linger", [pytest.param(0.0, marks=pytest.mark.long), 0.01])
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_topic_that_is_not_there_yet_is_waited_for_and_holds_up_no_other_one(
     mq: Connection, admin: Admin, file: Path, linger: float, key: str | None
@@ -351,7 +351,7 @@ def test_a_file_that_is_none_is_refused(mq: Connection, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("admin")
-@pytest.mark.parametrize("linger", [0.0, 0.01])
+@pytest.mark.parametrize("linger", [pytest.param(0.0, marks=pytest.mark.long), 0.01])
 @pytest.mark.parametrize("idempotent", [False, True])
 def test_closing_keeps_what_is_on_its_way(
     services: Services, mq: Connection, file: Path, linger: float, idempotent: bool

@@ -135,7 +135,7 @@ def test_closing_with_a_paused_broker_takes_about_the_time_that_was_given(
     assert progress[sent[1].queue].committed_offset == 1, "the broker that lives was told"
 
 
-@pytest.mark.parametrize("strategy", ["average", "sticky"])
+@pytest.mark.parametrize("strategy", ["average", pytest.param("sticky", marks=pytest.mark.long)])
 def test_who_joins_while_one_of_two_brokers_hangs_consumes_from_the_other_one(
     cluster: Connection, brokers: list[BrokerProcess], strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +190,7 @@ def test_who_joins_while_one_of_two_brokers_hangs_consumes_from_the_other_one(
             second.shutdown()
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("position_known", [True, False])
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_poll_of_a_hung_broker_ends_soon_after_its_time_out(

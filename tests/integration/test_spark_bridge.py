@@ -24,7 +24,6 @@ import pyarrow as pa
 import pytest
 
 from tests.polling import poll_until
-from tests.ray_cluster import own_cluster
 
 pytest.importorskip("raydp")
 
@@ -39,24 +38,21 @@ from raymq.demo import flow as demo_flow
 from raymq.demo.command import demo as demo_command
 from raymq.spark_bridge import SparkBridge, WriteResult
 from tests.demo_records import JSON_LINES_COUNTS, json_lines
+from tests.integration.shared_spark import CONFIG, SharedSpark
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
 #: Small files: the stores of a test are thrown away.
-CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
-CONFIG |= {"delay_levels": demo_flow.CONFIG["delay_levels"], "max_message_bytes": 20 << 20}
 
 
 @pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
-    with own_cluster(tmp_path_factory, "spark", CONFIG) as running:
-        yield running
+def mq(shared_spark: SharedSpark) -> cluster.Cluster:
+    return shared_spark.mq
 
 
 @pytest.fixture(scope="module")
-def bridge(mq: cluster.Cluster) -> Iterator[SparkBridge]:
-    with SparkBridge(mq, memory="512m") as running:
-        yield running
+def bridge(shared_spark: SharedSpark) -> SparkBridge:
+    return shared_spark.bridge
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import pytest
 from rich.console import Console
 
 from tests.polling import poll_until
-from tests.ray_cluster import own_cluster
 
 pytest.importorskip("raydp")
 
@@ -30,24 +29,22 @@ from raymq.actors.sending.sender import queue_of_sharding_key
 from raymq.client import Admin, InvalidInput, Message, MessageQueue, Producer, PullConsumer, Sql
 from raymq.client.errors import TopicNotFound
 from raymq.spark_bridge import SparkBridge, session
+from tests.integration.shared_spark import SharedSpark
 from tests.integration.streamed import PATIENT, Batches, collecting, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
 #: Small files: the stores of a test are thrown away.
-CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
 
 
 @pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
-    with own_cluster(tmp_path_factory, "columns", CONFIG) as running:
-        yield running
+def mq(shared_spark: SharedSpark) -> cluster.Cluster:
+    return shared_spark.mq
 
 
 @pytest.fixture(scope="module")
-def bridge(mq: cluster.Cluster) -> Iterator[SparkBridge]:
-    with SparkBridge(mq, memory="512m") as running:
-        yield running
+def bridge(shared_spark: SharedSpark) -> SparkBridge:
+    return shared_spark.bridge
 
 
 def new_topic(mq: cluster.Cluster, queues: int = 2) -> str:

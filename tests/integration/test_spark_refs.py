@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from tests.polling import poll_until
-from tests.ray_cluster import own_cluster
 
 pytest.importorskip("raydp")
 
@@ -25,7 +24,8 @@ from raymq.client import Admin, InvalidInput, Producer
 from raymq.client.errors import ClientClosed
 from raymq.spark_bridge import SparkBridge
 from raymq.spark_bridge.tables import TABLE_BYTES
-from tests.integration.test_spark_columns import CONFIG, VALUES, table_of
+from tests.integration.shared_spark import SharedSpark
+from tests.integration.test_spark_columns import VALUES, table_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -33,15 +33,13 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
-    with own_cluster(tmp_path_factory, "refs", CONFIG, brokers=1) as running:
-        yield running
+def mq(shared_spark: SharedSpark) -> cluster.Cluster:
+    return shared_spark.mq
 
 
 @pytest.fixture(scope="module")
-def bridge(mq: cluster.Cluster) -> Iterator[SparkBridge]:
-    with SparkBridge(mq, memory="512m", cores=2) as running:
-        yield running
+def bridge(shared_spark: SharedSpark) -> SparkBridge:
+    return shared_spark.bridge
 
 
 def free_bytes() -> float:
@@ -265,10 +263,10 @@ def test_an_executor_that_is_killed_costs_no_row_and_doubles_none(bridge: SparkB
     release()
 
 
-def test_a_bridge_that_is_closed_refuses_and_its_tables_stay(mq: cluster.Cluster, bridge: SparkBridge) -> None:
+def test_a_bridge_that_is_closed_refuses_and_its_tables_stay(shared_spark: SharedSpark, bridge: SparkBridge) -> None:
     """Last in this file: it closes the bridge."""
     refs, release = bridge.to_refs(bridge.spark.range(10))
-    bridge.close()
+    shared_spark.close_bridge()
     assert sum(table.num_rows for table in ray.get(refs)) == 10
     release()
     with pytest.raises(ClientClosed):

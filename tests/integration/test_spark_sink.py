@@ -12,14 +12,13 @@ import textwrap
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import ray
 
 from tests.polling import poll_until
-from tests.ray_cluster import own_cluster
 
 pytest.importorskip("raydp")
 
@@ -34,10 +33,10 @@ from raymq.client.bulk.committing import StagedWrite, Written
 from raymq.client.errors import OutcomeUnknown
 from raymq.spark_bridge import SparkBridge, WriteResult
 from tests.integration.exactly_once import content, differences, stored
+from tests.integration.shared_spark import SharedSpark
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
-CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
 #: What a batch may take on a machine that does much else.
 PATIENT = 120.0
 
@@ -45,15 +44,13 @@ EachBatch = Callable[[DataFrame, int], None]
 
 
 @pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
-    with own_cluster(tmp_path_factory, "sink", CONFIG) as running:
-        yield running
+def mq(shared_spark: SharedSpark) -> cluster.Cluster:
+    return shared_spark.mq
 
 
 @pytest.fixture(scope="module")
-def bridge(mq: cluster.Cluster) -> Iterator[SparkBridge]:
-    with SparkBridge(mq, cores=2, memory="512m") as running:
-        yield running
+def bridge(shared_spark: SharedSpark) -> SparkBridge:
+    return shared_spark.bridge
 
 
 @pytest.fixture

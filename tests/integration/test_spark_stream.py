@@ -16,7 +16,6 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -25,7 +24,6 @@ import pytest
 import ray
 
 from tests.polling import poll_until
-from tests.ray_cluster import own_cluster
 
 pytest.importorskip("raydp")
 
@@ -38,23 +36,20 @@ from raymq import cluster
 from raymq.client import Admin, InvalidInput, Message, MessageQueue, Producer, Sql
 from raymq.client.errors import NotFoundError, RayMQError, TopicNotFound
 from raymq.spark_bridge import SparkBridge
+from tests.integration.shared_spark import SharedSpark
 from tests.integration.streamed import PATIENT, Batches, collecting, failure_of, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
-CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
+
+@pytest.fixture(scope="module")
+def mq(shared_spark: SharedSpark) -> cluster.Cluster:
+    return shared_spark.mq
 
 
 @pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
-    with own_cluster(tmp_path_factory, "stream", CONFIG) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def bridge(mq: cluster.Cluster) -> Iterator[SparkBridge]:
-    with SparkBridge(mq, cores=2, memory="512m") as running:
-        yield running
+def bridge(shared_spark: SharedSpark) -> SparkBridge:
+    return shared_spark.bridge
 
 
 @pytest.fixture
