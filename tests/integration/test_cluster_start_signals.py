@@ -27,7 +27,19 @@ def up(folder: Path, *command: str) -> Iterator[tuple[subprocess.Popen[str], int
     kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment = {**kept, "RAYMQ_HOME": str(folder / "home")}
     ours, its = pty.openpty()
-    start = [*command, RAYMQ, "cluster", "start", "--brokers", "1", "--root", str(folder / "data")]
+    # The tests may run under `nohup`, where SIGHUP is ignored.
+    start = [
+        "env",
+        "--default-signal=HUP",
+        *command,
+        RAYMQ,
+        "cluster",
+        "start",
+        "--brokers",
+        "1",
+        "--root",
+        str(folder / "data"),
+    ]
     with subprocess.Popen(
         start, stdin=its, stdout=subprocess.PIPE, stderr=its, text=True, env=environment, start_new_session=True
     ) as it:
