@@ -7,7 +7,7 @@ What is in it, in the order to read it:
     sending: what every sender needs; routing: the routes that name servers tell, and name_server_silence: if
     they tell none; filter: what a consumer wants.
     broker_actor, name_server_actor, scheduler_actor, producer_actor: the actors; handles and actor_options find and
-    make them. Only these import Ray.
+    make them; spare_process: in which a killed broker is back sooner. Only these import Ray.
 
 The way of a message:
     sending.sender chooses one of the queues that routing knows, and writes a request of wire.commands.append;

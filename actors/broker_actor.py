@@ -18,6 +18,7 @@ from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.garbage import keep_collections_short
 from raymq.actors.naming import replica_name
 from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
+from raymq.actors.spare_process import SpareProcess
 from raymq.actors.wire.frame import Command
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ class Broker:
         if not on_loopback(known):
             AddressWatch(spec.cluster, lambda: known)
         self._loop = EventLoopThread(self._name)
+        self._spare = SpareProcess(self._name, node_id)
         self._hosted = Hosted(self._name, self._loop, lambda: self._start(spec, node_id))
 
-    @staticmethod
-    async def _start(spec: BrokerSpec, node_id: str) -> BrokerService | ReplicaService:
+    async def _start(self, spec: BrokerSpec, node_id: str) -> BrokerService | ReplicaService:
         spec = dataclasses.replace(spec, host=own_address(spec.host))
         if spec.replicas > 1:
             from raymq.actors.broker.replica.service import ReplicaService  # most brokers have no replicas
@@ -56,6 +57,7 @@ class Broker:
         else:
             service = await BrokerService.start(spec, node_id)
         keep_collections_short()
+        self._spare.begin()
         return service
 
     def address(self, seconds: float, patience: float) -> str:
@@ -85,6 +87,7 @@ class Broker:
 
     def stop(self) -> None:
         """Flush, close the store (its abort file goes), free the port; the actor is killed next."""
+        self._spare.stop()
         self._hosted.stop()
 
     def is_stopped(self) -> bool:

@@ -194,6 +194,7 @@ def start(
                 warnings.warn(risk, stacklevel=2)
         deaths.watch(namespace)
         addresses, is_new = launching.start(namespace, directory, settings, arguments)
+        deaths.remember()
         found.save(namespace, addresses, ray_runtime.address(), settings.tls)
         return Cluster(addresses, namespace=namespace, tls=settings.tls, owns_ray=owns_ray, stops=True, is_new=is_new)
     except BaseException:
@@ -235,6 +236,7 @@ def connect(
     ray_runtime.join_address(address, partial(_own_ray, namespace))
     addresses = launching.addresses(namespace)
     deaths.watch(namespace)
+    deaths.remember()
     return Cluster(addresses, namespace=namespace, tls=tls or _own_tls(namespace))
 
 

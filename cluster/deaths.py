@@ -36,6 +36,8 @@ _log = logging.getLogger("raymq.cluster")
 _rays_own: Callable[..., Any] | None = None
 _replacing: Final = threading.Lock()
 _namespaces: Final[set[str]] = set()
+#: Our actors by their processes, former ones included: one that is back at once has another when Ray's message comes.
+_actors: Final[dict[int, str]] = {}
 
 
 def watch(namespace: str) -> None:
@@ -48,6 +50,20 @@ def watch(namespace: str) -> None:
             ray_worker.print_to_stdstream = _write
 
 
+def remember() -> None:
+    """Note the processes of all clusters in this Ray, by which their deaths are known. Any thread."""
+    with contextlib.suppress(Exception):  # then Ray writes what it writes
+        _ours()
+
+
+def _ours() -> dict[str, dict[str, Any]]:
+    """Our actors, by id."""
+    actors: dict[str, dict[str, Any]] = ray_state.actors()
+    ours = {key: each for key, each in actors.items() if each["Name"] and each["ActorClassName"] in OUR_CLASSES}
+    _actors.update({each["Pid"]: key for key, each in ours.items()})
+    return ours
+
+
 def _write(data: dict[str, Any], *given: Any, **options: Any) -> None:
     """Write a message as Ray does, unless it is on the death of a process of ours."""
     dead = None
@@ -57,7 +73,8 @@ def _write(data: dict[str, Any], *given: Any, **options: Any) -> None:
         assert _rays_own is not None
         _rays_own(data, *given, **options)
         return
-    threading.Thread(target=_tell, args=(dead, time.monotonic()), name="raymq-death", daemon=True).start()
+    pid = dead_process(data)
+    threading.Thread(target=_tell, args=(dead, pid, time.monotonic()), name="raymq-death", daemon=True).start()
 
 
 def dead_process(data: dict[str, Any]) -> int | None:
@@ -73,16 +90,13 @@ def _dead_of_ours(data: dict[str, Any]) -> dict[str, Any] | None:
     pid = dead_process(data)
     if pid is None:
         return None
-    actors: dict[str, dict[str, Any]] = ray_state.actors()
-    for actor in actors.values():
-        if actor["Pid"] == pid and actor["Name"] and actor["ActorClassName"] in OUR_CLASSES:
-            return actor
-    return None
+    ours = _ours()
+    return ours.get(_actors.pop(pid, ""))
 
 
-def _tell(dead: dict[str, Any], died: float) -> None:
+def _tell(dead: dict[str, Any], pid: int, died: float) -> None:
     """Wait until it is back, and say how long that took."""
-    name, pid = dead["Name"], dead["Pid"]
+    name = dead["Name"]
     state = dead
     while time.monotonic() - died < _BACK_SECONDS:
         with contextlib.suppress(Exception):
@@ -90,6 +104,7 @@ def _tell(dead: dict[str, Any], died: float) -> None:
             if state["State"] == "DEAD":
                 break
             if state["State"] == "ALIVE" and state["Pid"] != pid:
+                _actors[state["Pid"]] = dead["ActorID"]
                 _await_service(name, dead["ActorClassName"])
                 _log.warning("%s (process %d) died; it was back %s", name, pid, _after(died))
                 return

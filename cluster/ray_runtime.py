@@ -33,6 +33,7 @@ from ray._raylet import Config  # type: ignore[attr-defined] # made by compiled 
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
+from raymq.actors import spare_process
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.java import JavaNotFound, java_environment
 from raymq.actors.naming import host_resource
@@ -48,6 +49,8 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about GPUs that are not there
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # else a SIGTERM prints stack traces
 }
+#: What Ray imports in each worker process before it is used, so that a spare one is a broker sooner.
+_PRELOAD = ("RAY_preload_python_modules", "raymq.actors.broker_actor")
 _OBJECT_STORE_BYTES = 512 * 1024 * 1024
 #: Ray takes 127.0.0.1 for "find my real address"; any other loopback address it leaves alone.
 _LOOPBACK = "127.0.0.2"
@@ -156,6 +159,8 @@ def start_embedded(cpus: int | None = None) -> None:
     """Start a Ray of this process's own, on loopback, with a Java that Spark can use if there is one."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if spare_process.is_wanted():
+        os.environ.setdefault(*_PRELOAD)
     with contextlib.suppress(JavaNotFound):  # a cluster without Spark needs none
         os.environ.update(java_environment())
     for further in reversed(range(_TRIES)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -37,8 +38,9 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What is started in the background of a shell ignores Ctrl-C, which some tests send to themselves."""
+    """Undo what a shell's background does to Ctrl-C, which some tests send to themselves; keep no spare processes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("RAYMQ_SPARE_PROCESS", "0")  # each costs the start of a process
     if not hasattr(config, "workerinput"):  # a process of pytest-xdist has no terminal, and its folder is chosen
         temporary_files.choose_root()
         config.pluginmanager.register(running_tests.RunningTests(), running_tests.NAME)

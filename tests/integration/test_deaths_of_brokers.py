@@ -1,15 +1,23 @@
-"""A broker's death is one line on the terminal of whoever started the cluster, and none of Ray's."""
+"""A broker that dies: what the terminal of whoever started the cluster shows, and in which process it is back."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
+from raymq import cluster
+from raymq.actors.spare_process import SPARE_PROCESS
+from raymq.client import Admin
+from tests.polling import poll_until
 from tests.program import run
+from tests.ray_cluster import own_ray
 
 pytestmark = [pytest.mark.integration, pytest.mark.ray]
 
@@ -34,3 +42,30 @@ def test_a_brokers_death_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert re.fullmatch(r"broker-a \(process \d+\) died; it was back after [\d.]+ s\n", done.stderr)
+
+
+def idle_since(pid: int) -> set[int]:
+    """Idle worker processes of a broker's Ray that were started after it."""
+    broker = psutil.Process(pid)
+    found = set()
+    for each in psutil.Process(broker.ppid()).children():
+        with contextlib.suppress(psutil.Error):
+            if each.cmdline()[:1] == ["ray::IDLE"] and each.create_time() > broker.create_time() + 0.5:
+                found.add(each.pid)
+    return found
+
+
+def pids(admin: Admin) -> set[int]:
+    return {each.pid for each in admin.cluster_info().brokers}
+
+
+def test_a_broker_is_back_in_the_spare_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SPARE_PROCESS, "1")
+    monkeypatch.setenv("RAY_preload_python_modules", "raymq.actors.broker_actor")  # else the start would set it
+    with own_ray(cpus=2), cluster.start(brokers=2, root=tmp_path, namespace="spare") as mq:
+        admin = Admin(mq)
+        for _ in range(2):
+            first = min(pids(admin))
+            idle = poll_until(lambda: idle_since(first), 60, "a spare process")  # noqa: B023 - called at once
+            os.kill(first, signal.SIGKILL)
+            poll_until(lambda: idle & pids(admin), 60, "a broker in it")  # noqa: B023 - called at once

@@ -8,6 +8,7 @@ import pytest
 from ray._private import worker as ray_worker
 
 from raymq.cluster import deaths
+from tests.polling import poll_until
 
 DEATH = (
     "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, "
@@ -50,13 +51,33 @@ def test_only_deaths_of_ours_are_left_out(
     written: list[Any] = []
     told: list[str] = []
     monkeypatch.setattr(deaths, "_rays_own", lambda data, **_: written.append(data))
-    monkeypatch.setattr(deaths, "_tell", lambda dead, _: told.append(dead["Name"]))
+    monkeypatch.setattr(deaths, "_tell", lambda dead, *_: told.append(dead["Name"]))
+    monkeypatch.setattr(deaths, "_actors", {})
     monkeypatch.setattr(deaths.ray_state, "actors", lambda: {each["ActorID"]: each for each in actors})
     message = {"pid": "raylet", "lines": [DEATH], "is_err": False}
     other = {"pid": "raylet", "lines": ["something else"], "is_err": False}
     for data in (message, other):
         deaths._write(data, ignore_prefix=False)
     assert written == ([other] if is_ours else [message, other])
+
+
+def test_a_process_is_ours_also_if_its_actor_has_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is back in half a second has, before Ray's message on the former process comes."""
+    written: list[Any] = []
+    told: list[Any] = []
+    actors = [actor("broker-a", "Broker", 19_853)]
+    monkeypatch.setattr(deaths, "_rays_own", lambda data, **_: written.append(data))
+    monkeypatch.setattr(deaths, "_tell", lambda dead, pid, _: told.append((dead["Name"], pid)))
+    monkeypatch.setattr(deaths, "_actors", {})
+    monkeypatch.setattr(deaths.ray_state, "actors", lambda: {each["ActorID"]: each for each in actors})
+    deaths.remember()
+    actors[0] = actor("broker-a", "Broker", 20_000)
+    message = {"pid": "raylet", "lines": [DEATH], "is_err": False}
+    deaths._write(message, ignore_prefix=False)
+    poll_until(lambda: told, 10)
+    assert (told, written) == ([("broker-a", 19_853)], [])
+    deaths._write(message, ignore_prefix=False)
+    assert written == [message], "the process id may be somebody else's by now"
 
 
 def test_a_message_is_written_where_ray_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:

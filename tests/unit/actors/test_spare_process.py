@@ -1,0 +1,89 @@
+"""When a broker lets Ray start an idle process, and which of a node's brokers does."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from raymq.actors.spare_process import SPARE_PROCESS, Upkeep, Worker, is_spare, is_wanted, keeps_spare
+from tests.unit.actors.clock import FakeClock
+
+SERVER, IDLE, FIRST, SECOND = (
+    Worker(11, "ray::NameServer"),
+    Worker(12, "ray::IDLE"),
+    Worker(13, "ray::Broker"),
+    Worker(14, "ray::Broker.status"),
+)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((SERVER, IDLE, FIRST, SECOND))))
+def test_of_the_brokers_of_a_node_one_keeps_a_spare(order: tuple[Worker, ...]) -> None:
+    assert [pid for pid in (13, 14) if keeps_spare(pid, order)] == [13]
+
+
+def test_a_broker_that_sees_no_broker_keeps_a_spare() -> None:
+    """Ray gives a process its title a moment later."""
+    assert keeps_spare(15, [SERVER, Worker(15, "python"), Worker(9, "ray::BrokerOfSomebody")])
+
+
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [("ray::IDLE", True), ("/usr/bin/python3", True), ("ray::Broker", False), ("ray::task", False)],
+)
+def test_a_spare_is_a_process_that_does_nothing(title: str, expected: bool) -> None:
+    assert is_spare(20, [SERVER, Worker(20, title)]) is expected
+
+
+@pytest.mark.parametrize("pid", [None, 21])
+def test_no_process_is_no_spare(pid: int | None) -> None:
+    assert not is_spare(pid, [SERVER, IDLE])
+
+
+def test_the_first_spare_is_made_at_once() -> None:
+    assert Upkeep(FakeClock()).is_due(is_idle=False)
+
+
+def test_a_spare_that_is_there_is_the_only_one() -> None:
+    clock = FakeClock()
+    upkeep = Upkeep(clock)
+    assert upkeep.is_due(is_idle=False)
+    for _ in range(1_000):
+        clock.advance(5)
+        assert not upkeep.is_due(is_idle=True)
+
+
+def test_a_spare_that_waited_long_is_replaced_at_once() -> None:
+    clock = FakeClock()
+    upkeep = Upkeep(clock)
+    for _ in range(20):
+        assert upkeep.is_due(is_idle=False)
+        for _ in range(13):
+            clock.advance(5)
+            assert not upkeep.is_due(is_idle=True)
+
+
+def test_spares_that_always_vanish_cost_little() -> None:
+    clock = FakeClock()
+    upkeep = Upkeep(clock)
+    made = []
+    while clock.now < 1_000 + 24 * 3_600:
+        if upkeep.is_due(is_idle=False):
+            made.append(clock.now)
+            clock.advance(5)
+            assert not upkeep.is_due(is_idle=True)  # it is there for a moment
+        clock.advance(5)
+    pauses = [later - before for before, later in itertools.pairwise(made)]
+    assert pauses[0] <= 15
+    assert 2_800 <= max(pauses) <= 3_620
+    assert len(made) <= 45
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, True), ("1", True), ("", True), ("0", False)])
+def test_the_environment_says_whether_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool
+) -> None:
+    monkeypatch.delenv(SPARE_PROCESS, raising=False)
+    if value is not None:
+        monkeypatch.setenv(SPARE_PROCESS, value)
+    assert is_wanted() is expected
