@@ -105,6 +105,19 @@ class Supervisor:
 
         return self.keep(work, again_and_again)
 
+    def once(self, work: str, run: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
+        """Run `run` to its end, and report what nobody expected of it."""
+
+        async def reported() -> None:
+            try:
+                await run
+            except BaseException as error:
+                if is_meant(error):
+                    raise
+                self.report(work, error)
+
+        return asyncio.get_running_loop().create_task(reported(), name=work)
+
     def report(self, work: str, error: BaseException) -> Failure:
         """Some work failed with what nobody expected: log and count it. Any thread."""
         before = self._failures.get(work)

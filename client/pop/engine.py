@@ -210,11 +210,18 @@ class Popping:
         return left
 
     async def receive(
-        self, max_messages: int, invisible_ms: int, wait_seconds: float, receiver: Receiver
+        self,
+        max_messages: int,
+        invisible_ms: int,
+        wait_seconds: float,
+        receiver: Receiver,
+        *,
+        begun: bool = False,
     ) -> list[ReceivedMessage]:
         """Take what is there, at most `max_messages`, or wait for the first; [] when `wait_seconds` are over.
 
         Args:
+            begun: calls begin with the messages at once, for all that the brokers know.
             receiver: says with `arrived` that it has what this returned, or has given up, and then it gets nothing.
 
         Raises:
@@ -230,8 +237,9 @@ class Popping:
             self._look_now.clear()
             # One that has ended says that there may be something: it has to be looked for after that, not before.
             self._notifications = {s: task for s, task in self._notifications.items() if not task.done()}
-            sources = await self._sources()
-            failures = await self._ask_all(sources, max_messages, invisible_ms)
+            # Those that were empty and have not said that something came are asked last.
+            sources = sorted(await self._sources(), key=self._notifications.__contains__)
+            failures = await self._ask_all(sources, max_messages, invisible_ms, begun=begun)
             refusals = [error for error in failures if not isinstance(error, BrokerUnavailable)]
             self._check_running()
             if found := self._received(max_messages, invisible_ms, receiver):
@@ -312,7 +320,9 @@ class Popping:
         first = next(self._turn) % max(1, len(sources))
         return sources[first:] + sources[:first]
 
-    async def _ask_all(self, sources: Sequence[Source], max_messages: int, invisible_ms: int) -> list[RayMQError]:
+    async def _ask_all(
+        self, sources: Sequence[Source], max_messages: int, invisible_ms: int, *, begun: bool = False
+    ) -> list[RayMQError]:
         """Ask the sources for what they have until there are enough messages; what went wrong with some of them.
 
         A broker that does not answer soon is not waited for, whatever else it is asked for: what it brings is there for
@@ -327,7 +337,7 @@ class Popping:
                 asked = min(MAX_MESSAGES, room)
                 self._asked_at[source] = time.monotonic()
                 pop = self._pops[source] = asyncio.get_running_loop().create_task(
-                    self._keep_popped(source, asked, invisible_ms)
+                    self._keep_popped(source, asked, invisible_ms, begun=begun)
                 )
                 pop.add_done_callback(partial(self._popped, source))
                 await asyncio.wait((pop,), timeout=0.0 if source[0] in slow else _PATIENCE_SECONDS)
@@ -344,6 +354,8 @@ class Popping:
                 if isinstance(error, RayMQError):
                     failures.append(error)
                     break
+                if not pop.result() and not self._stopped.is_set():
+                    self._notification(source)
                 if pop.result() < asked:
                     break
         return failures
@@ -358,11 +370,11 @@ class Popping:
         if not pop.cancelled():
             pop.exception()  # who asked may have given up: somebody has to look, or asyncio complains
 
-    async def _keep_popped(self, source: Source, room: int, invisible_ms: int) -> int:
+    async def _keep_popped(self, source: Source, room: int, invisible_ms: int, *, begun: bool = False) -> int:
         """Pop from one source; how many messages it gave. They are kept until somebody receives them."""
         asked_at = boottime()
         try:
-            messages, unwanted = await self.requests.pop(source, room, invisible_ms)
+            messages, unwanted = await self.requests.pop(source, room, invisible_ms, begun=begun)
         except RayMQError:
             raise
         except BaseException as error:
@@ -475,14 +487,6 @@ class Popping:
         await asyncio.sleep(_PAUSE_SECONDS)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        async def reported() -> None:
-            try:
-                await work
-            except BaseException as error:
-                if is_meant(error):
-                    raise
-                self.supervisor.report("return of messages", error)
-
-        task = asyncio.get_running_loop().create_task(reported())
+        task = self.supervisor.once("return of messages", work)
         self._returns.add(task)
         task.add_done_callback(self._returns.discard)

@@ -65,7 +65,7 @@ class PopRequests:
             filters: by topic.
             ordered: of a queue nothing is given out while something of it is with a member.
             max_reconsume_times: None is the group's.
-            ahead: what is popped does not count as delivered before `SettleAction.RUN`.
+            ahead: what is popped does not count as delivered before `SettleAction.RUN`, unless its pop says `begun`.
         """
         self._mq = mq
         self._group = group
@@ -79,9 +79,12 @@ class PopRequests:
         self._renewing: dict[int, asyncio.Task[bool]] = {}
 
     async def pop(
-        self, source: Source, room: int, invisible_ms: int
+        self, source: Source, room: int, invisible_ms: int, *, begun: bool = False
     ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
-        """The messages that one broker gave at once: the wanted ones, and others whose tags have the same hash."""
+        """The messages that one broker gave at once: the wanted ones, and others whose tags have the same hash.
+
+        `begun`: a call begins with the wanted ones at once.
+        """
         broker, topic = source
         tag_filter = self._filters[topic]
         subscription = tag_filter.subscription(topic)
@@ -99,7 +102,8 @@ class PopRequests:
             order=self.ordered,
             max_reconsume_times=self._max_reconsume_times,
             member=self.member,
-            ahead=self._ahead,
+            ahead=self._ahead and not begun,
+            begun=begun,
         )
         try:
             answer = await ask(self._mq, topic, broker, header.command(), _seconds_for_pop(invisible_ms))
@@ -114,7 +118,7 @@ class PopRequests:
             record = decode(body, at)
             at += record.size
             place = record.queue_id, record.queue_offset
-            receipt = Receipt(handle_of(*place), place in suspects)
+            receipt = Receipt(handle_of(*place), place in suspects, is_begun=begun)
             message = ReceivedMessage.from_record(record, broker, receipt)
             (wanted if tag_filter.passes(message.tags) else unwanted).append(message)
         return wanted, unwanted

@@ -13,10 +13,9 @@ from typing import Final
 from raymq.actors.protocol import MessageQueue
 from raymq.client.message import ReceivedMessage
 
-#: A call that has run for so long is none that ends at once: others may begin beside it.
-YOUNG_SECONDS: Final = 0.002
-#: The same of the first calls of a consumer, whose process may have been started anew because its listener killed it.
-FIRST_YOUNG_SECONDS: Final = 0.02
+#: The first calls of a consumer begin one at a time, unless the last one has run for so long: its process may have been
+#: started anew because its listener killed it.
+YOUNG_SECONDS: Final = 0.02
 FIRST_CALLS: Final = 100
 
 #: A message's queue and its offset there.
@@ -31,7 +30,8 @@ class MessageLease:
         renew_at: when its lease should be made longer.
         ends_at: when it is over, unless it was made longer.
         since: when the message came, or was made ready again.
-        is_suspect: it is called with alone: its consumer ended without an answer before, and this is its last try.
+        is_suspect: it is called with alone, since its consumer ended without an answer before.
+        is_begun: the broker knows that a call begins with it.
         is_renewing: a request that makes its lease longer is under way.
     """
 
@@ -40,6 +40,7 @@ class MessageLease:
     ends_at: float
     since: float
     is_suspect: bool = False
+    is_begun: bool = False
     is_renewing: bool = False
     #: What is the same in all deliveries of the message.
     place: Place = field(init=False)
@@ -91,7 +92,8 @@ class Leases:
         receipt = message.receipt
         is_suspect = receipt is not None and receipt.is_suspect
         ends_at = renew_at + self.lease_seconds / 2
-        lease = MessageLease(message, renew_at, ends_at, self.clock(), is_suspect)
+        is_begun = receipt is not None and receipt.is_begun
+        lease = MessageLease(message, renew_at, ends_at, self.clock(), is_suspect, is_begun)
         self._without([lease])
         self.ahead[lease.place] = lease
         if is_suspect:
@@ -105,28 +107,24 @@ class Leases:
             return 0
         return max(0, self.threads - sum(not call.is_ending for call in self.calls))
 
-    def next_call(self, *, is_quick: bool) -> LentCall | None:
-        """The call to begin now; None if there is none.
-
-        Args:
-            is_quick: the calls may be so short that several would end before the broker knows of one. Then one begins
-                at a time, so that a crash leaves no other message done and unconfirmed.
-        """
+    def next_call(self) -> LentCall | None:
+        """The call to begin now; None if there is none."""
         if not self.ahead or any(call.is_suspect for call in self.calls):
             return None
         if self._suspects:
             return None if self.calls else self._begin([next(iter(self._suspects.values()))])
         busy = [call for call in self.calls if not call.is_ending]
-        is_quick = is_quick or self.first_calls > 0
-        if len(busy) >= self.threads or (is_quick and self.young_until() is not None):
+        if len(busy) >= self.threads or self.young_until() is not None:
             return None
         running = {place for call in self.calls for place in call.leases}
         first = next((lease for lease in self.ahead.values() if lease.place not in running), None)
         if first is None:
             return None
         queue = first.message.queue
-        # The broker of a call that ends learns of both in one request; another one's outcome has to be known first.
-        if any(call.is_ending and call.broker != queue.broker for call in self.calls):
+        # A broker learns in one request that a call has ended and that the next one begins. Where there is no such
+        # request the outcome has to be known before the thread goes on.
+        unknown = sum(call.is_ending and (first.is_begun or call.broker != queue.broker) for call in self.calls)
+        if unknown and (self.first_calls or len(busy) + unknown >= self.threads):
             return None
         batch: list[MessageLease] = []
         for lease in self.ahead.values():
@@ -137,12 +135,13 @@ class Leases:
         return self._begin(batch)
 
     def young_until(self) -> float | None:
-        """When the last call that began is not young any more; None: none is."""
+        """Until when no other call may begin beside the last one; None: it may now."""
+        if not self.first_calls:
+            return None
         now = self.clock()
         begun = [now if call.begun_at is None else call.begun_at for call in self.calls if not call.is_ending]
         latest = max(begun, default=None)
-        young_seconds = FIRST_YOUNG_SECONDS if self.first_calls > 0 else YOUNG_SECONDS
-        return None if latest is None or now - latest >= young_seconds else latest + young_seconds
+        return None if latest is None or now - latest >= YOUNG_SECONDS else latest + YOUNG_SECONDS
 
     def running(self, place: Place) -> tuple[LentCall, MessageLease] | None:
         """The call that runs with a message."""
@@ -158,11 +157,12 @@ class Leases:
         call.is_ending = not call.leases
 
     def take_ahead(self, waiting_since: float | None = None) -> list[MessageLease]:
-        """Take out what no call has begun with; of a time, what has waited since then, but for suspects."""
+        """Take out what no call has begun with; of a time, what has waited since then, but for the next suspect."""
+        next_suspect = next(iter(self._suspects.values()), None)
         taken = [
             lease
             for lease in self.ahead.values()
-            if waiting_since is None or (lease.since <= waiting_since and not lease.is_suspect)
+            if waiting_since is None or (lease.since <= waiting_since and lease is not next_suspect)
         ]
         self._without(taken)
         return taken

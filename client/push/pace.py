@@ -33,11 +33,6 @@ class CallPace:
             self._respite.reset()
 
     @property
-    def is_slow(self) -> bool:
-        """Whether a call was slow shortly before."""
-        return self._clock() < self._not_before
-
-    @property
     def is_quick(self) -> bool:
         """Whether the next call is expected to be quick: the last one was, and no slow one was shortly before."""
         return self._streak > 0 and self._clock() >= self._not_before

@@ -18,7 +18,6 @@ from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, RayMQError, SubscriptionMismatch
 from raymq.actors.protocol import MessageQueue, SettleAction, SettleOutcome, SettleResult, TopicRoute
 from raymq.actors.sending.send_plan import is_unanswered
-from raymq.actors.supervision import is_meant
 from raymq.client.connection import Connection
 from raymq.client.health import Aside, FailingFetches
 from raymq.client.message import ReceivedMessage
@@ -229,7 +228,9 @@ class PopEngine:
                 continue
             receiver, begun_at = Receiver(), time.monotonic()
             try:
-                await self._popping.receive(wanted, self._settings.lease_ms, _PARK_SECONDS, receiver)
+                await self._popping.receive(
+                    wanted, self._settings.lease_ms, _PARK_SECONDS, receiver, begun=self._begins_at_once(wanted)
+                )
             except RayMQError as error:
                 _log.debug("pop: %s", error)
                 if isinstance(error, BrokerUnavailable):
@@ -257,6 +258,10 @@ class PopEngine:
             target = settings.threads * settings.batch_size
         return min(target, settings.fetched_messages) - len(leases.ahead)
 
+    def _begins_at_once(self, wanted: int) -> bool:
+        """Whether a call begins with the only message that is wanted as soon as it comes."""
+        return wanted == 1 and self._leases.free > 0 and not self._leases.ahead and self.delivery.wait_seconds <= 0
+
     @property
     def _is_held(self) -> bool:
         """Whether calls wait for the rate, or for the end of an outage."""
@@ -277,7 +282,7 @@ class PopEngine:
             if (wait_seconds := self.delivery.wait_seconds) > 0:
                 self._pump_in(wait_seconds)
                 break
-            call = self._leases.next_call(is_quick=not self.delivery.pace.is_slow)
+            call = self._leases.next_call()
             if call is None:
                 if self._leases.ahead and (until := self._leases.young_until()) is not None:
                     self._pump_in(until - boottime())
@@ -300,9 +305,10 @@ class PopEngine:
         """Say that a call begins, and let it begin with the messages that still are this consumer's."""
         leases, is_begun = list(call.leases.values()), False
         try:
-            for lease, is_ours in zip(leases, await self._say_begun(leases), strict=True):
-                if not is_ours:
-                    self._leases.ended(call, lease.place)
+            if not all(lease.is_begun for lease in leases):
+                for lease, is_ours in zip(leases, await self._say_begun(leases), strict=True):
+                    if not is_ours:
+                        self._leases.ended(call, lease.place)
             is_begun = not (self._paused or self._stopping)
         finally:
             if not is_begun:
@@ -441,13 +447,7 @@ class PopEngine:
 
     def _give_back(self, leases: Iterable[MessageLease]) -> None:
         for lease in leases:
-            self._spawn_ended(self._end(lease, SettleAction.RETURN))
-
-    def _spawn_ended(self, work: Coroutine[Any, Any, SettleResult | None]) -> None:
-        async def ended() -> None:
-            await work
-
-        self._spawn(ended())
+            self._spawn(self._end(lease, SettleAction.RETURN))
 
     async def _settled(self) -> None:
         """Wait until brokers have answered to everything that was settled."""
@@ -472,6 +472,7 @@ class PopEngine:
     def _renew(self, lease: MessageLease, action: SettleAction) -> None:
         asked_at = boottime()
         lease.is_renewing = True
+        lease.is_begun = action is SettleAction.RUN
 
         def done(answer: asyncio.Future[SettleResult]) -> None:
             lease.is_renewing = False
@@ -498,16 +499,8 @@ class PopEngine:
     async def _expire_calls(self) -> None:
         self.delivery.expire_calls()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        async def reported() -> None:
-            try:
-                await work
-            except BaseException as error:
-                if is_meant(error):
-                    raise
-                self.supervisor.report("settling of messages", error)
-
-        task = asyncio.get_running_loop().create_task(reported())
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        task = self.supervisor.once("settling of messages", work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 

@@ -26,8 +26,8 @@ def consumer(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> A
         requests = made._popping.requests
         pop, given, given_up = requests.pop, threading.Event(), threading.Event()
 
-        async def late(*arguments: Any) -> Any:
-            found = await pop(*arguments)
+        async def late(*arguments: Any, **how: Any) -> Any:
+            found = await pop(*arguments, **how)
             if found[0]:
                 given.set()
                 await asyncio.to_thread(given_up.wait, 30)

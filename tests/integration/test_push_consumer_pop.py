@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from raymq.client import (
     Sql,
     SubscriptionMismatch,
 )
+from raymq.client.push.leases import Leases, MessageLease
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
@@ -222,6 +224,27 @@ def test_prefetch_says_how_many_are_lent_ahead(mq: Connection, admin: Admin) -> 
             poll_until(lambda: lag(admin, "g") == 0, 10)
     assert sorted([*other.bodies, *held.bodies]) == bodies
     assert len(held.calls) >= 7
+
+
+@pytest.mark.parametrize(("prefetch", "most"), [(None, 6), (0, 6), (10, 10)])
+def test_never_more_than_the_bound_is_lent_ahead(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch, prefetch: int | None, most: int
+) -> None:
+    ahead: list[int] = []
+    add = Leases.add
+
+    def counted(leases: Leases, *lent: Any) -> MessageLease:
+        lease = add(leases, *lent)
+        ahead.append(len(leases.ahead))
+        return lease
+
+    monkeypatch.setattr(Leases, "add", counted)
+    Producer(mq, "p").send_batch([Message("t", b"%d" % number) for number in range(300)])
+    taker = Taker()
+    with popping(mq, "g", taker, threads=3, batch_size=2, prefetch=prefetch):
+        poll_until(lambda: len(taker.taken) == 300, 20)
+        poll_until(lambda: lag(admin, "g") == 0, 10)
+    assert most / 2 <= max(ahead) <= most
 
 
 def test_shutdown_gives_back_what_was_not_begun(mq: Connection, admin: Admin) -> None:

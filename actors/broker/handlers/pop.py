@@ -35,6 +35,7 @@ from raymq.actors.wire.server_connection import Handler, ServerConnection, witho
 from raymq.actors.wire.stepwise import in_steps
 from raymq.actors.wire.wakeups import OneATurn
 from raymq.storage.steps import Steps
+from raymq.storage.tables.in_flight import Ending
 
 #: A pop is parked at most this long, whatever it asks for.
 MAX_WAIT_SECONDS = 60.0
@@ -227,7 +228,7 @@ def _pop_request(context: BrokerContext, header: PopMessage, wanted: Filter) -> 
         from_end=header.init_mode == FROM_MAX,
         ordered=header.order,
         attempt_id=header.attempt_id,
-        ahead=header.ahead,
+        ending=Ending.UNANSWERED if header.begun else Ending.UNSEEN if header.ahead else Ending.TRIED,
     )
 
 

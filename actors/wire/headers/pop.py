@@ -23,7 +23,7 @@ class PopMessage(Header):
 
     Ours: `max_reconsume_times`, at how many a message of this pop becomes a dead letter, without it the group says;
     `member`, the client id that pops; `ahead`: no call begins yet with what is lent, so that the delivery does not
-    count before SETTLE_DELIVERIES says so.
+    count before SETTLE_DELIVERIES says so; `begun`: a call begins with it at once, as if SETTLE_DELIVERIES had said so.
     """
 
     consumer_group: str
@@ -41,6 +41,7 @@ class PopMessage(Header):
     max_reconsume_times: int | None = named("raymqMaxReconsumeTimes", default=None)
     member: str | None = named("raymqMember", default=None)
     ahead: bool = named("raymqAhead", default=False)
+    begun: bool = named("raymqBegun", default=False)
 
 
 @header(RequestCode.NOTIFICATION)

@@ -12,6 +12,7 @@ from raymq.actors.protocol import SettleAction, Settlement, SettleOutcome
 from raymq.storage.errors import QueueNotFound
 from raymq.storage.records.record import Record, decode
 from raymq.storage.store import Store
+from raymq.storage.tables.in_flight import Ending
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.stored import SMALL, append, make_record
 from tests.unit.actors.clock import FakeClock
@@ -75,6 +76,7 @@ class PopBench:
         attempt_id: str | None = None,
         topic: str = "t",
         ahead: bool = False,
+        ending: Ending = Ending.TRIED,
     ) -> list[Handle]:
         popped = self.pop.receive(
             PopRequest(
@@ -89,7 +91,7 @@ class PopBench:
                 from_end=from_end,
                 ordered=ordered,
                 attempt_id=attempt_id,
-                ahead=ahead,
+                ending=Ending.UNSEEN if ahead else ending,
             )
         )
         self.pop.validate()

@@ -12,6 +12,7 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import SettleAction, Settlement, SettleOutcome
 from raymq.actors.request_limits import MAX_SETTLED
 from raymq.actors.wire.commands.settle import read_settlements, settle_command
+from raymq.storage.tables.in_flight import Ending
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
 
 ACK, RUN, HOLD, RETURN, RETRY = SettleAction
@@ -169,6 +170,24 @@ def test_last_try_after_an_end_without_answer_is_suspect(bench: PopBench) -> Non
     wait(bench, 10)
     assert bodies(bench.receive(ahead=True, maximum=1)) == [b"a", b"b"]
     assert bench.suspects == [0]
+
+
+def test_what_ended_without_an_answer_twice_is_suspect(bench: PopBench) -> None:
+    bench.send(b"a")
+    for _ in range(2):
+        bench.settle(one(bench), RUN, 10)
+        assert bench.suspects == []
+        wait(bench, 10)
+    one(bench)
+    assert bench.suspects == [0]
+
+
+def test_message_of_a_call_that_has_begun_is_unanswered(bench: PopBench) -> None:
+    bench.send(b"a")
+    for _ in range(2):
+        bench.receive(invisible=10, ending=Ending.UNANSWERED, maximum=1)
+        wait(bench, 10)
+    assert reasons(bench) == ["its consumer ended without an answer 2 times"]
 
 
 def test_reset_makes_leases_stale(bench: PopBench) -> None:

@@ -145,3 +145,15 @@ def test_cancelling_ends_it_while_it_works_and_while_it_waits() -> None:
         assert supervisor.failures == []
 
     supervised(scenario)
+
+
+@pytest.mark.parametrize("error", UNEXPECTED, ids=repr)
+def test_work_that_is_done_once_is_reported_and_not_repeated(error: BaseException) -> None:
+    async def scenario(supervisor: Supervisor, _: Time) -> None:
+        async def fails() -> None:
+            raise error
+
+        await supervisor.once("duty", fails())
+        assert [(failure.work, failure.error) for failure in supervisor.failures] == [("duty", repr(error))]
+
+    supervised(scenario)

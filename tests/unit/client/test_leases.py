@@ -7,7 +7,7 @@ import pytest
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.headers.pop import Handle
 from raymq.client.message import ReceivedMessage
-from raymq.client.push.leases import FIRST_YOUNG_SECONDS, YOUNG_SECONDS, Leases, LentCall
+from raymq.client.push.leases import YOUNG_SECONDS, Leases, LentCall
 from raymq.client.receipt import Receipt
 from tests.received import message
 from tests.unit.actors.clock import FakeClock
@@ -24,8 +24,10 @@ def leases(clock: FakeClock, threads: int = 2, batch_size: int = 1, first_calls:
     return Leases(clock, threads, batch_size, LEASE_SECONDS, first_calls)
 
 
-def lent(offset: int, broker: str = "a", queue_id: int = 0, *, suspect: bool = False) -> ReceivedMessage:
-    receipt = Receipt(Handle(offset, 1, 1, 0, "0", broker, queue_id, offset), suspect)
+def lent(
+    offset: int, broker: str = "a", queue_id: int = 0, *, suspect: bool = False, begun: bool = False
+) -> ReceivedMessage:
+    receipt = Receipt(Handle(offset, 1, 1, 0, "0", broker, queue_id, offset), suspect, is_begun=begun)
     return message(offset, queue=MessageQueue("t", broker, queue_id), receipt=receipt)
 
 
@@ -34,8 +36,8 @@ def add(known: Leases, *messages: ReceivedMessage) -> None:
         known.add(each, known.clock() + LEASE_SECONDS / 2)
 
 
-def begin(known: Leases, *, is_quick: bool = False) -> LentCall | None:
-    call = known.next_call(is_quick=is_quick)
+def begin(known: Leases) -> LentCall | None:
+    call = known.next_call()
     if call is not None:
         call.begun_at = known.clock()
     return call
@@ -67,38 +69,39 @@ def test_batch_is_of_one_queue(clock: FakeClock) -> None:
     assert [offsets(begin(known)) for _ in range(2)] == [[0, 1, 2], [7]]
 
 
-def test_quick_calls_begin_one_at_a_time(clock: FakeClock) -> None:
-    known = leases(clock, threads=3)
-    add(known, *map(lent, range(4)))
-    first = begin(known, is_quick=True)
-    assert begin(known, is_quick=True) is None
-    assert known.young_until() == 100.0 + YOUNG_SECONDS
-    clock.advance(2 * YOUNG_SECONDS)
-    assert known.young_until() is None
-    assert offsets(begin(known, is_quick=True)) == [1], "the first one is not quick"
-    assert begin(known, is_quick=True) is None
-    assert offsets(begin(known)) == [2]
-    end(known, first)
-
-
 def test_first_calls_begin_one_at_a_time(clock: FakeClock) -> None:
     known = leases(clock, threads=9, first_calls=2)
     add(known, *map(lent, range(5)))
     first = begin(known)
     assert begin(known) is None
+    assert known.young_until() == 100.0 + YOUNG_SECONDS
     end(known, first)
     assert offsets(begin(known)) == [1], "the broker learns of both in one request"
-    clock.advance(2 * FIRST_YOUNG_SECONDS)
+    clock.advance(2 * YOUNG_SECONDS)
     assert [offsets(begin(known)) for _ in range(3)] == [[2], [3], [4]]
+    assert known.young_until() is None
 
 
 def test_outcome_at_another_broker_is_waited_for(clock: FakeClock) -> None:
-    known = leases(clock, threads=3)
-    add(known, lent(0), lent(1, "b"))
+    known = leases(clock, threads=2)
+    add(known, lent(0), lent(1, "b"), lent(2, "b"))
     first = begin(known)
     end(known, first)
+    assert offsets(begin(known)) == [1], "another thread has no outcome that is not known"
     assert begin(known) is None
     assert first is not None
+    known.calls.discard(first)
+    assert offsets(begin(known)) == [2]
+
+
+def test_outcome_is_waited_for_where_the_broker_knows_of_the_call(clock: FakeClock) -> None:
+    known = leases(clock, threads=1)
+    add(known, lent(0))
+    first = begin(known)
+    assert first is not None
+    end(known, first)
+    add(known, lent(1, begun=True))
+    assert begin(known) is None, "no request says of both"
     known.calls.discard(first)
     assert offsets(begin(known)) == [1]
 
@@ -162,11 +165,11 @@ def test_leases_that_are_due_soon_are_renewed_with_those_that_are(clock: FakeClo
     assert [each.place[1] for each in known.due()[0]] == [0, 1]
 
 
-def test_what_waits_for_long_is_taken_out_but_no_suspect(clock: FakeClock) -> None:
+def test_what_waits_for_long_is_taken_out_but_the_next_suspect(clock: FakeClock) -> None:
     known = leases(clock)
-    add(known, lent(0), lent(1, suspect=True))
+    add(known, lent(0), lent(1, suspect=True), lent(3, suspect=True))
     clock.advance(1.0)
     add(known, lent(2))
-    assert [each.place[1] for each in known.take_ahead(100.0)] == [0]
+    assert [each.place[1] for each in known.take_ahead(100.0)] == [0, 3]
     assert [each.place[1] for each in known.take_same((MessageQueue("t", "a", 0), 2))] == [2]
     assert [each.place[1] for each in known.take_ahead()] == [1]

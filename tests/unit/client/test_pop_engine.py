@@ -30,7 +30,7 @@ class OneMessage(PopRequests):
     """Every pop gives one message."""
 
     async def pop(
-        self, source: Source, room: int, invisible_ms: int
+        self, source: Source, room: int, invisible_ms: int, *, begun: bool = False
     ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
         return [message(0)], []
 

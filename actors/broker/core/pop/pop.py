@@ -49,6 +49,8 @@ _EXPIRED_AT_ONCE: Final = 5_000
 #: How many messages that cannot be read one pop passes over in a queue, for the same reason.
 _MOST_PASSED_OVER: Final = 64
 _DEAD_BYTES: Final = 1 << 20
+#: A message whose consumers ended so often without an answer may be why.
+_SUSPECT_ENDS: Final = 2
 
 _log = logging.getLogger(__name__)
 
@@ -424,14 +426,13 @@ class Pop:
                 self._store.in_flight.deliver(queue, next_offset, {})
             return
         visible_at_ms = self._now_ms() + asked.invisible_ms
-        ending = Ending.UNSEEN if asked.ahead else Ending.TRIED
         before = {} if lent is None else lent.deliveries
         deliveries: dict[int, Lent] = {}
         for offset, times in zip(taken.offsets, taken.reconsume_times, strict=True):
             unanswered = before[offset].next_unanswered if offset in before else 0
             lasting = visible_at_ms, times, asked.max_reconsume_times, asked.invisible_ms
-            deliveries[offset] = Lent(pop_time_ms, *lasting, ending, unanswered)
-            if unanswered and times >= asked.max_reconsume_times:
+            deliveries[offset] = Lent(pop_time_ms, *lasting, asked.ending, unanswered)
+            if unanswered >= _SUSPECT_ENDS or (unanswered and times >= asked.max_reconsume_times):
                 taken.suspects.append(offset)
         self._store.consumer_offsets.commit(*queue, taken.offsets[0] if lent is None else lent.floor())
         outstanding = self._store.in_flight.deliver(queue, next_offset, deliveries)

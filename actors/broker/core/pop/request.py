@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from raymq.actors.broker.core.reading.filtered_reading import Scan
 from raymq.actors.filter.subscription import EVERYTHING, Filter
 from raymq.storage.records.record import Buffer
+from raymq.storage.tables.in_flight import Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class PopRequest:
         from_end: a group that never committed begins behind what is there, instead of before it.
         ordered: nothing of a queue while something of it is out.
         attempt_id: an ordered request that repeats a former one of this id gets what that one got.
-        ahead: the messages are lent before their calls begin: a delivery counts from `SettleAction.RUN` on.
+        ending: what it means when the time of the deliveries is over: a failed try; with UNSEEN it does not count
+            before `SettleAction.RUN`; with UNANSWERED calls begin with the messages at once.
     """
 
     group: str
@@ -34,15 +36,15 @@ class PopRequest:
     from_end: bool = False
     ordered: bool = False
     attempt_id: str | None = None
-    ahead: bool = False
+    ending: Ending = Ending.TRIED
 
 
 @dataclass(slots=True)
 class Taken:
     """Records of one queue.
 
-    `pieces` are their bytes; `reconsume_times` is what each of `offsets` says there. Those of `suspects` have their
-    last try, and were with a consumer before that ended without an answer.
+    `pieces` are their bytes; `reconsume_times` is what each of `offsets` says there. Those of `suspects` were
+    with consumers that ended without an answer: twice, or once before their last try.
     """
 
     offsets: list[int] = field(default_factory=list)
