@@ -68,11 +68,12 @@ class ReplicaGroup:
         beside: ReplicaGroup | None = None,
         host: str = "127.0.0.1",
         places: Mapping[int, tuple[str, Sequence[str]]] = MappingProxyType({}),
+        lease_seconds: float = 0.0,
     ) -> None:
         """`beside`: another group, whose keepers and name server this one has, too.
 
         `host`: of the keepers and the name server. `places`: the address of each replica's machine, and what a command
-        begins with that is to run there; of those that are not named it is `host`.
+        begins with that is to run there; of those that are not named it is `host`. `lease_seconds`: 0: as ever.
         """
         self._host = host
         self._places = places
@@ -92,7 +93,9 @@ class ReplicaGroup:
             "delay_levels": "1s 2s 30s",
             **(store or {}),
         }
-        self.keepers = KeeperProcesses(folder, keepers, self.tls, host) if beside is None else beside.keepers
+        self.keepers = (
+            KeeperProcesses(folder, keepers, self.tls, host, lease_seconds) if beside is None else beside.keepers
+        )
         self.loop = EventLoopThread("group")
         self.up: dict[int, subprocess.Popen[str]] = {}
         self.addresses: dict[int, str] = {}

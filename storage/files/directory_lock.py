@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
+import logging
 import os
 import struct
 import threading
@@ -13,8 +15,11 @@ from typing import ClassVar, Final
 from raymq.storage.errors import StoreLocked
 from raymq.storage.files import fileutil
 
+_log = logging.getLogger(__name__)
 #: struct flock of a 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
+#: File systems whose locks one kernel decides alone. A lock of any other proves nothing about other machines.
+_LOCAL: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 
 
 class DirectoryLock:
@@ -87,6 +92,66 @@ class DirectoryLock:
                 os.close(self._fd)
                 self._fd = -1
                 self._held.pop(self._identity, None)
+
+
+class ProcessLock:
+    """`flock` of the directory itself, which a process takes once and keeps until it ends.
+
+    A `DirectoryLock` is released whenever a store is closed, and its process may go on; so only this lock proves that
+    the process which had it before is dead. The kernel releases it behind the last thread of a killed process.
+
+    Attributes:
+        place: which lock this is: a digest of the machine's start (boot id) and of the directory's device and inode,
+            which no other directory has while a process keeps this one open. A copy or a restored backup of the
+            directory, and the directory on another machine, have another place. "" where the file system is none of
+            `_LOCAL`, or the kernel does not say: there the lock proves nothing.
+    """
+
+    def __init__(self, directory: Path, pid_hint: Path, boot: str) -> None:
+        """Take the lock.
+
+        Args:
+            pid_hint: a file in which the holder wrote its process id.
+            boot: as `storage.clock.boot_id` says.
+
+        Raises:
+            StoreLocked: another process, or another lock of this one, has it.
+            StoreBusy, StoreFailed: the directory cannot be opened.
+        """
+        self.place = ""
+        self._fd = fileutil.open_file(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.place = _place(self._fd, boot)
+        except BlockingIOError:
+            self.release()
+            raise StoreLocked(directory, _read_pid(pid_hint)) from None
+        except OSError as error:  # a network file system may lock no directories
+            _log.debug("%s is not locked: %s", directory, error)
+
+    def release(self) -> None:
+        """Let another process have it; may be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _place(fd: int, boot: str) -> str:
+    told = os.fstat(fd)
+    if not boot or _file_system(fd) not in _LOCAL:
+        return ""
+    return hashlib.sha256(f"{boot} {told.st_dev} {told.st_ino}".encode()).hexdigest()[:16]
+
+
+def _file_system(fd: int) -> str:
+    """The type of the file system that an open file is on, such as "ext4"; "": not known."""
+    try:
+        told = Path(f"/proc/self/fdinfo/{fd}").read_text("ascii").splitlines()
+        mount = next(line.split()[1] for line in told if line.startswith("mnt_id:"))
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+        return next(line.partition(" - ")[2].split()[0] for line in mounts if line.split(" ", 1)[0] == mount)
+    except (OSError, LookupError, StopIteration):
+        return ""
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -321,6 +321,26 @@ def test_a_master_that_steps_down_is_succeeded_at_once(harness: Harness) -> None
     asyncio.run(scene())
 
 
+def test_another_process_ends_the_lease_that_it_names_and_no_newer_one(harness: Harness) -> None:
+    async def scene() -> None:
+        register, now = await with_master(harness)
+        assert isinstance(now.value, GroupState)
+        await register.renew("g", CLAIM)
+        other = harness.register()
+        await other.release("g", dataclasses.replace(CLAIM, nonce="before"))
+        with pytest.raises(RegisterHeld):
+            await other.change("g", now, now.value.electing())
+        await other.release("g", CLAIM)
+        restarted = now.value.with_replica(1, replica(1, "again"))
+        now = await other.change("g", now, restarted)
+        await other.renew("g", dataclasses.replace(CLAIM, nonce=replica(1, "again").nonce))
+        await register.release("g", CLAIM)
+        with pytest.raises(RegisterHeld):
+            await other.change("g", now, restarted.electing())
+
+    asyncio.run(scene())
+
+
 @dataclasses.dataclass
 class Event:
     """A call that ended: when it began and ended, and the version that it read or made."""

@@ -1,11 +1,11 @@
 """Keepers, and users of them, in processes of their own.
 
-    keeper_process.py keep NUMBER CLUSTER DIRECTORY HOST PORT TLS    a keeper, until SIGTERM; prints its address
+    keeper_process.py keep NUMBER CLUSTER DIRECTORY HOST PORT TLS LEASE    a keeper, until SIGTERM; prints its address
     keeper_process.py change REGISTER LOG NAME SECONDS      changes and reads the group "g", and logs it
     keeper_process.py lead REGISTER LOG NUMBER SECONDS      is master of the group "h" at times, and logs its leases
 
-TLS is JSON: the fields of a `Tls`, or null. REGISTER is JSON: a set of keepers, or a list of etcd's addresses. Logs are
-lines of JSON; their times are of clocks that all processes share.
+TLS is JSON: the fields of a `Tls`, or null. LEASE: seconds; 0: as ever. REGISTER is JSON: a set of keepers, or a list
+of etcd's addresses. Logs are lines of JSON; their times are of clocks that all processes share.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from raymq.actors.keeper.acceptor import Acceptor
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError, RegisterHeld, RegisterUnknown
 from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
@@ -34,6 +36,7 @@ from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
 from raymq.actors.keeper.leases import USED_SHARE, MasterLease, claim_of
 from raymq.actors.keeper.messages import LeaseClaim, Registered
 from raymq.actors.keeper.register import Register
+from raymq.actors.keeper.serving import served_keeper
 from raymq.actors.keeper.serving.service import KeeperService
 from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
 from raymq.actors.protocol import KeeperSpec, Tls
@@ -48,9 +51,13 @@ CHANGED, LED = "g", "h"
 class KeeperProcesses:
     """The keepers of one set, founded, each to be started, killed and paused."""
 
-    def __init__(self, folder: Path, count: int = 3, tls: Tls | None = None, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, folder: Path, count: int = 3, tls: Tls | None = None, host: str = "127.0.0.1", lease_seconds: float = 0.0
+    ) -> None:
+        """`lease_seconds`: of the leases that they give, where they know from the beginning that none is out."""
         self._tls = json.dumps(None if tls is None else dataclasses.asdict(tls))
         self._host = host
+        self._lease_seconds = lease_seconds
         bound = [bind(host, 0, is_chosen=True) for _ in range(count)]
         self.ports = {number: each.getsockname()[1] for number, each in enumerate(bound, 1)}
         for each in bound:
@@ -70,6 +77,7 @@ class KeeperProcesses:
     def start(self, number: int, failpoint: str = "") -> None:
         directory = str(self.file_of(number).parent)
         arguments = ["keep", str(number), "c", directory, self._host, str(self.ports[number]), self._tls]
+        arguments.append(str(self._lease_seconds))
         process = self.up[number] = started(arguments, failpoint)
         assert process.stdout is not None
         assert process.stdout.readline().strip() == self.keepers.members[number].address
@@ -100,6 +108,13 @@ def started(arguments: list[str], failpoint: str = "") -> subprocess.Popen[str]:
     """The program below, with these arguments."""
     environment = os.environ | {VARIABLE: failpoint}
     return Program([__file__, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+class LongLeases(Acceptor):
+    """A keeper whose leases last longer than a test."""
+
+    def __init__(self, seconds: float, *arguments: Any, **_: Any) -> None:
+        super().__init__(*arguments, just_founded=True, lease_seconds=seconds)
 
 
 async def keep(number: int, cluster: str, directory: str, host: str, port: int, tls: Tls | None) -> None:
@@ -236,7 +251,9 @@ async def use(what: str, told: Any, log: Log, who: str, seconds: float) -> None:
 def main() -> None:
     what, *arguments = sys.argv[1:]
     if what == "keep":
-        number, cluster, directory, host, port, files = arguments
+        number, cluster, directory, host, port, files, lease_seconds = arguments
+        if float(lease_seconds):
+            vars(served_keeper)["Acceptor"] = partial(LongLeases, float(lease_seconds))
         made = json.loads(files)
         asyncio.run(keep(int(number), cluster, directory, host, int(port), None if made is None else Tls(**made)))
     else:

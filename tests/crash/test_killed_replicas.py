@@ -5,12 +5,16 @@ After each nothing that was acknowledged is lost, the group serves again, and th
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Iterator
 from itertools import count
 
 import pytest
 
+from raymq.actors.keeper.errors import RegisterHeld
+from raymq.actors.keeper.keeper_file import DurableKeeperFile
+from raymq.actors.keeper.messages import Ballot
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.commands.append import read_appended
 from raymq.storage.failpoints import NAMES
@@ -80,6 +84,51 @@ def test_a_master_that_comes_back_and_dies_at_any_step_of_its_claim(group: Repli
         group.start_to_die(former, failpoint)
         assert group.elect(asked=[3 - former]) == 3 - former
         heal(group, former, sent)
+
+
+@pytest.mark.parametrize("group", [{"lease_seconds": 600.0}], indirect=True)
+def test_a_killed_master_is_succeeded_before_its_lease_ends(group: ReplicaGroup, sent: Sent) -> None:
+    """Its next process knows that it is dead; nothing that was acknowledged is lost."""
+    for _ in range(2):
+        before = group.state
+        assert before.master is not None
+        sent.more()
+        group.kill(before.master)
+        with pytest.raises(RegisterHeld):
+            group.run(group.register.change(group.name, group.read(), group.state.electing()))
+        group.start(before.master)
+        group.elect()
+        sent.check()
+        group.await_in_sync(1, 2)
+        assert group.state.epoch > before.epoch
+
+
+@pytest.mark.parametrize("group", [{"lease_seconds": 600.0}], indirect=True)
+def test_a_copy_does_not_end_the_lease_of_a_living_master(group: ReplicaGroup, sent: Sent) -> None:
+    """The copy knows all that the directory does, and the master does not answer it."""
+    before = group.state
+    group.pause(1)
+    copy = group.folder / "copy"
+    shutil.copytree(group.directory(1), copy, ignore=shutil.ignore_patterns("lock"))
+    with group.started(group.spec(1, directory=str(copy), host="127.0.0.2")) as other:
+        try:
+            assert group.address_of(other)
+            seen = {promised(group)}
+            poll_until(lambda: seen.add(promised(group)) or len(seen) > 3, 30)  # it has tried to make its claim
+            with pytest.raises(RegisterHeld):
+                group.run(group.register.change(group.name, group.read(), group.state.electing()))
+        finally:
+            other.kill()
+            other.communicate()
+    group.go_on(1)
+    sent.more()
+    assert (group.state.master, group.state.epoch) == (1, before.epoch)
+
+
+def promised(group: ReplicaGroup) -> Ballot:
+    record = DurableKeeperFile(group.keepers.file_of(1)).load()
+    assert record is not None
+    return record.slots[group.name].promised
 
 
 @pytest.mark.sweep(every=4)

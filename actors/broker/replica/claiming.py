@@ -7,7 +7,13 @@ import logging
 from typing import Final
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replication.claims import ClaimWaits, ReplicaClaim, claimed, founding_wait
+from raymq.actors.broker.replication.claims import (
+    ClaimWaits,
+    ReplicaClaim,
+    claimed,
+    former_lease,
+    founding_wait,
+)
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
@@ -22,6 +28,23 @@ _ASK_SECONDS: Final = 0.5
 _AGAIN_SECONDS: Final = 0.3
 
 _log = logging.getLogger(__name__)
+
+
+async def end_former_lease(register: Register, group: str, number: int, place: str) -> None:
+    """Have the lease of this replica's last process ended, which was killed as master; never fails.
+
+    Only for a process without a registered nonce that holds the `ProcessLock` at `place`; why that is safe
+    `replication.claims` says. Where it does not succeed, the lease ends in its time.
+    """
+    try:
+        state = (await register.read(group)).value if place else None
+    except RegisterError as error:
+        _log.debug("%s: the lease of the last process was not ended: %s", group, error)
+        return
+    lease = former_lease(state if isinstance(state, GroupState) else None, number, place)
+    if lease is not None:
+        _log.info("%s: the process that was master of epoch %d is dead: its lease is ended", group, lease.epoch)
+        await register.release(group, lease)
 
 
 class Claiming:

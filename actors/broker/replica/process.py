@@ -11,12 +11,14 @@ from raymq.actors.broker.replica.listening import Listening
 from raymq.actors.broker.replica.office import Office
 from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replication.claims import nonce_at
 from raymq.actors.broker.replication.reconciling import StreamExtent
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.messages import Registered
 from raymq.actors.protocol import BrokerSpec
 from raymq.storage.clock import boottime
+from raymq.storage.files.directory_lock import ProcessLock
 
 #: A replica that has not read the register for so long would not keep a lease.
 _REACHES_SECONDS: Final = 1.0
@@ -28,6 +30,7 @@ class ReplicaProcess:
     Attributes:
         address, replication_address: where clients and where replicas connect, in every role.
         nonce: that of this process.
+        lock: kept until the service has ended, or the process.
         memory: what the directory remembers of it.
         stream: open to be followed, while it is no master.
         office, service: while it is master, the latter once it serves.
@@ -41,14 +44,21 @@ class ReplicaProcess:
     """
 
     def __init__(
-        self, spec: BrokerSpec, node_id: str, listening: Listening, memory: ReplicaFile, stream: FollowedStream
+        self,
+        spec: BrokerSpec,
+        node_id: str,
+        listening: Listening,
+        memory: ReplicaFile,
+        stream: FollowedStream,
+        lock: ProcessLock,
     ) -> None:
         self.spec = spec
         self.cluster, self.name, self.number = spec.cluster, spec.name, spec.replica + 1
         self.node_id = node_id
         self.address = f"{spec.host}:{listening.port}"
         self.replication_address = f"{spec.host}:{listening.replication_port}"
-        self.nonce = secrets.token_hex(16)
+        self.nonce = nonce_at(secrets.token_hex(16), lock.place)
+        self.lock = lock
         self.memory = memory
         self.stream: FollowedStream | None = stream
         self.office: Office | None = None

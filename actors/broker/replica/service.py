@@ -19,7 +19,7 @@ from raymq.actors.broker.core.duty_troubles import DutyTroubles
 from raymq.actors.broker.duties import repeat
 from raymq.actors.broker.making_ready import make_ready
 from raymq.actors.broker.replica import told
-from raymq.actors.broker.replica.claiming import Claiming
+from raymq.actors.broker.replica.claiming import Claiming, end_former_lease
 from raymq.actors.broker.replica.follower import FollowerLine
 from raymq.actors.broker.replica.following_duties import RETENTION_SECONDS, SYNC_SECONDS, FollowingDuties
 from raymq.actors.broker.replica.frame_stream import FrameStream
@@ -39,18 +39,21 @@ from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.messages import Registered
-from raymq.actors.keeper.serving.location import open_register
+from raymq.actors.keeper.serving.location import OpenRegister, open_register
 from raymq.actors.naming import check_name
 from raymq.actors.protocol import HEARTBEAT_SECONDS, BrokerInfo, BrokerSpec, DueReport
 from raymq.actors.wire.commands.replication import Sealed, read_replica_status, replica_status_command
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
-from raymq.storage.clock import boottime
+from raymq.storage.clock import boot_id, boottime
 from raymq.storage.config import StoreConfig
 from raymq.storage.directory_format import check_format
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
+from raymq.storage.files import fileutil
+from raymq.storage.files.directory_lock import ProcessLock
+from raymq.storage.paths import Paths
 from raymq.storage.state.recorder import StateRecorder
 from raymq.storage.state.replica import StateReplica
 from raymq.storage.tables.broker_identity import read_identity, write_identity
@@ -70,16 +73,22 @@ class ReplicaService(ReplicaProcess):
     """One running broker of a group. Made by `start`, used and stopped on its event loop."""
 
     def __init__(
-        self, spec: BrokerSpec, node_id: str, listening: Listening, memory: ReplicaFile, stream: FollowedStream
+        self,
+        spec: BrokerSpec,
+        node_id: str,
+        listening: Listening,
+        memory: ReplicaFile,
+        stream: FollowedStream,
+        lock: ProcessLock,
+        opened: OpenRegister,
     ) -> None:
         """See `start`."""
-        assert spec.keepers is not None
-        super().__init__(spec, node_id, listening, memory, stream)
+        super().__init__(spec, node_id, listening, memory, stream, lock)
         self._listening = listening
         self._states = stream.states
         self._tls = None if spec.tls is None else client_context(spec.tls)
-        self._opened = open_register(spec.keepers, self._tls)
-        self._register = self._opened.register
+        self._opened = opened
+        self._register = opened.register
         self._pool = ConnectionPool(tls=self._tls)
         is_empty = stream.end == BEGIN and not len(stream.epochs)
         self._claiming = Claiming(
@@ -116,14 +125,19 @@ class ReplicaService(ReplicaProcess):
         check_name("broker", spec.name, 127)
         if spec.keepers is None:
             raise InvalidInput("keepers", "a set of keepers, for a group of several replicas", None)
-        await asyncio.to_thread(check_format, Path(spec.directory))
-        make_ready()  # whoever waits for a new master does not wait for what every process does once
         directory = Path(spec.directory)
-        port, epoch = read_identity(directory / "raymq" / "broker.json")
-        memory = await asyncio.to_thread(ReplicaFile, directory)
-        listening = Listening(spec.host, port, memory.now.port, spec.tls)
+        await asyncio.to_thread(check_format, directory)
+        tls = None if spec.tls is None else client_context(spec.tls)
+        opened = open_register(spec.keepers, tls)
+        lock = await asyncio.to_thread(_locked, directory)
+        ending = asyncio.create_task(end_former_lease(opened.register, spec.name, spec.replica + 1, lock.place))
         stream: FollowedStream | None = None
+        listening: Listening | None = None
         try:
+            make_ready()  # whoever waits for a new master does not wait for what every process does once
+            port, epoch = read_identity(directory / "raymq" / "broker.json")
+            memory = await asyncio.to_thread(ReplicaFile, directory)
+            listening = Listening(spec.host, port, memory.now.port, spec.tls)
             config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{listening.port}"})
             states = await asyncio.to_thread(StateReplica, directory)
             stream = await asyncio.to_thread(FollowedStream.open, directory, config, memory, states)
@@ -132,20 +146,25 @@ class ReplicaService(ReplicaProcess):
             identity = directory / "raymq" / "broker.json"
             told = {"name": spec.name, "cluster": spec.cluster, "host": spec.host}
             write_identity(identity, **told, port=listening.port, epoch=max(epoch, 1))
-            service = cls(spec, node_id, listening, memory, stream)
-            await service._begin()
+            service = cls(spec, node_id, listening, memory, stream, lock, opened)
+            await service._begin(ending)
         except BaseException:
+            ending.cancel()
             if stream is not None:
                 stream.close()
-            await listening.close()
+            if listening is not None:
+                await listening.close()
+            await opened.close()
+            lock.release()
             raise
         return service
 
-    async def _begin(self) -> None:
+    async def _begin(self, ending: asyncio.Task[None]) -> None:
         await self._listening.serve_replicas(self._accept)
         await self._refuse_clients()
         duties = FollowingDuties(self, self._pool, self._roles)
         self._tasks = [
+            ending,
             self._loop.create_task(self._run()),
             self._every(SYNC_SECONDS, duties.sync),
             self._every(RETENTION_SECONDS, duties.retain),
@@ -180,6 +199,7 @@ class ReplicaService(ReplicaProcess):
                 await self._listening.close()
                 await self._pool.close()
                 await self._opened.close()
+                self.lock.release()
 
     # -- what others ask
 
@@ -496,3 +516,9 @@ class ReplicaService(ReplicaProcess):
         task = asyncio.ensure_future(work)
         self._tasks.append(task)
         task.add_done_callback(self._tasks.remove)
+
+
+def _locked(directory: Path) -> ProcessLock:
+    """The lock that the process keeps; the directory is made if need be."""
+    fileutil.make_folder(directory)
+    return ProcessLock(directory, Paths(directory).abort, boot_id())

@@ -3,6 +3,22 @@
 A directory carries a random identity that it was made with, and the nonce of its last registered start. So a copy of a
 directory, or an old backup of it, is told from the directory itself: whichever of two starts second does not know the
 nonce that the other one has registered.
+
+**The lease of a master that was killed.** Nobody may be elected before the lease of the last master has ended, since it
+might live and acknowledge. Its next process knows better: it holds the directory's `ProcessLock`, which the former one
+held from before it was registered until it ended. So it has the keepers end that lease (`former_lease`), and the
+election begins at once. Why that is safe:
+
+- What is ended is the lease of one process in one epoch: replica, nonce and epoch. A nonce is never drawn again, and
+  the process that drew it is dead: a request that comes late, or twice, ends no other lease.
+- A nonce names the lock under which it was drawn (`nonce_at`), and the *registered* nonce has to name the lock that the
+  new process holds. Nothing is believed that the directory says: a copy or a restored backup has another inode, another
+  machine another boot id, and on a file system that machines may share no nonce names a lock.
+- What the dead process acknowledged it acknowledged under its lease, before it died. An acknowledgement that is still
+  on its way is of a message that the in-sync set has, as far as the mode promises that; the election is the usual one.
+- A renewal that the dead process sent may come behind the end of its lease, and begins it anew: the election waits for
+  that as it did before.
+- A keeper that has just started, and may have given a lease that it does not know of, waits for one TTL all the same.
 """
 
 from __future__ import annotations
@@ -11,6 +27,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
+from raymq.actors.keeper.leases import claim_of
+from raymq.actors.keeper.messages import LeaseClaim
 from raymq.storage.errors import RayMQError
 
 
@@ -40,6 +58,25 @@ class ReplicaClaim:
 
 class ClaimWaits(RayMQError):
     """The claim may be made later; the message says what it waits for."""
+
+
+def nonce_at(drawn: str, place: str) -> str:
+    """Return the nonce of a process that drew this text and holds the `ProcessLock` at `place`; "": it proves nothing.
+
+    The process keeps the lock for as long as it might acknowledge anything.
+    """
+    return f"{drawn}@{place}" if place else drawn
+
+
+def former_lease(state: GroupState | None, number: int, place: str) -> LeaseClaim | None:
+    """Return the lease that the holder of the `ProcessLock` at `place` may end; None: there is none.
+
+    It is that of replica `number` as master, if it was given to the process that held this lock before.
+    """
+    claim = claim_of(state)
+    if claim is None or claim.replica != number or not place:
+        return None
+    return claim if claim.nonce.partition("@")[2] == place else None
 
 
 def connection_refusal(state: GroupState, number: int, identity: str, nonce: str) -> str | None:

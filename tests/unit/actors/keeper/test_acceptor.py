@@ -121,6 +121,23 @@ def test_a_master_that_steps_down_is_not_waited_for(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
+    "later", [dataclasses.replace(CLAIM, nonce="next"), dataclasses.replace(CLAIM, epoch=3), LeaseClaim(2, "n2", 3)]
+)
+def test_a_late_word_that_a_holder_is_dead_ends_no_newer_lease(bench: Bench, later: LeaseClaim) -> None:
+    bench.decide(1, MASTERED)
+    bench.ask(Renew("g", CLAIM))
+    bench.ask(Release("g", CLAIM))
+    state = MASTERED.electing() if later.epoch > CLAIM.epoch else MASTERED
+    record = dataclasses.replace(state.replicas[later.replica], nonce=later.nonce)
+    state = dataclasses.replace(state.with_replica(later.replica, record), epoch=later.epoch)
+    bench.decide(2, state.elected(later.replica, [later.replica]))
+    assert bench.ask(Renew("g", later)) == LeaseGiven(LEASE_SECONDS)
+    for _ in range(2):
+        bench.ask(Release("g", CLAIM))
+        assert bench.refused(Prepare("g", Ballot(3, 1), moves=True)) is Reason.HELD
+
+
+@pytest.mark.parametrize(
     "claim", [LeaseClaim(2, "n2", 1), LeaseClaim(1, "n1", 0), LeaseClaim(1, "n1", 2), LeaseClaim(1, "before", 1)]
 )
 def test_only_the_registered_process_of_the_master_gets_the_lease(bench: Bench, claim: LeaseClaim) -> None:

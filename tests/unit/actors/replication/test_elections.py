@@ -11,7 +11,9 @@ from raymq.actors.broker.replication.claims import (
     ClaimWaits,
     ReplicaClaim,
     claimed,
+    former_lease,
     founding_wait,
+    nonce_at,
 )
 from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner, choose, first_entry
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
@@ -20,6 +22,7 @@ from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
 from raymq.actors.broker.replication.state_stream import StateStream
 from raymq.actors.errors import ProtocolError
 from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.keeper.messages import LeaseClaim
 from raymq.storage.errors import InvalidInput
 from raymq.storage.state.changes import StateChange
 from tests.unit.actors.clock import FakeClock
@@ -168,6 +171,35 @@ def test_a_restart_is_known_again_and_a_repeated_claim_changes_nothing() -> None
 def test_a_master_that_starts_anew_is_one_no_more() -> None:
     after = claimed(MASTERED, claim(1), registered_answers=False)
     assert (after.master, after.epoch) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("registered", "place", "ends"),
+    [
+        pytest.param("drawn@here", "here", True, id="the last process with this lock was killed"),
+        pytest.param("drawn@there", "here", False, id="a copy, another machine or another start of it"),
+        pytest.param("drawn", "here", False, id="an older release, or a file system that is not local"),
+        pytest.param("drawn", "", False, id="this file system is not local"),
+        pytest.param("drawn@", "", False, id="no lock is not the same as no lock"),
+        pytest.param("here", "here", False, id="a text that was drawn is no lock"),
+    ],
+)
+def test_only_the_lease_of_a_process_that_is_surely_dead_is_ended(registered: str, place: str, ends: bool) -> None:
+    record = dataclasses.replace(replica(1), nonce=registered)
+    state = MASTERED.with_replica(1, record)
+    expected = LeaseClaim(1, registered, MASTERED.epoch) if ends else None
+    assert former_lease(state, 1, place) == expected
+    assert former_lease(state, 2, place) is None, "it is another replica's"
+    assert former_lease(state.electing(), 1, place) is None, "it is master no more"
+    assert former_lease(None, 1, place) is None
+
+
+def test_a_process_does_not_end_the_lease_of_its_next_one() -> None:
+    """A word that comes late names the process that is dead, and no other."""
+    former, later = (MASTERED.with_replica(1, dataclasses.replace(replica(1), nonce=each)) for each in ("1@x", "2@x"))
+    assert former_lease(former, 1, "x") != former_lease(later, 1, "x")
+    assert nonce_at("1", "x") == "1@x"
+    assert nonce_at("1", "") == "1"
 
 
 def test_who_may_have_lost_its_tail_leaves_the_set_unless_it_is_the_last() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
-from raymq.actors.broker.replication.claims import ClaimRefused, ReplicaClaim, claimed
+from raymq.actors.broker.replica.claiming import end_former_lease
+from raymq.actors.broker.replication.claims import ClaimRefused, ReplicaClaim, claimed, nonce_at
 from raymq.actors.broker.replication.election import SealedState, first_entry
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
+from raymq.actors.keeper.leases import claim_of
 from raymq.actors.keeper.messages import Registered
 from tests.unit.actors.replication.model.disk import RECORD_BYTES, BrokerDisk
 from tests.unit.actors.replication.model.virtual_time import Process
@@ -23,9 +26,21 @@ from tests.unit.actors.replication.model.replica_part import ReplicaPart
 class BrokerNode(MasterPart, ReplicaPart):
     """One life of a broker."""
 
-    def __init__(self, world: World, number: int, process: Process, disk: BrokerDisk, nonce: str) -> None:
-        super().__init__(world, number, process, disk, nonce)
+    def __init__(self, world: World, number: int, process: Process, disk: BrokerDisk, drawn: str, place: str) -> None:
+        """`place`: of the lock that it has; the process that had it before is dead."""
+        super().__init__(world, number, process, disk, nonce_at(drawn, place))
+        self.place = place
+        process.spawn(self.end_former_lease())
         process.spawn(self.run())
+
+    async def end_former_lease(self) -> None:
+        if "end another one's lease" in self.bugs:
+            with contextlib.suppress(RegisterError):
+                claim = claim_of((await self.register.read(GROUP)).value)
+                if claim is not None:
+                    await self.register.release(GROUP, claim)
+        else:
+            await end_former_lease(self.register, GROUP, self.number, self.place)
 
     async def status(self, nonce: str) -> dict[str, Any]:
         """For the coordinator, and for another claimant of the directory."""

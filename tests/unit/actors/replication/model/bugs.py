@@ -80,6 +80,11 @@ BUGS: Final = {
     "show what is not confirmed": Bug("consumers see up to the end of the log", _CUT, _world(replicas=2)),
     "skip the CRC": Bug("a replica writes a chunk with a flipped bit", ("flip_bits", "nothing"), _world()),
     "go on after a restart": Bug("a master that was restarted goes on in its epoch"),
+    "end another one's lease": Bug(
+        "a process that starts has the master's lease ended, whoever has it",
+        ("cut_off_but_for_the_client", "mend", "kill_and_start", "nothing"),
+        _ASYNC,
+    ),
     "keepers forget leases": Bug(
         "a restarted keeper lets masters be changed at once",
         ("cut_off_but_for_the_client", "mend", "restart_two_keepers", "cut_from_the_coordinator"),

@@ -41,6 +41,8 @@ class BrokerDisk:
     sealed: int = 0
     #: The nonces of starts that may be registered.
     nonces: list[str] = field(default_factory=list)
+    #: How often its machine has started anew.
+    boots: int = 0
     #: The tail may be gone since the replica was last in sync.
     tail_lost: bool = False
     boot: int = 0

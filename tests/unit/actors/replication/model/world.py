@@ -125,7 +125,7 @@ class World:
         if "forget the seal" in self.bugs:
             disk.sealed = 0
         process = self._process(f"b{number}", self.chance.choice((0.95, 1.0, 1.05)))
-        node = BrokerNode(self, number, process, disk, f"start-{self._starts}")
+        node = BrokerNode(self, number, process, disk, f"start-{self._starts}", f"{number} {disk.boots}")
         self.brokers[number] = self.network.services[process.name] = node
 
     def kill(self, number: int) -> None:
@@ -136,6 +136,7 @@ class World:
         """The machine goes down: what was not fsynced may be gone, but never the last copy of what is confirmed."""
         self.kill(number)
         disk = self.disks[number]
+        disk.boots += 1
         others = [each for key, each in self.disks.items() if key != number]
         keep = 0
         promised = max([len(self.history), *(end for _, end in self.acked)])
