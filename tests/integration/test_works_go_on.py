@@ -258,7 +258,7 @@ def test_every_work_of_the_code_is_tried_here(repository: Path) -> None:
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute | ast.Name)
                 and (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id)
-                in ("keep", "_keep_returning", "every", "report")
+                in ("keep", "_keep_returning", "every", "once", "report")
                 and node.args
             ):
                 first = node.args[0]
