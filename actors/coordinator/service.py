@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from raymq.actors.coordinator.asking import ReplicaQuestions
-from raymq.actors.coordinator.watching import Change, GroupWatch, LeaveOffice, Rest, Seal
+from raymq.actors.coordinator.watching import TURN_SECONDS, Change, GroupWatch, LeaveOffice, Rest, Seal
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError, RegisterHeld, RegisterUnknown
 from raymq.actors.keeper.group_state import GroupState, ReplicationPolicy
 from raymq.actors.keeper.keeper_set import KeeperSet
@@ -22,8 +22,6 @@ from raymq.actors.protocol import CoordinatorSpec
 from raymq.actors.wire.tls import client_context
 from raymq.storage.clock import boottime
 
-#: How often each group is looked at.
-TURN_SECONDS: Final = 0.3
 #: A lease that is in the way has ended so long after a keeper's word, at the earliest.
 _LEAST_PAUSE_SECONDS: Final = 0.02
 
@@ -100,8 +98,9 @@ class CoordinatorService:
                 now = await (self._register.settle(group) if unknown else self._register.read(group))
                 unknown = False
                 await self._turn(group, watch, now)
+                pause = watch.turn_seconds
             except RegisterHeld as held:
-                pause = min(TURN_SECONDS, max(held.wait_seconds, _LEAST_PAUSE_SECONDS))
+                pause = min(watch.turn_seconds, max(held.wait_seconds, _LEAST_PAUSE_SECONDS))
                 self.troubles[group] = "the lease of its master has not ended"
             except RegisterConflict:
                 pause = 0.0  # somebody else was faster: what stands is looked at

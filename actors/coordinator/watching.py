@@ -11,6 +11,9 @@ from raymq.actors.broker.replication.election import NoWinner, SealedState, Winn
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord, ReplicationPolicy
 from raymq.actors.wire.commands.replication import ReplicaStatus
 
+#: How often each group is looked at, and for a while where its master is silent or an election has begun.
+TURN_SECONDS: Final = 0.3
+SOON_SECONDS: Final = 0.1
 #: A master that has not said for so long that it serves is taken for gone.
 SILENT_SECONDS: Final = 1.2
 #: One that was just elected opens its store first: if it says nothing at all for so long, it is taken for gone.
@@ -68,6 +71,8 @@ class GroupWatch:
         self._since = 0.0
         self._served_at: float | None = None
         self._heard_at = 0.0
+        #: Whether the master did not say at the last look that it serves, or is about to.
+        self._is_silent = False
         #: How many times as long as others one that was just elected is waited for.
         self._patience = 1
         #: Who was elected last and did not come to serve: another one who may be is tried before it.
@@ -79,6 +84,13 @@ class GroupWatch:
         self._electing_since = 0.0
         #: When those that are not in sync are asked again.
         self._others_at = clock() + OTHERS_SECONDS
+
+    @property
+    def turn_seconds(self) -> float:
+        """Return how soon the group is to be looked at again: sooner while an election begins, or is about to."""
+        since = self._electing_since if self._electing is not None else self._heard_at
+        waits = self._electing is not None or self._is_silent
+        return SOON_SECONDS if waits and self._clock() - since < NEW_SILENT_SECONDS else TURN_SECONDS
 
     def asked(self, state: GroupState | None) -> dict[int, ReplicaRecord]:
         """Who is to be asked for `next` how it does."""
@@ -168,15 +180,17 @@ class GroupWatch:
     def _why_gone(self, state: GroupState, master: int, status: ReplicaStatus | None) -> str | None:
         """Why the master is taken for gone; None: it is not."""
         now = self._clock()
+        self._is_silent = True
         nonce = state.replicas[master].nonce
         if self._of != (master, nonce, state.epoch):
             self._of, self._since, self._served_at, self._heard_at = (master, nonce, state.epoch), now, None, now
         if status is not None and (status.replica, status.nonce) == (master, nonce):
             if status.serves and status.epoch == state.epoch:
                 self._served_at = self._heard_at = now
+                self._is_silent = False
                 self._patience, self._never_served = 1, None
             elif status.role != "refused" and status.reaches_keepers and _is_about_to_serve(status, state.epoch):
-                self._heard_at = now
+                self._heard_at, self._is_silent = now, False
         if self._served_at is not None:
             return None if now - self._served_at < SILENT_SECONDS else f"has not served for {SILENT_SECONDS} s"
         silent, becoming = NEW_SILENT_SECONDS * self._patience, BECOMING_SECONDS * self._patience

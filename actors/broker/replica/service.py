@@ -134,9 +134,9 @@ class ReplicaService(ReplicaProcess):
         stream: FollowedStream | None = None
         listening: Listening | None = None
         try:
+            memory = await asyncio.to_thread(ReplicaFile, directory)
             make_ready()  # whoever waits for a new master does not wait for what every process does once
             port, epoch = read_identity(directory / "raymq" / "broker.json")
-            memory = await asyncio.to_thread(ReplicaFile, directory)
             listening = Listening(spec.host, port, memory.now.port, spec.tls)
             config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{listening.port}"})
             states = await asyncio.to_thread(StateReplica, directory)

@@ -14,6 +14,8 @@ from raymq.actors.coordinator.watching import (
     NEW_SILENT_SECONDS,
     OTHERS_SECONDS,
     SILENT_SECONDS,
+    SOON_SECONDS,
+    TURN_SECONDS,
     Change,
     GroupWatch,
     LeaveOffice,
@@ -101,6 +103,22 @@ def test_a_master_that_does_not_serve_is_taken_away_after_a_while(
     step = watch.next(STATE, heard)
     assert isinstance(step, Change)
     assert (step.after.master, step.after.epoch, step.after.in_sync) == (None, 7, STATE.in_sync)
+
+
+def test_a_group_is_looked_at_more_often_while_its_master_changes(watch: GroupWatch, clock: FakeClock) -> None:
+    watch.next(STATE, {1: status()})
+    assert watch.turn_seconds == TURN_SECONDS
+    watch.next(STATE, {})
+    assert watch.turn_seconds == SOON_SECONDS
+    clock.advance(NEW_SILENT_SECONDS)
+    step = watch.next(STATE, {})
+    assert isinstance(step, Change)
+    assert watch.next(step.after, {}) == Seal()
+    assert isinstance(watch.elect(step.after, {}), Rest)
+    assert watch.turn_seconds == SOON_SECONDS
+    clock.advance(NEW_SILENT_SECONDS)
+    assert isinstance(watch.elect(step.after, {}), Rest)
+    assert watch.turn_seconds == TURN_SECONDS, "nobody may come for days"
 
 
 def test_one_that_was_just_elected_has_time_to_open_its_store(watch: GroupWatch, clock: FakeClock) -> None:
