@@ -195,7 +195,7 @@ def test_a_consumer_of_lent_messages_goes_on_after_what_nobody_expected(
     place, name = LENT_WORKS[work]
     monkeypatch.setattr(place, name, fault.before(getattr(place, name)))
     taker = Taker()
-    with PushConsumer(mq, "g", {"t": "*"}, taker, mode="pop", lease=1.0, threads=1) as consumer:
+    with PushConsumer(mq, "g", {"t": "*"}, taker, mode="pop", lease=1.0, threads=1, prefetch=5) as consumer:
         with Producer(mq, "p") as producer:
             producer.send(Message("t", b"first"))
             poll_until(lambda: taker.taken)
