@@ -127,6 +127,8 @@ class PopEngine:
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self._stays: list[asyncio.Task[None]] = []
+        #: The messages that were finished in this turn of the loop, by their call, with what acknowledges them.
+        self._acks: dict[LentCall, list[tuple[MessageLease, asyncio.Future[SettleResult]]]] = {}
         #: Settlements that are waited for.
         self._under_way: set[asyncio.Task[None]] = set()
 
@@ -358,7 +360,31 @@ class PopEngine:
         call, lease = found
         self._leases.ended(call, place)
         again = self._leases.take_same(place)  # it was lent anew while its call ran: that is done, too
-        self._settle(call, [lease, *again] if not lease.message.lease_lost else again, SettleAction.ACK)
+        done = [lease, *again] if not lease.message.lease_lost else again
+        if call not in self._acks:
+            self._acks[call] = []
+            call.unsettled += 1
+            self._spawn(self._acknowledged(call))
+        self._acks[call] += [(each, self._settling.settle(each.message, SettleAction.ACK)) for each in done]
+        self._free_soon(call)
+        if call.is_ending:
+            self._pump()
+
+    async def _acknowledged(self, call: LentCall) -> None:
+        """Wait until the broker knows of the messages of a call that were finished in one turn of the loop."""
+        acks = self._acks.pop(call)
+        try:
+            if acks:
+                await asyncio.wait([asked for _, asked in acks])
+            open_ones = [
+                self._end(lease, SettleAction.ACK, asked=asked)
+                for lease, asked in acks
+                if asked.exception() is not None or asked.result().outcome is SettleOutcome.STALE
+            ]
+            await asyncio.gather(*open_ones)
+        finally:
+            call.unsettled -= 1
+            self._over(call)
 
     async def _retry(self, message: ReceivedMessage, failure: CallFailure) -> SentBack:
         """The listener failed with a message: it waits for its next try, or becomes a dead letter."""
@@ -382,19 +408,6 @@ class PopEngine:
             call.unsettled -= 1
             self._over(call)
 
-    def _settle(self, call: LentCall, leases: Sequence[MessageLease], action: SettleAction) -> None:
-        async def settled() -> None:
-            try:
-                await asyncio.gather(*(self._end(lease, action) for lease in leases))
-            finally:
-                call.unsettled -= 1
-                self._over(call)
-
-        call.unsettled += 1
-        self._free_soon(call)
-        self._spawn(settled())
-        self._pump()
-
     def _free_soon(self, call: LentCall) -> None:
         """A broker that does not answer keeps no thread from other calls for long."""
         if call.is_ending:
@@ -411,16 +424,24 @@ class PopEngine:
                 self._pump()
 
     async def _end(
-        self, lease: MessageLease, action: SettleAction, argument: int = 0, reason: str = ""
+        self,
+        lease: MessageLease,
+        action: SettleAction,
+        argument: int = 0,
+        reason: str = "",
+        asked: asyncio.Future[SettleResult] | None = None,
     ) -> SettleResult | None:
-        """Settle a message, again and again until its lease is over; None: it was not settled."""
+        """Settle a message, again and again until its lease is over; None: it was not settled.
+
+        `asked`: the first try, if it was made already.
+        """
         backoff = Backoff(first=0.1, cap=1.0)
         is_unknown = False
         while True:
             try:
-                told = await self._settling.settle(lease.message, action, argument, reason)
+                told = await (asked or self._settling.settle(lease.message, action, argument, reason))
             except RayMQError as error:
-                is_unknown = is_unknown or is_unanswered(error)
+                asked, is_unknown = None, is_unknown or is_unanswered(error)
                 if boottime() >= lease.ends_at or not error.retriable:
                     _log.debug("%s of %s: %s", action.name, lease.place, error)
                     return None
