@@ -43,10 +43,11 @@ _POLL_SECONDS: Final = 0.02
 #: How many actors are begun, of which all but the last may have been given an idle process.
 _MOST_TRIES: Final = 4
 
-#: How Ray titles a worker process: any, one that does nothing, a broker's with or without a call.
+#: How Ray titles a worker process: any, one that does nothing, a broker's, and any of ours, with or without a call.
 _RAY: Final = "ray::"
 _IDLE: Final = "ray::IDLE"
 _BROKER: Final = re.compile(r"ray::Broker\b")
+_OURS: Final = re.compile(r"ray::(Broker|NameServer|Keeper|Scheduler|Coordinator|Producer)\b")
 
 _log = logging.getLogger(__name__)
 
@@ -74,11 +75,16 @@ def is_spare(pid: int | None, workers: Iterable[Worker]) -> bool:
     return any(each.pid == pid and (each.title == _IDLE or not each.title.startswith(_RAY)) for each in workers)
 
 
+def was_of_use(pid: int | None, workers: Iterable[Worker]) -> bool:
+    """Whether an actor of ours is back in the process."""
+    return any(each.pid == pid and _OURS.match(each.title) is not None for each in workers)
+
+
 class Upkeep:
     """Decide when a spare process is made: at once, then after pauses that double up to an hour.
 
-    One that has been idle for 60 s is replaced at once again. Where Ray ends them soon, or other tasks take them, they
-    must not cost a process start every few seconds.
+    One that was of use, or idle for 60 s, is replaced at once again. Where Ray ends them soon, or other tasks take
+    them, they must not cost a process start every few seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,13 +97,17 @@ class Upkeep:
         now = self._clock()
         if is_idle:
             if now - self._made >= _STEADY_SECONDS:
-                self._backoff.reset()
-                self._not_before = now
+                self.forget_failures()
             return False
         if now < self._not_before:
             return False
         self._made, self._not_before = now, now + self._backoff.next_delay()
         return True
+
+    def forget_failures(self) -> None:
+        """Make the next one without a pause."""
+        self._backoff.reset()
+        self._not_before = self._clock()
 
 
 class _Spare:
@@ -141,6 +151,8 @@ class SpareProcess:
 
     def _look(self, upkeep: Upkeep) -> None:
         workers = self._workers()
+        if was_of_use(self._spare, workers):
+            upkeep.forget_failures()
         if not is_spare(self._spare, workers):
             self._spare = None  # also if it will be idle again: having run a task, it is none for an actor
         if not keeps_spare(os.getpid(), workers) or not upkeep.is_due(self._spare is not None):

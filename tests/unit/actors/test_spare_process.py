@@ -6,7 +6,15 @@ import itertools
 
 import pytest
 
-from raymq.actors.spare_process import SPARE_PROCESS, Upkeep, Worker, is_spare, is_wanted, keeps_spare
+from raymq.actors.spare_process import (
+    SPARE_PROCESS,
+    Upkeep,
+    Worker,
+    is_spare,
+    is_wanted,
+    keeps_spare,
+    was_of_use,
+)
 from tests.unit.actors.clock import FakeClock
 
 SERVER, IDLE, FIRST, SECOND = (
@@ -38,6 +46,25 @@ def test_a_spare_is_a_process_that_does_nothing(title: str, expected: bool) -> N
 @pytest.mark.parametrize("pid", [None, 21])
 def test_no_process_is_no_spare(pid: int | None) -> None:
     assert not is_spare(pid, [SERVER, IDLE])
+
+
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [("ray::Broker.status", True), ("ray::NameServer", True), ("ray::task", False), ("ray::IDLE", False)],
+)
+def test_a_spare_was_of_use_to_an_actor_of_ours(title: str, expected: bool) -> None:
+    assert was_of_use(20, [SERVER, Worker(20, title)]) is expected
+    assert not was_of_use(21, [SERVER, Worker(20, title)])
+
+
+def test_a_spare_that_was_of_use_is_replaced_at_once() -> None:
+    clock = FakeClock()
+    upkeep = Upkeep(clock)
+    for _ in range(20):
+        assert upkeep.is_due(is_idle=False)
+        clock.advance(1)
+        assert not upkeep.is_due(is_idle=False)
+        upkeep.forget_failures()
 
 
 def test_the_first_spare_is_made_at_once() -> None:
