@@ -153,6 +153,30 @@ def test_renewals_of_all_calls_are_one_request(mq: Connection, admin: Admin, mon
         held.may_end.set()
 
 
+def test_free_thread_gets_its_next_message_with_one_request(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = next(iter(admin.topic_stats("t")))
+    with Producer(mq, "p") as producer:
+        producer.send_batch([Message("t", b"%d" % number) for number in range(40)], queue=queue)
+    requests: Counter[int] = Counter()
+    ask = mq.pool.request
+
+    async def counted(address: str, command: object, *rest: object, **more: object) -> object:
+        requests[command.code] += 1  # type: ignore[attr-defined]
+        return await ask(address, command, *rest, **more)  # type: ignore[arg-type]
+
+    def listener(_: list[ReceivedMessage]) -> ConsumeResult:
+        time.sleep(0.005)  # a call that is quick has others lent ahead
+        return SUCCESS
+
+    monkeypatch.setattr(mq.pool, "request", counted)
+    with popping(mq, "g", listener, threads=1):
+        poll_until(lambda: lag(admin, "g") == 0, 20)
+    assert requests[RequestCode.POP_MESSAGE] <= 50, "those that find nothing are not repeated"
+    assert requests[RequestCode.SETTLE_DELIVERIES] <= 45, "acknowledgements only"
+
+
 def test_lost_lease_is_told_to_the_message(mq: Connection, admin: Admin) -> None:
     send(mq, 1)
     held = Held()
