@@ -107,6 +107,11 @@ class Leases:
             return 0
         return max(0, self.threads - sum(not call.is_ending for call in self.calls))
 
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for a free thread; those that came again wait for the end of their own call."""
+        return len(self.ahead) - sum(place in self.ahead for call in self.calls for place in call.leases)
+
     def next_call(self) -> LentCall | None:
         """The call to begin now; None if there is none."""
         if not self.ahead or any(call.is_suspect for call in self.calls):

@@ -258,7 +258,7 @@ class PopEngine:
             target = max(target, settings.prefetch)
         elif self.delivery.pace.is_quick:
             target = settings.threads * settings.batch_size
-        return min(target, settings.fetched_messages) - len(leases.ahead)
+        return min(target, settings.fetched_messages) - leases.waiting
 
     def _begins_at_once(self, wanted: int) -> bool:
         """Whether a call begins with the only message that is wanted as soon as it comes."""

@@ -131,7 +131,9 @@ def test_message_that_comes_again_waits_for_the_call_with_it(clock: FakeClock) -
     first = begin(known)
     add(known, lent(0))
     assert begin(known) is None
+    assert known.waiting == 0, "it keeps no other message from being lent"
     end(known, first)
+    assert known.waiting == 1
     assert offsets(begin(known)) == [0]
 
 
