@@ -287,6 +287,7 @@ def test_while_the_home_is_away_nobody_decides(cluster: Cluster, monkeypatch: py
     cluster.check("row")
 
 
+@pytest.mark.long
 def test_ordinary_messages_beside_commits_are_neither_lost_nor_doubled(cluster: Cluster) -> None:
     """They wait behind the veil, and come with the commit, also over the broker's death in its middle."""
     write = cluster.open("broker-a")

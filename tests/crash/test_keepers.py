@@ -67,6 +67,7 @@ def processes(tmp_path: Path) -> Iterator[KeeperProcesses]:
 STEPS = [name for name in NAMES if name.startswith(("keeper.", "replace."))]
 
 
+@pytest.mark.sweep(every=6)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_keeper_killed_while_it_saves_has_forgotten_nothing_that_it_said(tmp_path: Path, step: str) -> None:
     """It dies at its fifth save or so; its answers of before count, together with each single other keeper."""
@@ -148,6 +149,7 @@ def test_users_of_keepers_that_are_killed_and_paused_are_told_one_history_and_no
     play(processes, (1, 2, 3), processes.keepers.to_json(), tmp_path, seconds=12.0, seed=1)
 
 
+@pytest.mark.long
 def test_the_same_holds_on_etcd(tmp_path: Path) -> None:
     with etcd_servers(tmp_path) as servers:
         play(servers, (0, 1, 2), servers.endpoints, tmp_path, seconds=12.0, seed=1)

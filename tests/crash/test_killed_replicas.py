@@ -76,6 +76,7 @@ def heal(group: ReplicaGroup, number: int, sent: Sent) -> None:
     poll_until(lambda: are_alike(group), 20)
 
 
+@pytest.mark.long
 def test_a_master_that_comes_back_and_dies_at_any_step_of_its_claim(group: ReplicaGroup, sent: Sent) -> None:
     for failpoint in steps_of("claim"):
         former = group.state.master

@@ -88,6 +88,7 @@ def test_who_loses_its_lease_meanwhile_never_serves(group: ReplicaGroup, clients
     assert set(clients.bodies()) == set(numbered(0, 30))
 
 
+@pytest.mark.long
 def test_the_coordinator_waits_for_the_only_one_that_is_in_sync(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 20))
     group.kill(1)

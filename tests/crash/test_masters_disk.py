@@ -89,6 +89,7 @@ def test_a_master_whose_disk_hangs_leaves_its_office_where_messages_wait_for_dis
         assert bodies(PullConsumer(sending.mq, "c")) >= sending.acknowledged
 
 
+@pytest.mark.long
 def test_the_only_one_in_sync_keeps_its_office_when_its_disk_fails(group: ReplicaGroup) -> None:
     """It takes nothing any more, but what it has can be read, and nobody else may be master."""
     sending = Sending(group)

@@ -55,9 +55,8 @@ def goes_on(store: Store) -> None:
         assert numbers(again) == [*before, 77]
 
 
-@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("clean", [True, False])
-@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in (1, 2))])
 def test_the_log_cut_at_every_byte_of_its_last_three_records(tmp_path: Path, clean: bool, first: int) -> None:
     fill(tmp_path / "whole", clean=clean)
     for cut in range((COUNT - 3) * SIZE + first, COUNT * SIZE + 1, 3):

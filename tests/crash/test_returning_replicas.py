@@ -69,6 +69,7 @@ def test_traps_1_and_11_a_former_master_is_cut_and_follows(group: ReplicaGroup, 
     assert b"tail" not in b"".join(log_content(group.directory(1)).values())
 
 
+@pytest.mark.long
 def test_a_replica_leaves_the_set_before_it_drops_its_state_for_a_snapshot(group: ReplicaGroup) -> None:
     """Without its state nobody could be elected with its log, if the master were lost in that moment."""
     (group.directory(1) / "config").mkdir(parents=True)
@@ -111,6 +112,7 @@ def test_an_emptied_replica_follows_from_nothing_also_where_the_masters_log_begi
     assert len(clients.bodies()) == len(expected) + 1
 
 
+@pytest.mark.long
 def test_an_emptied_replica_knows_what_queues_have_come_to_whose_messages_have_expired(
     group: ReplicaGroup, clients: Clients
 ) -> None:
@@ -131,7 +133,9 @@ def test_an_emptied_replica_knows_what_queues_have_come_to_whose_messages_have_e
     assert [clients.asked(lambda q=queue: clients.pull.committed(q)) for queue in queues] == ends
 
 
-@pytest.mark.parametrize("file_bytes", [1 << 17, 1 << 21], ids=["smaller", "larger"])
+@pytest.mark.parametrize(
+    "file_bytes", [pytest.param(1 << 17, marks=pytest.mark.long), 1 << 21], ids=["smaller", "larger"]
+)
 def test_an_emptied_replica_has_log_files_of_its_masters_size(
     group: ReplicaGroup, clients: Clients, file_bytes: int
 ) -> None:
@@ -193,6 +197,7 @@ def test_nobody_is_sealed_to_an_epoch_that_will_not_come(group: ReplicaGroup) ->
     assert group.status(1).serves
 
 
+@pytest.mark.long
 def test_a_replica_that_was_replaced_while_it_hung_leaves_its_place_in_the_routes(
     group: ReplicaGroup, clients: Clients
 ) -> None:
@@ -244,6 +249,7 @@ def test_who_was_sealed_to_the_next_epoch_is_elected_in_it(group: ReplicaGroup, 
         coordinator.stop()
 
 
+@pytest.mark.long
 def test_who_was_sealed_to_the_next_epoch_while_its_master_serves_follows_again(
     group: ReplicaGroup, clients: Clients
 ) -> None:
@@ -262,6 +268,7 @@ def test_who_was_sealed_to_the_next_epoch_while_its_master_serves_follows_again(
         coordinator.stop()
 
 
+@pytest.mark.long
 def test_with_a_register_that_is_older_than_the_group_nothing_acknowledged_is_lost(
     group: ReplicaGroup, clients: Clients
 ) -> None:

@@ -79,7 +79,9 @@ def test_what_waits_while_the_set_shrinks_is_not_called_safe(group: ReplicaGroup
     assert status in {SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT}
 
 
-@pytest.mark.parametrize("group", [{"mode": "async"}, {"mode": "sync"}], indirect=True)
+@pytest.mark.parametrize(
+    "group", [pytest.param({"mode": "async"}, marks=pytest.mark.long), {"mode": "sync"}], indirect=True
+)
 def test_trap_30_a_master_that_was_stopped_for_longer_than_its_lease_acknowledges_nothing(
     group: ReplicaGroup, clients: Clients
 ) -> None:
@@ -109,7 +111,9 @@ def test_trap_30_a_master_that_was_stopped_for_longer_than_its_lease_acknowledge
     assert sorted(clients.bodies()) == sorted(numbered(0, 40))
 
 
-@pytest.mark.parametrize("group", [{"mode": "async"}, {"mode": "sync"}], indirect=True)
+@pytest.mark.parametrize(
+    "group", [pytest.param({"mode": "async"}, marks=pytest.mark.long), {"mode": "sync"}], indirect=True
+)
 def test_trap_3_consumers_see_only_what_is_confirmed(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 4))
     group.await_end(2, of=1)

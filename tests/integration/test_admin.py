@@ -261,6 +261,7 @@ class TestTopicsMadeBySending:
         finally:
             services.stop()
 
+    @pytest.mark.long
     def test_who_has_a_second_waits_no_longer_for_a_broker_that_hangs_in_it(self, tmp_path: Path) -> None:
         """Another thread has half a minute, and has asked the broker already."""
         services = Services(tmp_path, auto_create_topics=True)

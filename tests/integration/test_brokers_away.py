@@ -138,6 +138,7 @@ def restart_name_server(services: Services) -> None:
     services.name_server = services.loop.run(NameServerService.start(services.name_server_spec))
 
 
+@pytest.mark.long
 def test_a_running_client_keeps_what_it_knew_over_a_restart_of_the_name_server(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,11 @@ def slow(handler: Handler) -> Handler:
     return handle
 
 
-@pytest.mark.parametrize("close", [CONSUMER, CONNECTION, PRODUCER], ids=["consumer", "connection", "producer"])
+@pytest.mark.parametrize(
+    "close",
+    [CONSUMER, pytest.param(CONNECTION, marks=pytest.mark.long), pytest.param(PRODUCER, marks=pytest.mark.long)],
+    ids=["consumer", "connection", "producer"],
+)
 def test_a_handler_that_closes_beside_the_call_that_it_interrupted_goes_on_soon(
     services: Services, admin: Admin, close: str
 ) -> None:
@@ -155,7 +159,7 @@ GATHERING = """
 """
 
 
-@pytest.mark.parametrize("close", ["mq.close", "producer.close"])
+@pytest.mark.parametrize("close", ["mq.close", pytest.param("producer.close", marks=pytest.mark.long)])
 def test_a_handler_that_closes_amid_sends_that_gather_does_not_wait_for_them(
     services: Services, admin: Admin, close: str
 ) -> None:

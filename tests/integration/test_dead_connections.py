@@ -57,6 +57,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_soon")
+@pytest.mark.long
 def test_a_consumer_goes_on_over_a_new_connection_and_is_not_well_until_then(
     through: Connection, cable: Cable, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_own_data_as_json_lines(tmp_path: Path) -> None:
     assert json.loads(ended.stdout) == JSON_LINES_COUNTS
 
 
+@pytest.mark.sweep(every=5)
 @pytest.mark.parametrize(
     ("name", "content", "arguments"),
     [

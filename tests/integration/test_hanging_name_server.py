@@ -38,6 +38,7 @@ def cable(services: Services) -> Iterator[Cable]:
     services.loop.run(made.stop())
 
 
+@pytest.mark.long
 def test_the_queues_of_a_member_that_dies_are_taken_over(services: Services, mq: Connection, cable: Cable) -> None:
     """Twelve topics, one of which after the other took the three seconds that a name server is given."""
     admin, producer = Admin(mq), Producer(mq, "p")

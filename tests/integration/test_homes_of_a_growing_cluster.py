@@ -72,7 +72,12 @@ def restart_name_server(services: Services) -> None:
 
 
 @pytest.mark.parametrize(
-    "meanwhile", ["while it is there", "while it is away", "when the name server has forgotten it"]
+    "meanwhile",
+    [
+        pytest.param("while it is there", marks=pytest.mark.long),
+        "while it is away",
+        "when the name server has forgotten it",
+    ],
 )
 def test_a_batch_is_written_once_though_a_broker_comes_and_the_home_is_away(
     one: Services, monkeypatch: pytest.MonkeyPatch, meanwhile: str

@@ -141,7 +141,7 @@ def client(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize("batch", [1, 100])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.long), 100])
 def test_control_is_answered_while_appends_are_saturated(
     own_broker: tuple[str, str, int], loop: EventLoopThread, batch: int
 ) -> None:

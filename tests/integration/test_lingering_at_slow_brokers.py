@@ -48,6 +48,7 @@ def test_keys_come_as_often_as_they_are_sent_however_long_an_answer_takes(
         assert [future.result(10).queue_offset for future in futures] == list(range(1_000))
 
 
+@pytest.mark.long
 def test_numbered_batches_come_as_often_as_they_are_sent_however_long_an_answer_takes(
     services: Services, mq: Connection, admin: Admin
 ) -> None:

@@ -146,7 +146,9 @@ def traffic(mq: Connection, queues: list[MessageQueue]) -> Iterator[dict[Message
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("tell_client", [True, False], ids=["both see it", "only the brokers see it"])
+@pytest.mark.parametrize(
+    "tell_client", [pytest.param(True, marks=pytest.mark.long), False], ids=["both see it", "only the brokers see it"]
+)
 def test_an_owner_whose_sockets_are_cut_gives_up_before_the_brokers_give_its_locks_away(
     services: Services, mq: Connection, admin: Admin, cut: Cut, tell_client: bool
 ) -> None:

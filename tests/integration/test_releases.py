@@ -181,6 +181,7 @@ def test_master_and_replica_of_two_releases(tmp_path: Path, before: Path, old: i
             assert set(clients.bodies()) == set(numbered(0, 150))
 
 
+@pytest.mark.long
 def test_a_replica_of_before_is_refused_by_a_master_whose_state_it_would_misread(tmp_path: Path, before: Path) -> None:
     with MixedGroup(tmp_path, before, 2) as group:
         group.begin()

@@ -358,6 +358,7 @@ def test_a_broker_that_was_asked_just_now_is_not_silent(mq: Connection, services
         assert mq.run(while_others_ask()) == ([], 0)
 
 
+@pytest.mark.long
 def test_a_broker_that_hangs_is_waited_for_once_however_many_topics_it_has(
     mq: Connection, services: Services, admin: Admin
 ) -> None:

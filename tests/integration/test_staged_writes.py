@@ -120,6 +120,7 @@ def test_a_task_that_names_another_home_is_refused(services: Services, mq: Conne
     write.abort()
 
 
+@pytest.mark.long
 def test_brokers_drop_the_rows_of_a_write_that_its_home_gave_up(
     services: Services, mq: Connection, admin: Admin
 ) -> None:

@@ -263,6 +263,7 @@ def test_an_actor_that_does_not_end_keeps_none_behind_it_from_its_end(monkeypatc
     kill("stays", ["broker-a"])
 
 
+@pytest.mark.long
 def test_a_broker_that_hangs_keeps_no_other_from_a_clean_end(tmp_path: Path) -> None:
     mq = cluster.start(brokers=2, root=tmp_path / "data", namespace="hangs")
     pids = {broker.name: broker.pid for broker in Admin(mq).cluster_info().brokers}

@@ -30,6 +30,7 @@ from tests.polling import poll_until
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 def test_an_administrator_who_has_old_files_deleted_deletes_nothing_that_waits(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ UNUSABLE = [
 ]
 
 
+@pytest.mark.long
 def test_a_ray_that_cannot_be_joined_is_told_at_once(others: str, silent: str, environment: dict[str, str]) -> None:
     """All six commands at once, each a process: none of them waits for more than the answer that does not come."""
     addresses = {"refused": "127.0.0.1:9", "silent": silent, "nonsense": "nowhere", "another mode": others}

@@ -178,6 +178,7 @@ RUNS = settings(max_examples=25, deadline=None, suppress_health_check=list(Healt
 
 @RUNS
 @given(st.lists(hostile, min_size=1, max_size=6))
+@pytest.mark.long
 def test_delay_levels(several: list[Hostile]) -> None:
     def run(broker: Broker, places: dict[bytes, tuple[int, int]]) -> None:
         for number, (body, each) in enumerate(mixed(several)):
@@ -192,6 +193,7 @@ def test_delay_levels(several: list[Hostile]) -> None:
 
 @RUNS
 @given(st.lists(hostile, min_size=1, max_size=6))
+@pytest.mark.long
 def test_timers(several: list[Hostile]) -> None:
     def run(broker: Broker, places: dict[bytes, tuple[int, int]]) -> None:
         due_ms = int(broker.clock.now * 1000) + 1_000
@@ -238,6 +240,7 @@ def test_retries_and_dead_letters(several: list[Hostile], level: int) -> None:
 
 @RUNS
 @given(st.lists(hostile, min_size=1, max_size=6))
+@pytest.mark.long
 def test_redrive(several: list[Hostile]) -> None:
     def run(broker: Broker, places: dict[bytes, tuple[int, int]]) -> None:
         put_all(broker, places, several, "%DLQ%g")
@@ -297,6 +300,7 @@ def flip_stored(broker: Broker, place: int, each: Hostile) -> None:
 
 @RUNS
 @given(st.lists(hostile, min_size=1, max_size=6), st.booleans())
+@pytest.mark.long
 def test_a_staged_write(several: list[Hostile], damaged: bool) -> None:
     def run(broker: Broker, places: dict[bytes, tuple[int, int]]) -> None:
         records = [each.record("t", 0, body, {"UNIQ_KEY": body.decode()}) for body, each in mixed(several)]
