@@ -66,7 +66,7 @@ def test_long_ones_are_read_in_steps_and_short_ones_at_once() -> None:
     assert turns_of(reading_object(b'{"a":1}')) == 0
 
 
-@pytest.mark.sweep(every=4)
+@pytest.mark.sweep(every=12)
 @pytest.mark.parametrize("pair", ["", r'"z":"\ud83d\ude00",'])
 @pytest.mark.parametrize("deep", [1, 2, 3, 10])
 @pytest.mark.parametrize("value", ["1.2345678901234567e-300", "9" * 4_000, "1", '{"x":1}', "[[]]", '"]"'])
