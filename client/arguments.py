@@ -61,7 +61,11 @@ def duration(field: str, value: Any, *, above: bool = False, most: float = MOST_
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:,.0f} seconds (a year)" if seconds == MOST_SECONDS else f"{number_text(seconds)} seconds"
+    if seconds == MOST_SECONDS:
+        return f"{seconds:,.0f} seconds (a year)"
+    if seconds > 86_400 and not seconds % 86_400:
+        return f"{seconds:,.0f} seconds ({seconds / 86_400:.0f} days)"
+    return f"{number_text(seconds)} seconds"
 
 
 def timestamp(field: str, value: Any) -> float:

@@ -47,11 +47,11 @@ def milliseconds_or_end(field: str, when: float | datetime) -> int:
     return FAR_FUTURE_MS if when == math.inf else milliseconds(field, when)
 
 
-def span_from_text(field: str, text: str) -> float:
+def span_from_text(field: str, text: str, *, most: float = arguments.MOST_SECONDS) -> float:
     """Return the seconds of a text such as "90s", "1h30m" or "2.5".
 
     Raises:
-        InvalidInput: it is none, or longer than a year.
+        InvalidInput: it is none, or longer than `most` seconds.
     """
     text = text.strip()
     if _SPANS.fullmatch(text):
@@ -61,7 +61,7 @@ def span_from_text(field: str, text: str) -> float:
             seconds = float(text)
         except ValueError:
             raise InvalidInput(field, "a time span such as 90s, 15m, 2h or 1d", text) from None
-    return arguments.duration(field, seconds)
+    return arguments.duration(field, seconds, most=most)
 
 
 def from_text(field: str, text: str, *, end: bool = False) -> float:

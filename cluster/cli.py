@@ -139,11 +139,11 @@ def run(command: Callable[..., Any]) -> None:
         out.reconfigure(errors="backslashreplace")  # what its encoding does not have is shown all the same
     try:
         try:
-            command(standalone_mode=False, prog_name="raymq")
+            exit_code = command(standalone_mode=False, prog_name="raymq")  # click returns that of `Exit`
         finally:
             sys.stdout.flush()  # what cannot be written is told here, not by the interpreter as it ends
-    except click.exceptions.Exit as leaving:
-        sys.exit(leaving.exit_code)
+        if exit_code:
+            sys.exit(exit_code)
     except SystemExit:
         if sys.stdout is not out:  # so click says that who reads our output has seen enough, as `head` has
             _end_quietly()

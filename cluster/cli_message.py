@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice, repeat
 from operator import itemgetter
 from typing import IO, Any, Final
@@ -20,6 +20,7 @@ import click
 
 from raymq.client import (
     Admin,
+    DeadMessage,
     InvalidInput,
     Message,
     OutcomeUnknown,
@@ -33,6 +34,7 @@ from raymq.client.timestamps import AS_TEXT, span_from_text
 from raymq.cluster.cli_context import Finder, Time, json_option
 from raymq.cluster.output import message_fields, on_one_line, plain, print_fields, print_json, say_truncated
 from raymq.cluster.shell_remedies import in_shell_words
+from raymq.storage.records import limits
 
 #: How long lines are gathered so that they travel together, and how many may be without an answer.
 _LINGER_SECONDS: Final = 0.005
@@ -81,7 +83,8 @@ def send_message(
         raise click.UsageError("give --body or --file")
     if source is not None and count > 1:
         raise click.UsageError("--count goes with --body")
-    common = _Common(topic, keys, tag, _properties(pairs), None if delay is None else span_from_text("delay", delay))
+    seconds = None if delay is None else span_from_text("--delay", delay, most=limits.MOST_DAYS_AHEAD * 86_400.0)
+    common = _Common(topic, keys, tag, _properties(pairs), seconds)
     with finder.connect() as mq:
         if source is None and count == 1:
             with Producer(mq, "raymq-cli") as producer:
@@ -102,6 +105,11 @@ def send_message(
         click.echo(f"{what}{'s' if len(some) > 1 else ''} {_ranges(some)} {words}", err=True)
     if failed:
         raise click.exceptions.Exit(1)
+
+
+#: What a line of a file may have: what `raymq dlq export` and `raymq message tail --json` write.
+_LINE_FIELDS: Final = {"body_base64", *(each.name for each in fields(DeadMessage))}
+_LINE_WORDS: Final = "body (text) or body_base64, and perhaps keys, tags and properties"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,8 @@ class _Common:
             own = None
         if not isinstance(own, dict) or not {"body", "body_base64"} & own.keys():
             return self.message(line)
+        if unknown := own.keys() - _LINE_FIELDS:
+            raise InvalidInput("line", f"an object with {_LINE_WORDS}", f"one with {', '.join(sorted(unknown))}, too")
         try:
             return self.message(
                 base64.b64decode(own["body_base64"]) if "body" not in own else own["body"].encode(), own
@@ -142,8 +152,7 @@ class _Common:
         except (TypeError, ValueError, AttributeError) as error:
             if isinstance(error, InvalidInput):
                 raise
-            allowed = "an object with body (text) or body_base64, and perhaps keys, tags and properties"
-            raise InvalidInput("line", allowed, line[:80]) from error
+            raise InvalidInput("line", f"an object with {_LINE_WORDS}", line[:80]) from error
 
 
 def _send_lines(
@@ -289,8 +298,8 @@ def query_messages(
     if as_json:
         print_json(found)
         return
-    for fields in found:
-        print_fields(fields, as_json=False)
+    for each in found:
+        print_fields(each, as_json=False)
         click.echo()
     if not found:
         click.echo(f"no message of {topic} carries the key {key}")

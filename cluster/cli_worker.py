@@ -13,8 +13,17 @@ import click
 from raymq.client import PushConsumer
 from raymq.client.push.listener import Listener
 from raymq.cluster.cli_context import Finder
+from raymq.cluster.shell_remedies import in_shell_words
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class WorkerLog(logging.Formatter):
+    """Name the shell's commands where the library's log lines name Python's calls."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return in_shell_words(text) if record.name.startswith("raymq.") else text
 
 
 @click.command("worker")
@@ -36,7 +45,9 @@ def worker(
     may be a coroutine function. A second signal ends the wait for calls that run.
     """
     call = load_listener(listener)
-    logging.basicConfig(format=_LOG_FORMAT)
+    to_terminal = logging.StreamHandler()
+    to_terminal.setFormatter(WorkerLog(_LOG_FORMAT))
+    logging.basicConfig(handlers=[to_terminal])
     tag = options.pop("tag")
     with finder.connect() as mq:
         consumer = PushConsumer(mq, group, dict.fromkeys(topics, tag), call, **options)

@@ -60,7 +60,10 @@ def test_count_and_delay(mq: Connection, admin: Admin) -> None:
     assert len(bodies(admin, "counted")) == 3
     poll_until(lambda: b"later" in bodies(admin, "counted"), 10)
     assert run(mq, "message", "send", "counted", "--body", "x", "--delay", "soon").exit_code == 1
-    assert run(mq, "message", "send", "counted", "--body", "x", "--delay", "41d").exit_code == 1
+    for too_long in ("41d", "3500000"):
+        refused = run(mq, "message", "send", "counted", "--body", "x", "--delay", too_long)
+        assert refused.exit_code == 1
+        assert "--delay: 0 to 3,456,000 seconds (40 days)" in str(refused.exception)
     for wrong in (
         [],
         ["--body", "x", "--file", "-"],
@@ -92,6 +95,24 @@ def test_lines_that_were_not_stored_are_told(mq: Connection, admin: Admin, monke
     told = json.loads(run(mq, "message", "send", "partly", "--file", "-", "--json", stdin=lines).stdout)
     assert told["sent"] == 3
     assert [each["line"] for each in told["failed"]] == [2, 3, 5, 6]
+
+
+def test_lines_that_were_not_stored_end_the_process_with_1(mq: Connection) -> None:
+    """`raymq` itself ends with the exit code that click returns."""
+    raymq = [str(Path(sys.executable).with_name("raymq")), "--name-servers", ";".join(mq.name_servers)]
+    send = [*raymq, "message", "send", "no-such", "--file", "-"]
+    done = subprocess.run(send, input=b"a\n", capture_output=True, timeout=60, check=False)
+    assert (done.returncode, b"TopicNotFound" in done.stderr) == (1, True)
+
+
+def test_a_line_with_fields_that_would_be_dropped_is_not_sent(mq: Connection, admin: Admin) -> None:
+    admin.create_topic("fields", queues=1)
+    lines = b'{"body": "a", "deliver_at": 4e9}\n{"body": "b", "queue_offset": 7, "dead_at": 1.0}\n'
+    done = run(mq, "message", "send", "fields", "--file", "-", stdin=lines)
+    assert done.exit_code == 1
+    assert "line 1 not stored: InvalidInput" in done.stderr
+    assert "deliver_at" in done.stderr
+    assert bodies(admin, "fields") == [b"b"]
 
 
 def test_a_tail_shows_what_is_there_and_leaves_no_group(mq: Connection, admin: Admin) -> None:

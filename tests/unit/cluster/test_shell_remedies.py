@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from raymq.actors.errors import (
 )
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending.send_plan import SendPlan
+from raymq.cluster import cli_worker
 from raymq.cluster.cli import main_group
 from raymq.cluster.shell_remedies import COMMANDS, in_shell_words
 
@@ -45,6 +47,14 @@ def test_no_answer_names_how_to_start_a_cluster() -> None:
     assert in_shell_words(NOBODY_ANSWERS) == (
         "`raymq cluster start` starts a cluster; --name-servers names those of another one"
     )
+
+
+def test_a_worker_logs_in_the_shells_words() -> None:
+    warning = logging.LogRecord("raymq.consumer", logging.WARNING, "", 1, str(topic_not_found("orders")), (), None)
+    own = logging.LogRecord("shop", logging.WARNING, "", 1, 'Admin.create_topic("orders")', (), None)
+    log = cli_worker.WorkerLog("%(message)s")
+    assert "`raymq topic create orders`" in log.format(warning)
+    assert log.format(own) == 'Admin.create_topic("orders")'
 
 
 def test_text_of_users_stays_as_it_is() -> None:
