@@ -166,7 +166,7 @@ class Admin(BrokerChanges):
         and comes back with it: call this again then.
 
         Args:
-            dead_letters: delete its dead letters too; else they stay, for a group of that name.
+            dead_letters: delete its dead letters too; else they stay, and can be listed, exported and deleted.
             dry_run: say what would be deleted, and change nothing.
 
         Raises:
@@ -423,7 +423,7 @@ class Admin(BrokerChanges):
         Raises:
             GroupNotFound: no broker knows the group; raised by the call, not by the first message.
         """
-        self._run(admin_groups.check_exists(self._mq, group))
+        self._run(admin_groups.check_exists(self._mq, group, dead_letters=True))
         found = dead_letters.read(self._mq, group)
 
         def messages() -> Iterator[DeadMessage]:
@@ -434,7 +434,7 @@ class Admin(BrokerChanges):
 
     async def adlq_messages(self, group: str) -> AsyncIterator[DeadMessage]:
         """`dlq_messages` for asyncio code: `async for message in admin.adlq_messages(group)`."""
-        await self._arun(admin_groups.check_exists(self._mq, group))
+        await self._arun(admin_groups.check_exists(self._mq, group, dead_letters=True))
         found = dead_letters.read(self._mq, group)
         while (message := await self._arun(dead_letters.following(found))) is not None:
             yield message

@@ -137,7 +137,7 @@ async def read(
 async def first(mq: Connection, group: str, limit: int) -> FoundMessages[DeadMessage]:
     """See `Admin.dlq_list`."""
     arguments.whole("limit", limit, 1)
-    await check_exists(mq, group)
+    await check_exists(mq, group, dead_letters=True)
     missed = _Missed()
     found = [message async for message in read(mq, group, limit + 1, missed)]
     check_all_asked(f"a dead letter of {group}", missed.brokers, found=bool(found))
@@ -168,7 +168,7 @@ def _lies_in(ranges: Sequence[tuple[int, int]], offset: int) -> bool:
 async def delete(mq: Connection, group: str, ids: Iterable[str] | None) -> int:
     """See `Admin.dlq_delete`."""
     wanted = None if ids is None else set(_checked(ids))
-    await check_exists(mq, group)
+    await check_exists(mq, group, dead_letters=True)
     by_queue: dict[MessageQueue, list[int]] = {}
     missed = _Missed()
     async for message in read(mq, group, None, missed):

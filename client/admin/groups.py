@@ -37,9 +37,13 @@ async def names(mq: Connection) -> list[str]:
     return sorted({group for answer in answers.values() for group in wire_admin.read_groups(answer)})
 
 
-async def check_exists(mq: Connection, group: str) -> None:
-    """GroupNotFound if no broker knows the group."""
-    _tables(await _progress_answers(mq, group))
+async def check_exists(mq: Connection, group: str, *, dead_letters: bool = False) -> None:
+    """Raise GroupNotFound if no broker knows the group; with `dead_letters` its dead letters alone are enough."""
+    try:
+        _tables(await _progress_answers(mq, group))
+    except GroupNotFound:
+        if not dead_letters or not await _routes(mq, dlq_topic(group)):
+            raise
 
 
 async def progress(mq: Connection, group: str, known_before: Iterable[MessageQueue] = ()) -> GroupProgress:
@@ -170,7 +174,9 @@ async def delete(mq: Connection, group: str, *, dead_letters: bool, dry_run: boo
     answers = asking.unless_refused(await asking.ask_all(mq, partial(make, dry_run=True)))
     found = {broker: wire_admin.read_group_content(answer) for broker, answer in answers.items()}
     routes = await _routes(mq, retry_topic(group), *((dlq_topic(group),) if dead_letters else ()))
-    if not any(content.exists for content in found.values()) and not any(mq.routes.away(each) for each in routes):
+    has_letters = any(route.topic == dlq_topic(group) for route in routes)
+    is_known = has_letters or any(content.exists for content in found.values())
+    if not is_known and not any(mq.routes.away(each) for each in routes):
         raise group_not_found(group)
     if not dry_run:
         _check_idle(group, found)

@@ -114,6 +114,21 @@ def _deleted(admin: Admin, name: str, **options: bool) -> GroupDeletion | None:
         return None
 
 
+def test_letters_that_a_deleted_group_has_left_can_be_read_and_deleted(
+    mq: Connection, admin: Admin, name: str, idle_at_once: None
+) -> None:
+    kill_messages(mq, admin, name, 3)
+    assert admin.delete_group(name).dead_letters == 3
+    assert name not in admin.groups()
+    letters = admin.dlq_list(name)
+    assert len(letters) == len(list(admin.dlq_messages(name))) == 3
+    assert admin.dlq_delete(name, [letters[0].message_id]) == 1
+    assert admin.delete_group(name, dead_letters=True).dead_letters == 2
+    for call in (admin.dlq_list, admin.dlq_messages, admin.dlq_delete):
+        with pytest.raises(GroupNotFound):
+            call(name)
+
+
 def test_a_group_in_use_is_not_deleted(mq: Connection, admin: Admin, name: str) -> None:
     send(mq, name)
     with PushConsumer(mq, name, {name: "*"}, lambda messages: ConsumeResult.SUCCESS):

@@ -179,10 +179,12 @@ class DeadLetters:
         """Delete entries of a group's dead-letter queue, in steps; return how many were there.
 
         Raises:
-            GroupNotFound: this broker does not know the group. StoreFull, StoreFailed: nothing was deleted.
+            GroupNotFound: this broker has neither the group nor dead letters of it. StoreFull, StoreFailed: nothing was
+                deleted.
         """
         topic = dlq_topic(check_group(group))
-        if self._store.group_configs.get(group) is None:
+        is_known = self._store.group_configs.get(group) is not None or self._store.topic_configs.get(topic) is not None
+        if not is_known:
             raise group_not_found(group)
         yield from self._look_for_marks(topic)
         known = self._deleted[topic]
