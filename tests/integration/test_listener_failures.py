@@ -187,10 +187,17 @@ def test_a_storm_of_failures_is_a_few_lines(mq: Connection, admin: Admin, caplog
     assert sum(record.exc_info is not None for record in caplog.records) == 1
 
 
-def test_the_dead_letter_of_a_simple_consumer_has_the_brokers_reason(mq: Connection, admin: Admin) -> None:
+def test_the_dead_letter_of_a_simple_consumer_has_the_brokers_reason(
+    mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody else knows of it: its broker logs it."""
     Producer(mq, "p").send(Message("t", b"x"))
     with SimpleConsumer(mq, "g-pop", {"t": "*"}, max_reconsume_times=0) as consumer:
         [message] = consumer.receive(invisible_duration=0.2, await_duration=10)
         assert message.failure is None
         poll_until(lambda: admin.dlq_list("g-pop"), 20, "dead letter")
-    assert admin.dlq_list("g-pop")[0].reason == "failed 1 times"
+    assert admin.dlq_list("g-pop")[0].reason == "not acknowledged in time, 1 times"
+    logged = [record.getMessage() for record in caplog.records if "is a dead letter" in record.getMessage()]
+    assert len(logged) == 1
+    assert logged[0].startswith("group g-pop: the message of topic t queue ")
+    assert logged[0].endswith("is a dead letter: not acknowledged in time, 1 times")

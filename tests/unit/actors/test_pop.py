@@ -136,7 +136,7 @@ def test_after_the_maximum_a_message_is_a_dead_letter(bench: PopBench) -> None:
     (dead,) = bench.dead_letters()
     assert (dead.body, dead.reconsume_times) == (b"bad", 3)
     assert dead.properties["RETRY_TOPIC"] == "t"
-    assert dead.properties["RAYMQ_DLQ_REASON"] == "failed 3 times"
+    assert dead.properties["RAYMQ_DLQ_REASON"] == "not acknowledged in time, 3 times"
     bench.store.flush()
     bench.pop.sweep()
     assert bench.committed() == 2

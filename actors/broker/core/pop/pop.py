@@ -86,6 +86,7 @@ class Pop:
         #: Deliveries whose dead letter is in the log while they are still out, with their group; and where the log
         #: ended when it came.
         self._buried = dict.fromkeys(buried_deaths(store), 0)
+        self._next_letter_line, self._unlogged_letters = 0.0, 0
         for queue, outstanding in list(store.in_flight.queues.items()):
             if store.consumer_offsets.get(*queue) is None:  # its group was deleted
                 with contextlib.suppress(StoreError):  # else it is by whoever looks at the queue next
@@ -507,6 +508,8 @@ class Pop:
                     record.properties[names.DIED_IN] = death
                     self._bury(group, record, reason)
                     self._buried[buried] = self._store.max_physical_offset
+                    if delivery.ending != Ending.FAILED:  # its consumer knows and logs it
+                        self._log_letter(lent.queue, offset, record, reason)
             except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
                 refusal = reason_of(error)
                 self._store.check_ready()
@@ -517,6 +520,20 @@ class Pop:
             self._buried.pop(buried, None)
             return True
         return is_new
+
+    def _log_letter(self, queue: GroupQueue, offset: int, record: Record, reason: str) -> None:
+        """Log a dead letter, at most one a second with a count of the others."""
+        now = self._clock()
+        if now < self._next_letter_line:
+            self._unlogged_letters += 1
+            return
+        more = f" ({self._unlogged_letters} more dead letters)" if self._unlogged_letters else ""
+        self._next_letter_line, self._unlogged_letters = now + 1.0, 0
+        group, topic, queue_id = queue
+        _log.warning(
+            "group %s: the message of topic %s queue %d offset %d (unique key %s) is a dead letter: %s%s",
+            *(group, topic, queue_id, offset, record.unique_key, reason, more),
+        )
 
     def _current(self, queue: GroupQueue) -> LentQueue | None:
         """What is out of a queue, once the group's offset, which others may have moved, has had its say."""
@@ -582,11 +599,13 @@ def _lasting(delivery: Lent, now_ms: int, milliseconds: int, ending: Ending) -> 
 
 
 def _reason(delivery: Lent, times: int) -> str:
-    """Why a message is a dead letter: what its listener said last, or that its consumers have ended."""
+    """Why a message is a dead letter: what its listener said last, or that nobody acknowledged it."""
     if delivery.reason:
         return delivery.reason
     if delivery.ending == Ending.UNANSWERED:
         return f"its consumer ended without an answer {delivery.next_unanswered} times"
+    if delivery.ending == Ending.TRIED:
+        return f"not acknowledged in time, {times} times"
     return retry.failed(times)
 
 
