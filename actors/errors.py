@@ -159,13 +159,15 @@ class SendError(RayMQError):
 
     @property
     def not_stored(self) -> list[int]:
-        """The places in `.results` of what is surely not stored: to send that again stores nothing twice."""
-        return [place for place, entry in enumerate(self.results) if isinstance(entry, NotStored)]
+        """The places in `.results` of what is surely not stored, nor kept by an outbox: send that again."""
+        return [place for place, entry in enumerate(self.results) if isinstance(entry, NotStored) and not entry.kept]
 
     @property
     def unknown(self) -> list[int]:
-        """The places in `.results` of what may be stored."""
-        return [place for place, entry in enumerate(self.results) if isinstance(entry, OutcomeUnknown)]
+        """The places in `.results` of what may be stored, and is not kept by an outbox."""
+        return [
+            place for place, entry in enumerate(self.results) if isinstance(entry, OutcomeUnknown) and not entry.kept
+        ]
 
 
 class MessageIllegal(InvalidInput):

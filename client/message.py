@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from itertools import repeat
-from operator import attrgetter
+from operator import attrgetter, index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -164,12 +164,14 @@ class Message:
 
     def _delay(self, delay_level: int, deliver_at: float | datetime | None) -> None:
         """Check and set what it waits for."""
-        if not isinstance(delay_level, int) or isinstance(delay_level, bool):
+        if not hasattr(delay_level, "__index__") or isinstance(delay_level, bool):
             raise TypeError(f"delay_level must be int, not {type(delay_level).__name__}")
+        delay_level = index(delay_level)
         if delay_level < 0:
             raise InvalidInput("delay_level", limits.DELAY_LEVEL, delay_level)
         if deliver_at is not None:
-            if not isinstance(deliver_at, int | float | datetime) or isinstance(deliver_at, bool):
+            is_time = isinstance(deliver_at, datetime) or hasattr(deliver_at, "__float__")
+            if not is_time or isinstance(deliver_at, bool):
                 raise TypeError(f"deliver_at must be a number or a datetime, not {type(deliver_at).__name__}")
             deliver_at = due("deliver_at", deliver_at)
             if delay_level:

@@ -154,6 +154,9 @@ def arrow_table(table: ArrowData) -> pa.Table:
         if hasattr(table, "__arrow_c_array__"):
             return pa.Table.from_batches([pa.record_batch(table)])
     except (pa.ArrowException, ValueError, TypeError) as error:
+        if "non-struct" in str(error):
+            remedy = "make one of a column by its to_frame()"
+            raise InvalidInput("table", "a table", f"one column ({type(table).__name__})", remedy=remedy) from error
         raise InvalidInput("table", "columns that Arrow has types for", f"{type(table).__name__}: {error}") from error
     raise TypeError(
         "table must be an Arrow table, or have __arrow_c_stream__ as those of pandas, polars and DuckDB have, "

@@ -5,6 +5,7 @@ Where a batch failed half-way, `batch_error` and `table_error` make the error th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import lru_cache
@@ -115,27 +116,31 @@ def _entry(error: RayMQError) -> NotStored | OutcomeUnknown:
     return refused
 
 
+def _what_became_of(entry: SendResult | NotStored | OutcomeUnknown) -> str:
+    if isinstance(entry, SendResult):
+        return "stored"
+    if entry.kept:
+        return "kept by the outbox"
+    return "not stored" if isinstance(entry, NotStored) else "may or may not be stored"
+
+
 def _error(entries: Sequence[SendResult | NotStored | OutcomeUnknown], outcomes: Sequence[PartOutcome]) -> RayMQError:
     """What a send of several messages raises that came to these entries."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, RayMQError)]
     rows = [getattr(entry, "rows", 1) for entry in entries]
-    kinds: list[tuple[type[object], str]] = [
-        (SendResult, "stored"),
-        (OutcomeUnknown, "may or may not be stored"),
-        (NotStored, "not stored"),
-    ]
-    counts = {
-        kind: sum(count for count, entry in zip(rows, entries, strict=True) if isinstance(entry, kind))
-        for kind, _ in kinds
-    }
-    if not counts[SendResult] and not counts[OutcomeUnknown] and not isinstance(failures[0], SendError):
+    counts = Counter[str]()
+    for count, entry in zip(rows, entries, strict=True):
+        counts[_what_became_of(entry)] += count
+    is_any_stored = any(isinstance(entry, SendResult) for entry in entries)
+    is_any_unknown = any(isinstance(entry, OutcomeUnknown) for entry in entries)
+    if not is_any_stored and not is_any_unknown and not isinstance(failures[0], SendError):
         return failures[0]  # it refuses all of them, and says so better
     attempts = [each for failure in failures if isinstance(failure, SendError) for each in failure.attempts]
-    text = ", ".join(f"{counts[kind]} {words}" for kind, words in kinds if counts[kind])
+    text = ", ".join(f"{count} {words}" for words, count in counts.items())
     error: SendError
-    if counts[OutcomeUnknown]:
+    if is_any_unknown:
         error = OutcomeUnknown(f"of {sum(rows)} messages {text}", attempts)
-    elif counts[SendResult]:
+    elif is_any_stored:
         error = PartlyStored(f"of {sum(rows)} messages {text}: {failures[0]}", attempts)
     else:
         error = NotStored(f"of {sum(rows)} messages {text}", attempts)

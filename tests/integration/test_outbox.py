@@ -85,6 +85,26 @@ def test_what_no_broker_took_is_sent_later_in_order(
     assert bodies(mq)[queue] == [b"before", b"0", b"1", b"2", b"3"]
 
 
+def test_the_rest_of_a_batch_that_was_kept_in_part_is_sent_once(
+    services: Services, mq: Connection, admin: Admin, file: Path
+) -> None:
+    """What the outbox has kept is not in `.not_stored`: sending that again stores nothing twice."""
+    del admin
+    messages = [Message("t", b"%d " % number + bytes(1 << 18)) for number in range(40)]
+    with Producer(mq, "p", timeout=0.5, outbox=file) as producer:
+        producer.send(Message("t", b"before"))
+        stop_all(services)
+        with pytest.raises(NotStored, match="kept by the outbox") as caught:
+            producer.send_batch(messages)
+        rest = caught.value.not_stored
+        assert 0 < len(rest) < 40
+        start_all(services)
+        producer.send_batch([messages[place] for place in rest], timeout=30.0)
+        poll_until(lambda: not kept(file), 30)
+    found = [body.split(b" ")[0] for each in bodies(mq).values() for body in each]
+    assert sorted(found) == sorted([b"before", *(b"%d" % number for number in range(40))])
+
+
 def test_the_next_process_sends_what_the_last_one_kept(
     services: Services, mq: Connection, admin: Admin, file: Path
 ) -> None:

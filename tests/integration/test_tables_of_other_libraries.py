@@ -122,3 +122,8 @@ def test_what_has_no_arrow_interface_is_a_type_error(table: Any) -> None:
 def test_what_is_no_table_for_arrow_is_invalid_input(table: Any) -> None:
     with pytest.raises(InvalidInput, match="table"):
         arrow_table(table)
+
+
+def test_a_column_is_no_table() -> None:
+    with pytest.raises(InvalidInput, match=r"table: a table; got .*Series.*to_frame\(\)"):
+        arrow_table(pl.Series("body", ["a"]))

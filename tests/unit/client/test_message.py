@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raymq.client import InvalidInput, Message, MessageQueue, ReceivedMessage, Retry
@@ -55,6 +57,15 @@ def test_rules(arguments: dict[str, Any], field: str) -> None:
 def test_wrong_types(arguments: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         Message(**{"topic": "t", "body": b"x", **arguments})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    soon = time.time() + 60.0
+    assert Message("t", b"x", deliver_at=np.float64(soon)).deliver_at == soon
+    assert Message("t", b"x", deliver_at=np.int64(soon)).deliver_at == int(soon)
+    assert Message("t", b"x", delay_level=np.int64(3)).delay_level == 3
+    with pytest.raises(InvalidInput, match="milliseconds"):
+        Message("t", b"x", deliver_at=np.int64(soon * 1000))
 
 
 def test_what_is_sent_is_what_is_received() -> None:
