@@ -26,6 +26,8 @@ from raymq.storage.failpoints import failpoint
 #: How long another process is asked whether it is the one that is registered.
 _ASK_SECONDS: Final = 0.5
 _AGAIN_SECONDS: Final = 0.3
+#: Keepers that are busy may miss one question.
+_READS_OF_FORMER_LEASE: Final = 3
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +38,15 @@ async def end_former_lease(register: Register, group: str, number: int, place: s
     Only for a process without a registered nonce that holds the `ProcessLock` at `place`; why that is safe
     `replication.claims` says. Where it does not succeed, the lease ends in its time.
     """
-    try:
-        state = (await register.read(group)).value if place else None
-    except RegisterError as error:
-        _log.debug("%s: the lease of the last process was not ended: %s", group, error)
+    if not place:
+        return
+    for _ in range(_READS_OF_FORMER_LEASE):
+        try:
+            state = (await register.read(group)).value
+            break
+        except RegisterError as error:
+            _log.debug("%s: the lease of the last process is not ended yet: %s", group, error)
+    else:
         return
     lease = former_lease(state if isinstance(state, GroupState) else None, number, place)
     if lease is not None:

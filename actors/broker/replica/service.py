@@ -160,6 +160,8 @@ class ReplicaService(ReplicaProcess):
         return service
 
     async def _begin(self, ending: asyncio.Task[None]) -> None:
+        # Behind this process's registration it would not know the last one's lease any more.
+        await asyncio.wait([ending], timeout=_ASK_SECONDS)
         await self._listening.serve_replicas(self._accept)
         await self._refuse_clients()
         duties = FollowingDuties(self, self._pool, self._roles)
