@@ -95,7 +95,7 @@ SILENT = {"flag", "born time", "born host", "store time", "store host", "reconsu
 PARTLY = {"properties", "sys flag", "queue offset"}
 
 
-@pytest.mark.sweep(every=3)
+@pytest.mark.sweep(every=6)
 @pytest.mark.parametrize("part", PARTS)
 def test_each_byte_of_a_record(directory: Path, part: str) -> None:
     """The damage table: all other records survive; a part that is checked is reported, the record not served."""
@@ -203,6 +203,7 @@ def test_bytes_of_the_checkpoints(whole: Path, tmp_path: Path) -> None:
 SETTINGS = ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"]
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_each_settings_file_cut_or_lost(whole: Path, tmp_path: Path, name: str) -> None:
     """What was there before the last change is there: the .bak. A broken file never becomes the .bak."""

@@ -114,7 +114,7 @@ def faults() -> Iterator[tuple[str, int]]:
             yield kind, errno.ENOSPC
 
 
-@pytest.mark.sweep(every=3)
+@pytest.mark.sweep(every=5)
 @pytest.mark.parametrize(("kind", "error"), list(faults()))
 def test_each_call_fails_once(tmp_path: Path, kind: str, error: int) -> None:
     nth = 0
