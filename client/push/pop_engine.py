@@ -284,9 +284,10 @@ class PopEngine:
             if (wait_seconds := self.delivery.wait_seconds) > 0:
                 self._pump_in(wait_seconds)
                 break
+            until = self._leases.young_until()  # before the call is asked for: time goes on
             call = self._leases.next_call()
             if call is None:
-                if self._leases.ahead and (until := self._leases.young_until()) is not None:
+                if self._leases.ahead and until is not None:
                     self._pump_in(until - boottime())
                 break
             self._spawn(self._begin(call))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from raymq.client import (
     SubscriptionMismatch,
 )
 from raymq.client.push.leases import Leases, MessageLease
+from raymq.storage.clock import boottime
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
@@ -95,6 +97,19 @@ def test_more_members_than_queues_share_the_work(mq: Connection, admin: Admin) -
             held.may_end.set()
         poll_until(lambda: lag(admin, "g") == 0, 10)
     assert sorted(held.bodies[0] for held in listeners) == bodies
+
+
+def test_calls_begin_though_time_passes_between_two_looks_at_the_clock(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last call was too young for the next one to begin, and a moment later was not: nobody looked again."""
+    looks = itertools.count()
+    monkeypatch.setattr(Leases, "young_until", lambda _: None if next(looks) % 2 else boottime() + 0.01)
+    send(mq, 12)
+    held = Held()
+    with popping(mq, "g", held, threads=6):
+        poll_until(lambda: len(held.calls) == 6, 10)
+        held.may_end.set()
 
 
 def test_slow_message_holds_up_no_other_one(mq: Connection, admin: Admin) -> None:

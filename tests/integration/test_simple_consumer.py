@@ -384,7 +384,7 @@ def test_a_broker_that_hangs_is_waited_for_once_however_many_topics_it_has(
 def test_a_consumer_that_is_closed_pops_no_more(mq: Connection, services: Services, admin: Admin) -> None:
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         waiting = consumer._mq.submit(consumer._popping.receive(1, 60_000, 30.0, Receiver()))
-        poll_until(lambda: len(consumer._popping._notifications) >= 2, what="it waits")
+        poll_until(lambda: len(consumer._popping._notifications) == 4, what="it waits")
         pops: list[str] = []
         for name, broker in services.brokers.items():
             server = broker._server

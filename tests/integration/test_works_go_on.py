@@ -69,7 +69,7 @@ WORKS: dict[str, tuple[bool, Any, str]] = {
 }
 #: The same of a consumer that has messages lent.
 LENT_WORKS: dict[str, tuple[Any, str]] = {
-    "pops": (PopEngine, "_wanted"),
+    "pops": (PopEngine, "_begins_at_once"),
     "leases": (Leases, "due"),
     "settling of messages": (Leases, "renewed"),
 }
