@@ -34,6 +34,8 @@ from raymq.client.connection import Connection
 
 HEARTBEAT_SECONDS = 10.0
 _REQUEST_SECONDS = 3.0
+#: Brokers that are silent for so long are worth a line in the log; those that are restarted are back sooner.
+_LOG_AWAY_SECONDS = 5.0
 #: What failed, or is missing, is tried again after this; what wakes a member is looked at after the shorter pause.
 AGAIN_SECONDS = 1.0
 _SOON_SECONDS = 0.1
@@ -91,6 +93,9 @@ class Membership:
         #: The brokers of the last heartbeat, and whether all of them took it and nothing was missing.
         self._current: Sequence[str] = ()
         self._is_well = False
+        #: Since when some of its brokers have not answered, and whether that was logged.
+        self._away_since: float | None = None
+        self._has_logged_away = False
         self._woken = asyncio.Event()
         self._last_seen: dict[str, float] = {}
         self.settled = True
@@ -117,6 +122,7 @@ class Membership:
                     await self.heartbeat()
                 except RayMQError as error:
                     self._is_well = False
+                    self._log_brokers_away(error)
                     _log.debug("heartbeat of %s: %s", self._member.group, error)
                 succeeded()
         finally:
@@ -178,6 +184,26 @@ class Membership:
             level = logging.WARNING if address in unmet - self._unmet else logging.DEBUG
             _log.log(level, "heartbeat of %s: %s", self._member.group, error)
         self._unmet = frozenset(unmet)
+        away = [error for address, error in failures.items() if isinstance(error, BrokerUnavailable)]
+        if not addresses and not self._missing:
+            away.append(BrokerUnavailable("cluster", "no broker of its topics is registered"))
+        self._log_brokers_away(away[0] if away else None)
+
+    def _log_brokers_away(self, error: RayMQError | None) -> None:
+        """Log once that brokers have not answered for a while, and once that all do again; None: all do now."""
+        now = self._clock()
+        if error is None:
+            if self._away_since is not None and self._has_logged_away:
+                away_seconds = now - self._away_since
+                _consumer_log.warning(
+                    "group %s goes on: its brokers answer after %.0f s", self._member.group, away_seconds
+                )
+            self._away_since, self._has_logged_away = None, False
+        elif self._away_since is None:
+            self._away_since = now
+        elif not self._has_logged_away and now - self._away_since >= _LOG_AWAY_SECONDS:
+            self._has_logged_away = True
+            _consumer_log.warning("group %s waits for a broker that does not answer: %s", self._member.group, error)
 
     def supersede(self, error: SubscriptionMismatch) -> None:
         """End: members of the group subscribe by a higher version, as a broker says. Heard once."""

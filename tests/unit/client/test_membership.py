@@ -147,3 +147,24 @@ async def wake(is_lost: bool) -> None:
     await asyncio.gather(keeping, return_exceptions=True)
     assert not cluster.on_lost
     assert not cluster.on_change
+
+
+@pytest.mark.parametrize("error", [HANGS, GONE, AWAY], ids=repr)
+def test_brokers_that_are_away_for_long_are_logged_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    cluster, now = Cluster(a=None, b=None), [0.0]
+    member = Member("me", "g", {"t": Subscription("t")})
+    mine = Membership(cluster, member, clock=lambda: now[0])  # type: ignore[arg-type]
+    asyncio.run(mine.heartbeat())
+
+    def logged_at(seconds: float, met: Exception | None) -> list[str]:
+        now[0], cluster.met["b"] = seconds, met
+        caplog.clear()
+        mine.greets_all = True
+        asyncio.run(mine.heartbeat())
+        return [record.getMessage() for record in caplog.records if record.name == "raymq.consumer"]
+
+    assert logged_at(1.0, error) == logged_at(4.0, error) == []
+    assert logged_at(6.5, error) == [f"group g waits for a broker that does not answer: {error}"]
+    assert logged_at(60.0, error) == []
+    assert logged_at(63.0, None) == ["group g goes on: its brokers answer after 62 s"]
+    assert logged_at(70.0, error) == logged_at(71.0, None) == []
