@@ -417,6 +417,8 @@ def _beyond_python(structs: pa.Array) -> InvalidInput:
 
 
 def _checked_bodies(column: pa.Array, limit: int) -> pa.Array:
+    if pa.types.is_null(column.type) and not len(column):
+        column = column.cast(pa.binary())  # without rows, pandas has no type for texts
     kind = column.type
     accepted = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     if not any(check(kind) for check in (*accepted, pa.types.is_fixed_size_binary)):

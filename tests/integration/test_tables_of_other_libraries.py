@@ -91,6 +91,14 @@ def test_tables_of_any_library_are_sent(mq: Connection, admin: Admin, table_topi
     assert sorted(found) == sorted(([key], body, kind) for key, body, kind in zip(IDS, BODIES, KINDS, strict=True))
 
 
+def test_a_table_without_rows_is_sent(mq: Connection, admin: Admin) -> None:
+    """Pandas has no type for the texts of a frame without rows."""
+    admin.create_topic("tables-without-rows", queues=1)
+    empty = pd.DataFrame({"body": ["x"], "id": ["k"], "kind": ["a"]})[:0]
+    with Producer(mq, "tables") as producer:
+        assert producer.send_table("tables-without-rows", empty, body="body", keys="id", tags="kind").rows == 0
+
+
 def test_structs_are_properties_where_there_are_no_maps(mq: Connection, admin: Admin) -> None:
     admin.create_topic("tables-with-properties", queues=1)
     table = pl.DataFrame({"body": ["one", "two"], "p": [{"a": "1", "b": None}, {"a": None, "b": "2"}]})
