@@ -219,9 +219,10 @@ class SendPlan:
 
     def outcome(self) -> SendError:
         """The error of a send whose tries or time ran out."""
-        error: SendError = NotStored("not stored", self.attempts)
+        last = f": {self.attempts[-1].error}" if self.attempts else ""
+        error: SendError = NotStored(f"not stored{last}", self.attempts)
         if self._unknown:
-            error = OutcomeUnknown("the message may or may not be stored", self.attempts)
+            error = OutcomeUnknown(f"the message may or may not be stored{last}", self.attempts)
         if self._remedy:
             error.remedy = self._remedy
         return error
