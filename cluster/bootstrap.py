@@ -180,11 +180,14 @@ def start(
         "port": port or settings.port,
         "config": settings.as_dict(),
     }
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray reads it when it is imported
+    _disable_rays_signal_handler()
     from raymq.cluster import deaths, launching, ray_runtime
 
     owns_ray = ray_runtime.is_embedded() or not ray_runtime.join()
+    if owns_ray and not ray_runtime.is_embedded():
+        _check_not_running(namespace)
     if owns_ray:
+        _log.info("starting Ray in this process")
         ray_runtime.use_embedded()
     try:
         ray_runtime.await_hosts(hosts, hosts_timeout, _log.info)
@@ -231,6 +234,7 @@ def connect(
         return Cluster(name_servers, tls=tls)
     check_namespace(namespace)
     rules.text("address", address)
+    _disable_rays_signal_handler()
     from raymq.cluster import deaths, launching, ray_runtime
 
     ray_runtime.join_address(address, partial(_own_ray, namespace))
@@ -243,6 +247,7 @@ def connect(
 def stop(namespace: str = "raymq", address: str = "auto", timeout: float = 30.0) -> None:
     """Stop the cluster in `namespace`, one whose start was broken off included; see `Cluster.stop`."""
     check_namespace(namespace)
+    _disable_rays_signal_handler()
     from raymq.cluster import ray_runtime
     from raymq.cluster.stopping import stop_actors
 
@@ -258,6 +263,7 @@ def running(namespace: str = "raymq", address: str = "auto") -> list[str]:
         BrokerUnavailable: no Ray at `address`, or nothing of a cluster in `namespace`.
     """
     check_namespace(namespace)
+    _disable_rays_signal_handler()
     from raymq.cluster import launching, ray_runtime
 
     ray_runtime.join_address(address, partial(_own_ray, namespace))
@@ -267,6 +273,29 @@ def running(namespace: str = "raymq", address: str = "auto") -> list[str]:
             "cluster", f"no cluster runs in namespace {namespace}", remedy="cluster.start() starts one"
         )
     return [name for name in there if is_broker_name(name)]
+
+
+def _check_not_running(namespace: str) -> None:
+    """Raise BrokerUnavailable if another process of this user runs a cluster of this name on a Ray of its own."""
+    try:
+        known = found.load(namespace)
+    except InvalidInput:  # not this user's note
+        return
+    if known is None or known.pid in {None, os.getpid()}:
+        return
+    from raymq.cluster.noted import name_servers_of
+
+    if name_servers_of(namespace, known, known.tls):
+        raise BrokerUnavailable(
+            "cluster",
+            f"one runs in namespace {namespace} already, in process {known.pid}, on a Ray of its own",
+            remedy="join it: cluster.connect(); or end it, or give this one another namespace and root",
+        )
+
+
+def _disable_rays_signal_handler() -> None:
+    """Have Ray, which asks for it when it is imported, print no stack traces at a SIGTERM."""
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
 
 
 def shared_machines(replicas: int, machines: int) -> str | None:

@@ -153,6 +153,10 @@ def run(command: Callable[..., Any]) -> None:
     except OSError as error:
         _end_quietly(f"error: {error}")
     except click.ClickException as error:
+        of_raymq = {option for each in main_group.params for option in each.opts}
+        if isinstance(error, click.NoSuchOption) and error.option_name in of_raymq:
+            option = error.option_name
+            error = click.UsageError(f"{option} goes before the command: raymq {option} ... COMMAND", error.ctx)
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):

@@ -138,6 +138,7 @@ def _start_detached(finder: Finder, options: dict[str, Any], *, as_json: bool) -
     for name, value in options.items():
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
+    click.echo(f"starting in the background, log: {log}", err=True)
     print_fields(json.loads(start_detached(command)), as_json=as_json)
 
 

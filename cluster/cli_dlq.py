@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from raymq.client import Admin, InvalidInput
+from raymq.client import Admin, RayMQError
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.output import beginning, message_fields, print_fields, print_json, print_rows, say_truncated
 
@@ -76,7 +76,8 @@ def redrive_dead_letters(
 def delete_dead_letters(finder: Finder, group: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Delete dead letters of GROUP: they are listed and sent again no more."""
     if not yes:
-        raise InvalidInput("dlq delete", "--yes (raymq dlq list shows what would go)", f"{len(ids) or 'all'} letters")
+        what = f"{len(ids) or 'all'} dead letters of {group}"
+        raise RayMQError(f"add --yes to delete {what} (raymq dlq list shows them)")
     with finder.connect() as mq, Admin(mq) as admin:
         count = admin.dlq_delete(group, list(ids) or None)
     print_fields({"group": group, "deleted": count}, as_json=as_json)

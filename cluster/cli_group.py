@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from raymq.client import Admin, InvalidInput, MessageQueue, QueueProgress
+from raymq.client import Admin, MessageQueue, QueueProgress, RayMQError
 from raymq.client.timestamps import AS_TEXT
 from raymq.cluster.cli_context import Finder, Rows, Time, admin_rows, json_option
 from raymq.cluster.output import print_fields
@@ -88,8 +88,8 @@ def delete_group(finder: Finder, name: str, dead_letters: bool, dry_run: bool, y
     with finder.connect() as mq, Admin(mq) as admin:
         found = admin.delete_group(name, dead_letters, dry_run=True)
         if not dry_run and not yes:
-            what = f"{name} with {found.retries} waiting retries and {found.dead_letters} dead letters"
-            raise InvalidInput("group delete", "--yes, or --dry-run to look first", what)
+            letters = f"; {found.dead_letters} dead letters would {'go, too' if dead_letters else 'stay'}"
+            raise RayMQError(f"add --yes to delete group {name} with {found.retries} waiting retries{letters}")
         if not dry_run:
             found = admin.delete_group(name, dead_letters)
     print_fields(asdict(found), as_json=as_json)

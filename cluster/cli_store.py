@@ -15,7 +15,7 @@ from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.output import console, plain, print_fields, print_json, print_rows
 from raymq.storage.backup.progress import BackupProgress
 from raymq.storage.directory_format import read_format
-from raymq.storage.errors import InvalidInput
+from raymq.storage.errors import RayMQError
 from raymq.storage.table_repair import find_broken, repair
 from raymq.storage.verify import verify
 
@@ -159,6 +159,6 @@ def repair_store(directory: Path, dry_run: bool, yes: bool, as_json: bool) -> No
     broken = find_broken(directory)
     if broken and not dry_run:
         if not yes:
-            raise InvalidInput("store repair", "--yes, or --dry-run to look first", f"{len(broken)} broken tables")
+            raise RayMQError(f"add --yes to repair {len(broken)} broken tables")
         broken = repair(directory)
     print_rows([asdict(each) for each in broken], as_json=as_json, empty="every table can be read")

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 import click
 
-from raymq.client import Admin, InvalidInput
+from raymq.client import Admin, RayMQError
 from raymq.cluster.cli_context import Finder, Rows, admin_rows, json_option
 from raymq.cluster.output import print_fields
 
@@ -111,7 +111,7 @@ def delete_topic(finder: Finder, name: str, dry_run: bool, yes: bool, as_json: b
     with finder.connect() as mq, Admin(mq) as admin:
         messages = sum(found.max_offset - found.min_offset for found in admin.topic_stats(name).values())
         if not dry_run and not yes:
-            raise InvalidInput("topic delete", "--yes, or --dry-run to look first", f"{name} with {messages} messages")
+            raise RayMQError(f"add --yes to delete topic {name} with {messages} messages")
         if not dry_run:
             admin.delete_topic(name)
     print_fields({"topic": name, "messages": messages, "deleted": not dry_run}, as_json=as_json)

@@ -33,6 +33,12 @@ class WorkerLog(logging.Formatter):
 @click.option("--tag", default="*", show_default=True, help='Which messages of these topics: "paid || shipped".')
 @click.option("--threads", default=20, show_default=True, help="Calls of the listener at a time.")
 @click.option("--batch-size", default=1, show_default=True, help="Messages per call at most.")
+@click.option(
+    "--mode", type=click.Choice(["queue", "pop"]), default="queue", show_default=True, help="See PushConsumer."
+)
+@click.option(
+    "--max-reconsume-times", type=int, help="Retries before a message is a dead letter; without: the group's."
+)
 @click.option("--subscription-version", default=0, show_default=True, help="Raise it when topics or tag change.")
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds for running calls when it is to end.")
 @click.pass_obj
@@ -53,6 +59,7 @@ def worker(
         consumer = PushConsumer(mq, group, dict.fromkeys(topics, tag), call, **options)
         click.echo(f"group {group} consumes {', '.join(topics)} with {listener}; Ctrl-C ends it", err=True)
         consumer.run(timeout)
+    click.echo(f"group {group}: this consumer has left", err=True)
 
 
 def load_listener(name: str) -> Listener:

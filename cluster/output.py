@@ -45,7 +45,10 @@ def console(out: TextIO | None = None, *, quiet: bool = False) -> Console:
 
 def cell(value: Any) -> Text:
     """A value in a table, on one line."""
-    return Text("-" if value is None else _escaped(_CONTROL_AND_BREAKS, str(plain(value))), overflow="fold")
+    told = plain(value)
+    if isinstance(told, dict) and told:
+        told = ", ".join(f"{name} {each}" for name, each in told.items())
+    return Text("-" if told is None else _escaped(_CONTROL_AND_BREAKS, str(told)), overflow="fold")
 
 
 #: Fields whose values are seconds since 1970, beside those that end in _timestamp.

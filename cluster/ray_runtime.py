@@ -15,6 +15,7 @@ import ctypes
 import gc
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -245,6 +246,15 @@ def _start_nothing(node: ray_node.Node, **_: object) -> None:
     node._webui_url = None  # noqa: SLF001 - the dashboard's, which is not there
 
 
+@contextlib.contextmanager
+def _programs_sigterm_handler() -> Iterator[None]:
+    """Keep the handler of SIGTERM that the program has set, or asyncio for it: Ray sets its own in its place."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if before not in {signal.SIG_DFL, None} and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
 def _check_not_forked() -> None:
     if _embedded.is_parents:
         raise BrokerUnavailable(
@@ -335,7 +345,8 @@ def _join(named: str) -> None:
     if "://" not in named:
         _agree(look(named))
     try:
-        ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
+        with _programs_sigterm_handler():
+            ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()
         raise BrokerUnavailable("ray", f"cannot join the Ray at {named}: {reason[0] if reason else error!r}") from error

@@ -108,6 +108,12 @@ def test_a_dry_run_refuses_what_the_change_would(mq: Connection, admin: Admin) -
         assert done.stderr.startswith("error: queues: a whole number, at least 1")
 
 
+def test_an_option_behind_the_command_is_told_its_place(mq: Connection) -> None:
+    done = raymq(mq, "topic", "list", "--namespace", "x")
+    assert done.returncode == 2
+    assert "--namespace goes before the command" in done.stderr
+
+
 def test_a_certificate_alone_does_not_turn_tls_on(mq: Connection, admin: Admin) -> None:
     assert raymq(mq, "--tls-cert-file", "x", "topic", "list").returncode == 2
 

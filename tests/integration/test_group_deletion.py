@@ -242,6 +242,12 @@ def test_the_commands_that_take_things_away(mq: Connection, admin: Admin, name: 
     assert json.loads(done.stdout)["deleted"] is True
     assert name not in admin.groups()
     assert run(mq, "group", "delete", name, "--yes").exit_code == 1
+    kill_messages(mq, admin, name, 1)
+    unsure = run(mq, "group", "delete", name)
+    assert unsure.exit_code == 1
+    assert f"add --yes to delete group {name} with 0 waiting retries; 3 dead letters would stay" in str(
+        unsure.exception
+    )
 
 
 def test_lists_say_when_they_are_cut(mq: Connection, admin: Admin, name: str) -> None:
