@@ -121,12 +121,12 @@ demo: env
 	@$(VENV)/bin/raymq demo $(ARGS)
 
 # One after the other also under make -j, and pytest last: its summary is what one wants to read.
-# Four processes, since many of them wait (tests/shared_out.py); ARGS="-n 0" for one. Of sweeps some cases, and compiled code
+# Five processes, since many of them wait (tests/shared_out.py); ARGS="-n 0" for one. Of sweeps some cases, and compiled code
 # only where there is any (tests/sweeps.py); make test-nightly runs the rest.
 test: env
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
-	@$(PYTEST) -n 4 --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) -n 5 --no-loadscope-reorder $(ARGS)
 
 test-unit: env
 	@$(PYTEST) tests/unit $(ARGS)

@@ -31,6 +31,7 @@ def send(mq: Connection, count: int) -> None:
             producer.send(Message("t", b"%d" % number), queue=QUEUE)
 
 
+@pytest.mark.long
 def test_a_restored_directory_founds_a_group_and_joins_none_that_lives(group: ReplicaGroup, tmp_path: Path) -> None:
     with Connection([group.name_server]) as mq:
         Admin(mq).create_topic("t", queues=1)

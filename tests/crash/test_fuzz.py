@@ -198,8 +198,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("first", range(0, 120, 30))
+@pytest.mark.long
 def test_damaged_entries_of_a_queue_lose_no_message_that_the_log_has(many: Path, tmp_path: Path, first: int) -> None:
     """Fault 13.12: random bytes over entries of a queue whose files and log are otherwise whole."""
     for seed in range(first, first + 30):

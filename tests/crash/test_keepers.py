@@ -142,6 +142,7 @@ def leases_of(logs: list[Path]) -> list[Held]:
     return found
 
 
+@pytest.mark.long
 def test_users_of_keepers_that_are_killed_and_paused_are_told_one_history_and_no_two_hold_a_lease(
     processes: KeeperProcesses, tmp_path: Path
 ) -> None:

@@ -191,11 +191,11 @@ def test_a_replica_that_dies_while_its_log_is_begun_anew(group: ReplicaGroup, cl
     assert set(clients.bodies()) == {*expected, *(b"more %d" % number for number in range(len(OF_A_WIPE)))}
 
 
-@pytest.mark.sweep(every=6)
 @pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
 @pytest.mark.parametrize(
     "failpoint", with_the_rest_at_times(*steps_of("office"), "open.before_recovery", "open.before_checkpoint")
 )
+@pytest.mark.long
 def test_who_is_elected_and_dies_at_any_step_of_its_promotion(group: ReplicaGroup, sent: Sent, failpoint: str) -> None:
     """Another one takes its place; and then it does so itself, for nobody else is there."""
     group.tell(2, f"kill failpoint {failpoint}")

@@ -53,6 +53,7 @@ def test_it_answers_and_keeps_its_lease(group: ReplicaGroup, clients: Clients) -
 
 
 @pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
+@pytest.mark.long
 def test_who_is_sealed_meanwhile_never_serves(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 50))
     open_slowly(group, 2)

@@ -76,6 +76,7 @@ def test_a_master_whose_disk_fails_leaves_its_office_and_comes_back_as_a_replica
 
 
 @pytest.mark.parametrize("group", [{"flush": "sync"}], indirect=True)
+@pytest.mark.long
 def test_a_master_whose_disk_hangs_leaves_its_office_where_messages_wait_for_disks(group: ReplicaGroup) -> None:
     sending = Sending(group)
     with contextlib.closing(sending.mq):

@@ -202,6 +202,7 @@ def test_trap_22_with_sync_flush_it_is_on_the_disks_of_all_in_sync(group: Replic
     assert sorted(clients.bodies()) == sorted(numbered(0, 60))
 
 
+@pytest.mark.long
 def test_a_deleted_group_is_gone_from_the_next_masters(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 10))
     for queue in clients.pull.queues("t"):

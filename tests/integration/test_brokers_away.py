@@ -106,6 +106,7 @@ def test_a_spark_task_waits_for_brokers_that_it_has_never_met(services: Services
         assert [row for table in reading.result(40) for row in table["body"].to_pylist()] == [b"0", b"1", b"2"]
 
 
+@pytest.mark.long
 def test_a_running_client_keeps_what_it_knew(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,7 @@ def test_members_that_consume_in_different_ways_are_refused(mq: Connection, admi
         pass
 
 
+@pytest.mark.long
 def test_what_was_done_when_its_broker_died_does_not_come_again(
     mq: Connection, services: Services, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,9 +190,9 @@ def test_who_joins_while_one_of_two_brokers_hangs_consumes_from_the_other_one(
             second.shutdown()
 
 
-@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("position_known", [True, False])
 @pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.long
 def test_a_poll_of_a_hung_broker_ends_soon_after_its_time_out(
     brokers: list[BrokerProcess], cluster: Connection, position_known: bool, asynchronous: bool
 ) -> None:

@@ -109,6 +109,7 @@ def test_the_other_side_is_of_before(tmp_path: Path, before: Path, old: str) -> 
         assert versions == ([VERSION] if server is None else [""])
 
 
+@pytest.mark.long
 def test_a_directory_goes_up_and_as_long_as_its_format_allows_down_again(tmp_path: Path, before: Path) -> None:
     directory = tmp_path / "broker-a"
     with broker(directory, before) as name_server:

@@ -173,6 +173,7 @@ def test_tables_are_freed_when_nobody_has_their_references(bridge: SparkBridge) 
     assert poll_until(lambda: free_bytes() >= before, 60)
 
 
+@pytest.mark.long
 def test_tables_are_held_as_long_as_a_dataframe_reads_them(bridge: SparkBridge) -> None:
     before = free_bytes()
     df = bridge.from_refs([ray.put(pa.table({"n": list(range(2_000_000))}))], "n LONG")
@@ -263,6 +264,7 @@ def test_an_executor_that_is_killed_costs_no_row_and_doubles_none(bridge: SparkB
     release()
 
 
+@pytest.mark.long
 def test_a_bridge_that_is_closed_refuses_and_its_tables_stay(shared_spark: SharedSpark, bridge: SparkBridge) -> None:
     """Last in this file: it closes the bridge."""
     refs, release = bridge.to_refs(bridge.spark.range(10))

@@ -165,6 +165,7 @@ def test_a_kill_between_two_steps_loses_and_doubles_nothing(
     come(bench, 100)
 
 
+@pytest.mark.long
 def test_log_that_retention_lets_go_of_follows_the_rescue(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files stay until what waits in them was stored anew, then they go: the log does not grow for ever."""
     monkeypatch.setattr(rescue, "_STEP_MESSAGES", 10)

@@ -67,6 +67,7 @@ def bombs(request: pytest.FixtureRequest) -> Fetched:
     return part
 
 
+@pytest.mark.long
 def test_a_program_that_holds_all_messages_and_looks_at_all_bodies_holds_few_texts(bombs: Fetched) -> None:
     messages = received(bombs, QUEUE)
     tracemalloc.start()
