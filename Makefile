@@ -120,13 +120,15 @@ links:
 demo: env
 	@$(VENV)/bin/raymq demo $(ARGS)
 
-# One after the other also under make -j, and pytest last: its summary is what one wants to read.
+# pytest's summary is the last thing to read, unless the types are wrong: they are looked at beside the tests.
 # Five processes, since many of them wait (tests/shared_out.py); ARGS="-n 0" for one. Of sweeps some cases, and compiled code
 # only where there is any (tests/sweeps.py); make test-nightly runs the rest.
 test: env
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory types
-	@$(PYTEST) -n 5 --no-loadscope-reorder $(ARGS)
+	@$(MAKE) --no-print-directory types >$(VENV)/types.log 2>&1 & types=$$!; \
+	$(PYTEST) -n 5 --no-loadscope-reorder $(ARGS); tests=$$?; \
+	wait $$types || { cat $(VENV)/types.log; exit 1; }; \
+	exit $$tests
 
 test-unit: env
 	@$(PYTEST) tests/unit $(ARGS)

@@ -160,6 +160,7 @@ def test_each_derived_file_cut(whole: Path, tmp_path: Path, batch_code: str) -> 
             shutil.rmtree(directory)
 
 
+@pytest.mark.long
 def test_each_byte_of_a_queue_entry(whole: Path, tmp_path: Path, batch_code: str) -> None:
     """In the part that recovery walks it is written anew, further back a read does so; a removed queue comes back."""
     folder = Path("consumequeue", "orders", "0")
@@ -189,6 +190,7 @@ def test_bytes_of_an_index_header(whole: Path, tmp_path: Path) -> None:
             shutil.rmtree(directory)
 
 
+@pytest.mark.long
 def test_bytes_of_the_checkpoints(whole: Path, tmp_path: Path) -> None:
     for name, step in (("checkpoint", 1), ("raymq/state.json", 19)):
         size = min(40, (whole / name).stat().st_size) if name == "checkpoint" else (whole / name).stat().st_size

@@ -236,6 +236,7 @@ def test_opening_after_a_failed_sync_writes_the_pages_again(tmp_path: Path, monk
     assert len(rewritten) == 1
 
 
+@pytest.mark.long
 def test_each_sync_fails_once_and_then_the_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pages of a failed sync are lost, whatever later syncs say: nobody was told that they were safe."""
     boots = [0]

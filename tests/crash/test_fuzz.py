@@ -175,7 +175,8 @@ def rounds(whole: Path, tmp_path: Path, seeds: range) -> None:
     assert refused < len(seeds) / 4
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in (100, 200))])
+@pytest.mark.parametrize("first", [0, 100, 200])
+@pytest.mark.long
 def test_mutated_logs(whole: Path, tmp_path: Path, first: int) -> None:
     rounds(whole, tmp_path, range(first, first + 100))
 

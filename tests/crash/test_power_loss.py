@@ -175,8 +175,9 @@ def lives(tmp_path: Path, boots: list[int], seed: int, *, sync: bool, steps: int
     return looked
 
 
-@pytest.mark.parametrize("sync", [True, pytest.param(False, marks=pytest.mark.long)], ids=["sync", "async"])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.long
 def test_power_loss(tmp_path: Path, another_boot: list[int], seed: int, sync: bool) -> None:
     assert lives(tmp_path, another_boot, seed, sync=sync, steps=3) > 0
 

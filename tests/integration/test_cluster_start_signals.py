@@ -46,7 +46,8 @@ def up(folder: Path, *command: str) -> Iterator[tuple[subprocess.Popen[str], int
         os.close(its)
         try:
             assert it.stdout is not None
-            assert it.stdout.readline().startswith("namespace")
+            # Under `nohup` the lines of stderr are there, too.
+            assert any(line.startswith("namespace") for line in it.stdout)
             yield it, ours
         finally:
             it.kill()

@@ -71,6 +71,7 @@ def everything(mq: cluster.Cluster) -> set[bytes]:
     return set(found)
 
 
+@pytest.mark.long
 def test_a_cluster_has_its_register_on_etcd(tmp_path: Path, etcd: EtcdServers) -> None:
     root = tmp_path / "data"
     bodies: set[bytes] = set()

@@ -159,7 +159,8 @@ class MixedGroup(ReplicaGroup):
             self.addresses[number] = self.address_of(self.up[number])
 
 
-@pytest.mark.parametrize("old", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("old", [1, 2])
+@pytest.mark.long
 def test_master_and_replica_of_two_releases(tmp_path: Path, before: Path, old: int) -> None:
     """And the upgrade of the other one, too, by handing over: one is always there."""
     with MixedGroup(tmp_path, before, old) as group:

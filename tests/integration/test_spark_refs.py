@@ -186,6 +186,7 @@ def test_tables_are_held_as_long_as_a_dataframe_reads_them(bridge: SparkBridge) 
     assert poll_until(lambda: gc.collect() is not None and free_bytes() >= before, 120)
 
 
+@pytest.mark.long
 def test_ray_data_in_and_out(bridge: SparkBridge) -> None:
     refs, release = bridge.to_refs(bridge.spark.range(0, 1_000, 1, 4).selectExpr("id", "cast(id AS STRING) AS s"))
     ray.data.DataContext.get_current().enable_progress_bars = False
