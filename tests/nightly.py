@@ -30,7 +30,7 @@ from tests.rayup.run import reason_not_to as reason_for_no_ray_up
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _PYTEST: Final = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
-_SHARED: Final = ("-n", "4", "--no-loadscope-reorder")
+_SHARED: Final = ("-n", "5", "--no-loadscope-reorder")
 _MAKE: Final = ("make", "--no-print-directory")
 #: The Pythons that RayMQ supports, by their versions.
 _PYTHONS: Final = ((3, 11), (3, 12), (3, 13))
