@@ -250,9 +250,11 @@ def _start_nothing(node: ray_node.Node, **_: object) -> None:
 def _programs_sigterm_handler() -> Iterator[None]:
     """Keep the handler of SIGTERM that the program has set, or asyncio for it: Ray sets its own in its place."""
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if before not in {signal.SIG_DFL, None} and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    finally:
+        if before not in {signal.SIG_DFL, None} and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _check_not_forked() -> None:
