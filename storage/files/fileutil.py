@@ -327,15 +327,18 @@ def write_all(fd: int, content: bytes | memoryview, path: Path) -> None:
 def write_at(path: Path, size: int, at: int, content: bytes | memoryview) -> None:
     """Write into the file at `path`, which is created or grown to `size` bytes as `create_sparse` does.
 
+    It may use a reserved descriptor, which it gives back at once.
+
     Raises:
         StoreFull, StoreFailed: not written, or a part of it.
     """
-    fd = create_sparse(path, size)
+    fd = create_sparse(path, size, reserved=True)
     try:
         os.lseek(fd, at, os.SEEK_SET)
         write_all(fd, content, path)
     finally:
         os.close(fd)
+        RESERVE.refill()
 
 
 def truncate(fd: int, size: int, path: Path) -> None:

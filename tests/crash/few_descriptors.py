@@ -59,6 +59,13 @@ def main(directory: Path) -> None:
             append(store, make_record(b"%d" % count))
             count += 1
         store.flush()
+        taken += use_up()
+        append(store, make_record(b"%d" % count))
+        count += 1
+        entries = store._parts.dispatcher.entry_writer
+        poll_until(lambda: entries.added == entries._written or entries._failure is not None, what="entries written")
+        if entries._failure is not None:
+            raise entries._failure
         append(store, make_record(b"x", topic="another"))  # the files of a new queue, too
         keyed(store, 0, 2 * _CONFIG.index_entries)  # and those of the index
         store._save_checkpoint()
