@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(sweeps.OPTION, action="store_true", help="every case of the sweeps, not some of each")
     parser.addoption(sweeps.NUMPY, action="store_true", help="only what is done for batches, in NumPy")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """In a fresh clone each process of pytest-xdist would compile all test files: 20 s of processor each."""
+    if not hasattr(session.config, "workerinput"):
+        return (yield)
+    from tests.shared_out import first_alone
+
+    with first_alone(session.config.rootpath / "build" / "collection.lock"):
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)  # behind -k and -m: of what is asked for by name some are always run

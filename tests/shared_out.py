@@ -9,7 +9,10 @@ so that two Spark clusters never run at once and its sessions are shared; no mor
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -96,3 +99,15 @@ def _marks(file: Path) -> frozenset[str]:
 
 def _is_pending(tests: dict[str, bool]) -> bool:
     return not all(tests.values())
+
+
+@contextlib.contextmanager
+def first_alone(lock: Path) -> Iterator[None]:
+    """Let the first process that comes run by itself, and those that came meanwhile together behind it."""
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield

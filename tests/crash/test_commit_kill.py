@@ -176,7 +176,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.sweep(every=5)
+@pytest.mark.sweep(every=8)
 @pytest.mark.parametrize(("who", "step"), STEPS, ids=lambda value: str(value))
 def test_a_broker_that_dies_at_any_step_of_a_commit_leaves_all_of_it_once(
     cluster: Cluster, who: str, step: str

@@ -132,7 +132,7 @@ def promised(group: ReplicaGroup) -> Ballot:
     return record.slots[group.name].promised
 
 
-@pytest.mark.sweep(every=4)
+@pytest.mark.sweep(every=8)
 @pytest.mark.parametrize("group", [{"mode": "async"}], indirect=True)
 @pytest.mark.parametrize(
     "failpoint", with_the_rest_at_times(*steps_of("cut"), "recovery.before_cut", "recovery.between_cuts")

@@ -64,7 +64,8 @@ def asked_from(address: str, offset: int) -> int:
     return int(answer.fields["nextBeginOffset"])
 
 
-@pytest.mark.parametrize("successor", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("successor", [2, 3])
 @pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
 def test_readers_that_were_further_than_an_unclean_master_get_all_that_comes_afterwards(
     group: ReplicaGroup, successor: int

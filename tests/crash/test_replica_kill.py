@@ -76,7 +76,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Parted:
     return parted(tmp_path_factory.mktemp("parted"), CONFIG)
 
 
-@pytest.mark.sweep(every=4)
+@pytest.mark.sweep(every=8)
 @pytest.mark.parametrize("failpoint", OF_A_CUT)
 def test_a_cut_that_is_killed_has_not_begun_or_is_finished_by_the_next_start(
     tmp_path: Path, two: Parted, failpoint: str

@@ -33,7 +33,7 @@ def lives(root: Path, seed: int, *, sync: bool, works: int) -> int:
     return broker.compared
 
 
-@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("sync", [True, pytest.param(False, marks=pytest.mark.long)], ids=["sync", "async"])
 def test_a_replica_succeeds_its_master_with_all_that_it_was_shipped(tmp_path: Path, sync: bool) -> None:
     compared = 0
     for seed in range(4):

@@ -43,7 +43,8 @@ def stored(mq: cluster.Cluster, topic: str) -> Counter[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("idempotent", "retries"), [(False, 0), pytest.param(True, 0, marks=pytest.mark.long), (True, 2)]
+    ("idempotent", "retries"),
+    [pytest.param(False, 0, marks=pytest.mark.long), pytest.param(True, 0, marks=pytest.mark.long), (True, 2)],
 )
 def test_a_send_under_which_the_actor_dies_is_neither_called_not_stored_nor_made_twice(
     mq: cluster.Cluster, idempotent: bool, retries: int

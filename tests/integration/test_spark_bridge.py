@@ -465,6 +465,7 @@ class Lent:
         return getattr(self._bridge, name)
 
 
+@pytest.mark.long
 def test_the_demo_on_own_data_counts_every_row(
     mq: cluster.Cluster,
     bridge: SparkBridge,

@@ -156,7 +156,8 @@ def test_a_group_goes_on_behind_a_read_that_was_committed(mq: cluster.Cluster, b
 # -- write -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("column", ["keys", pytest.param("sharding_key", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("column", ["keys", "sharding_key"])
 def test_rows_of_a_key_are_in_one_queue_in_order(mq: cluster.Cluster, bridge: SparkBridge, column: str) -> None:
     topic = new_topic(mq, queues=4)
     df = bridge.spark.range(0, 5_000, 1, 3).selectExpr("id", "cast(id AS STRING) AS value", "id % 50 AS customer")

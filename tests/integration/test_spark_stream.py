@@ -142,6 +142,7 @@ def test_a_batch_that_is_run_again_reads_the_same_messages(
     assert batches.all == [(number,) for number in range(29)]
 
 
+@pytest.mark.long
 def test_what_is_available_now_is_read_in_as_many_batches_as_the_limit_makes_of_it(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.shared_out import _LONGEST, RAYS, SharedOut, turn, unit_of, uses
+from tests.polling import poll_until
+from tests.shared_out import _LONGEST, RAYS, SharedOut, first_alone, turn, unit_of, uses
 
 #: What a file of tests says that starts a Ray, and what one says that starts Spark.
 STARTS_RAY = re.compile(
@@ -158,3 +161,35 @@ def test_one_process_runs_all_tests_of_a_unit(suite: Path, repository: Path) -> 
         took[unit_of(nodeid, suite)].add(worker)
     assert len(took) == 6
     assert all(len(workers) == 1 for workers in took.values()), took
+
+
+def test_the_first_process_collects_alone_and_the_others_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+    waiting: list[None] = []
+
+    def told(file: Any, operation: int) -> None:
+        if operation == fcntl.LOCK_SH:
+            waiting.append(None)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", told)
+    lock = tmp_path / "build" / "lock"
+    together = threading.Barrier(3, timeout=30)
+    ended: list[int] = []
+
+    def collect(number: int) -> None:
+        with first_alone(lock):
+            together.wait()  # all three are here at once
+            ended.append(number)
+
+    others = [threading.Thread(target=collect, args=(number,)) for number in range(3)]
+    with first_alone(lock):
+        for other in others:
+            other.start()
+        poll_until(lambda: len(waiting) == 3, what="all others wait")
+        assert ended == []
+    for other in others:
+        other.join(30)
+    assert sorted(ended) == [0, 1, 2]

@@ -255,7 +255,7 @@ def message(number: int) -> Answer:
     }
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["closed", "killed"])
 def test_rocketmq_reads_what_we_wrote_and_we_what_it_appended(tmp_path: Path, rocketmq: RocketMQ, killed: bool) -> None:
     directory, copy = tmp_path / "store", tmp_path / "copy"
     if killed:

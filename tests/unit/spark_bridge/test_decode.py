@@ -96,7 +96,7 @@ def test_the_parser_and_the_loop_agree_about_each_character(octet: int) -> None:
         assert decoded([row]) == one_by_one([row])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(bodies_of_json)
 def test_the_parser_and_the_loop_agree(rows: list[bytes]) -> None:
     # repr: NaN is not equal to itself
