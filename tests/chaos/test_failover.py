@@ -37,7 +37,7 @@ def chaos(folder: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_brokers_of_one_copy_are_broken_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    verdict = chaos(tmp_path / "run", "--replicas", "1", "--seconds", "8", "--faults", "2")
+    verdict = chaos(tmp_path / "run", "--replicas", "1", "--seconds", "20", "--faults", "2")
     assert verdict["good"], verdict["violations"]
     assert verdict["counts"]["acknowledged"] > 100
     assert verdict["counts"]["faults"] >= 1

@@ -71,10 +71,11 @@ def test_start_joins_what_runs(mq: Cluster, root: Path) -> None:
     again = cluster.start(brokers=2, root=root, namespace=NAMESPACE)
     assert again.name_servers == mq.name_servers
     again.close()
-    for change in ({"brokers": 3}, {"root": root / "other"}, {"config": {"flush": "sync"}}):
+    changes = {"brokers": {"brokers": 3}, "root": {"root": root / "other"}, "flush": {"config": {"flush": "sync"}}}
+    for field, change in changes.items():
         with pytest.raises(InvalidInput, match=NAMESPACE) as caught:
             cluster.start(**{"brokers": 2, "root": root, "namespace": NAMESPACE, **change})  # type: ignore[arg-type]
-        assert caught.value.field == next(iter(change))
+        assert caught.value.field == field
 
 
 def test_actors_take_commands_where_no_way_leads_to_the_sockets(mq: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

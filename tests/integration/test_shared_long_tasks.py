@@ -108,7 +108,7 @@ def run_members(name_servers: str, topic: str, members: str) -> None:
 
     with Connection([name_servers]) as mq, ExitStack() as running:
         consumers = [
-            PushConsumer(mq, f"of-{topic}", {topic: "*"}, listener, mode="pop", threads=1, lease=5.0)
+            PushConsumer(mq, f"of-{topic}", {topic: "*"}, listener, mode="pop", threads=1, lease=15.0)
             for _ in range(int(members))
         ]
         for consumer in consumers:
