@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Future, wait
 from copy import copy
 from datetime import datetime
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 #: What the last commits and the farewell may take beyond the time for running listeners.
 _STOP_SECONDS = 10.0
+#: Python calls signal handlers on the main thread, which a signal does not wake if another thread got it: the kernel
+#: may choose any for one that came while the process was stopped (SIGSTOP, Ctrl-Z).
+_SIGNAL_POLL_SECONDS = 0.5
 #: What is left to do, by who shuts it down, when it has stopped.
 _REST_SECONDS = 1.0
 
@@ -360,7 +363,8 @@ class PushConsumer(ClientBase):
                 starting = False
             starting = False
             while not signals and not self._ended.is_set():
-                news.get()
+                with contextlib.suppress(Empty):
+                    news.get(timeout=_SIGNAL_POLL_SECONDS)
                 raise_persistent(self.health.failures)
         finally:
             starting = False

@@ -74,7 +74,8 @@ class Member:
                     break
                 except RayMQError:  # the broker is down
                     self._ended.wait(0.1)
-            self._ended.wait()
+            while not self._ended.wait(0.5):  # a signal that came while the process was stopped wakes no wait
+                pass
             consumer.shutdown(options.patience)
 
     def _consume(self, messages: Sequence[ReceivedMessage]) -> list[ConsumeResult | Retry] | ConsumeResult:

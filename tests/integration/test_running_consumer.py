@@ -88,6 +88,21 @@ def test_run_ends_what_is_in_hand_and_leaves_on_a_signal(mq: Connection, admin: 
     assert (progress.committed_offset, progress.owner) == (1, None)
 
 
+def test_run_ends_on_a_signal_that_another_thread_got(mq: Connection, admin: Admin) -> None:
+    """As one may that comes while the process is stopped."""
+    consumer = PushConsumer(mq, "g", {"t": "*"}, lambda _: ConsumeResult.SUCCESS)
+
+    def interrupt() -> None:
+        poll_until(lambda: consumer.health.running, 10)
+        time.sleep(0.2)  # until the main thread waits, or nothing is tested
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    interrupting = aside(interrupt)
+    consumer.run()
+    interrupting.join()
+    assert consumer.wait(0)
+
+
 @pytest.mark.parametrize("mode", ["queue", "pop"])
 def test_a_second_signal_does_not_wait_for_running_calls(mq: Connection, admin: Admin, mode: str) -> None:
     send(mq)
