@@ -144,7 +144,7 @@ def recover(
     if aside is not None:
         _cut(log, dispatcher, end, certainly=not trusted or cut is not None, durably=cut is not None)
         if state is not None and end >= known_end and cut is None:
-            _restore_ends(dispatcher, state.queues)
+            _restore_ends(dispatcher, state.queues, known_end)
         _restore_ends(dispatcher, expired)
         if not trusted and end > known_end:
             log.files.rewrite(max(begin, known_end), end)
@@ -421,8 +421,14 @@ def _cut(log: CommitLog, dispatcher: Dispatcher, end: int, *, certainly: bool, d
     dispatcher.index.cap(end)
 
 
-def _restore_ends(dispatcher: Dispatcher, ends: Mapping[str, Mapping[int, int]]) -> None:
-    """Let no queue end before it did: offsets of messages that have expired are not given away again."""
+def _restore_ends(dispatcher: Dispatcher, ends: Mapping[str, Mapping[int, int]], known_end: int = NOWHERE) -> None:
+    """Let no queue end before it did: offsets of messages that have expired are not given away again.
+
+    A queue with a message behind `known_end`, where the log ended when the ends were saved, and that ends earlier all
+    the same, is another one: its topic was deleted and created again.
+    """
     for topic, queues in ends.items():
         for queue_id, max_offset in queues.items():
-            dispatcher.reserve((topic, queue_id)).extend(max_offset)
+            queue = dispatcher.reserve((topic, queue_id))
+            if queue.end_physical() <= known_end:
+                queue.extend(max_offset)

@@ -136,7 +136,10 @@ class Disk(FileCalls):
         folder = f"/proc/self/fd/{self._held[number]}"
         names = synced
         if random_.random() < luck and os.path.isdir(folder):
-            names = {entry.name: self._hold(Path(entry.path)) for entry in os.scandir(folder)}
+            names = {}
+            for entry in os.scandir(folder):
+                with contextlib.suppress(FileNotFoundError):  # another thread has renamed or removed it meanwhile
+                    names[entry.name] = self._hold(Path(entry.path))
         for name, child in sorted(names.items()):  # in one order on every file system
             if os.path.isdir(f"/proc/self/fd/{self._held[child]}") or child in self._names:
                 self._make_folder(child, target / name, random_, luck)
