@@ -75,8 +75,8 @@ def parts() -> list[Part]:
     return [
         Part("numpy", (*_PYTEST, *_SHARED, "--numpy"), reason=_no_compiled_code()),
         pytest_part("sweeps", *_SHARED, "-m", "sweep and not soak and not long", "--whole-sweeps"),
-        pytest_part("fuzz", "-n", "2", "-m", "long and not soak", "tests/fuzz", hours=4.0),
-        pytest_part("long", "-n", "2", "--no-loadscope-reorder", "-m", "long and not soak", "--ignore=tests/fuzz"),
+        pytest_part("fuzz", "-n", "3", "-m", "long and not soak", "tests/fuzz", hours=4.0),
+        pytest_part("long", "-n", "4", "--no-loadscope-reorder", "-m", "long and not soak", "--ignore=tests/fuzz"),
         pytest_part("soak", "-m", "soak", "--whole-sweeps", hours=6.0),
         Part("chaos", (sys.executable, "-m", "tests.chaos.failover.run", "--kills", "50"), tools=("ip", "unshare")),
         Part("spark4", (*_MAKE, "test-spark4"), tools=("make", "java")),
