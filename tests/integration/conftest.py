@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.integration.shared_spark import SharedSpark
 
 DELAY_LEVELS = "1s 1s 1s 1s"
+#: Larger ones are prepared by a thread, at twice the cost of a start; smaller ones do not take the largest message.
+LOG_FILE_BYTES = 5 << 20
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Services:
             store={
                 "flush": self.flush,
                 "delay_levels": DELAY_LEVELS,
-                "commitlog_file_bytes": 1 << 24,
+                "commitlog_file_bytes": LOG_FILE_BYTES,
                 "index_slots": 1_000,
                 "index_entries": 100_000,
             },

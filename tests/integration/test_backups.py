@@ -30,7 +30,7 @@ from raymq.storage.config import StoreConfig
 from raymq.storage.errors import BackupFailed, StoreLocked
 from raymq.storage.files import file_calls
 from raymq.storage.store import Store
-from tests.integration.conftest import Services
+from tests.integration.conftest import LOG_FILE_BYTES, Services
 from tests.polling import poll_until
 from tests.stored import bodies
 
@@ -45,7 +45,9 @@ def send(mq: Connection, *texts: str) -> None:
 
 
 def opened(directory: Path) -> Store:
-    return Store.open(directory, StoreConfig(commitlog_file_bytes=1 << 24, index_slots=1_000, index_entries=100_000))
+    return Store.open(
+        directory, StoreConfig(commitlog_file_bytes=LOG_FILE_BYTES, index_slots=1_000, index_entries=100_000)
+    )
 
 
 def test_a_broker_at_work_is_backed_up_as_of_one_moment(
@@ -153,7 +155,11 @@ def test_a_log_file_that_retention_took_is_named(
             back_up(source, FolderTarget(tmp_path / "target"))
 
 
-def test_who_has_the_directory_and_is_no_broker_of_it(services: Services, admin: Admin, tmp_path: Path) -> None:
+def test_who_has_the_directory_and_is_no_broker_of_it(
+    services: Services, mq: Connection, admin: Admin, tmp_path: Path
+) -> None:
+    del admin
+    send(mq, "a")
     directory = services.directory / "broker-a"
     shutil.copytree(directory, tmp_path / "copy")
     with opened(tmp_path / "copy"), pytest.raises(BrokerUnavailable, match="another directory"):

@@ -123,7 +123,7 @@ def test_dead_letters_behind_expired_ones(
         return store.delete_expired(asked=True).log_files
 
     store.flush()  # what is not on disk yet is not deleted
-    assert services.loop.run(delete()) == 1
+    assert services.loop.run(delete()) > 0
     assert store.min_offset("%DLQ%g", 0) == 1
     assert ids(admin.dlq_list("g")) == ids(list(admin.dlq_messages("g"))) == ids(new)
     assert admin.dlq_redrive("g").redriven == ids(new)
