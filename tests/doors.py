@@ -8,8 +8,9 @@ from typing import Protocol
 
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.frame import Command
+from raymq.actors.wire.frame import Command, Serialization
 from tests.served import Peer
 
 
@@ -51,6 +52,16 @@ class SocketDoor:
                 pass  # the broker's own, such as "your group has changed"
         assert answer.opaque == command.opaque
         return answer
+
+
+class BareDoor(SocketDoor):
+    """A socket on which requests without fields go in bare frames."""
+
+    async def _exchange(self, command: Command) -> Command:
+        if command.fields or command.serialization is not Serialization.MSGPACK:
+            return await super()._exchange(command)
+        self._peer.writer.write(bare.request(command.code, command.opaque, len(command.body)) + command.body)
+        return await self._peer.hear(20.0)
 
 
 class InvokeDoor:

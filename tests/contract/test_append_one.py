@@ -27,7 +27,6 @@ from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import BrokerSpec, SendStatus
 from raymq.actors.wire import faults
-from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands import admin, fetch
 from raymq.actors.wire.commands.append import append_command, read_appended
@@ -38,21 +37,11 @@ from raymq.client.errors import RayMQError
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp_first
 from raymq.storage.records.record import OFFSET_QUEUE_ID
 from raymq.storage.tables.topic_config import PERM_READ, TopicConfig
-from tests.contract.test_doors import Door, InvokeDoor, SocketDoor
+from tests.doors import BareDoor, Door, InvokeDoor, SocketDoor
 from tests.polling import poll_until
 from tests.unit.actors.bench import HOST
 
 pytestmark = pytest.mark.contract
-
-
-class BareDoor(SocketDoor):
-    """A socket on which requests without fields go in bare frames."""
-
-    async def _exchange(self, command: Command) -> Command:
-        if command.fields or command.serialization is not Serialization.MSGPACK:
-            return await super()._exchange(command)
-        self._peer.writer.write(bare.request(command.code, command.opaque, len(command.body)) + command.body)
-        return await self._peer.hear(20.0)
 
 
 T = TypeVar("T")

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.service import BrokerService
-from raymq.actors.errors import PermissionDenied, RayMQError
+from raymq.actors.errors import PermissionDenied, RayMQError, SubscriptionMismatch
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.filter.subscription import Subscription
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import BrokerSpec
 from raymq.actors.wire import faults
@@ -23,7 +24,7 @@ from raymq.actors.wire.headers.admin import UpdateAndGetGroupForbidden
 from raymq.actors.wire.headers.pop import Notification, PopMessage
 from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.client import Message
-from tests.doors import SocketDoor
+from tests.doors import BareDoor, SocketDoor
 from tests.polling import poll_until
 from tests.unit.actors.bench import encoded
 
@@ -73,8 +74,12 @@ class Served:
 
     def send(self, *, singly: bool = False) -> None:
         records, sizes = encoded(Message("t", b"x"))
+        if not singly:
+            self.done(append.append_command("t", 0, records, sizes))
+            return
         one = Command(RequestCode.APPEND_ONE, body=records, serialization=Serialization.MSGPACK)
-        self.done(one if singly else append.append_command("t", 0, records, sizes))
+        answer = BareDoor(self.loop, self.broker).ask(one)  # offered to who waits before it is seen by others
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
 
     def stop_consuming(self, stopped: bool) -> None:
         told = json.dumps({"groupName": "g", "consumeEnable": not stopped}).encode()
@@ -138,6 +143,25 @@ def test_who_waits_gets_nothing_any_more(
     stop(served, True)
     served.send(singly=singly)
     assert isinstance(outcome(waiting.result(10)), PermissionDenied)
+
+
+@pytest.mark.parametrize("singly", [False, True])
+@pytest.mark.parametrize("way", [fetching, going_on])
+def test_a_member_of_a_lower_version_that_waits_gets_nothing_any_more(
+    served: Served, way: Callable[[int, int], Command], singly: bool
+) -> None:
+    """Refuse it at the next message, whatever the member does about its queues meanwhile."""
+    doors = [SocketDoor(served.loop, served.broker) for _ in range(2)]
+    older, newer = (
+        group.heartbeat_command(group.Member(name, "g", {"t": Subscription("t")}, version=version))
+        for version, name in enumerate(("member", "newer"))
+    )
+    assert doors[0].ask(older).code == ResponseCode.SUCCESS
+    waiting = served.begin(way(1, WAIT_MS))
+    poll_until(lambda: len(served.broker.polls) == 1)
+    assert doors[1].ask(newer).code == ResponseCode.SUCCESS
+    served.send(singly=singly)
+    assert isinstance(outcome(waiting.result(10)), SubscriptionMismatch)
 
 
 def test_nor_is_it_told_that_there_is_something(served: Served) -> None:
