@@ -117,6 +117,29 @@ def test_a_failure_is_sent_back_at_once(answer: Answer | BaseException) -> None:
     run(scenario)
 
 
+def test_a_failure_is_logged_though_its_broker_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wait a moment for what the broker says, and no longer."""
+    monkeypatch.setattr("raymq.client.push.delivery._ANSWER_SECONDS", 0.0)
+
+    async def scenario(bench: Bench) -> None:
+        is_back = asyncio.Event()
+
+        async def send_back(*_: object) -> SentBack:
+            await is_back.wait()
+            return SentBack()
+
+        bench.delivery._send_back = send_back
+        bench.answer = ValueError("no such account")
+        bench.add(0)
+        bench.end_a_call()
+        await asyncio.to_thread(poll_until, lambda: "it comes again when b has taken it back" in caplog.text)
+        is_back.set()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_calls_are_made_as_soon_as_there_is_a_thread_for_them(ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine has no room for one more thread now and then: that is told, and no call waits for ever."""

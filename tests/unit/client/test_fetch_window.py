@@ -57,6 +57,18 @@ def test_prefetch_counts_only_what_waits_for_its_call() -> None:
     assert process.lacking < 0, "each call that begins may make room"
 
 
+def test_with_prefetch_each_call_may_make_a_fetch_worth_it() -> None:
+    """Look after each call that begins, though some room is left."""
+    process = ProcessQueue(QUEUE, 0, FetchWindow(8, waiting_only=True))
+    process.extend([message(offset) for offset in range(8)], [10] * 8)
+    process.take(1)
+    assert (process.room, process.has_room) == (1, False)
+    for left in range(1, 6):
+        assert process.lacking <= 0, "else nobody looks whether there is room"
+        process.take(1)
+        assert process.has_room is (left == 5)
+
+
 def test_who_fetches_the_room_that_is_left_is_never_above_the_window_and_asks_rarely() -> None:
     """A listener that ends one message after the other, and a queue that has always more."""
     process = ProcessQueue(QUEUE, 0)

@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.errors import BrokerUnavailable, ConnectionLost, ServerBusy, SubscriptionMismatch, Timeout
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    ConnectionLost,
+    GroupNotFound,
+    ServerBusy,
+    SubscriptionMismatch,
+    Timeout,
+    TopicNotFound,
+)
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import TopicRoute
 from raymq.actors.wire.commands.group import Member
-from raymq.client.members.membership import HEARTBEAT_SECONDS, Membership
+from raymq.client.members.membership import AGAIN_SECONDS, HEARTBEAT_SECONDS, Membership
 
 HANGS = Timeout("b", "no answer within 3 s")
 GONE = ConnectionLost("b", "it is closed")
@@ -48,6 +56,49 @@ class Cluster:
 
     async def request(self, address: str, *_: Any) -> None:
         self.left.append(address)
+
+
+class Unmade(Cluster):
+    """Have the topic nowhere before it is made; then `a` alone has it."""
+
+    is_made = False
+    #: What a name server says before; this is what it says of dead letters, where the group has none yet.
+    before: TopicRoute | TopicNotFound = TopicRoute("t", ())
+
+    def __init__(self, **met: Exception | None) -> None:
+        super().__init__(**met)
+        self.peers = {address: Peer(self, address) for address in met}
+
+    @property
+    def missing_topics(self) -> Unmade:
+        return self
+
+    async def get(self, address: str, _: float) -> Peer:
+        return self.peers[address]  # connections last
+
+    def wait_for(self, *_: Any) -> None:
+        pass
+
+    def outdate(self, _: str) -> None:
+        pass
+
+    async def read_masters(self) -> frozenset[str]:
+        return frozenset(self.met)
+
+    async def get_all(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, Any]:
+        route = TopicRoute("t", (), {"broker-a": "a"}) if self.is_made else self.before
+        return dict.fromkeys(topics, route)
+
+    async def request(self, address: str, *_: Any) -> None:
+        self.left.append(address)
+        raise GroupNotFound("g")
+
+
+class NameServersAway(Cluster):
+    """Know no route, as where no name server answers."""
+
+    async def get_all(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, Any]:
+        return {topic: BrokerUnavailable("name server") for topic in topics}
 
 
 class Peer:
@@ -168,3 +219,52 @@ def test_brokers_that_are_away_for_long_are_logged_once(error: Exception, caplog
     assert logged_at(60.0, error) == []
     assert logged_at(63.0, None) == ["group g goes on: its brokers answer after 62 s"]
     assert logged_at(70.0, error) == logged_at(71.0, None) == []
+
+
+def test_no_registered_broker_at_all_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Log it as brokers that are away: where no address is known, no heartbeat fails."""
+    now = [0.0]
+    member = Member("me", "g", {"t": Subscription("t")})
+    mine = Membership(NameServersAway(), member, clock=lambda: now[0])  # type: ignore[arg-type]
+    for now[0] in (0.0, 4.0, 6.0, 60.0):
+        asyncio.run(mine.heartbeat())
+    logged = [record.getMessage() for record in caplog.records if record.name == "raymq.consumer"]
+    assert len(logged) == 1
+    assert "no broker of its topics is registered" in logged[0]
+
+
+def test_the_next_heartbeat_is_soon_where_a_broker_has_to_be_greeted_anew() -> None:
+    """Go on where a list of the members has let go of brokers between two heartbeats."""
+    asyncio.run(find_topic())
+
+
+async def find_topic() -> None:
+    cluster = Unmade(a=None, b=None)
+    mine = membership(cluster)
+    await mine.heartbeat()
+    assert cluster.heartbeats == 2, "any broker may get the topic"
+    cluster.is_made = True
+    mine.topics_listed(frozenset({"t"}))
+    assert await mine.members() == []
+    assert "b" in cluster.left, "it has not got the topic"
+    assert mine._seconds_until_due() == AGAIN_SECONDS
+    await mine.heartbeat()
+    assert mine._seconds_until_due() == HEARTBEAT_SECONDS
+
+
+def test_brokers_hear_at_once_that_a_topic_is_waited_for_no_more() -> None:
+    """Greet anew, long before the next heartbeat is due."""
+
+    async def find() -> None:
+        cluster = Unmade(a=None, b=None)
+        cluster.before = TopicNotFound("t")
+        mine = membership(cluster)
+        await mine.heartbeat()
+        await mine.heartbeat()
+        assert cluster.heartbeats == 2, "one for each broker"
+        cluster.is_made = True
+        mine.topics_listed(frozenset({"t"}))
+        await mine.heartbeat()
+        assert cluster.heartbeats == 3, "one more for the broker that has the topic"
+
+    asyncio.run(find())
