@@ -229,6 +229,7 @@ def test_outcome_of_three_tries(errors: list[RayMQError], outcome: type[RayMQErr
     assert type(error) is outcome
     assert len(error.attempts) == 3
     assert "try 3" in str(error)
+    assert str(error).splitlines()[0].endswith(f": {error.attempts[-1].error}"), "all that a log may show"
 
 
 def test_a_final_answer_ends_the_tries_at_once() -> None:

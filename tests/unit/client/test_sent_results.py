@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from raymq.actors.errors import NotStored, OutcomeUnknown, SendError
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus
 from raymq.actors.sending.sender import Sent
 from raymq.client import unique_key
-from raymq.client.produce.sent_results import BatchResults, results_of
+from raymq.client.produce.sent_results import BatchResults, batch_error, results_of
 
 
 def sent(queue_id: int, first: int, count: int) -> Sent:
@@ -34,3 +35,15 @@ def test_they_equal_a_list_of_the_same() -> None:
     assert results == BatchResults([sent(0, 0, 3)], range(3))
     assert results != list(results)[:2]
     assert results != 3
+
+
+def test_what_an_outbox_has_kept_is_not_named_to_be_sent_again() -> None:
+    """Leave what was kept out of both lists, or whoever repeats them sends it twice."""
+    failures: list[SendError] = [NotStored("not stored"), OutcomeUnknown("unknown")]
+    kept: list[SendError] = [NotStored("not stored"), OutcomeUnknown("unknown")]
+    for each in kept:
+        each.kept = True
+    error = batch_error([(1, each) for each in (*kept, *failures)], range(4))
+    assert isinstance(error, OutcomeUnknown)
+    assert error.not_stored == [2]
+    assert error.unknown == [3]

@@ -199,6 +199,12 @@ def test_what_nobody_can_wait_for_is_refused(columns: dict[str, pa.Array]) -> No
         chunks_of([rows(1, **columns)])
 
 
+@pytest.mark.parametrize("wrong", [-0.5, 1e11])
+def test_one_time_that_cannot_be_is_refused_among_others(wrong: float) -> None:
+    with pytest.raises(InvalidInput):
+        chunks_of([rows(3, deliver_at=pa.array([1.0, wrong, 2.0]))])
+
+
 def test_a_delay_that_leaves_no_room_for_the_properties_is_refused() -> None:
     wide = pa.array([[("k", "v" * 32_705)]], pa.map_(pa.string(), pa.string()))
     chunks_of([rows(1, properties=wide)])

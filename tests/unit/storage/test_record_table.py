@@ -324,6 +324,14 @@ def test_structs_that_python_cannot_hold_are_refused_by_name(structs: pa.Array, 
         checked_rows(pa.table({"body": structs}), body="body")
 
 
+def test_a_field_of_properties_that_has_no_value_at_all_is_left_out() -> None:
+    """Take columns of nulls, to which other libraries give the type null."""
+    kind = pa.struct([("a", pa.string()), ("b", pa.null())])
+    buffer, sizes = send(pa.array(["x"]), p=pa.array([{"a": "1", "b": None}], kind), properties="p")
+    (only,) = [record.decode(data) for data in split(buffer, sizes)]
+    assert {name: value for name, value in only.properties.items() if name != "UNIQ_KEY"} == {"a": "1"}
+
+
 def test_slices_and_chunks_are_their_own_rows_only() -> None:
     whole = pa.chunked_array([[b"a", b"bb"], [b"ccc", b"dddd"]])
     table = pa.table({"b": whole, "k": pa.chunked_array([["1", "2"], ["3", "4"]])}).slice(1, 2)
