@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Any
 
 import pytest
@@ -269,8 +270,19 @@ def test_lists_say_when_they_are_cut(mq: Connection, admin: Admin, name: str) ->
     kill_messages(mq, admin, name, 3)
     listed = admin.dlq_list(name, limit=2)
     assert (len(listed), listed.truncated) == (2, True)
+    assert not admin.dlq_list(name, limit=3).truncated
     assert run(mq, "dlq", "list", name, "--limit", "2").stderr == "2 of at least 2: --limit\n"
     assert run(mq, "dlq", "list", name).stderr == ""
+
+
+def test_a_search_goes_on_behind_an_answer_that_was_full(mq: Connection, admin: Admin, name: str) -> None:
+    """Ask on though a broker gave less than a page, as its answer was full."""
+    body = random.Random(1).randbytes(3_700_000)  # no compression makes less of it
+    with Producer(mq, "p") as producer:
+        for _ in range(6):
+            producer.send(Message(name, body, keys="large"), queue=MessageQueue(name, "broker-a", 0))
+    assert len(list(admin.query_messages(name, "large"))) == 6
+    assert len(admin.query_by_key(name, "large")) == 6
 
 
 def test_a_search_goes_on_over_pages_of_one_millisecond(

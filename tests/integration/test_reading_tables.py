@@ -122,3 +122,15 @@ def test_a_table_goes_to_the_tools_of_users(admin: Admin, topic: str) -> None:
         *(("even", 10), ("odd", 10))
     ]
     assert pa.RecordBatchReader.from_stream(orders).read_all().num_rows == 20
+
+
+def test_a_tail_ends_where_its_topic_ended_when_it_began(
+    mq: Connection, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leave out what came in the meantime, also where one answer has both."""
+    monkeypatch.setattr("raymq.client.admin.reading._AT_ONCE", 3)
+    told = admin.tail(topic, "earliest", follow=False)
+    first = next(told)
+    with Producer(mq, "p") as producer:
+        producer.send(Message(topic, b"late"), queue=first.queue)
+    assert sorted(int(message.body) for message in [first, *told]) == list(range(20))

@@ -142,6 +142,23 @@ def test_after_the_maximum_a_message_is_a_dead_letter(bench: PopBench) -> None:
     assert bench.committed() == 2
 
 
+def test_dead_letters_are_logged_once_a_second_with_the_count_of_the_others(
+    bench: PopBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    for count in (3, 1, 1):
+        bench.send(*[b"bad"] * count)
+        bench.receive(invisible=1, maximum=0)
+        bench.clock.advance(1)
+        bench.pop.sweep()
+        bench.store.flush()
+        bench.pop.sweep()
+    logged = [record.getMessage() for record in caplog.records if "is a dead letter" in record.getMessage()]
+    assert len(bench.dead_letters()) == 5
+    assert len(logged) == 3
+    assert [" (2 more dead letters)" in each for each in logged] == [False, True, False]
+    assert "topic t queue 0 offset 3 " in logged[1]
+
+
 def test_dead_letters_wait_for_room(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.send(b"bad", b"next")
     bench.receive(1, invisible=1, maximum=0)

@@ -7,7 +7,7 @@ import pytest
 from raymq.actors.errors import GroupNotFound
 from raymq.actors.protocol import Redriven
 from raymq.client import Message
-from raymq.storage.steps import Steps
+from raymq.storage.steps import Steps, finish
 from tests.unit.actors.bench import Bench
 
 DONE, ALREADY, UNKNOWN = Redriven.REDRIVEN, Redriven.ALREADY, Redriven.UNKNOWN
@@ -100,3 +100,11 @@ def test_a_retry_topic_that_is_deleted_meanwhile_is_made_again(bench: Bench) -> 
 def test_of_an_unknown_group_nothing_is_asked(bench: Bench) -> None:
     with pytest.raises(GroupNotFound):
         next(redriving(bench, [0]))
+
+
+def test_a_deleted_entry_is_not_given_again(bench: Bench) -> None:
+    """Find nothing where an entry was deleted behind the look of whoever redrives it."""
+    offsets = bury(bench, 3)
+    assert finish(bench.core.dead_letters.deleting("g", [1])) == 1
+    assert finish(redriving(bench, offsets, force=True)) == [DONE, UNKNOWN, DONE]
+    assert bench.bodies(RETRY) == [b"0x", b"2x"]

@@ -1,0 +1,43 @@
+"""Check that a broker itself refuses to delete a group that is in use."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.actors.broker.core.groups.clients import Consumer, GroupTable
+from raymq.actors.broker.core.groups.deletion import GroupRemover
+from raymq.actors.errors import InvalidInput
+from raymq.actors.filter.subscription import Subscription
+from raymq.actors.protocol import IDLE_SECONDS
+from raymq.client import Message
+from tests.unit.actors.bench import Bench
+
+
+@pytest.fixture
+def groups(bench: Bench) -> GroupTable:
+    return GroupTable(bench.elapsed)
+
+
+def test_a_group_with_a_late_commit_stays_for_a_minute(bench: Bench, groups: GroupTable) -> None:
+    """Refuse what a client did not see: the commit may come behind its look."""
+    remover = GroupRemover(bench.core, groups)
+    bench.core.ensure_group("g")
+    bench.append(Message("t", b"x"))
+    bench.core.offsets.commit("g", "t", 0, 1)
+    bench.elapsed.advance(IDLE_SECONDS - 1)
+    with pytest.raises(InvalidInput, match=f"a commit {IDLE_SECONDS - 1:.0f} s ago"):
+        remover.delete("g", dead_letters=False)
+    assert bench.core.offsets.get("g", "t", 0) == 1
+    bench.elapsed.advance(1)
+    remover.delete("g", dead_letters=False)
+    assert "g" not in bench.core.group_settings
+
+
+def test_a_group_with_a_member_stays(bench: Bench, groups: GroupTable) -> None:
+    remover = GroupRemover(bench.core, groups)
+    bench.core.ensure_group("g")
+    groups.greet("x", "c1", "PYTHON", 0)
+    groups.consume("x", Consumer("g", {"t": Subscription("t")}))
+    with pytest.raises(InvalidInput, match="1 members"):
+        remover.delete("g", dead_letters=False)
+    assert "g" in bench.core.group_settings

@@ -1,0 +1,58 @@
+"""Check where a topic is read, without a broker: places within what is there, and ranges without deleted letters."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raymq.actors.protocol import MessageQueue
+from raymq.client.admin import dead_letters, reading
+from raymq.client.connection import Connection
+from raymq.client.requests.offsets import OffsetRequests
+
+QUEUE = MessageQueue("t", "b", 0)
+LETTERS = MessageQueue("%DLQ%g", "b", 0)
+
+
+@pytest.mark.parametrize(("committed", "begin"), [(None, 10), (3, 10), (15, 15), (25, 20)])
+def test_where_a_group_goes_on_lies_within_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, committed: int | None, begin: int
+) -> None:
+    """Begin at what is there where messages have expired that the group had not read."""
+
+    async def exists(*_: object) -> None:
+        pass
+
+    async def commit(*_: object) -> tuple[int, int] | None:
+        return None if committed is None else (committed, 0)
+
+    monkeypatch.setattr(reading, "check_exists", exists)
+    monkeypatch.setattr(OffsetRequests, "committed", commit)
+    with Connection(["127.0.0.1:1"]) as mq:
+        assert asyncio.run(reading._offsets(mq, {QUEUE: (10, 20)}, "group:g")) == {QUEUE: begin}
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "ranges"),
+    [
+        (0, 10, [(0, 2), (4, 6), (7, 10)]),
+        (5, 10, [(5, 6), (7, 10)]),
+        (3, 5, [(4, 5)]),
+        (2, 4, []),
+        (8, 9, [(8, 9)]),
+        (8, 8, []),
+    ],
+)
+def test_deleted_letters_are_left_out_of_what_is_read(
+    monkeypatch: pytest.MonkeyPatch, start: int, end: int, ranges: list[tuple[int, int]]
+) -> None:
+    """Begin at the start also where letters before it were deleted."""
+
+    async def deleted(*_: object) -> list[tuple[int, int]]:
+        return [(2, 4), (6, 7)]
+
+    monkeypatch.setattr(dead_letters, "deleted", deleted)
+    with Connection(["127.0.0.1:1"]) as mq:
+        assert asyncio.run(reading._ranges(mq, LETTERS, start, end)) == ranges
+        assert asyncio.run(reading._ranges(mq, QUEUE, start, end)) == ([(start, end)] if start < end else [])
