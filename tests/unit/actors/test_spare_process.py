@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 
 from raymq.actors.spare_process import (
     SPARE_PROCESS,
+    SpareProcess,
     Upkeep,
     Worker,
     is_spare,
@@ -65,6 +67,35 @@ def test_a_spare_that_was_of_use_is_replaced_at_once() -> None:
         clock.advance(1)
         assert not upkeep.is_due(is_idle=False)
         upkeep.forget_failures()
+
+
+class Node(SpareProcess):
+    """Say which processes there are, and make none."""
+
+    def __init__(self) -> None:
+        self._broker, self._spare = "broker-a", None
+        self.processes = [Worker(os.getpid(), "ray::Broker")]
+        self.made: list[int] = []
+
+    def _workers(self) -> list[Worker]:
+        return self.processes
+
+    def _make(self, before: set[int]) -> int | None:
+        self.made.append(max(before) + 1)
+        self.processes = [*self.processes, Worker(self.made[-1], "ray::IDLE")]
+        return self.made[-1]
+
+
+@pytest.mark.parametrize(("title", "is_replaced"), [("ray::Broker", True), ("ray::task", False)])
+def test_a_look_replaces_a_spare_at_once_where_it_was_of_use(title: str, is_replaced: bool) -> None:
+    clock, node = FakeClock(), Node()
+    upkeep = Upkeep(clock)
+    node._look(upkeep)
+    assert len(node.made) == 1
+    clock.advance(1)
+    node.processes[-1] = Worker(node.made[0], title)
+    node._look(upkeep)
+    assert len(node.made) == 1 + is_replaced
 
 
 def test_the_first_spare_is_made_at_once() -> None:

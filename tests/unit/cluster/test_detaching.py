@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from raymq.cluster import cli_cluster, found
+from raymq.cluster import cli_cluster, detaching, found
 from raymq.cluster.cli import main_group
 
 PROGRAM = """
@@ -37,6 +38,22 @@ def test_the_log_file_rotates_and_takes_what_is_printed(tmp_path: Path) -> None:
     assert "WARNING root: line 99" in newest
     assert "printed" in newest
     assert "from C" in newest
+
+
+def test_a_signal_that_is_ignored_stays_so_while_a_cluster_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass signals on, but none that `nohup` has had ignored."""
+    monkeypatch.setattr(detaching, "_PROGRAM", "print('up')")
+    passed_on = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {which: signal.getsignal(which) for which in passed_on}
+    try:
+        for which in passed_on:
+            signal.signal(which, signal.SIG_IGN if which == signal.SIGHUP else signal.SIG_DFL)
+        assert detaching.start_detached([]) == "up\n"
+        assert [callable(signal.getsignal(which)) for which in passed_on[:2]] == [True, True]
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
 
 
 def test_notes_keep_the_process_that_has_the_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

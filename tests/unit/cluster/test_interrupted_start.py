@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,29 @@ class Started:
 
     def close(self) -> None:
         pass
+
+
+#: A start that ends by a signal while its stderr cannot be written.
+STOPPED = """
+import os, signal, threading
+from raymq.cluster import cli_cluster
+
+said, echo = threading.Event(), cli_cluster.click.echo
+
+def saying(*arguments, **options):
+    try:
+        echo(*arguments, **options)
+    finally:
+        said.set()
+
+def live(asked, started):
+    started.set()
+    os.kill(os.getpid(), signal.SIGTERM)
+    return said.wait(30)
+
+cli_cluster.click.echo = saying
+cli_cluster._uninterrupted(live, "raymq")
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +98,28 @@ def test_a_cluster_that_was_there_before_goes_on(
     assert (done.exit_code, made.is_stopped) == (128 + which, stops)
 
 
+def test_the_exit_code_is_that_of_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell a supervisor of its own signal, whatever comes behind it."""
+    handled, begin = threading.Semaphore(0), signal.signal
+
+    def start(*_: Any, **__: Any) -> Started:
+        for which in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), which)
+            assert handled.acquire(timeout=30)
+        return Started(is_new=True, owns_ray=True)
+
+    def telling(number: int, handler: Any) -> Any:
+        def handle(*arguments: Any) -> None:
+            handler(*arguments)
+            handled.release()
+
+        return begin(number, handle)
+
+    monkeypatch.setattr(bootstrap, "start", start)
+    monkeypatch.setattr(signal, "signal", telling)
+    assert CliRunner().invoke(main_group, ["cluster", "start"]).exit_code == 128 + signal.SIGTERM
+
+
 def test_a_start_that_does_not_come_to_its_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A supervisor that waits ten seconds would kill it, and what it has started with it."""
     broken_off = threading.Event()
@@ -92,6 +139,18 @@ def test_a_start_that_does_not_come_to_its_end_is_broken_off(monkeypatch: pytest
     monkeypatch.setattr(cli_cluster, "_break_off", break_off)
     CliRunner().invoke(main_group, ["--namespace", "slow", "cluster", "start"])
     assert codes[0] == ("slow", 128 + signal.SIGTERM)
+
+
+def test_a_closed_terminal_leaves_the_exit_code_as_it_is() -> None:
+    """End with 0 where Python buffers what could not be written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    try:
+        done = subprocess.run([sys.executable, "-c", STOPPED], stderr=writer, env=environment, timeout=60, check=False)
+    finally:
+        os.close(writer)
+    assert done.returncode == 0
 
 
 def test_a_hangup_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,26 @@ def test_a_programs_sigterm_handler_outlives_the_connection(monkeypatch: pytest.
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_programs_sigterm_handler_outlives_a_join_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the program's handler where Ray has set its own and then raised."""
+
+    def init(**_: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        raise ConnectionError("nobody answers")
+
+    def mine(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(ray_runtime.ray, "init", init)
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with pytest.raises(BrokerUnavailable, match="nobody answers"):
+            ray_runtime._join("ray://127.0.0.1:1")
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_cluster_that_another_process_runs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     known = found.FoundCluster(("127.0.0.1:1",), pid=os.getppid())
     monkeypatch.setattr(found, "load", lambda _: known)

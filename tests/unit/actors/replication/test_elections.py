@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
 
+from raymq.actors.broker.replica.claiming import end_former_lease
 from raymq.actors.broker.replication.claims import (
     ClaimRefused,
     ClaimWaits,
@@ -21,8 +23,9 @@ from raymq.actors.broker.replication.in_sync import InSyncSet
 from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
 from raymq.actors.broker.replication.state_stream import StateStream
 from raymq.actors.errors import ProtocolError
+from raymq.actors.keeper.errors import RegisterUnavailable
 from raymq.actors.keeper.group_state import GroupState
-from raymq.actors.keeper.messages import LeaseClaim
+from raymq.actors.keeper.messages import LeaseClaim, Registered
 from raymq.storage.errors import InvalidInput
 from raymq.storage.state.changes import StateChange
 from tests.unit.actors.clock import FakeClock
@@ -200,6 +203,30 @@ def test_a_process_does_not_end_the_lease_of_its_next_one() -> None:
     assert former_lease(former, 1, "x") != former_lease(later, 1, "x")
     assert nonce_at("1", "x") == "1@x"
     assert nonce_at("1", "") == "1"
+
+
+class BusyKeepers:
+    """Miss so many questions; it is all of a register that ends a former lease."""
+
+    def __init__(self, misses: int) -> None:
+        self.misses = misses
+        self.ended: list[LeaseClaim] = []
+
+    async def read(self, _: str) -> Registered:
+        if self.misses:
+            self.misses -= 1
+            raise RegisterUnavailable("no majority could be asked")
+        return Registered(1, "", MASTERED.with_replica(1, dataclasses.replace(replica(1), nonce="drawn@here")))
+
+    async def release(self, _: str, claim: LeaseClaim) -> None:
+        self.ended.append(claim)
+
+
+@pytest.mark.parametrize(("misses", "ends"), [(0, True), (2, True), (100, False)])
+def test_busy_keepers_are_asked_again_for_a_dead_lease_but_not_for_ever(misses: int, ends: bool) -> None:
+    keepers = BusyKeepers(misses)
+    asyncio.run(end_former_lease(keepers, "broker-a", 1, "here"))  # type: ignore[arg-type]
+    assert keepers.ended == ([LeaseClaim(1, "drawn@here", MASTERED.epoch)] if ends else [])
 
 
 def test_who_may_have_lost_its_tail_leaves_the_set_unless_it_is_the_last() -> None:
