@@ -253,7 +253,8 @@ def _programs_sigterm_handler() -> Iterator[None]:
     try:
         yield
     finally:
-        if before not in {signal.SIG_DFL, None} and threading.current_thread() is threading.main_thread():
+        was_set = before is not None and before is not signal.SIG_DFL
+        if was_set and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
 
 

@@ -35,9 +35,13 @@ def test_a_programs_sigterm_handler_outlives_the_connection(monkeypatch: pytest.
     def init(**_: Any) -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)
 
-    def mine(*_: object) -> None:
-        pass
+    class Handler:
+        __hash__ = None  # type: ignore[assignment]  # as a dataclass has none
 
+        def __call__(self, *_: object) -> None:
+            pass
+
+    mine = Handler()
     monkeypatch.setattr(ray_runtime.ray, "init", init)
     before = signal.signal(signal.SIGTERM, mine)
     try:
