@@ -25,7 +25,7 @@ def output_of(*arguments: str, directory: Path, logged: str = "") -> str:
         check=False,
         env={**os.environ, "RAY_ADDRESS": "local"},
     )
-    assert (ended.returncode, ended.stderr if not logged else "") == (0, "")
+    assert (ended.returncode, ended.stderr if not logged else "") == (0, ""), ended.stderr
     assert ended.stderr.rstrip().endswith(logged)
     return ended.stdout
 

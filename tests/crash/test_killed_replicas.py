@@ -55,6 +55,8 @@ class Sent:
         self.bodies.update(bodies)
 
     def check(self) -> None:
+        """Wait until consumers see all: the last messages, once each replica in sync has them."""
+        poll_until(lambda: set(self._clients.bodies()) >= self.bodies, 20)
         assert set(self._clients.bodies()) == self.bodies
 
 

@@ -75,7 +75,8 @@ print("stopped", os.path.exists({root!r} + "/broker-a/abort"))
 
 def test_threads_and_forked_children_end_without_the_embedded_ray(tmp_path: Path) -> None:
     """Of a start on a thread that ended, the stop failed; a forked child hung, or ended the parent's Ray."""
-    told = output_of("-c", PROGRAM.format(root=str(tmp_path / "data")), directory=tmp_path)
+    forks = "ignore:This process:DeprecationWarning"  # Python 3.12 warns of a fork beside threads
+    told = output_of("-W", forks, "-c", PROGRAM.format(root=str(tmp_path / "data")), directory=tmp_path)
     assert told.splitlines() == [
         "ends_by_exit 3 True",
         "ends_by_os_exit 5 True",
