@@ -269,6 +269,7 @@ def test_a_broker_that_died_amid_its_append_comes_to_an_end_without_the_home(
     poll_until(lambda: [len(cluster.bodies(queue)) for queue in QUEUES[2:]] == [CHUNKS * ROWS] * 2, 30)
 
 
+@pytest.mark.long
 def test_while_the_home_is_away_nobody_decides(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     write = cluster.open("broker-a")
     parts = cluster.stage(write)

@@ -149,7 +149,7 @@ def no_settings(directory: Path) -> None:
     shutil.rmtree(directory / "config")
 
 
-@pytest.mark.sweep(every=6)
+@pytest.mark.sweep(every=12)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -176,7 +176,7 @@ def test_nothing_is_lost(directory: Path, damage: Callable[[Path], None]) -> Non
     check_it_goes_on(store)
 
 
-@pytest.mark.sweep(every=4)
+@pytest.mark.sweep(every=8)
 @pytest.mark.parametrize("number", [len(MESSAGES) - 2, len(MESSAGES) - 30, 0, 200, 500])
 def test_a_damaged_body_hides_only_itself(directory: Path, number: int) -> None:
     """RocketMQ: in the last file the log ends there and all that follows is dropped; in an earlier one it is served."""
@@ -258,7 +258,7 @@ def test_all_log_files_lost(directory: Path) -> None:
         assert append(store, make_record()).queue_offsets.tolist() == [0]
 
 
-@pytest.mark.sweep(every=4)
+@pytest.mark.sweep(every=8)
 @pytest.mark.parametrize("file", ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"])
 @pytest.mark.parametrize("content", [b"", b'{"dataVersion":{', b"\0" * 200])
 def test_a_broken_settings_file_gives_way_to_its_spare_copy(directory: Path, file: str, content: bytes) -> None:

@@ -30,7 +30,10 @@ def services(tmp_path: Path) -> Iterator[Services]:
     made.stop()
 
 
-@pytest.mark.parametrize(("how", "threads", "wait_seconds"), [("exit", 20, 0.0), ("segv", 1, 0.0), ("exit", 20, 0.1)])
+@pytest.mark.parametrize(
+    ("how", "threads", "wait_seconds"),
+    [("exit", 20, 0.0), ("segv", 1, 0.0), pytest.param("exit", 20, 0.1, marks=pytest.mark.long)],
+)
 def test_culprit_is_a_dead_letter_and_the_rest_is_done(
     services: Services, tmp_path: Path, how: str, threads: int, wait_seconds: float
 ) -> None:

@@ -90,7 +90,7 @@ def outlives_its_journal(machine: Machine, sent: list[bytes], offsets: list[int]
         broker.die()
 
 
-@pytest.mark.sweep(every=7)
+@pytest.mark.sweep(every=14)
 @KINDS
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("saved", [False, True], ids=["", "journal written"])
@@ -126,7 +126,7 @@ def test_what_a_loss_of_power_cut_is_completed(
     assert cut >= 2, "nothing was tested"
 
 
-@pytest.mark.sweep(every=8)
+@pytest.mark.sweep(every=16)
 @KINDS
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("seed", range(8))

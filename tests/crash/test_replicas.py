@@ -61,6 +61,7 @@ def test_trap_12_topics_groups_and_progress_are_on_the_new_master(group: Replica
         assert len(pull.queues("late")) == 3
 
 
+@pytest.mark.long
 def test_trap_26_what_waits_for_its_time_comes_once_from_the_new_master(group: ReplicaGroup, clients: Clients) -> None:
     clients.producer.send(Message("t", b"level", delay_level=2))
     clients.producer.send(Message("t", b"timer", deliver_at=time.time() + 4))
@@ -95,6 +96,7 @@ def test_what_was_lent_is_lent_still_and_what_was_done_is_done(group: ReplicaGro
     assert {each.body for each in lent} <= set(got)
 
 
+@pytest.mark.long
 def test_a_staged_write_is_committed_on_the_new_master(group: ReplicaGroup, clients: Clients) -> None:
     write = StagedWrite.open(clients.mq, "t", {GROUP})
     with StagedWriter([group.name_server]) as writer:
@@ -158,6 +160,7 @@ def test_traps_6_and_7_elections_without_a_write_between_and_the_same_master_aga
     assert group.status(1).epoch == group.status(2).epoch == 6
 
 
+@pytest.mark.long
 def test_a_clean_stop_and_start_of_all_loses_nothing(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 30))
     for queue in clients.pull.queues("t"):
@@ -192,6 +195,7 @@ def test_three_replicas_two_machines_lost_one_after_the_other(group: ReplicaGrou
     assert set(clients.bodies()) == {*sent, *more, b"last"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", [{"store": {"flush": "sync"}}], indirect=True)
 def test_trap_22_with_sync_flush_it_is_on_the_disks_of_all_in_sync(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 50))

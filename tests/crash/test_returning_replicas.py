@@ -133,9 +133,8 @@ def test_an_emptied_replica_knows_what_queues_have_come_to_whose_messages_have_e
     assert [clients.asked(lambda q=queue: clients.pull.committed(q)) for queue in queues] == ends
 
 
-@pytest.mark.parametrize(
-    "file_bytes", [pytest.param(1 << 17, marks=pytest.mark.long), 1 << 21], ids=["smaller", "larger"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("file_bytes", [1 << 17, 1 << 21], ids=["smaller", "larger"])
 def test_an_emptied_replica_has_log_files_of_its_masters_size(
     group: ReplicaGroup, clients: Clients, file_bytes: int
 ) -> None:

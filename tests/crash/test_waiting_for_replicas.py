@@ -53,6 +53,7 @@ def test_trap_18_a_replica_that_hangs_leaves_the_set_and_sends_wait_for_that_onc
     assert set(clients.bodies()) == {b"waits", *numbered(0, 55)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", [{"min_in_sync": 2}], indirect=True)
 def test_with_too_few_in_sync_nothing_is_written(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 5))

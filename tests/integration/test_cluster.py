@@ -264,6 +264,7 @@ def test_a_body_that_is_no_text_is_printed_as_base64(mq: Cluster) -> None:
     assert "body" not in shown
 
 
+@pytest.mark.long
 def test_exit_codes(mq: Cluster) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from raymq.cluster.cli import main; main()"]

@@ -135,7 +135,8 @@ def test_closing_with_a_paused_broker_takes_about_the_time_that_was_given(
     assert progress[sent[1].queue].committed_offset == 1, "the broker that lives was told"
 
 
-@pytest.mark.parametrize("strategy", ["average", pytest.param("sticky", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["average", "sticky"])
 def test_who_joins_while_one_of_two_brokers_hangs_consumes_from_the_other_one(
     cluster: Connection, brokers: list[BrokerProcess], strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

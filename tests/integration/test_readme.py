@@ -118,6 +118,7 @@ def test_two_terminals(repository: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "data").glob("*/abort"))
 
 
+@pytest.mark.long
 def test_a_cluster_in_the_background(tmp_path: Path) -> None:
     start, status, stop = ([*shlex.split(line), "--json"] for line in BACKGROUND)
     kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}

@@ -98,7 +98,8 @@ def asked(what: str, name_server: str, release: Path | None) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("old", ["client", pytest.param("broker", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("old", ["client", "broker"])
 def test_the_other_side_is_of_before(tmp_path: Path, before: Path, old: str) -> None:
     client, server = (before, None) if old == "client" else (None, before)
     with broker(tmp_path / "broker-a", server) as name_server:

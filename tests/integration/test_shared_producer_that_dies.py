@@ -42,10 +42,8 @@ def stored(mq: cluster.Cluster, topic: str) -> Counter[bytes]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("idempotent", "retries"),
-    [pytest.param(False, 0, marks=pytest.mark.long), pytest.param(True, 0, marks=pytest.mark.long), (True, 2)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("idempotent", "retries"), [(False, 0), (True, 0), (True, 2)])
 def test_a_send_under_which_the_actor_dies_is_neither_called_not_stored_nor_made_twice(
     mq: cluster.Cluster, idempotent: bool, retries: int
 ) -> None:

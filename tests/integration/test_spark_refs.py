@@ -89,6 +89,7 @@ def test_every_type_goes_out_and_comes_back_exactly(bridge: SparkBridge) -> None
     release()
 
 
+@pytest.mark.long
 def test_frames_without_rows_keep_their_columns(bridge: SparkBridge) -> None:
     schema = "a LONG, m MAP<STRING,INT>, l ARRAY<ARRAY<STRING>>"
     for df in (bridge.spark.createDataFrame([], schema), bridge.spark.range(0, 0, 1, 3).selectExpr("id AS a")):
@@ -148,6 +149,7 @@ def test_a_task_that_fails_leaves_nothing(bridge: SparkBridge) -> None:
     assert poll_until(lambda: free_bytes() >= before, 60)
 
 
+@pytest.mark.long
 def test_a_large_partition_is_several_tables_and_release_frees_them(bridge: SparkBridge) -> None:
     before = free_bytes()
     df = bridge.spark.range(0, 800_000, 1, 2).selectExpr("id", "repeat('x', 100) AS s")

@@ -221,6 +221,7 @@ def test_windows_with_a_watermark_count_each_message_once_and_drop_late_ones(
     assert batches.all == [(100, 10, 10), (110, 10, 10), (120, 1, 1), (130, 1, 1)]
 
 
+@pytest.mark.long
 def test_streams_are_joined_with_tables_and_with_each_other(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
@@ -355,6 +356,7 @@ def test_a_checkpoint_of_another_stream_s_name_is_refused(
     assert len(batches.all) == 4
 
 
+@pytest.mark.long
 def test_the_example_prints_what_it_says(
     mq: cluster.Cluster, bridge: SparkBridge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_taken_port_is_named_and_only_other_peoples_actors_are_left(tmp_path: 
     ray.kill(theirs)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_locked_store_names_who_has_it_and_the_rest_goes_on(tmp_path: Path) -> None:
     with cluster.start(brokers=1, root=tmp_path / "other", namespace="healthy") as healthy:

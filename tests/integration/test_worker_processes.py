@@ -52,9 +52,9 @@ SCRIPT = """
     [
         ("fork", "process", "inherited", 10),
         ("fork", "process", "lingering", 10),
-        ("fork", "process", "hasty", 10),
+        pytest.param("fork", "process", "hasty", 10, marks=pytest.mark.long),
         ("fork", "process", "thread", 20),
-        ("fork", "pool", "lingering", 10),
+        pytest.param("fork", "pool", "lingering", 10, marks=pytest.mark.long),
         ("forkserver", "process", "lingering", 10),
         ("forkserver", "pool", "lingering", 10),
         ("forkserver", "process", "inherited", 10),
