@@ -2,7 +2,7 @@
 
     {"format":1,"writtenBy":"0.1.0","raymqCrc":3041279017}
 
-One number stands for all files that RocketMQ does not know (journals, timers, staged writes, ...): docs/format.md has a
+One number stands for all files that RocketMQ does not know (journals, timers, staged writes, ...): docs/internals/format.md has a
 table of what each number means. It rises only where an older RayMQ would misread what a newer one writes; what an older
 one passes over needs no new number. A directory without the file has format 1, which is what RayMQ wrote before there
 was one.

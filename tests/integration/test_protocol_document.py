@@ -1,4 +1,4 @@
-"""docs/protocol.md's tables of commands are what name servers and brokers serve: the same codes, by their names."""
+"""docs/internals/protocol.md lists the commands that name servers and brokers serve: the same codes and names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.conftest import Services
 
 pytestmark = pytest.mark.integration
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "protocol.md"
 FIRST_OF_OURS = 900_000
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.interop.rocketmq import suite
 from tests.interop.rocketmq.expectations import IN_THEIR_OWN_PROCESS, ON_PURPOSE, expected_failures
 
-DIFFERENCES = Path(__file__).resolve().parents[2] / "docs" / "differences.md"
+DIFFERENCES = Path(__file__).resolve().parents[2] / "docs" / "internals" / "differences.md"
 
 
 def test_the_tables_name_classes_that_run() -> None:

@@ -27,7 +27,7 @@ IN_THEIR_OWN_PROCESS: dict[str, frozenset[str]] = {
     "smoke.NormalMessageSendAndRecvIT": frozenset(["testSynSendMessageWhenEnableBuildConsumeQueueConcurrently"]),
 }
 
-#: They expect what RayMQ does otherwise on purpose; docs/differences.md says so in these words.
+#: They expect what RayMQ does otherwise on purpose; docs/internals/differences.md says so in these words.
 ON_PURPOSE: dict[str, dict[str, str]] = {
     "client.consumer.pop.PopOrderlyIT": {
         "testPopMessageOrderlyThenChangeInvisibleTimeMidMessage": "In order, what was acknowledged does not come again",

@@ -309,7 +309,7 @@ def test_files_of_the_second_version_are_taken_over(
 
 
 def test_files_of_the_first_version_are_taken_over(tmp_path: Path) -> None:
-    """One file for each hour, as docs/format.md describes them."""
+    """One file for each hour, as docs/internals/format.md describes them."""
     one = np.concatenate(
         [entry(START_MS + 9, 1, 50), entry(START_MS + 5, 0, 10), entry(START_MS + 5, 0, 90, EntryKind.DELIVERED)]
     )
