@@ -1,45 +1,90 @@
-"""The documents name tests that show what they promise: each of them exists."""
+"""docs/internals/tests-of-promises.md names the tests of what the documents promise: pages and tests exist."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-#: How many tests a document names at least; the others of docs/ may name none.
-NAMED = {"producing.md": 1, "consuming.md": 10, "retry.md": 10, "delay.md": 10, "spark.md": 40}
+INTERNALS = Path(__file__).resolve().parents[2] / "docs" / "internals"
+#: How many promises of a page have tests at least; other pages may have none.
+PROMISES = {
+    "producing": 70,
+    "consuming": 90,
+    "retry": 25,
+    "delay": 25,
+    "spark": 50,
+    "operations": 10,
+    "replication": 40,
+    "backup": 10,
+    "format": 15,
+}
+
+
+class Row(NamedTuple):
+    """A promise, the page that makes it, and its tests."""
+
+    promise: str
+    page: str
+    tests: list[str]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 @pytest.fixture(scope="module")
-def sources(repository: Path) -> dict[str, str]:
-    """What each file of tests/ says, by its path there."""
-    root = repository / "tests"
-    return {str(path.relative_to(root)): path.read_text("utf-8") for path in root.rglob("*.py")}
+def rows() -> list[Row]:
+    text = (INTERNALS / "tests-of-promises.md").read_text("utf-8")
+    lines = [cells(line) for line in text.splitlines() if line.startswith("| ") and line != "| Promise | Page | Tests |"]
+    assert {len(line) for line in lines} == {3}
+    found = []
+    for promise, page, tests in lines:
+        (link,) = re.findall(r"\]\(([^)]+)\)", page)
+        found.append(Row(promise, link, re.findall(r"`([^`]+)`", tests)))
+    return found
 
 
-@pytest.mark.parametrize(
-    "document", sorted(path.name for path in (Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
-)
-def test_every_test_that_is_named_exists(repository: Path, sources: dict[str, str], document: str) -> None:
-    text = (repository / "docs" / document).read_text("utf-8")
-    known = sources.keys() | {Path(name).name for name in sources}
-    files = set(re.findall(r"\b(?:(?:unit|contract|integration|crash|chaos|soak|interop)/)?[\w/]*test_\w+\.py", text))
-    assert not {name for name in files if name.removeprefix("tests/") not in known}
-    defined = set(re.findall(r"^ *(?:async )?def (test_\w+)\(", "\n".join(sources.values()), re.MULTILINE))
-    names = set(re.findall(r"\btest_\w+\b(?!\.py|\*|/)", text))
-    assert not names - defined
-    assert len(names) >= NAMED.get(document, 0)
+def test_each_promise_names_its_page_and_its_tests(rows: list[Row]) -> None:
+    assert [row for row in rows if not (row.promise and row.tests)] == []
+    assert {row.page for row in rows if not (INTERNALS / row.page).is_file()} == set()
+    assert len({(row.promise, row.page) for row in rows}) == len(rows)
 
 
-@pytest.mark.parametrize(
-    "section",
-    ["What a write promises", "When the end of a write is not known", "What is promised", "When something fails"],
-)
-def test_every_statement_of_what_the_spark_bridge_promises_names_its_test(repository: Path, section: str) -> None:
-    text = (repository / "docs" / "spark.md").read_text("utf-8")
-    begin = text.index(f"### {section}\n")
-    lines = text[begin : text.index("\n#", begin)].splitlines()
-    _head, _rule, *rows = [line for line in lines if line.startswith("|")]
-    assert len(rows) >= 4
-    assert [row for row in rows if not re.search(r"test_\w+[^|]*\|$", row) and "the same tests" not in row] == []
+def test_each_test_that_is_named_exists(repository: Path, rows: list[Row]) -> None:
+    named = {test for row in rows for test in row.tests}
+    missing = set()
+    defined: dict[str, set[str]] = {}
+    for test in named:
+        file, _, name = test.partition("::")
+        path = repository / "tests" / file
+        if file not in defined:
+            source = path.read_text("utf-8") if path.is_file() else ""
+            defined[file] = set(re.findall(r"^ *(?:async )?def (test_\w+)\(", source, re.MULTILINE))
+        if not defined[file] or (name and name not in defined[file]):
+            missing.add(test)
+    assert missing == set()
+
+
+@pytest.mark.parametrize("page", sorted(PROMISES))
+def test_promises_of_a_page_have_tests(rows: list[Row], page: str) -> None:
+    assert len([row for row in rows if Path(row.page).stem == page]) >= PROMISES[page]
+
+
+def test_sentences_for_users_name_no_test(repository: Path) -> None:
+    """Examples may: a page may show how a program of the user's is tested."""
+    named = set()
+    for path in (repository / "docs").rglob("*.md"):
+        if INTERNALS not in path.parents:
+            prose = re.sub(r"^ *```.*?^ *```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+            named |= {(path.name, name) for name in re.findall(r"\btest_\w+", prose)}
+    assert named == set()
+
+
+def test_files_of_tests_that_internal_pages_name_exist(repository: Path) -> None:
+    known = {path.name for path in (repository / "tests").rglob("*.py")}
+    for path in sorted(INTERNALS.glob("*.md")):
+        named = set(re.findall(r"\btest_\w+\.py\b", path.read_text("utf-8")))
+        assert {name for name in named if name not in known} == set(), path.name
