@@ -2,10 +2,10 @@
 
     {"format":1,"writtenBy":"0.1.0","raymqCrc":3041279017}
 
-One number stands for all files that RocketMQ does not know (journals, timers, staged writes, ...): docs/internals/format.md has a
-table of what each number means. It rises only where an older RayMQ would misread what a newer one writes; what an older
-one passes over needs no new number. A directory without the file has format 1, which is what RayMQ wrote before there
-was one.
+One number stands for all files that RocketMQ does not know (journals, timers, staged writes, ...):
+docs/internals/format.md has a table of what each number means. It rises only where an older RayMQ would misread what a
+newer one writes; what an older one passes over needs no new number. A directory without the file has format 1, which is
+what RayMQ wrote before there was one.
 
 The number is raised before the first file of the new format is written, and never falls. It stands in two files of the
 same content, the spare one written first: of those that can be read the larger number counts, so that a death between

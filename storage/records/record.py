@@ -1,8 +1,8 @@
 """The codec of single records: the bytes of one message in the commit log, RocketMQ's, big endian.
 
-The layout is drawn in docs/internals/format.md. A record says nothing about files; what reads or writes it gives it a place.
-Version 1 has one byte for the topic's length, version 2 (topics of more than 127 bytes) has two. Flag 16 of the sys
-flag makes the born host an IPv6 address (16 bytes instead of 4), flag 32 the store host.
+The layout is drawn in docs/internals/format.md. A record says nothing about files; what reads or writes it gives it a
+place. Version 1 has one byte for the topic's length, version 2 (topics of more than 127 bytes) has two. Flag 16 of the
+sys flag makes the born host an IPv6 address (16 bytes instead of 4), flag 32 the store host.
 """
 
 from __future__ import annotations
