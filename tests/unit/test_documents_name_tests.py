@@ -63,7 +63,7 @@ def test_each_test_that_is_named_exists(repository: Path, rows: list[Row]) -> No
         path = repository / "tests" / file
         if file not in defined:
             source = path.read_text("utf-8") if path.is_file() else ""
-            defined[file] = set(re.findall(r"^ *(?:async )?def (test_\w+)\(", source, re.MULTILINE))
+            defined[file] = set(re.findall(r"^ *(?:(?:async )?def|class) ([tT]est\w+)\b", source, re.MULTILINE))
         if not defined[file] or (name and name not in defined[file]):
             missing.add(test)
     assert missing == set()
@@ -80,7 +80,7 @@ def test_sentences_for_users_name_no_test(repository: Path) -> None:
     for path in (repository / "docs").rglob("*.md"):
         if INTERNALS not in path.parents:
             prose = re.sub(r"^ *```.*?^ *```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-            named |= {(path.name, name) for name in re.findall(r"\btest_\w+", prose)}
+            named |= {(path.name, name) for name in re.findall(r"\btest_\w+|\bTest[A-Z]\w+(?=`)", prose)}
     assert named == set()
 
 
