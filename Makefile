@@ -23,7 +23,7 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-long test-nightly test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-compare bench-consume bench-idle bench-produce bench-recovery bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
+.PHONY: help env demo docs test test-unit test-long test-nightly test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-compare bench-consume bench-idle bench-produce bench-recovery bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-spark4 the data source of Spark 4.2, in an environment of its own, .venv-spark4 (not part of make test)"
 	@echo "make test-interop  RocketMQ's Java client, admin client, mqadmin and Go client against a cluster (needs Maven, Go)"
 	@echo "make test-rocketmq RocketMQ's own tests against a cluster (needs Maven; ARGS=--list, ARGS='pop OffsetResetIT')"
+	@echo "make docs       the documentation as a site, in build/docs; a broken link or reference fails it (ARGS=--help)"
 	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
 	@echo "make bench soak the measurements; the long endurance test"
 	@echo "make soak-chaos hosts broken at random under load, and the verdict (ARGS='--kills 200 --seed 7', ARGS=--help; needs Linux, root or user namespaces)"
@@ -154,6 +155,11 @@ fix: env
 
 types: env links
 	@$(PY) -m mypy
+
+# Docstrings are read through the links that type checkers use.
+docs: env links
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build $(ARGS)
+	@echo "docs: build/docs/index.html"
 
 # Beside another commit: make bench-compare REF=HEAD~20 ARGS="produce --rounds 5 --with '--own --size 100'"
 bench-compare: env
