@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from raymq import cluster
+from raymq.actors.spare_process import SPARE_PROCESS
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
 from raymq.client.errors import RayMQError
 from tests.polling import poll_until
@@ -88,8 +89,10 @@ def stored(mq: Connection) -> Counter[bytes]:
 @pytest.mark.parametrize("idempotent", [False, True])
 @pytest.mark.parametrize("kills", [pytest.param(5, marks=pytest.mark.long), pytest.param(50, marks=pytest.mark.soak)])
 def test_kills_of_a_broker_are_no_error_of_a_send(
-    tmp_path: Path, kills: int, replicas: int, *, idempotent: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int, replicas: int, *, idempotent: bool
 ) -> None:
+    monkeypatch.setenv(SPARE_PROCESS, "1")  # as it is for users; the suite does without
+    monkeypatch.setenv("RAY_preload_python_modules", "raymq.actors.broker_actor")
     with own_ray(), cluster.start(1, tmp_path / "data", "kills", replicas=replicas, config=CONFIG) as mq:
         admin = Admin(mq)
         admin.create_topic(TOPIC, queues=4)

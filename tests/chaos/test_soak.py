@@ -28,11 +28,11 @@ def test_random_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     committed: dict[MessageQueue, int] = {}
     with own_ray(), cluster.start(brokers=2, root=tmp_path, namespace=NAMESPACE) as mq:
         admin = Admin(mq)
-        admin.create_topic("soak", queues=2)
-        traffic = Traffic("soak", [Producer(mq, "direct"), Producer(mq, "shared", shared=True)])
+        admin.create_topic("orders", queues=2)
+        traffic = Traffic("orders", [Producer(mq, "direct"), Producer(mq, "shared", shared=True)])
         account = traffic.account
         consumers = [
-            PushConsumer(mq, "group", {"soak": "*"}, traffic.listener, batch_size=8, threads=4) for _ in range(2)
+            PushConsumer(mq, "group", {"orders": "*"}, traffic.listener, batch_size=8, threads=4) for _ in range(2)
         ]
         for consumer in consumers:
             consumer.start()
