@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ def handlers_as_before() -> Any:
         signal.signal(which, handler)
 
 
+def call_after_handlers(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `call` called whenever a signal handler that is set from now on has returned."""
+    begin = signal.signal
+
+    def telling(number: int, handler: Any) -> Any:
+        def handle(*arguments: Any) -> None:
+            handler(*arguments)
+            call()
+
+        return begin(number, handle)
+
+    monkeypatch.setattr(signal, "signal", telling)
+
+
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
     ("is_new", "owns_ray", "stops"), [(False, False, False), (True, False, True), (True, True, True)]
@@ -83,24 +98,15 @@ def test_a_cluster_that_was_there_before_goes_on(
         assert handled.wait(30)
         return made
 
-    begin = signal.signal
-
-    def telling(number: int, handler: Any) -> Any:
-        def handle(*arguments: Any) -> None:
-            handler(*arguments)
-            handled.set()
-
-        return begin(number, handle)
-
     monkeypatch.setattr(bootstrap, "start", start)
-    monkeypatch.setattr(signal, "signal", telling)
+    call_after_handlers(handled.set, monkeypatch)
     done = CliRunner().invoke(main_group, ["cluster", "start"])
     assert (done.exit_code, made.is_stopped) == (128 + which, stops)
 
 
 def test_the_exit_code_is_that_of_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tell a supervisor of its own signal, whatever comes behind it."""
-    handled, begin = threading.Semaphore(0), signal.signal
+    handled = threading.Semaphore(0)
 
     def start(*_: Any, **__: Any) -> Started:
         for which in (signal.SIGTERM, signal.SIGINT):
@@ -108,15 +114,8 @@ def test_the_exit_code_is_that_of_the_first_signal(monkeypatch: pytest.MonkeyPat
             assert handled.acquire(timeout=30)
         return Started(is_new=True, owns_ray=True)
 
-    def telling(number: int, handler: Any) -> Any:
-        def handle(*arguments: Any) -> None:
-            handler(*arguments)
-            handled.release()
-
-        return begin(number, handle)
-
     monkeypatch.setattr(bootstrap, "start", start)
-    monkeypatch.setattr(signal, "signal", telling)
+    call_after_handlers(handled.release, monkeypatch)
     assert CliRunner().invoke(main_group, ["cluster", "start"]).exit_code == 128 + signal.SIGTERM
 
 
