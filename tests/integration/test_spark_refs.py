@@ -138,6 +138,7 @@ def test_what_the_other_side_does_not_have_is_refused_by_its_column(bridge: Spar
         bridge.to_refs("df")  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_task_that_fails_leaves_nothing(bridge: SparkBridge) -> None:
     before = free_bytes()
     with pytest.raises(Exception, match="told to fail"):
@@ -167,6 +168,7 @@ def test_a_large_partition_is_several_tables_and_release_frees_them(bridge: Spar
     assert poll_until(lambda: all(is_gone(ref) for ref in refs), 60)
 
 
+@pytest.mark.long
 def test_tables_are_freed_when_nobody_has_their_references(bridge: SparkBridge) -> None:
     before = free_bytes()
     refs, _ = bridge.to_refs(bridge.spark.range(400_000).selectExpr("id", "repeat('x', 100) AS s"))
@@ -204,6 +206,7 @@ def test_ray_data_in_and_out(bridge: SparkBridge) -> None:
     release()
 
 
+@pytest.mark.long
 def test_workers_of_ray_are_as_before(bridge: SparkBridge) -> None:
     """RayDP's from_spark leaves a mark in Ray's pooled workers: functions of the program's own are not found then."""
     refs, release = bridge.to_refs(bridge.spark.range(0, 1_000, 1, 8))

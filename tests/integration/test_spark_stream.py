@@ -271,6 +271,7 @@ def test_brokers_leave_out_columns_and_messages_that_a_stream_does_not_want(
     assert batches.all == [("t8", 8), ("t8", 18), ("t9", 9), ("t9", 19)]
 
 
+@pytest.mark.long
 def test_state_goes_on_over_a_restart(mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path) -> None:
     latest: dict[int, int] = {}
 

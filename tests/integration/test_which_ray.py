@@ -136,6 +136,7 @@ def test_without_any_ray_a_command_says_what_to_do(environment: dict[str, str]) 
     assert "--name-servers" in done.stderr
 
 
+@pytest.mark.long
 def test_a_start_that_is_interrupted_ends_cleanly(environment: dict[str, str], tmp_path: Path) -> None:
     """By Ctrl-C, and by a supervisor's SIGTERM; each in a terminal of its own."""
     with contextlib.ExitStack() as stack:
