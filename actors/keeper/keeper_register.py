@@ -206,17 +206,20 @@ class KeeperRegister:
             answers = await self._door.ask(used, proposal.prepare(), enough(used, Promised))
             standing = proposal.promised(answers)
             if standing is not None:
+                # Another value than `before` is decided before it is a conflict: a minority alone may have accepted it,
+                # and a later read could still return `before`.
                 entry = standing
-                if wanted is not None and before is not None and standing.change != wanted.change:
-                    if (standing.version, standing.change) != (before.version, before.change):
-                        if accepts_out:
-                            raise RegisterUnknown(f"{key}: changed by others, perhaps after this change")
-                        raise RegisterConflict(f"{key}: version {standing.version} stands, not {before.version}")
+                if wanted is not None and before is not None and standing.change == before.change:
                     entry = wanted
+                is_ours = wanted is None or entry.change == wanted.change
                 answers = await self._door.ask(used, proposal.accept(entry), enough(used, AcceptedBallot))
-                accepts_out = True
                 if proposal.is_chosen(answers):
-                    return entry
+                    if is_ours:
+                        return entry
+                    if accepts_out:
+                        raise RegisterUnknown(f"{key}: changed by others, perhaps after this change")
+                    raise RegisterConflict(f"{key}: version {entry.version} stands, not the one to be changed")
+                accepts_out = accepts_out or is_ours
             await self._after_failure(key, answers, attempt, accepts_out=accepts_out)
         if accepts_out:
             raise RegisterUnknown(f"{key}: others keep deciding at the same time")

@@ -66,6 +66,23 @@ async def test_a_change_of_the_master_that_was_begun_and_left_does_not_end_its_l
     assert await register.renew("g", CLAIM) == LEASE_SECONDS
 
 
+async def test_conflict_is_reported_only_with_a_value_that_is_decided() -> None:
+    """Another client died when one keeper had accepted its value: a conflict with it, then a read of the value before."""
+    keepers = KeepersAtHand()
+    register = keepers.register()
+    now = await register.change("g", Registered(), mastered())
+    unfinished = Proposal(keepers.founded, "g", Ballot(9, 9))
+    for number, call in unfinished.prepare().items():
+        assert isinstance(keepers.up[number].handle(call), Promised)
+    lost = Registered(now.version + 1, "lost", mastered().with_set([1]))
+    keepers.up[1].handle(unfinished.accept(lost)[1])
+    keepers.cut = {3}
+    with pytest.raises(RegisterConflict):
+        await keepers.register().change("g", now, mastered().with_set([1, 2]))
+    keepers.cut = {1}
+    assert await keepers.register().read("g") == lost
+
+
 async def test_keepers_come_and_go_one_at_a_time() -> None:
     keepers = KeepersAtHand()
     register, other = keepers.register(), keepers.register()
