@@ -183,7 +183,7 @@ def test_power_loss(tmp_path: Path, another_boot: list[int], seed: int, sync: bo
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 @pytest.mark.parametrize("first", range(100, 130, 10))
 def test_power_loss_many_times(tmp_path: Path, another_boot: list[int], first: int, sync: bool) -> None:

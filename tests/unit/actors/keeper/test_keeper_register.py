@@ -67,7 +67,7 @@ async def test_a_change_of_the_master_that_was_begun_and_left_does_not_end_its_l
 
 
 async def test_conflict_is_reported_only_with_a_value_that_is_decided() -> None:
-    """Another client died when one keeper had accepted its value: a conflict with it, then a read of the value before."""
+    """A client died when one keeper had accepted its value: a conflict with it, and a later read of the old value."""
     keepers = KeepersAtHand()
     register = keepers.register()
     now = await register.change("g", Registered(), mastered())
