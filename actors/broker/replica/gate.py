@@ -164,7 +164,7 @@ def _change(handler: Handler, office: Office) -> Handler:
     async def settled(answer: Answer) -> Answer:
         if answer is not None and answer.code not in _SUCCESSES:
             return answer
-        status = await office.settled(office.end)
+        status = await office.settled_durably(office.end)
         if status is not SendStatus.SEND_OK:
             raise WriteUnknown(f"done here, and not in all replicas in sync: {status.value}")
         return answer

@@ -102,6 +102,7 @@ class Office:
         self._arrivals: Arrivals | None = None
         self._commits: GroupCommit | None = None
         self._flushes = False
+        self._state_commits: GroupCommit | None = None
         self._scheduled = False
         #: Up to where the stream was shipped last, to who had room.
         self._shipped = BEGIN
@@ -193,6 +194,7 @@ class Office:
         """
         assert self._store is not None
         self._commits = commits
+        self._state_commits = GroupCommit(self._store.sync_progress)
         self._arrivals = Arrivals(self._store, tell, self._appended)
         commits.on_flushed = self.look
         self._tasks.append(self._loop.create_task(self._look_after()))
@@ -212,6 +214,18 @@ class Office:
         if not self.lease.holds:
             self.check_master()
         return SendStatus.SEND_OK
+
+    async def settled_durably(self, end: StreamPosition) -> SendStatus:
+        """As `settled`, for a change of offsets or deliveries: with `flush: sync` it is on this disk before.
+
+        Replicas sync what they acknowledge. Where all machines lose power, the former master may be elected again.
+        """
+        if self.is_sync and self._flushes and self._state_commits is not None:
+            self._changed_here()
+            status = await self._state_commits.wait()
+            if status is not SendStatus.SEND_OK:
+                return status
+        return await self.settled(end)
 
     async def is_shared(self, end: StreamPosition) -> bool:
         """Whether all in sync have what ends there, with sync; it is waited for a while. Too few in sync are enough."""
