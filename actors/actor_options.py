@@ -1,8 +1,8 @@
-"""Every option that RayMQ gives to Ray about an actor, in one place.
+"""All options that RayMQ passes to Ray about an actor.
 
-Detached: an actor outlives the driver that made it. `max_restarts=-1`: Ray starts it again after any death.
-`max_task_retries=0`: a call is never repeated behind our back, where it would be a silent duplicate out of order.
-`num_cpus=0`: brokers wait on disks and sockets; they must fit on a cluster that is full of work.
+Detached: an actor outlives the driver that created it. `max_restarts=-1`: Ray restarts it after any crash.
+`max_task_retries=0`: Ray never repeats a call, which would be a silent duplicate out of order. `num_cpus=0`: brokers
+mostly wait for disks and sockets, and have to fit on a cluster that is fully used.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
     "name_server_name",
 ]
 
-#: Threads for a shell's methods, so that a status call is answered while another one waits.
+#: Threads for an actor's control methods, so that a status call is answered while another call waits.
 _CONTROL_CALLS = 8
-#: Sends that a shared producer works on together; it is an asyncio actor.
+#: Concurrent sends of a shared producer, which is an asyncio actor.
 _PRODUCER_CALLS = 1_000
-#: Threads for commands that come through the actor instead of the socket; each may be parked for a second.
+#: Threads for commands that arrive through the actor instead of the socket; each may block a thread for a second.
 _INVOKE_THREADS = 32
-#: Enough of a resource to be bound to its node, little enough for thousands of actors.
+#: Enough of a resource to bind an actor to its node, and little enough for thousands of actors.
 _TRACE = 0.001
 
 
@@ -68,7 +68,7 @@ def make_name_server(spec: NameServerSpec, namespace: str, resource: str) -> Any
 
 
 def make_keeper(spec: KeeperSpec, namespace: str, resource: str) -> Any:
-    """Start (or find) a keeper on the machine that has `resource`, where its file is."""
+    """Start (or find) a keeper on the machine that has `resource` and its file."""
     from raymq.actors.keeper_actor import Keeper  # most clusters have none
 
     options = _options(keeper_name(spec.number), namespace, {resource: _TRACE})
@@ -76,7 +76,10 @@ def make_keeper(spec: KeeperSpec, namespace: str, resource: str) -> Any:
 
 
 def make_broker(spec: BrokerSpec, namespace: str, resource: str) -> Any:
-    """Start (or find) a broker, bound to its directory's machine by `resource`, never by node id."""
+    """Start (or find) a broker on the machine that has `resource`.
+
+    It has to run where its directory is, so it is bound by that resource, and not by a node id.
+    """
     threads = {INVOKE_GROUP: _INVOKE_THREADS}
     actor = ray.remote(concurrency_groups=threads)(Broker)  # type: ignore[call-overload] # missing in Ray's types
     name = replica_name(spec.name, spec.replica)
@@ -84,18 +87,18 @@ def make_broker(spec: BrokerSpec, namespace: str, resource: str) -> Any:
 
 
 def make_coordinator(spec: CoordinatorSpec) -> Any:
-    """Start (or find) the cluster's coordinator; it may run anywhere."""
+    """Start (or find) the cluster's coordinator, on any machine."""
     from raymq.actors.coordinator_actor import Coordinator  # most clusters have none
 
     return ray.remote(Coordinator).options(**_options(COORDINATOR_NAME, spec.cluster)).remote(spec)
 
 
 def make_scheduler(spec: SchedulerSpec) -> Any:
-    """Start (or find) the cluster's scheduler; it may run anywhere."""
+    """Start (or find) the cluster's scheduler, on any machine."""
     return ray.remote(Scheduler).options(**_options(SCHEDULER_NAME, spec.namespace)).remote(spec)
 
 
 def make_producer(spec: ProducerSpec, namespace: str) -> Any:
-    """Start (or find) the shared producer of a group; it may run anywhere."""
+    """Start (or find) the shared producer of a group, on any machine."""
     options = {**_options(producer_name(spec.group), namespace), "max_concurrency": _PRODUCER_CALLS}
     return ray.remote(Producer).options(**options).remote(spec)

@@ -1,6 +1,6 @@
-"""Where the actors of a cluster are when their machines have other addresses than when the cluster was started.
+"""Find the actors of a cluster whose machines have new addresses since the cluster's start.
 
-Ray starts an actor again wherever the resource is that it is bound to: on the machine that has its disk now.
+Ray restarts an actor on the machine that has the resource which the actor is bound to: the machine with its disk.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import ray
 
-from raymq.actors import handles
+from raymq.actors import actor_calls
 from raymq.actors.errors import RayMQError
 from raymq.actors.naming import keeper_name, name_server_name
-from raymq.actors.wire import moved
+from raymq.actors.wire import address_resolution
 
 _LOOK_SECONDS: Final = 5.0
 _CONNECT_SECONDS: Final = 2.0
@@ -27,8 +27,8 @@ _CALL_SECONDS: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
-def own_address(host: str) -> str:
-    """`host` where it is an address of this machine, else the one by which Ray knows the machine."""
+def resolve_own_address(host: str) -> str:
+    """Return `host` if it belongs to this machine, else Ray's address of the machine."""
     with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as tried:
         try:
             tried.bind((host, 0))
@@ -42,25 +42,28 @@ def own_address(host: str) -> str:
 
 
 def names_by_address(name_servers: Sequence[str], keepers: Mapping[str, Any] | None) -> dict[str, str]:
-    """The actors that others know by addresses: name servers in their order, and of a set of keepers (JSON) all."""
+    """Return the actor names of name servers and keepers, by their known addresses.
+
+    `name_servers` are in the order of their indices. `keepers` is the register's location as JSON values, or None.
+    """
     known = {address: name_server_name(index) for index, address in enumerate(name_servers)}
     if keepers is None:
         return known
-    from raymq.actors.keeper.serving.location import keepers_at  # most clusters have none
+    from raymq.actors.keeper.serving.register_location import keepers_at  # most clusters have none
 
     members = keepers_at(keepers).members
     return known | {member.address: keeper_name(number) for number, member in members.items()}
 
 
-def on_loopback(addresses: Iterable[str]) -> bool:
-    """Whether all of them are of one machine alone: there nothing moves."""
+def is_loopback_only(addresses: Iterable[str]) -> bool:
+    """Return True if all addresses are loopback addresses, which never change."""
     return all(address.startswith("127.") for address in addresses)
 
 
 class AddressWatch:
-    """Looks whether servers still answer where an actor knows them, and asks Ray where they are else.
+    """Checks whether servers still answer at their known addresses, and asks Ray otherwise.
 
-    It is a thread that ends with the process.
+    It is a daemon thread that ends with the process.
     """
 
     def __init__(
@@ -69,11 +72,11 @@ class AddressWatch:
         known: Callable[[], Mapping[str, str]],
         on_moved: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        """Begin.
+        """Start the thread, which calls both functions.
 
         Args:
-            known: the names of actors, by the addresses that they are known by; asked each time.
-            on_moved: told the name and the address of one that has moved. Both are called on the thread.
+            known: returns the names of actors by their known addresses; called for each check.
+            on_moved: called with the name and the new address of an actor that has moved.
         """
         self._namespace = namespace
         self._known = known
@@ -92,28 +95,30 @@ class AddressWatch:
 
     def _look(self, known_as: str, name: str) -> None:
         try:
-            address = look_again(known_as, name, self._namespace)
+            address = refresh_address(known_as, name, self._namespace)
             if address is not None:
                 self._on_moved(name, address)
         except (RayMQError, OSError) as error:
             _log.debug("%s is not found: %s", name, error)
 
 
-def look_again(known_as: str, name: str, namespace: str) -> str | None:
-    """Where nobody listens at the address of an actor's, ask it for the one of now; errors as `handles.call`.
+def refresh_address(known_as: str, name: str, namespace: str) -> str | None:
+    """Ask an actor for its current address if its known one does not accept connections.
+
+    Raise the errors of `actor_calls.call`.
 
     Returns:
-        where it has moved to; None if it has not.
+        the new address; None if the actor has not moved.
     """
-    before = moved.now(known_as)
+    before = address_resolution.now(known_as)
     if _listens(before):
         return None
-    handle = handles.find(name, namespace)
-    address: str = handles.call(name, handle, "address", _CALL_SECONDS, _CALL_SECONDS, timeout=2 * _CALL_SECONDS)
+    handle = actor_calls.find(name, namespace)
+    address: str = actor_calls.call(name, handle, "address", _CALL_SECONDS, _CALL_SECONDS, timeout=2 * _CALL_SECONDS)
     if address == before:
         return None
     _log.warning("%s has moved from %s to %s", name, before, address)
-    moved.moved(known_as, address)
+    address_resolution.moved(known_as, address)
     return address
 
 

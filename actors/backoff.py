@@ -1,17 +1,20 @@
-"""Exponential back-off: how long to wait after the n-th failure in a row; 1 s x 1.6, jitter 0.2, cap 120 s."""
+"""Exponential back-off after failures: 1 s x 1.6, jitter 0.2, cap 120 s."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-#: Seeding a source of one's own costs more than a whole send; this one is thread-safe.
+#: Shared and thread-safe: to seed one generator per back-off would cost more than a whole send.
 _SHARED = random.Random()
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Waits that grow. `next_delay()` after each failure, `reset()` after a success; seconds."""
+    """Growing waits, in seconds.
+
+    Call `next_delay()` after each failure and `reset()` after a success.
+    """
 
     first: float = 1.0
     factor: float = 1.6
@@ -21,14 +24,17 @@ class Backoff:
     failures: int = 0
 
     def next_delay(self) -> float:
-        """Count a failure and return the wait that follows it: within +-`jitter` of first x factor^n, at most `cap`."""
+        """Count a failure and return the wait after it.
+
+        It is within +-`jitter` of first x factor^n, and at most `cap`.
+        """
         try:
             delay = min(self.cap, self.first * self.factor**self.failures)
-        except OverflowError:  # after a thousand and more failures the power is no float any more
+        except OverflowError:  # after some thousand failures the power exceeds a float
             delay = self.cap
         self.failures += 1
         return min(self.cap, delay * (1.0 + self.rng.uniform(-self.jitter, self.jitter)))
 
     def reset(self) -> None:
-        """Forget the failures."""
+        """Reset the count of failures."""
         self.failures = 0

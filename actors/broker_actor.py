@@ -1,4 +1,7 @@
-"""The broker actor: a thin shell around `BrokerService`. Ray's methods carry control; messages travel on its socket."""
+"""The broker actor: a Ray actor around `BrokerService`.
+
+Control calls are Ray methods. Messages travel through the broker's socket.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from raymq.actors.actor_startup import Hosted, allow_many_files, leave_out_pandas
-from raymq.actors.address_watch import AddressWatch, names_by_address, on_loopback, own_address
+from raymq.actors.address_watch import AddressWatch, is_loopback_only, names_by_address, resolve_own_address
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.garbage import keep_collections_short
+from raymq.actors.gc_tuning import tune_gc
+from raymq.actors.hosted_service import HostedService, block_pandas_import, raise_file_limit
 from raymq.actors.naming import replica_name
 from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
 from raymq.actors.spare_process import SpareProcess
@@ -24,81 +27,90 @@ from raymq.actors.wire.frame import Command
 if TYPE_CHECKING:
     from raymq.actors.broker.replica.service import ReplicaService
 
-#: The threads of `invoke`, apart from those of control.
+#: The concurrency group of `invoke`, with threads separate from those of control calls.
 INVOKE_GROUP = "invoke"
 
-#: How long Ray may take to end a process that asked for it.
+#: The most seconds that Ray may take to end this process on request.
 _END_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class Broker:
-    """Owns one store directory and one listening socket. Ray restarts it on the same machine with the same spec."""
+    """The owner of one store directory and one listening socket.
+
+    Ray restarts it on the same machine with the same spec.
+    """
 
     def __init__(self, spec: BrokerSpec) -> None:
         node_id = ray.get_runtime_context().get_node_id()
-        allow_many_files()
-        leave_out_pandas()
+        raise_file_limit()
+        block_pandas_import()
         self._name = replica_name(spec.name, spec.replica)
         known = names_by_address(spec.name_servers, spec.keepers)
-        if not on_loopback(known):
+        if not is_loopback_only(known):
             AddressWatch(spec.cluster, lambda: known)
         self._loop = EventLoopThread(self._name)
         self._spare = SpareProcess(self._name, node_id)
-        self._hosted = Hosted(self._name, self._loop, lambda: self._start(spec, node_id))
+        self._hosted = HostedService(self._name, self._loop, lambda: self._start(spec, node_id))
 
     async def _start(self, spec: BrokerSpec, node_id: str) -> BrokerService | ReplicaService:
-        spec = dataclasses.replace(spec, host=own_address(spec.host))
+        spec = dataclasses.replace(spec, host=resolve_own_address(spec.host))
         if spec.replicas > 1:
             from raymq.actors.broker.replica.service import ReplicaService  # most brokers have no replicas
 
             service: BrokerService | ReplicaService = await ReplicaService.start(spec, node_id)
         else:
             service = await BrokerService.start(spec, node_id)
-        keep_collections_short()
+        tune_gc()
         self._spare.begin()
         return service
 
     def address(self, seconds: float, patience: float) -> str:
-        """Where it listens, "host:port", once it does; see `Hosted.wait`."""
+        """Return the address "host:port", once the broker listens; see `HostedService.wait`."""
         return self._hosted.wait(seconds, patience).address
 
     def troubles(self) -> dict[str, str]:
-        """See `BrokerService.troubles`."""
+        """Return the troubles of the service; see `BrokerService.troubles`."""
         return self._hosted.get().troubles
 
     def pid(self) -> int:
-        """Its process."""
+        """Return the process id."""
         return os.getpid()
 
     def status(self) -> BrokerInfo:
-        """Who it is and how it does."""
+        """Return the broker's identity and state."""
         return self._loop.run(self._status(self._hosted.get()))
 
     def deliver_due(self, scheduler_pid: int) -> DueReport:
-        """Put what is due into its real queues; called by the scheduler."""
+        """Deliver due messages to their queues; called by the scheduler."""
         return self._loop.run(self._hosted.get().deliver_due(scheduler_pid))
 
     @ray.method(concurrency_group=INVOKE_GROUP)
     def invoke(self, session: str, request: Command) -> Command:
-        """Carry out a command of a client whose way to the socket is barred; see `InvokeDoor`."""
+        """Carry out a command of a client that cannot reach the socket; see `InMemoryTransport`."""
         return self._loop.run(self._hosted.get().invoke(session, request))
 
     def stop(self) -> None:
-        """Flush, close the store (its abort file goes), free the port; the actor is killed next."""
+        """Flush and close the store, which deletes its abort file, and free the port.
+
+        The caller kills the actor next.
+        """
         self._spare.stop()
         self._hosted.stop()
 
     def is_stopped(self) -> bool:
-        """Whether it was stopped, as by `raymq cluster leave`, and its process is there yet."""
+        """Return True if the service was stopped but its process still runs.
+
+        `raymq cluster leave` stops it, for example.
+        """
         return self._hosted.is_stopped
 
     def restart(self) -> None:
-        """Stop as `stop` does, and end the process, after which Ray starts another one: nobody else has to be there.
+        """Stop as `stop` does, and end the process, so that Ray restarts the actor.
 
-        It never returns: who has called it sees another process before long. Ray is asked to end it, because of a
-        process that ends by itself it tells every driver's terminal.
+        No other program has to stay for it. The call never returns; its caller sees a new process before long. Ray is
+        asked to kill the actor, because Ray reports a process that exits by itself on the terminal of every driver.
         """
         try:
             self._hosted.stop()

@@ -1,30 +1,30 @@
-"""The errors that need a cluster to happen, and how an error travels in an answer.
+"""Errors of a cluster, and the wire codes of errors in answers.
 
-The tree's root and the errors of a store are in `raymq.storage.errors`; this module adds
+The root of the tree and the errors of a store are in `raymq.storage.errors`. This module adds
 
     RayMQError
     +-- InvalidInput
     |   +-- MessageIllegal             a message cannot be stored as it is
-    +-- SendError                      .attempts: what every try met
+    +-- SendError                      .attempts: the failure of every try
     |   +-- NotStored                  every try was refused by an answer or never reached a socket
-    |   |   +-- BufferFull             the producer holds as many messages as it may
+    |   |   +-- BufferFull             the producer's buffer is full
     |   +-- OutcomeUnknown (TimeoutError)   after one try the message may be stored
-    |   +-- PartlyStored               of a batch or a table some is stored, some is not, and nothing is unknown
-    +-- BrokerUnavailable              .broker; where it is neither of these two, nothing was sent
-    |   +-- TopicUnavailable           no broker of the topic is there now
-    |   +-- NotMaster                  the broker is a replica now; nothing was done
+    |   +-- PartlyStored               a part of a batch or a table is stored, the rest is surely not
+    +-- BrokerUnavailable              .broker; raised as this class itself: nothing was sent
+    |   +-- TopicUnavailable           no broker of the topic is registered now
+    |   +-- NotMaster                  the broker is not its group's master now; nothing was done
     |   +-- ConnectionLost             the connection broke before the answer
-    |   +-- Timeout (TimeoutError)     the answer did not come in time
+    |   +-- Timeout (TimeoutError)     the answer did not arrive in time
     +-- UnknownAttribute (InvalidInput)
     +-- BadSubscription  SubscriptionMismatch  ConsumerNotOnline  NotRecallable  ClientClosed  OffsetReset
-    +-- WriteIncomplete                .transaction, .rows, .missing: a committed write of which rows are lost
+    +-- WriteIncomplete                .transaction, .rows, .missing: a committed write that has lost rows
     +-- FencedEpoch                    another broker is master, in a larger epoch
-    +-- TooFewInSync                 a broker group has fewer replicas in sync than its policy wants; nothing was stored
-    +-- BrokerGroupNotFound            the register knows no such group
-    +-- ElectionFailed                 nobody, or not the wanted replica, may become master
+    +-- TooFewInSync                   a broker group has too few replicas in sync; nothing was stored
+    +-- BrokerGroupNotFound            the register has no such group
+    +-- ElectionFailed                 no replica, or not the designated one, may become master
     +-- PermissionDenied  ServerBusy  NothingToPop  SequenceGap  StaleHandle  WorkFailed
     +-- ProtocolError
-        +-- VersionMismatch            the other side runs an older RayMQ, or a newer one; nothing was done
+        +-- VersionMismatch            the peer runs an incompatible RayMQ; nothing was done
 """
 
 from __future__ import annotations
@@ -118,9 +118,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of a send. `code` is the broker's answer (None: no answer), `elapsed` in seconds.
+    """One try of a send.
 
-    `broker` and `queue` are None where the try ended before one was chosen.
+    `code` is that of the broker's answer (None: no answer), and `elapsed` is in seconds. `broker` and `queue` are None
+    if the try ended before one was chosen.
     """
 
     broker: str | None
@@ -130,16 +131,16 @@ class Attempt:
     elapsed: float
 
 
-#: The text of an error shows so many tries; `.attempts` has them all.
-_MOST_LINES = 8
+#: The most tries in the text of an error; `.attempts` has all of them.
+_MAX_LINES = 8
 
 
 class SendError(RayMQError):
-    """A send failed; `.attempts` lists each try.
+    """A failed send; `.attempts` lists each try.
 
-    `.results` of a batch has an entry per message, in order: a `SendResult`, or the `NotStored` or `OutcomeUnknown`
-    of that message; of a table one per part, and an entry's `.rows` says how many rows it is about. What was never
-    tried is NotStored without attempts. Of a single send it is empty.
+    `.results` of a batch has an entry per message, in order: a `SendResult`, or the `NotStored` or `OutcomeUnknown` of
+    that message. `.results` of a table has an entry per part, with its number of rows in `.rows`. An entry that was
+    never tried is NotStored without attempts. `.results` of a single send is empty.
     """
 
     results: Sequence[Any] = ()
@@ -151,55 +152,68 @@ class SendError(RayMQError):
             f"{a.code or 'no answer'}: {a.error} ({a.elapsed:.3f} s)"
             for number, a in enumerate(attempts, 1)
         ]
-        if len(lines) > _MOST_LINES:
-            lines[_MOST_LINES // 2 : -_MOST_LINES // 2] = [f"\n  ... {len(lines) - _MOST_LINES} more ..."]
+        if len(lines) > _MAX_LINES:
+            lines[_MAX_LINES // 2 : -_MAX_LINES // 2] = [f"\n  ... {len(lines) - _MAX_LINES} more ..."]
         super().__init__(message + "".join(lines))
         self.attempts = list(attempts)
         self.code = next((a.code for a in reversed(self.attempts) if a.code), None)
 
     @property
     def not_stored(self) -> list[int]:
-        """The places in `.results` of what is surely not stored, nor kept by an outbox: send that again."""
+        """Return the indices in `.results` of entries that have to be sent again.
+
+        They are surely not stored, and an outbox does not keep them.
+        """
         return [place for place, entry in enumerate(self.results) if isinstance(entry, NotStored) and not entry.kept]
 
     @property
     def unknown(self) -> list[int]:
-        """The places in `.results` of what may be stored, and is not kept by an outbox."""
+        """Return the indices in `.results` of entries that may be stored.
+
+        Entries that an outbox keeps are left out.
+        """
         return [
             place for place, entry in enumerate(self.results) if isinstance(entry, OutcomeUnknown) and not entry.kept
         ]
 
 
 class MessageIllegal(InvalidInput):
-    """A message, not a name, breaks a rule: its body, its properties, its flags, how it is packed."""
+    """A message breaks a rule with its body, its properties, its flags or its encoding."""
 
     wire_code = "MESSAGE_ILLEGAL"
 
 
 class NotStored(SendError):
-    """Surely not stored: every try was refused by a broker's answer or never reached a socket."""
+    """The message is surely not stored.
+
+    Every try was refused by a broker's answer or never reached a socket.
+    """
 
     retriable = True
 
 
 class PartlyStored(SendError):
-    """Of a batch or a table some messages are stored and some are surely not: `.results` says which."""
+    """Some messages of a batch or a table are stored, and others surely not.
+
+    `.results` has the result of each.
+    """
 
     remedy = "send again what is not stored: error.not_stored lists the places in .results"
 
 
 class BufferFull(NotStored):
-    """A producer that gathers messages holds as many as it may; the message was not taken."""
+    """The buffer of a producer that gathers messages is full; the message was not accepted."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
 
 
 class OutcomeUnknown(SendError, TimeoutError):
-    """A try got no answer, or the broker's disk failed under it: the message may or may not be stored.
+    """The message may or may not be stored.
 
-    `.transaction` names the write that this is about; None: it is about messages. A write is not to be repeated before
-    it is known what has become of it. `.committed` says that it surely is committed, and not all of it visible yet.
+    A try got no answer, or the broker's disk failed during the write. `.transaction` names the write that the error is
+    about; None: it is about messages. Do not repeat a write before its outcome is known. `.committed`: the write is
+    surely committed, but not all of it is visible yet.
     """
 
     retriable = True
@@ -220,11 +234,11 @@ class OutcomeUnknown(SendError, TimeoutError):
 
 
 class WriteIncomplete(RayMQError):
-    """A write is committed, and some of its rows are not there: what was staged of them is missing or damaged.
+    """A write is committed, but some of its rows are lost.
 
-    `.transaction` names the write; `.rows` of its rows are there, each once, or come to be there by themselves;
-    `.missing` rows are not, and `.reasons` says why, by broker. What is there is visible, so that to write all of it
-    again doubles it.
+    The staged data of these rows is missing or damaged. `.transaction` names the write. `.rows` rows are stored once
+    each, or will be without further action; `.missing` rows are lost, and `.reasons` says why, by broker. The stored
+    rows are visible, so repeating the whole write would store them twice.
     """
 
     def __init__(self, transaction: str, rows: int, missing: int, reasons: Mapping[str, str]) -> None:
@@ -240,7 +254,10 @@ class WriteIncomplete(RayMQError):
 
 
 class BrokerUnavailable(RayMQError):
-    """A broker (or name server, or actor) cannot be reached; `.broker` is its name or address."""
+    """A broker (or name server, or actor) cannot be reached.
+
+    `.broker` is its name or address.
+    """
 
     retriable = True
     wire_code = "SERVICE_NOT_AVAILABLE"
@@ -250,7 +267,10 @@ class BrokerUnavailable(RayMQError):
         self.broker = broker
 
     def at_address(self, address: str, name: str | None) -> None:
-        """Where the error knows its broker as `address` only, let it say that this is the broker `name`, too."""
+        """Add the name of the broker to an error that has only its address.
+
+        Nothing changes if `name` is None, or if the error is about another broker.
+        """
         if name is not None and self.broker == address:
             reason = str(self.args[0]).removeprefix(f"{address}: ")
             self.args = (f"{name} ({address}): {reason}",)
@@ -258,12 +278,13 @@ class BrokerUnavailable(RayMQError):
 
 
 class TopicUnavailable(BrokerUnavailable):
-    """No broker of the topic is there now, though it was lately, or no broker at all, so that nobody can say.
+    """No broker of the topic is registered now, though one was lately.
 
-    `.broker` names those that are away. To RocketMQ's clients it is what "no such topic" is.
+    It is also raised if no broker at all is registered, so that the topic's existence is unknown. `.broker` names the
+    brokers that have left the routes. RocketMQ's clients receive the code of "no such topic".
 
     Args:
-        words: what it says instead of "topic ... is away", for RocketMQ's clients.
+        words: the text in place of "topic ... is away", for RocketMQ's clients.
     """
 
     wire_code = "TOPIC_NOT_EXIST"
@@ -271,27 +292,27 @@ class TopicUnavailable(BrokerUnavailable):
     def __init__(self, topic: str, brokers: Sequence[str], words: str = "") -> None:
         self.broker = ", ".join(brokers) or "cluster"
         away = f"{self.broker} had it and left the routes" if brokers else "no broker is registered"
-        RayMQError.__init__(self, f"{words or f'topic {topic} is away'}: {away}", remedy=WHO_IS_THERE)
+        RayMQError.__init__(self, f"{words or f'topic {topic} is away'}: {away}", remedy=CLUSTER_INFO_HINT)
 
 
 def no_route_to(topic: str) -> str:
-    """RocketMQ's words, for its clients."""
+    """Return RocketMQ's text for a topic without a route, for its clients."""
     return f"No topic route info in name server for the topic: {topic}"
 
 
-# -- what is not there: one text per cause, with its remedy in Python's words; the command line translates it ---------
+# -- errors of missing things: one text per cause; the remedy is a Python call, which the command line translates -----
 
 #: The remedy where a broker is missing.
-WHO_IS_THERE = "Admin.cluster_info() lists the brokers there are"
-#: The remedy where nobody answers at the addresses of the name servers.
-NOBODY_ANSWERS = "cluster.start() starts a cluster; name_servers= names those of another one"
+CLUSTER_INFO_HINT = "Admin.cluster_info() lists the brokers there are"
+#: The remedy if no name server answers at its address.
+NO_CLUSTER_HINT = "cluster.start() starts a cluster; name_servers= names those of another one"
 
 
 def topic_not_found(topic: str, broker: str = "", *, more: str = "") -> TopicNotFound:
     """Return the error of a topic that does not exist (on `broker`).
 
     Args:
-        more: what can be done besides creating it.
+        more: a remedy besides creating the topic.
     """
     create = f'create it: Admin.create_topic("{topic}")' if not is_system_topic(topic) else ""
     remedy = "; ".join(filter(None, (create, more)))
@@ -315,38 +336,41 @@ def queue_not_found(queue: MessageQueue) -> QueueNotFound:
 
 
 def broker_not_found(broker: str, where: str) -> BrokerGroupNotFound:
-    """Return the error of a broker that is not `where` it was looked for."""
-    return BrokerGroupNotFound(f"there is no broker {broker} in {where}", remedy=WHO_IS_THERE)
+    """Return the error of a broker that was not found in `where`."""
+    return BrokerGroupNotFound(f"there is no broker {broker} in {where}", remedy=CLUSTER_INFO_HINT)
 
 
 class NotMaster(BrokerUnavailable):
-    """The broker is a replica now: nothing was done. Its group has, or is about to have, another master."""
+    """The broker is not its group's master now, and did nothing.
+
+    Its group has, or is about to elect, another master.
+    """
 
 
 class ConnectionLost(BrokerUnavailable):
-    """The connection broke after a request went out: its outcome is unknown."""
+    """The connection broke after a request was sent, so its outcome is unknown."""
 
 
 class Timeout(BrokerUnavailable, TimeoutError):
-    """No answer in time. The request may still be carried out: its outcome is unknown."""
+    """No answer arrived in time; the request may still be carried out."""
 
 
 class UnknownAttribute(InvalidInput):
-    """An attribute of a topic that is not known, or cannot have that value."""
+    """A topic's attribute is unknown, or cannot have that value."""
 
     wire_code = "SYSTEM_ERROR"
 
 
 class BadSubscription(RayMQError):
-    """A filter expression that cannot be read, or whose language is not served."""
+    """A filter expression cannot be parsed, or its language is not supported."""
 
     wire_code = "SUBSCRIPTION_PARSE_FAILED"
 
 
 class SubscriptionMismatch(RayMQError):
-    """A member's subscription differs from its group's; both are named.
+    """A member's subscription differs from its group's; the message names both.
 
-    `.in_force` is the group's `subscription_version`, where this member has a lower one; else None.
+    `.in_force` is the group's `subscription_version` if the member has a lower one; else None.
     """
 
     wire_code = "SUBSCRIPTION_PARSE_FAILED"
@@ -354,15 +378,16 @@ class SubscriptionMismatch(RayMQError):
 
 
 class ConsumerNotOnline(RayMQError):
-    """The group has no member here, or that client is none of them."""
+    """The group has no member on this broker, or the given client is none."""
 
     wire_code = "CONSUMER_NOT_ONLINE"
 
 
 class OffsetReset(RayMQError):
-    """An administrator sent the group to another place of the queue: go on at `.offset`.
+    """The group's offset was reset: go on at `.offset`.
 
-    `.incarnation` is that of the topic, where this is because a topic of the same name was made anew; else None.
+    An administrator did that, or the topic was deleted and created again; then `.incarnation` is that of the new topic,
+    else None.
     """
 
     wire_code = "PULL_OFFSET_MOVED"
@@ -374,7 +399,7 @@ class OffsetReset(RayMQError):
 
 
 class NotRecallable(RayMQError):
-    """The message is no timer, or its time had passed when it was sent."""
+    """The message is no timer message, or its time had passed when sent."""
 
     wire_code = "ILLEGAL_OPERATION"
 
@@ -384,25 +409,31 @@ class ClientClosed(RayMQError):
 
 
 class NothingToPop(RayMQError):
-    """A pop found no message in its time."""
+    """A pop found no message within its time."""
 
     wire_code = "POLLING_TIMEOUT"
 
 
 class StaleHandle(RayMQError):
-    """The delivery that a receipt handle names is over: acknowledged, renewed, expired, or reset."""
+    """The delivery of a receipt handle has ended.
+
+    It was acknowledged, renewed or reset, or it has expired.
+    """
 
     wire_code = "NO_MESSAGE"
 
 
 class PermissionDenied(RayMQError):
-    """The topic or group forbids it."""
+    """The permission of the topic or group forbids the operation."""
 
     wire_code = "NO_PERMISSION"
 
 
 class ServerBusy(RayMQError):
-    """Flow control: come again later. `.bound` names the broker's bound that was reached; empty elsewhere."""
+    """Flow control: try again later.
+
+    `.bound` names the broker's limit that was reached; empty for other causes.
+    """
 
     retriable = True
     wire_code = "SYSTEM_BUSY"
@@ -414,48 +445,59 @@ class ServerBusy(RayMQError):
 
 
 class FencedEpoch(RayMQError):
-    """A broker says that it is its group's master, and another one is, or was, in a larger epoch."""
+    """A broker acts as master, but another one has a larger epoch.
+
+    The other broker is or was the master of the same group in that epoch.
+    """
 
     wire_code = "CONTROLLER_FENCED_MASTER_EPOCH"
 
 
 class TooFewInSync(RayMQError):
-    """A broker group has fewer replicas in sync than it has to have: nothing was written."""
+    """A broker group has fewer replicas in sync than required; nothing was written."""
 
     retriable = True
     remedy = "bring the other replicas back; with a smaller min_in_sync less is promised of what is acknowledged"
 
 
 class BrokerGroupNotFound(NotFoundError):
-    """The register knows no such broker group, or no replica of it has ever started."""
+    """The register has no such broker group, or no replica of it has ever started."""
 
     wire_code = "CONTROLLER_BROKER_METADATA_NOT_EXIST"
 
 
 class ElectionFailed(RayMQError):
-    """Nobody may become a group's master now, or not the wanted replica; the message says why, and who is master."""
+    """No replica, or not the designated one, may become a group's master now.
+
+    The message says why, and which replica is master.
+    """
 
     retriable = True
     wire_code = "CONTROLLER_ELECT_MASTER_FAILED"
 
 
 class SequenceGap(RayMQError):
-    """An idempotent producer's batch is not the one that follows what the broker has of it; nothing was stored."""
+    """An idempotent producer's batch does not follow the last one in the broker.
+
+    Nothing was stored.
+    """
 
     retriable = True
 
 
 class ProtocolError(RayMQError):
-    """The peer sent what the protocol does not allow, or answered with a code that has no class of its own."""
+    """The peer violated the protocol, or answered with a code that has no error class."""
 
 
 class VersionMismatch(ProtocolError):
-    """A peer runs another RayMQ, and what is wanted of it only one of the two knows; nothing was done.
+    """The peer runs another RayMQ, and only one of the two supports the request.
+
+    Nothing was done.
 
     Attributes:
-        peer: its address.
+        peer: the address of the peer.
         theirs, ours: the oldest and the newest version of RayMQ's own protocol that each side speaks.
-        release: the version of its RayMQ; empty where that is not told.
+        release: the version of the peer's RayMQ; empty if it is not reported.
     """
 
     wire_code = "VERSION_NOT_SUPPORTED"
@@ -485,7 +527,10 @@ class VersionMismatch(ProtocolError):
 
 
 class WorkFailed(RayMQError):
-    """Some work of a consumer fails again and again with what nobody expected: `.work`, `.reason`, `.in_a_row`."""
+    """Some work of a consumer fails repeatedly with an unexpected error.
+
+    See `.work`, `.reason` and `.in_a_row`.
+    """
 
     def __init__(self, work: str, reason: str, in_a_row: int) -> None:
         super().__init__(f"{work} failed {in_a_row} times in a row: {reason}")

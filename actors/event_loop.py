@@ -1,14 +1,14 @@
-"""An event loop on a thread of its own: where sockets and their decisions live, inside actors and inside clients.
+"""An event loop on its own thread, for the sockets of actors and clients.
 
-uvloop is used where it is installed. The loop's thread is a daemon: a process that just ends is not held up.
+uvloop is used if it is installed. The loop's thread is a daemon, so it does not keep a process from ending.
 
-Waking another thread takes longer than most small things that a loop has to have done elsewhere. So its thread may make
-a short call of somebody else's code itself, beside the loop: it leaves the loop, makes the call, and comes back. If the
-call is not as short as it was thought to be, a second thread, which looks every few milliseconds while there are such
-calls, runs the loop from there on, and the first one stands by in its place.
+To wake another thread takes longer than most small calls that a loop needs to have made elsewhere. So the loop's thread
+may make a short call of foreign code itself: it leaves the loop, makes the call and returns to the loop. If the call
+takes longer than expected, a standby thread, which checks every few milliseconds while there are such calls, takes over
+the loop, and the first thread becomes the standby.
 
-A SystemExit or KeyboardInterrupt that comes out of a task or callback is none of a background loop's business: asyncio
-lets it end the loop, and the loop is run again at once.
+A SystemExit or KeyboardInterrupt out of a task or callback must not end a background loop: asyncio lets it stop the
+loop, and the loop is run again at once.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from raymq.actors.backoff import Backoff
 
 _T = TypeVar("_T")
 
-#: How often the second thread looks whether it has to run the loop,
+#: The interval at which the standby thread checks whether it has to run the loop.
 _LOOK_SECONDS: Final = 0.005
-#: how long the loop waits for a call at least before it does,
+#: A call has to take at least this long before the standby thread takes over the loop.
 _PATIENCE_SECONDS: Final = 0.002
-#: and how many looks without a call it has before it sleeps until there is one.
+#: After so many checks without a call the standby thread sleeps until the next call.
 _IDLE_LOOKS: Final = 20
-#: A loop that was ended from within is run again at once; one that fails again and again, after a wait up to this.
+#: A loop that was stopped by an exception is run again at once; after repeated failures, with a pause of up to this.
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
-#: A task that is cancelled may begin others, which have to be ended, too; not without end.
-_MOST_ENDINGS: Final = 10
+#: The most rounds of cancelling at the end: a cancelled task may begin others, which have to be cancelled as well.
+_MAX_ENDINGS: Final = 10
 
 _log = logging.getLogger(__name__)
 
 
-class _LastCalls:
-    """What a loop does with blocking calls once the program is ending and has no helper threads any more.
+class _InlineExecutorLoop:
+    """A loop that makes blocking calls itself once no helper threads can be started.
 
-    It makes them itself: what is sent last may still have a host name to look up, or an actor to call.
+    That is so while the program ends: the last sends may still have to look up a host name or call an actor.
     """
 
     def run_in_executor(self: Any, executor: Any, call: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
@@ -63,10 +63,11 @@ class _LastCalls:
 
 
 class _BlockingCall(Generic[_T]):
-    """A coroutine that a thread waits for, which an exception may interrupt anywhere, as one of a signal handler does.
+    """A coroutine that a thread waits for.
 
-    It waits for a plain lock. A `Future`'s condition is made in Python: an exception within its `__enter__` leaves it
-    locked for ever, and with it the event loop, which tells the result.
+    An exception may interrupt the thread anywhere, for example one of a signal handler. So the thread waits for a plain
+    lock. A `Future`'s condition is written in Python: an exception within its `__enter__` leaves it locked for ever,
+    and with it blocks the event loop that sets the result.
     """
 
     __slots__ = ("_coroutine", "_ended", "_error", "_given_up", "_task")
@@ -80,7 +81,7 @@ class _BlockingCall(Generic[_T]):
         self._ended.acquire()
 
     def begin(self) -> None:
-        """On the loop."""
+        """Start the coroutine, on the loop."""
         if self._given_up:
             self._coroutine.close()
             self._ended.release()
@@ -91,22 +92,25 @@ class _BlockingCall(Generic[_T]):
             self._error = error
             self._ended.release()
             raise
-        self._task.add_done_callback(self._tell)
+        self._task.add_done_callback(self._notify)
 
     def never_began(self) -> None:
-        """The loop has ended without it."""
+        """Fail the call after the loop has ended without running it."""
         self._coroutine.close()
         self._error = RuntimeError("the event loop has ended")
         self._ended.release()
 
     def cancel(self) -> None:
-        """On the loop; nothing happens to what has ended."""
+        """Cancel the call, on the loop; a call that has ended is left alone."""
         self._given_up = True
         if self._task is not None:
             self._task.cancel()
 
     def result(self, timeout: float | None) -> _T:
-        """On the thread that waits. TimeoutError after `timeout` seconds."""
+        """Wait for the result, on the calling thread.
+
+        Raise TimeoutError after `timeout` seconds.
+        """
         if not self._ended.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
             raise TimeoutError
         if self._error is not None:
@@ -116,46 +120,49 @@ class _BlockingCall(Generic[_T]):
             raise CancelledError
         return task.result()
 
-    def _tell(self, task: asyncio.Task[_T]) -> None:
+    def _notify(self, task: asyncio.Task[_T]) -> None:
         if not task.cancelled():
-            task.exception()  # somebody has asked for it: it is no exception that was never retrieved
+            task.exception()  # marks the exception as retrieved, which asyncio would else log
         self._ended.release()
 
 
 class EventLoopThread:
-    """Starts with construction; `stop()` cancels what runs and ends the thread. Thread-safe."""
+    """An event loop on a thread that starts with construction. Thread-safe.
+
+    `stop()` cancels the tasks and ends the thread.
+    """
 
     def __init__(self, name: str) -> None:
         self.loop = _new_event_loop()
         self._stopping = False
         self._ending = False
-        #: How often something within the loop raised what ends one, and it was run again.
+        #: How often an exception within the loop has stopped it, and it was run again.
         self.failures = 0
         self.last_failure: BaseException | None = None
         self.failed_at = 0.0
         self._pause = Backoff(first=0.001, cap=_LONGEST_PAUSE_SECONDS)
         self._ended = threading.Event()
-        #: Calls that threads wait for and the loop has not begun.
+        #: Calls that threads wait for, and that the loop has not begun.
         self._handed_over: set[_BlockingCall[Any]] = set()
         self._aside: Callable[[], None] | None = None
-        self._standby = _Standby()
+        self._standby = _StandbyThread()
         self._thread = threading.Thread(target=self._live, args=(True,), name=name, daemon=True)
-        #: What `threading.get_ident` says on the loop; None while nobody runs it.
+        #: The ident of the thread that runs the loop; None while no thread does.
         self.thread_id: int | None = None
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether coroutines can still be submitted."""
+        """Return True if coroutines can still be submitted."""
         return self._thread.is_alive() and not self.loop.is_closed()
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is the loop's own."""
+        """Return True if the calling thread is the loop's own."""
         return threading.get_ident() == self.thread_id
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Run a coroutine on the loop; the future resolves with its result."""
+        """Run a coroutine on the loop, and return a future of its result."""
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except RuntimeError:
@@ -163,7 +170,10 @@ class EventLoopThread:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
-        """Run a coroutine and wait for its result; cancelled if the caller is interrupted or `timeout` (s) is over."""
+        """Run a coroutine and wait for its result.
+
+        It is cancelled if the caller is interrupted, or after `timeout` seconds.
+        """
         if self.is_current:
             coroutine.close()
             raise RuntimeError("a blocking call on the event loop's own thread would wait for itself")
@@ -178,12 +188,12 @@ class EventLoopThread:
                 raise
             return call.result(timeout)
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the call
+            with contextlib.suppress(RuntimeError):  # the loop has closed, and with it the call
                 self.loop.call_soon_threadsafe(call.cancel)
             raise
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Cancel all tasks and end the thread; at most `timeout` seconds."""
+        """Cancel all tasks and end the thread, within `timeout` seconds."""
         if self.is_running:
             self._stopping = True
             with contextlib.suppress(RuntimeError):
@@ -193,14 +203,15 @@ class EventLoopThread:
 
     def _begin(self, call: _BlockingCall[Any]) -> None:
         if self._ending:
-            return  # it would be cancelled at once, and its caller might ask again for as long as that takes
+            return  # it would be cancelled at once, and its caller might repeat the call until the end
         self._handed_over.discard(call)
         call.begin()
 
-    def run_aside(self, call: Callable[[], None]) -> bool:
-        """On the loop: let its thread make this short call, beside the loop, as soon as what is ready has been done.
+    def run_on_loop_thread(self, call: Callable[[], None]) -> bool:
+        """Make a short call on the loop's thread, outside the loop; return False if impossible.
 
-        False: it cannot do that now. If the call takes longer than a few milliseconds, the loop goes on elsewhere.
+        Call it on the loop. The call is made as soon as the callbacks that are ready have run. If it takes longer than
+        a few milliseconds, the standby thread takes over the loop.
         """
         if self._aside is not None or self._stopping or not self._standby.is_ready(self._live):
             return False
@@ -209,7 +220,7 @@ class EventLoopThread:
         return True
 
     def _live(self, has_loop: bool) -> None:
-        """On either thread: run the loop while it has it, stand by while the other one does."""
+        """Run the loop or stand by, in turns, on either of the two threads."""
         asyncio.set_event_loop(self.loop)
         while has_loop or self._standby.wait(self._ended):
             try:
@@ -222,7 +233,10 @@ class EventLoopThread:
                 return
 
     def _run(self) -> bool:
-        """Run the loop and make what calls there are beside it, until it ends, or (False) is run elsewhere."""
+        """Run the loop, and make the calls outside it.
+
+        Return True when the loop has ended, and False when the other thread has taken it over.
+        """
         while True:
             self.thread_id = threading.get_ident()
             failed = self._run_until_stopped()
@@ -243,7 +257,10 @@ class EventLoopThread:
                 return False
 
     def _run_until_stopped(self) -> bool:
-        """Run the loop; True if what ended it was raised within it, by somebody's task or callback."""
+        """Run the loop; return True if an exception within it has stopped it.
+
+        The exception came from a task or a callback.
+        """
         began = time.monotonic()
         try:
             self.loop.run_forever()
@@ -263,8 +280,8 @@ class EventLoopThread:
     def _end(self) -> None:
         self._ending = True
         try:
-            for _ in range(_MOST_ENDINGS):
-                self.loop.run_until_complete(asyncio.sleep(0))  # who waits for what is done is told so
+            for _ in range(_MAX_ENDINGS):
+                self.loop.run_until_complete(asyncio.sleep(0))  # callbacks of finished tasks run first
                 tasks = asyncio.all_tasks(self.loop)
                 if not tasks:
                     break
@@ -274,55 +291,58 @@ class EventLoopThread:
             self.loop.close()
         finally:
             self._ended.set()
-            with contextlib.suppress(KeyError):  # empty; who hands something to a closed loop takes it back by itself
+            with contextlib.suppress(KeyError):  # empty; a later `run` fails by itself on the closed loop
                 while True:
                     self._handed_over.pop().never_began()
             self._standby.wake()
 
 
-class _Standby:
-    """The thread that has not got the loop, and what it knows of the one that has."""
+class _StandbyThread:
+    """The thread that can take over the loop from the thread that runs it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._waits = False
         self._calls = 0
-        #: When the call began that is being made; None if the other thread runs the loop.
+        #: The start of the call in progress; None while the other thread runs the loop.
         self._began: float | None = None
         self._has_work = threading.Event()
 
     def is_ready(self, live: Callable[[bool], None]) -> bool:
-        """Whether a thread waits to take the loop over; the first time one is started, for another time."""
+        """Return True if a thread waits to take over the loop.
+
+        The first call starts that thread, for later calls.
+        """
         if self._thread is None:
             thread = threading.Thread(target=live, args=(False,), name="raymq-standby", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # no room for one more thread now, or the program is ending
+            except RuntimeError as error:  # the process may start no more threads, or is ending
                 _log.debug("no thread can stand by: %s", error)
                 return False
             self._thread = thread
         return self._waits
 
     def begin(self) -> None:
-        """The loop's thread makes a call."""
+        """Note that the loop's thread makes a call."""
         self._calls += 1
         self._began = time.monotonic()
         if not self._has_work.is_set():
             self._has_work.set()
 
     def end(self) -> bool:
-        """It has made it. Whether it still has the loop."""
+        """Note the end of the call; return True if the caller still has the loop."""
         with self._lock:
             mine, self._began = self._began is not None, None
             return mine
 
     def wake(self) -> None:
-        """Let it see that the loop has ended."""
+        """Wake the thread to check whether the loop has ended."""
         self._has_work.set()
 
     def wait(self, ended: threading.Event) -> bool:
-        """On the thread that stands by: True once it has the loop, False when that has ended."""
+        """Stand by; return True once this thread has the loop, False when it ended."""
         self._waits = True
         while True:
             self._has_work.wait()
@@ -335,7 +355,7 @@ class _Standby:
                     return True
                 idle, calls = (idle + 1, calls) if calls == self._calls else (0, self._calls)
             self._has_work.clear()
-            if calls != self._calls or ended.is_set():  # it had looked before we cleared
+            if calls != self._calls or ended.is_set():  # a call came between the check and the clear
                 self._has_work.set()
 
     def _takes_over(self) -> bool:
@@ -350,5 +370,5 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
     kind: Any = asyncio.SelectorEventLoop
     with contextlib.suppress(ImportError):
         kind = importlib.import_module("uvloop").Loop
-    loop: asyncio.AbstractEventLoop = type("Loop", (_LastCalls, kind), {})()
+    loop: asyncio.AbstractEventLoop = type("Loop", (_InlineExecutorLoop, kind), {})()
     return loop

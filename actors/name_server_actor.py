@@ -1,4 +1,4 @@
-"""The name-server actor: a thin shell around `NameServerService`."""
+"""The name-server actor: a Ray actor around `NameServerService`."""
 
 from __future__ import annotations
 
@@ -6,61 +6,67 @@ import dataclasses
 import os
 from typing import Any
 
-from raymq.actors.actor_startup import Hosted, allow_many_files
-from raymq.actors.address_watch import AddressWatch, on_loopback, own_address
+from raymq.actors.address_watch import AddressWatch, is_loopback_only, resolve_own_address
 from raymq.actors.errors import RayMQError
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.hosted_service import HostedService, raise_file_limit
 from raymq.actors.names.service import NameServerService
 from raymq.actors.naming import keeper_name
 from raymq.actors.protocol import NameServerSpec
-from raymq.actors.wire.commands.keeper import KEEPERS
+from raymq.actors.wire.commands.keeper_commands import KEEPERS
 
 
 class NameServer:
-    """One per cluster or more, independent of each other. Ray restarts it with the same spec; brokers re-register."""
+    """One of the independent name servers of a cluster.
+
+    Ray restarts it with the same spec, and the brokers register again.
+    """
 
     def __init__(self, spec: NameServerSpec) -> None:
         self._spec = spec
-        allow_many_files()
+        raise_file_limit()
         self._loop = EventLoopThread("name-server")
-        self._hosted = Hosted(f"name-server-{spec.index}", self._loop, lambda: self._start(spec))
-        if not on_loopback([spec.host]):
+        self._hosted = HostedService(f"name-server-{spec.index}", self._loop, lambda: self._start(spec))
+        if not is_loopback_only([spec.host]):
             AddressWatch(spec.cluster, self._keepers, self._keeper_moved)
 
     @staticmethod
     async def _start(spec: NameServerSpec) -> NameServerService:
-        return await NameServerService.start(dataclasses.replace(spec, host=own_address(spec.host)))
+        return await NameServerService.start(dataclasses.replace(spec, host=resolve_own_address(spec.host)))
 
     def address(self, seconds: float, patience: float) -> str:
-        """Where it listens, "host:port", once it does; see `Hosted.wait`."""
+        """Return the address "host:port", once the server listens; see `HostedService.wait`."""
         return self._hosted.wait(seconds, patience).address
 
     def arguments(self) -> dict[str, Any]:
-        """What the cluster was started with."""
+        """Return the arguments of the cluster's start."""
         return self._spec.arguments
 
     def finish(self) -> None:
-        """Every actor of the cluster is up."""
+        """Record that every actor of the cluster is up."""
         self._loop.run(self._finish(self._hosted.get()))
 
     def is_finished(self, seconds: float, patience: float) -> bool:
-        """Whether the start of the cluster was ever through, once this is up; see `Hosted.wait`."""
+        """Return True if the cluster's start has completed; wait until this server is up.
+
+        See `HostedService.wait`.
+        """
         return self._hosted.wait(seconds, patience).is_finished
 
     def publish(self, namespace: str, entries: dict[str, str]) -> None:
-        """Have these entries, and no others, in a namespace of the configuration that clients can ask for."""
+        """Replace all entries of a configuration namespace, which clients can read."""
         self._loop.run(self._publish(self._hosted.get(), namespace, entries))
 
     def pid(self) -> int:
-        """Its process."""
+        """Return the process id."""
         return os.getpid()
 
     def stop(self) -> None:
-        """Close the socket; the actor is killed next."""
+        """Close the socket; the caller kills the actor next."""
         self._hosted.stop()
 
     def _keepers(self) -> dict[str, str]:
-        """The names of the keepers, by the addresses that it tells of them."""
+        """Return the actor names of the keepers by their published addresses."""
         try:
             service = self._hosted.get()
         except RayMQError:

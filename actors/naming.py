@@ -1,7 +1,7 @@
-"""Names: what a topic, a group and an actor may be called, and which names are the system's.
+"""Names of topics, groups and actors, and the names that the system reserves.
 
-A topic's name becomes a directory's name, so nothing that is not in `NAME_PATTERN` may get past `check_topic`.
-Source of the rules: RocketMQ's TopicValidator and Validators.
+A topic's name becomes a directory's name, so `check_topic` accepts only names that match `NAME_PATTERN`. Source of the
+rules: RocketMQ's TopicValidator and Validators.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from raymq.storage.errors import InvalidInput
 NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 MAX_TOPIC_CHARACTERS = 127
 MAX_GROUP_CHARACTERS = 120
-#: A cluster's name is its Ray namespace; a topic is named after it (`reply_topic`).
+#: A cluster's name is its Ray namespace, and the prefix of a topic's name (`reply_topic`).
 MAX_NAMESPACE_CHARACTERS = MAX_TOPIC_CHARACTERS - len("_REPLY_TOPIC")
 #: Topics that the system derives from a group's name may be longer.
 MAX_DERIVED_TOPIC_CHARACTERS = 255
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
-#: Where messages for a chosen time wait; RocketMQ's TIMER_TOPIC.
+#: The topic of timer messages until their time; RocketMQ's TIMER_TOPIC.
 TIMER_TOPIC = delay_levels.TIMER_TOPIC
-#: The model of topics that a first message makes.
+#: The template of topics that are auto-created by a first message.
 AUTO_CREATE_TOPIC = "TBW102"
 #: The most queues that a topic may have on one broker.
 MAX_QUEUES = 1024
-#: How many queues such a topic gets on each broker (RocketMQ's defaultTopicQueueNums of a producer).
+#: The number of queues of an auto-created topic on each broker (RocketMQ's defaultTopicQueueNums of a producer).
 AUTO_CREATED_QUEUES = 4
 
 #: RocketMQ's NOT_ALLOWED_SEND_TOPIC_SET.
@@ -49,7 +49,7 @@ SYSTEM_PREFIX = "rmq_sys_"
 
 
 def check_name(field: str, name: object, max_characters: int) -> str:
-    """Return `name` if it may be used; InvalidInput names the rule that it breaks."""
+    """Return `name` if it is valid; raise InvalidInput with the rule that it breaks."""
     if not isinstance(name, str):
         raise TypeError(f"{field} must be str, not {type(name).__name__}")
     if not name:
@@ -62,19 +62,22 @@ def check_name(field: str, name: object, max_characters: int) -> str:
 
 
 def check_topic(name: object, field: str = "topic") -> str:
-    """A topic's name, derived ones (%RETRY%, %DLQ%) included."""
+    """Return a valid topic name, which may be a derived one (%RETRY%, %DLQ%)."""
     derived = isinstance(name, str) and name.startswith((RETRY_PREFIX, DLQ_PREFIX))
     return check_name(field, name, MAX_DERIVED_TOPIC_CHARACTERS if derived else MAX_TOPIC_CHARACTERS)
 
 
 def check_group(name: object, field: str = "group") -> str:
-    """A consumer or producer group's name."""
+    """Return a valid name of a consumer or producer group."""
     return check_name(field, name, MAX_GROUP_CHARACTERS)
 
 
 @lru_cache(maxsize=1024)
 def check_sendable(topic: object) -> str:
-    """A topic that a user may send to. What was good once is found good at once: producers ask for every message."""
+    """Return the name of a topic that a user may send to.
+
+    The result is cached, because producers call this for every message.
+    """
     name = check_topic(topic)
     if name in UNSENDABLE_TOPICS:
         raise InvalidInput("topic", "not one of the system's own topics", name)
@@ -82,27 +85,30 @@ def check_sendable(topic: object) -> str:
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether `topic` is the system's in every cluster: its own, and those derived from groups."""
+    """Return True if `topic` is a system topic in every cluster.
+
+    Topics that are derived from groups are included.
+    """
     return topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_PREFIX, RETRY_PREFIX, DLQ_PREFIX))
 
 
 def retry_topic(group: str) -> str:
-    """Where a group's failed messages come again."""
+    """Return the topic of a group's messages that are to be retried."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """Where a group's dead messages rest."""
+    """Return the topic of a group's dead letters."""
     return DLQ_PREFIX + group
 
 
 def reply_topic(cluster: str) -> str:
-    """Where replies to requests are kept."""
+    """Return the topic of a cluster's replies to requests."""
     return f"{cluster}_REPLY_TOPIC"
 
 
 def broker_name(index: int) -> str:
-    """broker-a, broker-b, ... broker-z, broker-aa, ..."""
+    """Return a broker's name: broker-a, broker-b, ... broker-z, broker-aa, ..."""
     letters = ""
     index += 1
     while index:
@@ -112,26 +118,29 @@ def broker_name(index: int) -> str:
 
 
 def replica_name(broker: str, replica: int) -> str:
-    """The actor name of a broker group's replica, from 0 on, which is that of its store's folder, too."""
+    """Return the actor name of a broker group's replica, which is numbered from 0.
+
+    It is also the name of the directory of the replica's store.
+    """
     return f"{broker}.{replica}" if replica else broker
 
 
 def name_server_name(index: int) -> str:
-    """The actor name of the cluster's name server `index`."""
+    """Return the actor name of the cluster's name server `index`."""
     return f"name-server-{index}"
 
 
 def keeper_name(number: int) -> str:
-    """The actor name of the cluster's keeper `number`, from 1 on."""
+    """Return the actor name of the cluster's keeper `number`, from 1 on."""
     return f"keeper-{number}"
 
 
 def host_resource(host: str) -> str:
-    """The custom resource that says "this is that machine"; see configs/ray-up-local.yaml."""
+    """Return the custom Ray resource of a machine; see configs/ray-up-local.yaml."""
     return f"broker_{host}"
 
 
-#: A Ray node that is only there for a Spark session has a resource that is called so.
+#: The prefix of the resource of a Ray node that was started only for a Spark session.
 SPARK_NODE_PREFIX = "raymq_spark_"
 
 SCHEDULER_NAME = "scheduler"
@@ -140,30 +149,30 @@ _PRODUCER_PREFIX = "producer:"
 
 
 def is_broker_name(name: str) -> bool:
-    """Whether it is one that `broker_name` or `replica_name` makes."""
+    """Return True if `name` has the form of `broker_name` or `replica_name`."""
     return re.fullmatch(r"broker-[a-z]{1,2}(\.[1-9][0-9]?)?", name) is not None
 
 
 def is_replica_of(name: str, broker: str) -> bool:
-    """Whether it is the actor name of a replica of that broker group."""
+    """Return True if `name` is the actor name of a replica of that broker group."""
     return name == broker or re.fullmatch(re.escape(broker) + r"\.[1-9][0-9]?", name) is not None
 
 
 def is_name_server_name(name: str) -> bool:
-    """Whether it is one that `name_server_name` makes."""
+    """Return True if `name` has the form of `name_server_name`."""
     return re.fullmatch("name-server-[0-9]{1,2}", name) is not None
 
 
 def is_keeper_name(name: str) -> bool:
-    """Whether it is one that `keeper_name` makes."""
+    """Return True if `name` has the form of `keeper_name`."""
     return re.fullmatch("keeper-[1-9][0-9]?", name) is not None
 
 
 def is_producer_name(name: str) -> bool:
-    """Whether it is one that `producer_name` makes."""
+    """Return True if `name` has the form of `producer_name`."""
     return name.startswith(_PRODUCER_PREFIX)
 
 
 def producer_name(group: str) -> str:
-    """The actor name of a group's shared producer."""
+    """Return the actor name of a group's shared producer."""
     return _PRODUCER_PREFIX + group

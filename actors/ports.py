@@ -1,9 +1,9 @@
-"""Ports that are kept: a service chooses its port once, and comes back to it with every restart.
+"""Persistent ports: a service chooses its port once, and uses it again after each restart.
 
-A port that is chosen freely lies outside the range that the system takes for outgoing connections: else any program
-that connects somewhere while a broker is away may have taken its port.
+A freely chosen port lies outside the system's range for outgoing connections. Otherwise any program that opens a
+connection while a broker is down could take the broker's port.
 
-A broker has two: its own, and the one 2 below, which RocketMQ's clients use with their VIP channel on.
+A broker has two ports: its own, and the one 2 below it, which RocketMQ's clients use if their VIP channel is on.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from raymq.actors.wire.server import bind
 
-#: How far below a broker's port its VIP channel is; clients compute it.
+#: The distance of a broker's VIP channel below its port; clients compute the VIP port from it.
 VIP_DISTANCE = 2
 _TRIES = 50
-#: Ports below are well known, or used by what runs beside.
+#: Ports below are well known, or likely to be used by other programs.
 _LOWEST = 10_000
 _HIGHEST = 65_535
 _OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -28,8 +28,10 @@ _OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _log = logging.getLogger(__name__)
 
 
-def bind_kept(host: str, port: int) -> socket.socket:
-    """A socket bound to a name server's port, not yet listening; 0 takes a free one that may be kept.
+def bind_persistent_port(host: str, port: int) -> socket.socket:
+    """Return a socket bound to a name server's port, not yet listening.
+
+    Port 0 takes a free port that may be kept.
 
     Raises:
         OSError: the port is taken.
@@ -43,9 +45,9 @@ def bind_kept(host: str, port: int) -> socket.socket:
 
 
 def bind_broker(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to a broker's port and to its VIP channel, in this order, not yet listening.
+    """Return sockets bound to a broker's port and its VIP channel, not yet listening.
 
-    Port 0 takes a free one whose VIP channel is free too. A given port is taken without its VIP channel where that is
+    Port 0 takes a free port whose VIP channel is free as well. A given port is taken without its VIP channel if that is
     not free.
 
     Raises:
@@ -68,14 +70,17 @@ def bind_broker(host: str, port: int) -> list[socket.socket]:
 
 
 def _candidates() -> Iterator[int]:
-    """Ports to try, at random."""
+    """Yield random ports to try."""
     low, high = _kept_range()
     for _ in range(_TRIES):
         yield random.randrange(low, high)
 
 
 def _kept_range() -> tuple[int, int]:
-    """Ports from the first on, up to the second: the larger part beside those of outgoing connections."""
+    """Return the range of ports to choose from, without its end.
+
+    It is the larger one of the two ranges beside that of outgoing connections.
+    """
     try:
         first, last = map(int, _OUTGOING_PORTS.read_text("ascii").split())
     except (OSError, ValueError):

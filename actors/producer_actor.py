@@ -1,6 +1,7 @@
-"""The shared producer actor: one per group, for applications of many short tasks that would each learn the routes anew.
+"""The shared producer actor: one per group, for applications of many short tasks.
 
-It keeps connections, routes and what it learned of slow brokers; its callers hand it ready-made records.
+Without it each task would fetch the routes and connect by itself. The actor keeps connections, routes and the latencies
+of slow brokers. Its callers pass encoded records.
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ import ray
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import Tls
-from raymq.actors.routing import Routes
-from raymq.actors.sending.idempotent import IdempotentSender
-from raymq.actors.sending.sender import Sent, Terms, make_sender
-from raymq.actors.sending.shared_batches import PooledSends
-from raymq.actors.supervision import Supervisor
-from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.frame import MOST_FRAME_BYTES
+from raymq.actors.route_cache import RouteCache
+from raymq.actors.sending.batching_sender import BatchingSender
+from raymq.actors.sending.idempotent_sender import IdempotentSender
+from raymq.actors.sending.sender import SendOutcome, SendParameters, make_sender
+from raymq.actors.supervisor import Supervisor
+from raymq.actors.wire.connection_pool import ConnectionPool
+from raymq.actors.wire.frame import MESSAGE_FRAME_BYTES
 from raymq.actors.wire.tls import client_context
 
-#: A shared producer that nobody used for so long ends; who sends next starts another.
+#: A shared producer without a send for this long ends; the next send starts another one.
 IDLE_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerSpec:
-    """What a producer actor is started with; `idle_seconds` without a send end it."""
+    """The arguments of a producer actor.
+
+    It ends after `idle_seconds` without a send.
+    """
 
     group: str
     name_servers: tuple[str, ...]
@@ -43,31 +47,35 @@ class ProducerSpec:
 
 
 class Producer:
-    """Ray restarts it with the same spec; what it had acknowledged lies in the brokers' logs.
+    """The shared producer of a group.
 
-    One that nobody uses ends itself: a group's name that is used once costs no process for as long as the cluster runs.
+    Ray restarts it with the same spec. Acknowledged messages are in the brokers' logs, so a restart does not lose them.
+    A producer without sends ends itself, so that a group that is used only once does not cost a process as long as the
+    cluster runs.
     """
 
     def __init__(self, spec: ProducerSpec) -> None:
         self._loop = EventLoopThread("producer")
         self._under_way = 0
-        #: Whether it takes no more sends: what came now would die with it, unanswered.
+        #: Whether the actor refuses sends because it ends: they would be lost without an answer.
         self._ending = False
         self._used_at = time.monotonic()
         self._idle_seconds = spec.idle_seconds
         self._plain, self._numbered = self._loop.run(self._open(spec))
 
     def pid(self) -> int:
-        """Its process."""
+        """Return the process id."""
         return os.getpid()
 
     async def send(
-        self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms, idempotent: bool = False
-    ) -> Sent:
-        """Send contiguous records of one topic, joined with what others send; errors as `Sender.send` says.
+        self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: SendParameters, idempotent: bool = False
+    ) -> SendOutcome:
+        """Send contiguous records of one topic, joined with other callers' records.
+
+        Raise the errors of `Sender.send`.
 
         Args:
-            idempotent: number the batch that they travel in, so that a lost answer makes no duplicate.
+            idempotent: send in a batch with a sequence number, so that a lost answer causes no duplicate.
         """
         sends = self._numbered if idempotent else self._plain
         self._under_way += 1
@@ -83,18 +91,18 @@ class Producer:
         while not self._ending:
             await asyncio.sleep(self._idle_seconds / 10)
             self._ending = time.monotonic() - self._used_at >= self._idle_seconds
-            if self._under_way:  # it came before it could be told
+            if self._under_way:  # a send arrived before `_ending` was set
                 self._ending = False
-        ray.kill(ray.get_runtime_context().current_actor)  # for good: Ray starts it no more
+        ray.kill(ray.get_runtime_context().current_actor)  # without a restart by Ray
 
     def stop(self) -> None:
-        """Close its sockets; the actor is killed next."""
+        """Close the sockets; the caller kills the actor next."""
         self._loop.stop()
 
-    async def _open(self, spec: ProducerSpec) -> tuple[PooledSends, PooledSends]:
+    async def _open(self, spec: ProducerSpec) -> tuple[BatchingSender, BatchingSender]:
         pool = ConnectionPool(
-            tls=None if spec.tls is None else client_context(spec.tls), max_frame_bytes=MOST_FRAME_BYTES
+            tls=None if spec.tls is None else client_context(spec.tls), max_frame_bytes=MESSAGE_FRAME_BYTES
         )
-        sender = make_sender(pool, Routes(pool, spec.name_servers), spec.isolation)
+        sender = make_sender(pool, RouteCache(pool, spec.name_servers), spec.isolation)
         Supervisor(f"shared producer of {spec.group}").keep("end where nobody sends", self._end_idle)
-        return PooledSends(sender), PooledSends(IdempotentSender(sender))
+        return BatchingSender(sender), BatchingSender(IdempotentSender(sender))

@@ -1,6 +1,6 @@
-"""The values that cross process borders: one module, so that both ends mean the same.
+"""Values that cross process boundaries, shared by clients and servers.
 
-All are frozen, picklable and free of behaviour beyond conversion to and from plain data.
+All are frozen and picklable, and have no behaviour beyond conversion to and from plain data.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import numpy.typing as npt
 
 PERM_READ = 4
 PERM_WRITE = 2
-#: A topic that others are made after.
+#: The permission of a topic that serves as the template of auto-created topics.
 PERM_INHERIT = 1
 MASTER_ID = 0
-#: Brokers tell name servers this often that they live.
+#: The interval of the brokers' heartbeats to name servers.
 HEARTBEAT_SECONDS = 1.0
-#: A client is forgotten by its brokers so long after its last connection closed, unless it has come back.
-GRACE_SECONDS = 2.0
-#: A group that has committed in so many seconds is in use: pull consumers and Spark are no members.
+#: Brokers drop a client this long after its last connection closed, unless it has reconnected.
+SESSION_GRACE_SECONDS = 2.0
+#: A group with a commit within this time counts as in use, because pull consumers and Spark are not members.
 IDLE_SECONDS = 60.0
-#: A queue's lock lasts so long from the last time that it was asked for.
+#: A queue's lock lasts this long from its last request.
 LEASE_SECONDS = 60.0
-#: A broker that has left the routes is expected back for so long: its sharding keys wait for it.
-AWAY_SECONDS = 300.0
-#: What may have waited longer to be looked at is refused, unless a cluster's configuration says otherwise.
+#: A broker that has left the routes is expected back for this long, and its sharding keys wait for it.
+RECENTLY_LEFT_SECONDS = 300.0
+#: The default limit of an append's wait: an append that may have waited longer is refused.
 APPEND_WAIT_MS = 200
-#: The delay level that sends a failed message to the dead letters at once.
+#: The delay level that makes a failed message a dead letter at once.
 STRAIGHT_TO_DLQ = -1
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageQueue:
-    """One ordered topic_queue of a topic: named by topic, broker name and queue id."""
+    """One ordered queue of a topic, identified by topic, broker name and queue id."""
 
     topic: str
     broker: str
@@ -43,7 +43,7 @@ class MessageQueue:
 
 
 class SendStatus(enum.Enum):
-    """What became of a stored message; in all four it is in the master's log."""
+    """The status of a stored message; with all four it is in the master's log."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -52,18 +52,18 @@ class SendStatus(enum.Enum):
 
 
 class RecallStatus(enum.Enum):
-    """What became of a message that was to be delivered at a time of its own and is called back."""
+    """The result of recalling a timer message."""
 
-    #: It will never be delivered.
+    #: The message will never be delivered.
     WITHDRAWN = "WITHDRAWN"
-    #: It was delivered already.
+    #: The message was delivered already.
     DELIVERED = "DELIVERED"
-    #: The broker does not know it, or not any more.
+    #: The broker does not have the message, or no longer.
     UNKNOWN = "UNKNOWN"
 
 
-class Redriven(enum.Enum):
-    """What was done with a dead letter that its group should get again."""
+class RedriveStatus(enum.Enum):
+    """The result of sending a dead letter to its group again."""
 
     REDRIVEN = "redriven"
     ALREADY = "already"
@@ -71,24 +71,24 @@ class Redriven(enum.Enum):
 
 
 class SettleAction(enum.IntEnum):
-    """What a consumer wants to become of a delivery. The numbers are on the wire."""
+    """What a consumer does with a delivery. The numbers are used on the wire."""
 
-    #: The message is done.
+    #: Acknowledge the message.
     ACK = 0
-    #: A call with it begins, or goes on: lend it for so many milliseconds from now on.
+    #: A listener call with the message begins or goes on: keep it invisible for so many milliseconds from now on.
     RUN = 1
-    #: No call with it has begun, but one will: lend it for so many milliseconds from now on.
+    #: No listener call has begun yet, but one will: keep the message invisible for so many milliseconds from now on.
     HOLD = 2
-    #: No call with it has begun: it is any member's at once, and this delivery does not count.
+    #: No listener call has begun: any member may receive the message at once, and this delivery does not count.
     RETURN = 3
-    #: The listener failed: lend it again after a delay level's wait (0 the ladder), or make it a dead letter (-1).
+    #: The listener failed: deliver again after a delay level's wait (0: by the ladder), or make it a dead letter (-1).
     RETRY = 4
 
 
 class SettleOutcome(enum.IntEnum):
-    """What was done with a delivery. The numbers are on the wire."""
+    """The result of settling a delivery. The numbers are used on the wire."""
 
-    #: Its time was over, or it was settled, or the group's offset was reset: nothing was done.
+    #: Nothing was done: the delivery had expired or was settled before, or the group's offset was reset.
     STALE = 0
     DONE = 1
     #: The message becomes a dead letter.
@@ -96,16 +96,20 @@ class SettleOutcome(enum.IntEnum):
 
 
 class SettleResult(NamedTuple):
-    """What was done with a delivery, and for how long the message waits for its next try, if it failed."""
+    """The result of settling a delivery.
+
+    `delay_ms` is the wait before the next try of a failed message.
+    """
 
     outcome: SettleOutcome
     delay_ms: int = 0
 
 
 class Settlement(NamedTuple):
-    """What is to become of one delivery: a place and a pop time, which name it, and the action with its argument.
+    """A request to settle one delivery: its position, its pop time, and the action.
 
-    `reason` says why the listener failed; it becomes the dead letter's reason where this was the last try.
+    Position and pop time identify the delivery. `reason` says why the listener failed; if this was the last try, it
+    becomes the dead letter's reason.
     """
 
     topic: str
@@ -119,16 +123,16 @@ class Settlement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupContent:
-    """What one broker has of a group.
+    """The state of a group on one broker.
 
     Attributes:
-        exists: whether there is anything of it, its retry topic included.
+        exists: whether the broker has any state of the group, including its retry topic.
         members: client ids of its members, at most 100.
         since_commit: seconds since its last commit; None if there was none since the broker's start.
-        offsets: queues in which it has committed.
-        in_flight: messages that are lent to its pop consumers.
-        retries: messages that wait for their retry.
-        dead_letters: its dead letters, deleted ones left out.
+        offsets: the number of queues in which it has committed.
+        in_flight: the number of messages that its pop consumers have received and not settled.
+        retries: the number of messages that wait for their retry.
+        dead_letters: the number of its dead letters, without deleted ones.
     """
 
     exists: bool
@@ -142,7 +146,7 @@ class GroupContent:
 
 @dataclass(frozen=True, slots=True)
 class QueueData:
-    """How many queues a topic has on one broker, and what may be done with them."""
+    """The number of queues of a topic on one broker, and their permissions."""
 
     broker: str
     read_queues: int
@@ -150,8 +154,8 @@ class QueueData:
     perm: int = PERM_READ | PERM_WRITE
 
 
-class AwayQueues(NamedTuple):
-    """What a broker had of a topic that left the routes so many `seconds` ago."""
+class RecentlyLeftQueues(NamedTuple):
+    """A topic's queues on a broker that left the routes `seconds` ago."""
 
     data: QueueData
     seconds: float
@@ -159,24 +163,28 @@ class AwayQueues(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """Where a topic lives. `addresses` maps a broker's name to its master's "host:port".
+    """The queues of a topic and the addresses of its brokers.
 
-    `body_limits` maps it to the longest body that the broker takes, its `max_message_bytes`, where it has said so.
-    `away` are the brokers that had the topic and have left the routes for less than `AWAY_SECONDS`.
+    `addresses` maps a broker's name to its master's "host:port". `body_limits` maps it to the longest body that the
+    broker accepts, its `max_message_bytes`, if the broker has reported it. `away` are the brokers that had the topic
+    and left the routes less than `RECENTLY_LEFT_SECONDS` ago.
     """
 
     topic: str
     queues: tuple[QueueData, ...]
     addresses: dict[str, str] = field(default_factory=dict)
     body_limits: dict[str, int] = field(default_factory=dict)
-    away: tuple[AwayQueues, ...] = ()
+    away: tuple[RecentlyLeftQueues, ...] = ()
 
     def max_body_bytes(self, broker: str | None = None) -> int | None:
-        """The longest body that `broker` takes, or each broker of the topic; None if nobody has said."""
+        """Return the longest body that `broker`, or each broker of the topic, accepts.
+
+        Return None if no limit was reported.
+        """
         return min(self.body_limits.values(), default=None) if broker is None else self.body_limits.get(broker)
 
     def readable(self) -> list[MessageQueue]:
-        """Every queue that may be read, sorted."""
+        """Return all readable queues, sorted."""
         return sorted(
             MessageQueue(self.topic, data.broker, queue_id)
             for data in self.queues
@@ -185,7 +193,7 @@ class TopicRoute:
         )
 
     def writable(self) -> list[MessageQueue]:
-        """Every queue that may be written, sorted."""
+        """Return all writable queues, sorted."""
         return sorted(
             MessageQueue(self.topic, data.broker, queue_id)
             for data in self.queues
@@ -194,15 +202,15 @@ class TopicRoute:
         )
 
     def writable_away(self) -> list[MessageQueue]:
-        """Every queue that could be written if its broker were not away, sorted."""
+        """Return all queues on brokers that have left and that were writable, sorted."""
         return TopicRoute(self.topic, tuple(each.data for each in self.away)).writable()
 
-    def lets_write(self, broker: str) -> bool:
-        """Whether the topic's permission on that broker lets it be written, as far as that is known."""
+    def is_writable_on(self, broker: str) -> bool:
+        """Return True unless the topic's permission on that broker forbids writing."""
         return all(data.perm & PERM_WRITE for data in self.queues if data.broker == broker)
 
-    def forbids(self, queue: MessageQueue) -> bool:
-        """Whether it could be written if its topic's permission there allowed it."""
+    def forbids_write(self, queue: MessageQueue) -> bool:
+        """Return True if the queue exists and only its topic's permission forbids writing."""
         return any(
             data.broker == queue.broker and not data.perm & PERM_WRITE and 0 <= queue.queue_id < data.write_queues
             for data in self.queues
@@ -211,22 +219,25 @@ class TopicRoute:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All brokers that the name server knows: name -> (cluster, {replica id: "host:port"})."""
+    """All registered brokers: name -> (cluster, {replica id: "host:port"})."""
 
     brokers: dict[str, tuple[str, dict[int, str]]]
 
     @property
     def masters(self) -> dict[str, str]:
-        """Broker name -> the master's "host:port"."""
+        """Return the masters: broker name -> "host:port"."""
         return {name: replicas[MASTER_ID] for name, (_, replicas) in self.brokers.items() if MASTER_ID in replicas}
 
 
-#: Numbers of some records: an array, or for one record, of which many are sent, what costs less to make.
+#: Numbers of some records: an array, or for a single record a tuple, which costs less to create.
 Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64] | tuple[int, ...]
 
 
-class Placed(NamedTuple):  # as `Sent`, and nothing is made quicker
-    """Where appended records lie, one entry each. Delayed ones lie in the schedule topic: `topic` says so."""
+class RecordPositions(NamedTuple):  # like `SendOutcome` a tuple, which is the fastest to create
+    """The positions of appended records, one entry each.
+
+    `topic` is the schedule topic if the records are delayed.
+    """
 
     topic: str
     queue_ids: Numbers
@@ -236,10 +247,11 @@ class Placed(NamedTuple):  # as `Sent`, and nothing is made quicker
 
 @dataclass(frozen=True, slots=True)
 class DueReport:
-    """A broker's answer to "deliver what is due": how many went out, when the next one is due, how late they were.
+    """A broker's report after delivering due messages.
 
-    `next_due_ms` is None where nothing waits; `lateness_ms` is the largest of this pass, 0 where nothing went out.
-    `wait_ms` is how long it is until the next one, below 0 where the broker is behind: who asks may have another clock.
+    `delivered` is how many messages were delivered. `next_due_ms` is when the next one is due; None if none waits.
+    `lateness_ms` is the largest lateness of this pass; 0 if none was delivered. `wait_ms` is the time until the next
+    message is due, below 0 if the broker is behind; it does not depend on the caller's clock.
     """
 
     delivered: int
@@ -250,12 +262,12 @@ class DueReport:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The files (PEM) by which one side of a socket proves who it is and checks the other. Paths, so that it travels.
+    """The files (PEM) of one side of a TLS connection, as picklable paths.
 
     Attributes:
-        ca_file: who signed the other side's certificate; None for whom the system trusts.
-        cert_file, key_file: the own certificate with its chain, and its key. A server needs them.
-        client_auth: a server asks every client for a certificate that `ca_file` signed.
+        ca_file: the certificates that have signed the other side's certificate; None for the system's trusted ones.
+        cert_file, key_file: the side's own certificate with its chain, and its key. A server needs them.
+        client_auth: a server requires a certificate from every client, signed by `ca_file`.
         check_host: a client compares the server's address with its certificate.
     """
 
@@ -268,11 +280,11 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Etcd:
-    """The etcd cluster that a cluster's register is on, in the place of keepers.
+    """The etcd cluster with a cluster's register, in place of keepers.
 
     Attributes:
-        endpoints: of its servers, such as "http://10.0.0.1:2379".
-        tls: how its servers are checked, and how we prove who we are to them; None: as the system does it.
+        endpoints: the addresses of its servers, such as "http://10.0.0.1:2379".
+        tls: how to check its servers and how to authenticate to them; None: the system's defaults.
     """
 
     endpoints: tuple[str, ...]
@@ -281,10 +293,10 @@ class Etcd:
 
 @dataclass(frozen=True, slots=True)
 class NameServerSpec:
-    """What a name-server actor is started with; a restart gets the same.
+    """The arguments of a name-server actor; a restart gets the same ones.
 
     `arguments` are those of the cluster's start, kept so that a second start can be compared with the first, and
-    `start_id` names that start. `cluster` is whose name server it is.
+    `start_id` identifies that start. `cluster` is the name of the cluster.
     """
 
     index: int
@@ -299,16 +311,16 @@ class NameServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSpec:
-    """What a broker actor is started with; a restart gets the same.
+    """The arguments of a broker actor; a restart gets the same ones.
 
-    `store` holds the fields of `raymq.storage.config.StoreConfig` that differ from their defaults. What may have waited
-    for longer than `append_wait_ms` to be looked at is refused with SYSTEM_BUSY. `keepers` is the cluster's set of them
-    (`KeeperSet.to_json`), with the addresses of when the cluster was started, or what says where the register is
-    in their place (`keeper.serving.location`); None where each group has one copy.
+    `store` has the fields of `raymq.storage.config.StoreConfig` that differ from their defaults. An append that may
+    have waited for longer than `append_wait_ms` is refused with SYSTEM_BUSY. `keepers` is the location of the cluster's
+    register: the set of keepers (`KeeperSet.to_json`), with their addresses at the cluster's start, or another location
+    (`keeper.serving.register_location`); None if each group has one copy.
 
-    Where `replicas` is more than 1, `replica` is which of them this is, from 0 on; in the register it has the number
-    that is 1 more. `replication` and `min_in_sync` are what the group promises (`ReplicationPolicy`). Of replicas that
-    are equal the one with the lower `priority` becomes master.
+    If `replicas` is more than 1, `replica` is the index of this replica, from 0 on; its number in the register is 1
+    more. `replication` and `min_in_sync` are the group's `ReplicationPolicy`. Of equal replicas the one with the lowest
+    `priority` becomes master.
     """
 
     name: str
@@ -330,10 +342,10 @@ class BrokerSpec:
 
 @dataclass(frozen=True, slots=True)
 class KeeperSpec:
-    """What a keeper actor is started with; a restart gets the same.
+    """The arguments of a keeper actor; a restart gets the same ones.
 
-    `number` is its place in the set of keepers, from 1 on. Its files are `<directory>/keeper-<number>.*`. Port 0 takes
-    the one it had before, or any free one.
+    `number` is its number in the set of keepers, from 1 on. Its files are `<directory>/keeper-<number>.*`. Port 0 takes
+    the port that it had before, or any free one.
     """
 
     number: int
@@ -346,10 +358,10 @@ class KeeperSpec:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSpec:
-    """What the coordinator actor is started with; a restart gets the same.
+    """The arguments of the coordinator actor; a restart gets the same ones.
 
-    `keepers` is as in `BrokerSpec`.
-    `groups` are the broker groups that are to be there, `replication` and `min_in_sync` what they promise.
+    `keepers` is as in `BrokerSpec`. `groups` are the broker groups that should exist, and `replication` and
+    `min_in_sync` their policy.
     """
 
     cluster: str
@@ -362,7 +374,7 @@ class CoordinatorSpec:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSpec:
-    """What the scheduler actor is started with."""
+    """The arguments of the scheduler actor."""
 
     namespace: str
     brokers: tuple[str, ...]
@@ -370,7 +382,7 @@ class SchedulerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """A place in a store where bytes are not what was written."""
+    """A place in a store whose bytes are corrupt."""
 
     file: str
     offset: int
@@ -379,17 +391,21 @@ class Corruption:
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """What a broker says of itself. `lateness` is in seconds; `scheduler_pid` is None until one has called.
+    """The state that a broker reports.
 
-    `refusals` are the appends that it refused since its start, by cause: "appends_under_way", "bytes_under_way", "age"
-    and "page_cache" (answered with SYSTEM_BUSY), "disk_full", "no_descriptors", "disk_failed" (SERVICE_NOT_AVAILABLE),
-    for all others the name of the response code. "connections" are those that were closed because there were too many.
+    `lateness` is in seconds; `scheduler_pid` is None until a scheduler has called.
 
-    Of a group of several replicas: `replica` counts from 0; `epoch` is that of its master; `in_sync` are the replicas
-    in sync; `confirmed_offset` is up to where all of them have the log; `end_offset` is where this one's ends, and
-    `lag_bytes` how much that is behind the master's. They are None of a group of one copy, or where it is not known.
+    `refusals` are the appends that the broker has refused since its start, by cause: "appends_under_way",
+    "bytes_under_way", "age" and "page_cache" (answered with SYSTEM_BUSY), "disk_full", "no_descriptors", "disk_failed"
+    (SERVICE_NOT_AVAILABLE), and for all others the name of the response code. "connections" are those that were closed
+    because there were too many.
 
-    `version` is that of the RayMQ that it runs; empty of one from before brokers told it, and of one that is away.
+    In a group of several replicas, `replica` counts from 0, `epoch` is that of its master, and `in_sync` are the
+    replicas in sync. `confirmed_offset` is the offset up to which all of these have the log, `end_offset` the end of
+    this replica's log, and `lag_bytes` its distance to the end of the master's log. They are None in a group of one
+    copy, or if unknown.
+
+    `version` is the version of the broker's RayMQ; empty if it is too old to report it, or if the broker is away.
     """
 
     name: str
@@ -413,11 +429,11 @@ class BrokerInfo:
     version: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for a command's header."""
+        """Return plain data for a command's header."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> BrokerInfo:
-        """The reverse of `as_dict`; what a later version has added is passed over."""
+        """Return the info from `as_dict`; fields of later versions are ignored."""
         known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
         return cls(**{**known, "corruption": [Corruption(**item) for item in data["corruption"]]})

@@ -1,4 +1,4 @@
-"""The handle by which a message for a chosen time is called back. RocketMQ's form.
+"""The handle for recalling a timer message, in RocketMQ's format.
 
 It is URL-safe base64 of "v1 <topic> <broker> <due time in ms + 1> <unique key>".
 """
@@ -15,7 +15,7 @@ _VERSION = "v1"
 
 @dataclass(frozen=True, slots=True)
 class RecallHandle:
-    """Which message of which broker."""
+    """The broker and the identity of a timer message."""
 
     topic: str
     broker: str
@@ -23,16 +23,16 @@ class RecallHandle:
     unique_key: str
 
     def encode(self) -> str:
-        """As it is told to a sender."""
+        """Return the handle as text, as a sender receives it."""
         text = f"{_VERSION} {self.topic} {self.broker} {self.due_ms + 1} {self.unique_key}"
         return base64.urlsafe_b64encode(text.encode()).decode("ascii")
 
     @classmethod
     def decode(cls, text: str) -> RecallHandle:
-        """Read a handle.
+        """Decode a handle.
 
         Raises:
-            InvalidInput: it is none.
+            InvalidInput: the text is not a handle.
         """
         try:
             version, topic, broker, stamp, unique_key = base64.b64decode(text, b"-_", validate=True).decode().split(" ")

@@ -1,7 +1,8 @@
-"""The scheduler actor: the clock of delayed and retried messages. Its state does not matter: brokers keep progress.
+"""The scheduler actor: triggers the delivery of delayed and retried messages.
 
-It asks every broker in turn to deliver what is due, one call for all levels, and follows each broker's next due time. A
-broker that hangs delays nobody else: it simply has a call under way. Brokers that come and go are found by their names.
+The scheduler needs no persistent state, because the brokers store the progress. It asks every broker to deliver its due
+messages, with one call for all levels, and schedules the next call by the broker's next due time. A broker that hangs
+does not delay the others: its call just stays pending. New and removed brokers are found by their actor names.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from typing import Any
 
 import ray
 
-from raymq.actors import handles
+from raymq.actors import actor_calls
 from raymq.actors.errors import RayMQError
+from raymq.actors.poll_schedule import IDLE_SECONDS, PollSchedule
 from raymq.actors.protocol import DueReport, SchedulerSpec
-from raymq.actors.scheduler_pace import IDLE_SECONDS, SchedulerPace
 from raymq.storage.clock import boottime
 
-#: A call that is under way for longer is given up; its outcome does not matter, the next one asks again.
+#: A call that takes longer is abandoned. Its outcome does not matter, because the next call does the same.
 _CALL_SECONDS = 10.0
-#: How often it is looked which brokers there are; a new one delivers by itself until then.
+#: Seconds between two checks of which brokers exist. A new broker delivers by itself until then.
 _LOOK_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Runs a thread of its own from construction until `stop`."""
+    """An actor with a polling thread that runs from construction until `stop`."""
 
     def __init__(self, spec: SchedulerSpec) -> None:
         self._spec = spec
-        self._paces = {broker: SchedulerPace(boottime) for broker in spec.brokers}
+        self._paces = {broker: PollSchedule(boottime) for broker in spec.brokers}
         self._look_at = boottime() + _LOOK_SECONDS
         self._under_way: dict[Any, tuple[str, float]] = {}
         self._stopped = threading.Event()
@@ -40,11 +41,11 @@ class Scheduler:
         self._thread.start()
 
     def pid(self) -> int:
-        """Its process."""
+        """Return the process id."""
         return os.getpid()
 
     def stop(self) -> None:
-        """End the thread; the actor is killed next."""
+        """End the thread; the caller kills the actor next."""
         self._stopped.set()
         self._thread.join(_CALL_SECONDS)
 
@@ -59,12 +60,12 @@ class Scheduler:
     def _turn(self) -> None:
         if boottime() >= self._look_at:
             self._look_at = boottime() + _LOOK_SECONDS
-            there = handles.broker_names(self._spec.namespace)
-            self._paces = {broker: self._paces.get(broker) or SchedulerPace(boottime) for broker in there}
+            there = actor_calls.broker_names(self._spec.namespace)
+            self._paces = {broker: self._paces.get(broker) or PollSchedule(boottime) for broker in there}
         asked = {broker for broker, _ in self._under_way.values()}
         for broker, pace in self._paces.items():
             if broker not in asked and pace.wait() <= 0:
-                self._ask(broker)
+                self._request(broker)
         idle = [pace.wait() for broker, pace in self._paces.items() if broker not in asked]
         wait = max(0.001, min([IDLE_SECONDS, *idle]))
         if not self._under_way:
@@ -80,9 +81,9 @@ class Scheduler:
                 del self._under_way[ref]
                 self._failed(broker)
 
-    def _ask(self, broker: str) -> None:
+    def _request(self, broker: str) -> None:
         try:
-            handle = handles.find(broker, self._spec.namespace)
+            handle = actor_calls.find(broker, self._spec.namespace)
             self._under_way[handle.deliver_due.remote(os.getpid())] = (broker, boottime())
         except RayMQError as error:
             _log.warning("%s", error)
@@ -90,7 +91,7 @@ class Scheduler:
 
     def _take(self, broker: str, ref: Any) -> None:
         try:
-            report: DueReport = handles.result(broker, ref, 0)
+            report: DueReport = actor_calls.result(broker, ref, 0)
         except RayMQError as error:
             _log.warning("%s: %s", broker, error)
             self._failed(broker)

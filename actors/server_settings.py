@@ -1,7 +1,7 @@
-"""A server's settings under RocketMQ's names: all can be read, some changed while it runs. Values are text.
+"""A server's settings under RocketMQ's names: all are readable, some can be changed.
 
-Tools set several names at once and expect to read them back, also such as mean nothing here: those are kept as they
-are. What was changed is kept in a file and applied again at the next start.
+Values are texts. RocketMQ's tools set several names at once and expect to read them back, including names that have no
+meaning here; these are stored as they are. Changes are saved in a file and applied again at the next start.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ from typing import Any
 
 from raymq.actors.errors import InvalidInput
 from raymq.storage.files import json_file
-from raymq.storage.tables.kept_settings import Kept, kept_of
+from raymq.storage.tables.dynamic_config import DynamicConfig, parse_dynamic_config
 
 MAX_SETTINGS = 1000
-#: Of all names and values that were changed.
+#: The most characters of all names and values that were changed.
 MAX_CHARACTERS = 256 * 1024
 
 
-class Settings:
-    """Used on one event loop; a change is durable when `update` returns."""
+class ServerSettings:
+    """The settings of one server.
+
+    Used on one event loop. A change is durable when `update` returns.
+    """
 
     def __init__(
         self,
         path: Path,
         fixed: Mapping[str, str],
         changeable: Mapping[str, tuple[str, Callable[[str], None]]],
-        read: Callable[[Mapping[str, Any]], Kept] = kept_of,
+        read: Callable[[Mapping[str, Any]], DynamicConfig] = parse_dynamic_config,
     ) -> None:
-        """Load what was changed before and apply it.
+        """Load the changes that were saved, and apply them.
 
         Args:
-            fixed: names that have the value of the start for as long as the server runs.
-            changeable: name -> (value at the start, what to call with another one; it raises ValueError for a value
-                that cannot be and then changes nothing).
-            read: what the file's object says; ValueError if it has what cannot be.
+            fixed: settings that keep their value as long as the server runs.
+            changeable: name -> (value at the start, function that applies another value; it raises ValueError for an
+                invalid value and then changes nothing).
+            read: parses the file's object; raises ValueError for invalid content.
 
         Raises:
             StoreCorrupt: the file cannot be read.
@@ -52,15 +55,15 @@ class Settings:
                 self._changed[name] = value
 
     def all(self) -> dict[str, str]:
-        """Every setting."""
+        """Return all settings."""
         return {name: value for name, (value, _) in self._changeable.items()} | self._changed | self._fixed
 
     def update(self, changes: Mapping[str, str]) -> None:
         """Change settings, all or none.
 
         Raises:
-            InvalidInput: a name cannot be changed while the server runs, or a value cannot be; nothing changed.
-            StoreFull, StoreFailed: applied, but it will be forgotten with the server's end.
+            InvalidInput: a setting cannot be changed while the server runs, or a value is invalid; nothing was changed.
+            StoreFull, StoreFailed: the changes were applied, but not saved, and are lost when the server ends.
         """
         for name, value in changes.items():
             if self._fixed.get(name, value) != value:
@@ -94,11 +97,11 @@ class Settings:
 
 
 def _ignore(_: str) -> None:
-    """What a name means that RocketMQ has and we have not."""
+    """Ignore a setting of RocketMQ that has no meaning here."""
 
 
-def truth(value: str) -> bool:
-    """The flag that "true" or "false" says; ValueError for anything else."""
+def parse_bool(value: str) -> bool:
+    """Return the flag in "true" or "false"; raise ValueError for any other text."""
     if value not in ("true", "false"):
         raise ValueError('"true" or "false"')
     return value == "true"

@@ -1,13 +1,13 @@
-"""An idle worker process of Ray, in which a killed broker starts again at once.
+"""Keep an idle Ray worker process, in which a killed broker restarts at once.
 
-Where no idle worker process is there, Ray has to start one before a killed actor is back: Python, Ray's modules and
-ours, 1 to 4 s on two busy cores. Ray has no call that starts one ahead. But it starts one for an actor, and keeps it
-where the actor is killed before the process has come to it. The next actor of the same job on that node gets it.
+Without an idle worker process, Ray has to start one before a killed actor is back: Python, Ray's modules and RayMQ's, 1
+to 4 s on two busy cores. Ray has no call that starts a process ahead. But it starts one for an actor, and keeps the
+process if the actor is killed before it has reached the process. The next actor of the same job on that node gets it.
 
-Measured with Ray 2.60.0. What else it does there:
-    An idle process that has run a task is not given to an actor; and for a task Ray starts two processes, not one.
-    Of idle processes it keeps as many as the node has free CPUs, and none of a job whose driver has ended. So there is
-    no spare process where the program that started the cluster has ended, as with `ray up`.
+Measured with Ray 2.60.0. Other observations with this version:
+    An idle process that has run a task is not given to an actor, and for a task Ray starts two processes, not one. Ray
+        keeps as many idle processes as the node has free CPUs, and none of a job whose driver has ended. So there is no
+        spare process if the program that started the cluster has ended, as with `ray up`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raymq.actors.backoff import Backoff
 
-#: In the environment of Ray's processes: "0" where brokers keep no spare process.
+#: The environment variable of Ray's processes that is "0" if brokers are to keep no spare process.
 SPARE_PROCESS: Final = "RAYMQ_SPARE_PROCESS"
 
-#: How long after its start a broker begins, so that the other process does not take the processor from it.
+#: A broker makes its first spare process this long after its start, so that both do not compete for the processor.
 _FIRST_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 5.0
-#: How long a spare process is idle before the next one may follow it at once.
+#: A spare process that was idle for this long may be replaced at once.
 _STEADY_SECONDS: Final = 60.0
 _LONGEST_PAUSE_SECONDS: Final = 3600.0
-#: How long Ray may take to start a process.
+#: The most seconds that Ray may take to start a process.
 _START_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
-#: How many actors are begun, of which all but the last may have been given an idle process.
-_MOST_TRIES: Final = 4
+#: The most actors that are started for one process: each of them may get an idle process instead of a new one.
+_MAX_TRIES: Final = 4
 
-#: How Ray titles a worker process: any, one that does nothing, a broker's, and any of ours, with or without a call.
+#: The titles that Ray gives to a worker process: any, an idle one, a broker's, and any RayMQ actor's.
 _RAY: Final = "ray::"
 _IDLE: Final = "ray::IDLE"
 _BROKER: Final = re.compile(r"ray::Broker\b")
@@ -53,38 +53,44 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerProcess:
     """A worker process of this node that belongs to the broker's job."""
 
     pid: int
     title: str
 
 
-def is_wanted() -> bool:
-    """Whether brokers keep a spare process, by this process's environment."""
+def is_spare_enabled() -> bool:
+    """Return True if brokers keep a spare process, by this process's environment."""
     return os.environ.get(SPARE_PROCESS) != "0"
 
 
-def keeps_spare(broker: int, workers: Iterable[Worker]) -> bool:
-    """Whether of a node's brokers this process keeps the spare one: that with the lowest process id."""
+def is_spare_owner(broker: int, workers: Iterable[WorkerProcess]) -> bool:
+    """Return True if this broker keeps the node's spare process.
+
+    It does if it has the lowest process id of the node's brokers.
+    """
     return broker == min((each.pid for each in workers if _BROKER.match(each.title)), default=broker)
 
 
-def is_spare(pid: int | None, workers: Iterable[Worker]) -> bool:
-    """Whether a process is there and does nothing; one that is still importing Ray has no title of Ray's."""
+def is_spare(pid: int | None, workers: Iterable[WorkerProcess]) -> bool:
+    """Return True if the process exists and is idle.
+
+    A process that is still importing Ray has no title of Ray's yet, and counts as idle.
+    """
     return any(each.pid == pid and (each.title == _IDLE or not each.title.startswith(_RAY)) for each in workers)
 
 
-def was_of_use(pid: int | None, workers: Iterable[Worker]) -> bool:
-    """Whether an actor of ours is back in the process."""
+def was_reused(pid: int | None, workers: Iterable[WorkerProcess]) -> bool:
+    """Return True if a RayMQ actor runs in the process."""
     return any(each.pid == pid and _OURS.match(each.title) is not None for each in workers)
 
 
-class Upkeep:
-    """Decide when a spare process is made: at once, then after pauses that double up to an hour.
+class RespawnPolicy:
+    """The schedule of making spare processes: at once, then with growing pauses.
 
-    One that was of use, or idle for 60 s, is replaced at once again. Where Ray ends them soon, or other tasks take
-    them, they must not cost a process start every few seconds.
+    The pauses double up to an hour, so that processes that Ray soon ends or gives to other tasks do not cost a process
+    start every few seconds. A spare process that was used, or idle for 60 s, is replaced at once again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,7 +99,10 @@ class Upkeep:
         self._backoff = Backoff(first=_LOOK_SECONDS, factor=2.0, cap=_LONGEST_PAUSE_SECONDS)
 
     def is_due(self, is_idle: bool) -> bool:
-        """Whether to make one now; `is_idle`: whether the last one is there, see `is_spare`."""
+        """Return True if a spare process is to be made now.
+
+        `is_idle`: whether the last one exists, see `is_spare`.
+        """
         now = self._clock()
         if is_idle:
             if now - self._made >= _STEADY_SECONDS:
@@ -105,23 +114,26 @@ class Upkeep:
         return True
 
     def forget_failures(self) -> None:
-        """Make the next one without a pause."""
+        """Reset the pauses, so that the next process is made at once."""
         self._backoff.reset()
         self._not_before = self._clock()
 
 
-class _Spare:
-    """An actor that Ray starts a process for, and that has come to it only if the process was there before."""
+class _SpareActor:
+    """An actor whose only purpose is that Ray starts a process for it.
+
+    If the actor answers, it got a process that existed before.
+    """
 
     def is_there(self) -> bool:
-        """Answer."""
+        """Return True: an answer means that the actor runs in a process that existed before."""
         return True
 
 
 class SpareProcess:
-    """Keep one idle worker process per node, job and runtime environment for brokers that die.
+    """One idle worker process per node, job and runtime environment, for crashed brokers.
 
-    It works on a daemon thread, and what goes wrong is one line of the log at level INFO. Thread-safe.
+    It is kept by a daemon thread. Failures are logged in one line at level INFO. Thread-safe.
     """
 
     def __init__(self, broker: str, node_id: str) -> None:
@@ -132,16 +144,16 @@ class SpareProcess:
         self._spare: int | None = None
 
     def begin(self) -> None:
-        """Make one soon, and look after it, unless the environment says not to."""
-        if is_wanted():
+        """Start the thread, unless the environment disables spare processes."""
+        if is_spare_enabled():
             threading.Thread(target=self._keep, name=f"{self._broker}-spare", daemon=True).start()
 
     def stop(self) -> None:
-        """Make no further one. The one that is there is Ray's to end."""
+        """Make no more spare processes. Ray ends the one that exists."""
         self._stopping.set()
 
     def _keep(self) -> None:
-        upkeep, pause = Upkeep(), _FIRST_SECONDS
+        upkeep, pause = RespawnPolicy(), _FIRST_SECONDS
         while not self._stopping.wait(pause):
             pause = _LOOK_SECONDS
             try:
@@ -149,23 +161,27 @@ class SpareProcess:
             except Exception as error:  # noqa: BLE001 - a broker works without it
                 _log.info("%s has no spare process: %s: %s", self._broker, type(error).__name__, error)
 
-    def _look(self, upkeep: Upkeep) -> None:
+    def _look(self, upkeep: RespawnPolicy) -> None:
         workers = self._workers()
-        if was_of_use(self._spare, workers):
+        if was_reused(self._spare, workers):
             upkeep.forget_failures()
         if not is_spare(self._spare, workers):
-            self._spare = None  # also if it will be idle again: having run a task, it is none for an actor
-        if not keeps_spare(os.getpid(), workers) or not upkeep.is_due(self._spare is not None):
+            self._spare = None  # also if it becomes idle again: a process that has run a task gets no actor
+        if not is_spare_owner(os.getpid(), workers) or not upkeep.is_due(self._spare is not None):
             return
         self._spare = self._make({each.pid for each in workers})
         if self._spare is None:
             _log.info("%s has no spare process: Ray started none", self._broker)
 
     def _make(self, before: set[int]) -> int | None:
-        """Let Ray start a process for an actor, and take the actor back; its id, None where Ray started none."""
+        """Have Ray start a process for an actor, and kill the actor early.
+
+        The actor is killed before it runs in the process, which stays idle. Return the process id, or None if Ray
+        started no process.
+        """
         here = NodeAffinitySchedulingStrategy(node_id=self._node_id, soft=False)
-        kind: Any = ray.remote(_Spare)
-        for _ in range(_MOST_TRIES):
+        kind: Any = ray.remote(_SpareActor)
+        for _ in range(_MAX_TRIES):
             actor = kind.options(num_cpus=0, enable_task_events=False, scheduling_strategy=here).remote()
             try:
                 if (pid := self._await_process(before, actor.is_there.remote())) is not None:
@@ -175,7 +191,10 @@ class SpareProcess:
         return None
 
     def _await_process(self, before: set[int], answer: Any) -> int | None:
-        """The process that was started; None once the actor answers from one that was there, or does not come."""
+        """Return the process that Ray has started.
+
+        Return None if the actor answers from a process that existed before, or after a time-out.
+        """
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if started := {each.pid for each in self._workers()} - before:
@@ -184,11 +203,14 @@ class SpareProcess:
                 break
         return None
 
-    def _workers(self) -> list[Worker]:
-        """The worker processes of this broker's job that its raylet has started."""
+    def _workers(self) -> list[WorkerProcess]:
+        """Return the worker processes of this broker's job on this node.
+
+        They are the children of the broker's raylet.
+        """
         found = []
         for process in psutil.Process(os.getppid()).children():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("RAY_JOB_ID") == self._job:
-                    found.append(Worker(process.pid, "".join(process.cmdline()[:1])))
+                    found.append(WorkerProcess(process.pid, "".join(process.cmdline()[:1])))
         return found

@@ -1,20 +1,21 @@
-"""RayMQ's client: what a program imports to send, receive and administrate.
+"""RayMQ's client: the classes and functions that a program imports.
 
-Each name is imported when it is first asked for, so that a program loads the clients that it uses and no other.
+Each name is imported at its first use, so that a program loads only the clients that it uses.
 
 What is in it, in the order to read it:
-    connection: one loop, one socket per broker and the routes, for all clients of a process; message, results, errors.
-    missing_topics: the topics that consumers wait for.
-    produce, push, pull, pop, admin: one room for each kind of client; none of them knows another one.
-    requests: how brokers are asked and queues fetched; members: groups, their members, subscriptions and queue locks.
-    bulk: the door for Spark; task_connection: the connection of a Ray or Spark task.
+    connection: one event loop, one socket per broker and the routes, for all clients of a process.
+    client_base: what all clients share; arguments: checks of the arguments of public calls.
+    message, results, errors: the values that all clients share.
+    produce, push, pull, pop, admin: one package for each kind of client; none of them imports another one.
+    requests: requests to brokers; members: consumer groups, their members, subscriptions and queue locks.
+    bulk: reads and writes of whole tables, for Spark; task_connection: the connection of a Ray or Spark task.
 
-The way of a message:
-    produce.producer checks it, produce.encoding makes its record, and produce.batcher gathers those that lie together;
-    actors.sending chooses a queue, asks its broker to store them, and tries another one where that fails;
-    requests.fetching asks for what is new in a consumer's queues; received makes messages of the answer;
-    push.engine shares queues among a group's members, push.delivery calls the listener, in order where that is asked;
-    push.committing tells the broker how far all is done; what failed goes back by push.send_back.
+The path of a message:
+    produce.producer checks it, produce.message_encoder encodes its record, and produce.batcher gathers records.
+    actors.sending picks a queue, sends the records to its broker, and tries another queue if that fails.
+    push.queue_fetcher fetches new messages of a consumer's queues; message_decoder decodes the answer into messages.
+    push.push_consumer_engine assigns queues to a group's members, push.consume_message_service calls the listener.
+    push.offset_committer commits offsets; push.send_back_client sends failed messages back to the broker.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus
     from raymq.client.admin.admin import Admin
-    from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
+    from raymq.client.admin.dead_letter_requests import DeadMessage, RedriveResult
     from raymq.client.admin.operation import Operation
     from raymq.client.connection import Connection
+    from raymq.client.consumer_health import Health, RunningCall, SetAside
     from raymq.client.errors import (
         Attempt,
         BrokerUnavailable,
@@ -52,8 +54,7 @@ if TYPE_CHECKING:
         TopicNotFound,
         WorkFailed,
     )
-    from raymq.client.health import Health, RunningCall, SetAside
-    from raymq.client.members.subscription import Sql
+    from raymq.client.members.tag_filter import Sql
     from raymq.client.message import Message, ReceivedMessage
     from raymq.client.pop.simple_consumer import SimpleConsumer
     from raymq.client.produce.producer import Producer
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from raymq.client.push.listener import ConsumeResult, Retry
     from raymq.client.push.push_consumer import PushConsumer
     from raymq.client.push.trace import TraceEvent, TraceState
-    from raymq.client.requests.offsets import ConsumeFrom
+    from raymq.client.requests.offset_requests import ConsumeFrom
     from raymq.client.results import (
         BrokerChange,
         ClusterInfo,
@@ -141,7 +142,7 @@ __all__ = [
     "WorkFailed",
 ]
 
-#: Which names come from which module: the same as the imports above, which only type checkers see.
+#: The module of each name: the same as the imports above, which only type checkers see.
 _NAMES = {
     "raymq.actors.protocol": (
         "BrokerInfo",
@@ -151,7 +152,7 @@ _NAMES = {
         "SendStatus",
     ),
     "raymq.client.admin.admin": ("Admin",),
-    "raymq.client.admin.dead_letters": (
+    "raymq.client.admin.dead_letter_requests": (
         "DeadMessage",
         "RedriveResult",
     ),
@@ -182,12 +183,12 @@ _NAMES = {
         "TopicNotFound",
         "WorkFailed",
     ),
-    "raymq.client.health": (
+    "raymq.client.consumer_health": (
         "Health",
         "RunningCall",
         "SetAside",
     ),
-    "raymq.client.members.subscription": ("Sql",),
+    "raymq.client.members.tag_filter": ("Sql",),
     "raymq.client.message": (
         "Message",
         "ReceivedMessage",
@@ -205,7 +206,7 @@ _NAMES = {
         "TraceEvent",
         "TraceState",
     ),
-    "raymq.client.requests.offsets": ("ConsumeFrom",),
+    "raymq.client.requests.offset_requests": ("ConsumeFrom",),
     "raymq.client.results": (
         "FoundMessages",
         "BrokerChange",
@@ -226,7 +227,10 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported now; from then on it is an ordinary attribute. Any thread."""
+    """Import a public name at its first use.
+
+    From then on it is an ordinary attribute of the module. Thread-safe.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,8 +1,9 @@
-"""What callers may give: one function a kind of argument, which returns the value as it is used or raises InvalidInput.
+"""Check the arguments of public calls.
 
-Every public constructor and call checks with these before anything is sent, so that a wrong argument is the same error
-everywhere, names its limit, and never reaches the loop, the wire or a broker. tests/unit/client/test_arguments.py walks
-the public signatures with hostile values.
+There is one function for each kind of argument. It returns the value as it is used, or raises InvalidInput. Every
+public constructor and call uses these checks before anything is sent, so that a wrong argument always raises the same
+error, which names the limit, and never reaches the event loop, the wire or a broker.
+tests/unit/client/test_arguments.py calls the public signatures with invalid values.
 """
 
 from __future__ import annotations
@@ -23,26 +24,29 @@ from raymq.storage.errors import WrongType, number_text
 _T = TypeVar("_T")
 
 #: The longest time-out, interval or linger: a year, in seconds.
-MOST_SECONDS: Final = 365 * 86_400.0
+MAX_SECONDS: Final = 365 * 86_400.0
 #: The most messages a second that a rate may name.
-MOST_PER_SECOND: Final = 1e9
-#: Counts travel as RocketMQ's 32-bit integers,
-MOST_COUNT: Final = (1 << 31) - 1
+MAX_PER_SECOND: Final = 1e9
+#: Counts are encoded as RocketMQ's 32-bit integers,
+MAX_COUNT: Final = (1 << 31) - 1
 #: and offsets as its 64-bit ones.
-MOST_OFFSET: Final = (1 << 63) - 1
-#: A time further ahead, in seconds, is taken for a mistake in the unit: 100 years.
-MOST_SECONDS_AHEAD: Final = 100 * 365.25 * 86_400
-#: What a time may be, and the limit that one far ahead breaks, as every error says it.
+MAX_OFFSET: Final = (1 << 63) - 1
+#: A time further ahead, in seconds, is taken for milliseconds and refused: 100 years.
+MAX_SECONDS_AHEAD: Final = 100 * 365.25 * 86_400
+#: What a time may be, and the limit of a time that is too far ahead, as every error states them.
 TIME: Final = "seconds since 1970, at least 0, or a datetime with a time zone"
 LOOKS_LIKE_MILLISECONDS: Final = "seconds since 1970; this looks like milliseconds"
-#: What names of hosts may be (RFC 1123, and "_" as in the names of containers).
+#: The labels of host names (RFC 1123, and "_" as in the names of containers).
 _HOST_LABEL: Final = re.compile("[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_MOST_HOST_CHARACTERS: Final = 253
+_MAX_HOST_CHARACTERS: Final = 253
 _ADDRESSES: Final = '"host:port", several as a list or separated by ";" or ","; IPv6 as "[::1]:9876", no "http://"'
 
 
 def number(field: str, value: Any, allowed: str, *, least: float, most: float, above: bool = False) -> float:
-    """A finite number from `least` to `most` (`above`: not `least` itself); a bool is none."""
+    """Return a finite number from `least` to `most`.
+
+    With `above`, `least` itself is excluded. Raise InvalidInput for any other value, and for a bool.
+    """
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise InvalidInput(field, allowed, value)
     try:
@@ -54,14 +58,14 @@ def number(field: str, value: Any, allowed: str, *, least: float, most: float, a
     return made
 
 
-def duration(field: str, value: Any, *, above: bool = False, most: float = MOST_SECONDS) -> float:
-    """Seconds from 0 (`above`: more than 0) to `most`."""
+def duration(field: str, value: Any, *, above: bool = False, most: float = MAX_SECONDS) -> float:
+    """Return a duration in seconds from 0 to `most`; with `above`, 0 is excluded."""
     allowed = f"{'more than 0' if above else '0'} to {_seconds(most)}"
     return number(field, value, allowed, least=0.0, most=most, above=above)
 
 
 def _seconds(seconds: float) -> str:
-    if seconds == MOST_SECONDS:
+    if seconds == MAX_SECONDS:
         return f"{seconds:,.0f} seconds (a year)"
     if seconds > 86_400 and not seconds % 86_400:
         return f"{seconds:,.0f} seconds ({seconds / 86_400:.0f} days)"
@@ -69,15 +73,15 @@ def _seconds(seconds: float) -> str:
 
 
 def timestamp(field: str, value: Any) -> float:
-    """Return the seconds since 1970 that a number or an aware datetime names.
+    """Return the seconds since 1970 of a number or a datetime with a time zone.
 
     Raises:
-        InvalidInput: it is none, has no time zone, is before 1970, or is more than 100 years ahead.
+        InvalidInput: the value is no time, has no time zone, is before 1970, or is more than 100 years ahead.
     """
     if isinstance(value, datetime):
         try:
             is_naive, seconds = value.utcoffset() is None, value.timestamp()
-        except (ValueError, OverflowError):  # pandas' NaT is a datetime
+        except (ValueError, OverflowError):  # pandas' NaT is a datetime and cannot be converted
             raise InvalidInput(field, TIME, value) from None
         if is_naive:
             remedy = "use value.astimezone() if it is local time, or datetime.now(timezone.utc)"
@@ -86,20 +90,23 @@ def timestamp(field: str, value: Any) -> float:
             raise InvalidInput(field, TIME, value.isoformat())
     else:
         seconds = number(field, value, TIME, least=0.0, most=float_info.max)
-    if seconds > time.time() + MOST_SECONDS_AHEAD:
+    if seconds > time.time() + MAX_SECONDS_AHEAD:
         raise InvalidInput(field, LOOKS_LIKE_MILLISECONDS, value, remedy="divide it by 1,000")
     return seconds
 
 
 def per_second(field: str, value: Any) -> float:
-    """A rate in messages per second."""
-    allowed = f"more than 0, at most {MOST_PER_SECOND:,.0f} messages per second"
-    return number(field, value, allowed, least=0.0, most=MOST_PER_SECOND, above=True)
+    """Return a rate in messages per second."""
+    allowed = f"more than 0, at most {MAX_PER_SECOND:,.0f} messages per second"
+    return number(field, value, allowed, least=0.0, most=MAX_PER_SECOND, above=True)
 
 
-def whole(field: str, value: Any, least: int, most: int = MOST_COUNT) -> int:
-    """A whole number from `least` to `most`; neither a bool nor a float with nothing behind its point."""
-    allowed = f"a whole number, at least {least}" + (f", at most {most}" if most < MOST_OFFSET else "")
+def whole(field: str, value: Any, least: int, most: int = MAX_COUNT) -> int:
+    """Return a whole number from `least` to `most`.
+
+    Raise InvalidInput for any other value, for a bool, and for every float (also for 1.0).
+    """
+    allowed = f"a whole number, at least {least}" + (f", at most {most}" if most < MAX_OFFSET else "")
     if isinstance(value, bool):
         raise InvalidInput(field, allowed, value)
     try:
@@ -112,19 +119,19 @@ def whole(field: str, value: Any, least: int, most: int = MOST_COUNT) -> int:
 
 
 def offset(field: str, value: Any) -> int:
-    """A queue offset."""
-    return whole(field, value, 0, MOST_OFFSET)
+    """Return a queue offset: a whole number from 0 to 2**63 - 1."""
+    return whole(field, value, 0, MAX_OFFSET)
 
 
 def flag(field: str, value: Any) -> bool:
-    """True or False, and nothing that is merely true."""
+    """Return a bool; raise InvalidInput for any other value, also for a truthy one."""
     if not isinstance(value, bool):
         raise InvalidInput(field, "True or False", value)
     return value
 
 
 def text(field: str, value: Any) -> str:
-    """A string that is not empty and that UTF-8 can express."""
+    """Return a string that is not empty and that UTF-8 can encode."""
     if not isinstance(value, str):
         raise WrongType(field, "a string", value)
     if not value:
@@ -133,7 +140,7 @@ def text(field: str, value: Any) -> str:
 
 
 def encodable(field: str, value: str) -> str:
-    """A string without half of a surrogate pair."""
+    """Return a string that UTF-8 can encode; raise InvalidInput for a lone surrogate."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -142,7 +149,7 @@ def encodable(field: str, value: str) -> str:
 
 
 def instance(field: str, value: Any, kind: type[_T]) -> _T:
-    """An object of that class."""
+    """Return an object of the class `kind`; raise WrongType for any other."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise WrongType(field, f"{article} {kind.__name__}", value)
@@ -150,13 +157,16 @@ def instance(field: str, value: Any, kind: type[_T]) -> _T:
 
 
 def function(field: str, value: Any, wanted: str = "a function, or another object that can be called") -> None:
-    """Check that it can be called."""
+    """Raise WrongType unless the value is callable."""
     if not callable(value):
         raise WrongType(field, wanted, value)
 
 
 def queue(field: str, value: Any) -> MessageQueue:
-    """A MessageQueue of proper types. Whether there is such a queue is its broker's to say."""
+    """Return a MessageQueue whose fields have the right types.
+
+    Whether the queue exists is checked by its broker, not here.
+    """
     made = instance(field, value, MessageQueue)
     if not isinstance(made.topic, str) or not isinstance(made.broker, str):
         raise InvalidInput(field, "a MessageQueue(topic, broker, queue_id) of two strings and a number", value)
@@ -166,7 +176,10 @@ def queue(field: str, value: Any) -> MessageQueue:
 
 
 def addresses(field: str, given: str | Sequence[str]) -> list[str]:
-    """Return the addresses in a text, or in several texts; "host:port" each, separated by ";" or ","."""
+    """Return the "host:port" addresses in a text or in several texts.
+
+    A text may have several addresses, separated by ";" or ",".
+    """
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):
         raise InvalidInput(field, _ADDRESSES, given)
@@ -181,13 +194,13 @@ def addresses(field: str, given: str | Sequence[str]) -> list[str]:
 
 
 def _may_be_host(host: str) -> bool:
-    """Return True for an IPv4 address, an IPv6 one in brackets, and what can be a host's name."""
+    """Return True for an IPv4 address, a bracketed IPv6 address, and a valid host name."""
     if host.startswith("[") and host.endswith("]"):
         return _is_ip_address(host[1:-1], 6)
     labels = host.removesuffix(".").split(".")
-    if labels[-1].isdecimal():  # taken for an IPv4 address by resolvers
+    if labels[-1].isdecimal():  # resolvers take such a name for an IPv4 address
         return _is_ip_address(host, 4)
-    return len(host) <= _MOST_HOST_CHARACTERS and all(map(_HOST_LABEL.fullmatch, labels))
+    return len(host) <= _MAX_HOST_CHARACTERS and all(map(_HOST_LABEL.fullmatch, labels))
 
 
 def _is_ip_address(host: str, version: int) -> bool:

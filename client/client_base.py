@@ -1,4 +1,7 @@
-"""What every client of a connection has in common: it is usable until it is closed, from threads and from asyncio."""
+"""The base class of all clients of a connection.
+
+It handles the open and closed states, calls from threads and from asyncio, pickling and `repr`.
+"""
 
 from __future__ import annotations
 
@@ -11,52 +14,61 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from raymq.actors.errors import ClientClosed, WrongType
 from raymq.client.connection import Connection
-from raymq.storage.closing import Closing
+from raymq.storage.closeable import Closeable
 
 _T = TypeVar("_T")
 
 
 def check_connection(mq: object) -> None:
-    """Raise WrongType unless `mq` is what `cluster.start()` and `cluster.connect()` return."""
+    """Raise WrongType unless `mq` is a `Connection`.
+
+    `cluster.start()` and `cluster.connect()` return one.
+    """
     if not isinstance(mq, Connection):
         raise WrongType("mq", "a connection, as cluster.start() and cluster.connect() return it", mq)
 
 
-class ClientBase(Closing):
-    """A context manager, for `with` and `async with`. What it does runs on the connection's event loop."""
+class ClientBase(Closeable):
+    """A client of a connection; a context manager for `with` and `async with`.
 
-    #: What `ClientClosed` calls it.
+    Its coroutines run on the connection's event loop.
+    """
+
+    #: The name of this kind of client in `ClientClosed` errors.
     KIND: ClassVar = "client"
-    #: Whether others may send with it until they are closed.
+    #: Whether other clients may send with it until they are closed.
     SENDS: ClassVar = False
 
     def __init__(self, mq: Connection) -> None:
-        """A client that is ready has its connection `adopt` it, so that it is closed with it."""
+        """Initialize the client.
+
+        A subclass calls `adopt` of the connection when it is ready, so that the connection closes it.
+        """
         self._mq = mq
         self._closed = False
-        #: We are a child process, and it was the parent that opened it.
+        #: True in a forked child for a client that the parent opened.
         self._is_parents = False
-        #: What the first call does before its own work; None where nothing is left to be done.
+        #: The requests that the first call sends before its own; None if none are left.
         self._opening: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._opening_turn = asyncio.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # No TypeError: Ray answers that with a page about what the closure refers to.
+        # Not a TypeError: for that Ray prints a page about the objects that the closure refers to.
         raise pickle.PicklingError(
             f"a {type(self).__name__} has sockets and threads of this process and cannot be sent to another one; "
             f"make it inside the task: {type(self).__name__}(mq, ...), where mq, the connection, can be sent"
         )
 
     def __repr__(self) -> str:
-        """One line: what it is, of which group and cluster, and its state."""
+        """Return one line with the kind, the group, the cluster and the state."""
         shown = {**self._shown(), "state": self._state}
-        mq = vars(self).get("_mq")  # one whose constructor refused its arguments has none
+        mq = vars(self).get("_mq")  # absent if the constructor raised
         if mq is not None:
             shown["name_servers"] = ";".join(mq.name_servers)
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def _shown(self) -> dict[str, object]:
-        """What tells this client from others of its kind."""
+        """Return the fields that distinguish this client from others of its kind."""
         group = vars(self).get("group")
         return {} if group is None else {"group": group}
 
@@ -75,13 +87,14 @@ class ClientBase(Closing):
         await self.aclose()
 
     def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has it
-        """Ask no more. May be called twice."""
+        """Close the client: later calls raise ClientClosed. May be called twice."""
         self._closed = True
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
-        """Begin to close; returns what waits for the end of it, for `timeout` seconds from now and little more.
+        """Start to close, and return a function that waits for the end of it.
 
-        So several clients are closed at the same time, also at the end of a program, when no thread can be started.
+        The function waits until about `timeout` seconds from now. With it several clients are closed at the same time,
+        also at interpreter exit, when no thread can be started.
         """
         deadline = time.monotonic() + timeout
         return lambda: self.close(max(0.0, deadline - time.monotonic()))
@@ -91,7 +104,10 @@ class ClientBase(Closing):
         await asyncio.to_thread(self.close, timeout)
 
     def _open(self, opening: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do a constructor's requests, or leave them to the first call where an event loop runs on this thread."""
+        """Send a constructor's requests now, or with the first call.
+
+        They are left to the first call where an event loop runs on this thread.
+        """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -108,7 +124,10 @@ class ClientBase(Closing):
         return await self._mq.arun(coroutine if self._opening is None else self._opened(coroutine))
 
     async def _opened(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Do the work behind what opens the client; where that fails, the next call tries it again."""
+        """Run a coroutine after the requests that open the client.
+
+        If these fail, the next call tries them again.
+        """
         try:
             async with self._opening_turn:
                 if self._opening is not None:

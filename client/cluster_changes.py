@@ -1,4 +1,7 @@
-"""What changes the brokers of a cluster: known to connections that reach its actors, and carried out in rooms above."""
+"""The interface by which connections that reach Ray change the brokers of a cluster.
+
+The package `cluster` implements it.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ from typing import Protocol
 
 from raymq.client.results import BrokerChange
 
-#: Is told each step in words, before it is done.
-Told = Callable[[str], None]
+#: Called with each step in words, before the step.
+ReportStep = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class DrainWish:
-    """How a group is to be drained.
+class DrainOptions:
+    """How to drain a broker group.
 
     Attributes:
-        remove: it goes when it is empty.
-        lose: also what stays for ever: dead letters, the progress of streams and series of writes, topics of its own.
+        remove: remove the group when it is empty.
+        lose: drain or remove it even if data that never expires is lost: dead letters, the progress of streams and
+            series of writes, topics that only this group has.
         without: consumer groups whose messages are not waited for.
     """
 
@@ -28,18 +32,22 @@ class DrainWish:
 
 
 class ClusterChanges(Protocol):
-    """Each may be ended at any moment, by a kill too, and asked for again: it goes on with what is left."""
+    """The changes of a cluster's brokers.
 
-    async def restart(self, broker: str | None, told: Told, *, dry_run: bool) -> BrokerChange:
+    Each change may be interrupted at any moment, also by a kill, and called again: it continues with the remaining
+    steps.
+    """
+
+    async def restart(self, broker: str | None, told: ReportStep, *, dry_run: bool) -> BrokerChange:
         """See `Admin.restart`."""
 
-    async def add_replica(self, group: str, host: str | None, told: Told, *, dry_run: bool) -> BrokerChange:
+    async def add_replica(self, group: str, host: str | None, told: ReportStep, *, dry_run: bool) -> BrokerChange:
         """See `Admin.add_broker`."""
 
-    async def move(self, group: str, replica: int, host: str, told: Told, *, dry_run: bool) -> BrokerChange:
+    async def move(self, group: str, replica: int, host: str, told: ReportStep, *, dry_run: bool) -> BrokerChange:
         """See `Admin.move`."""
 
-    async def remove_replica(self, name: str, told: Told, *, dry_run: bool) -> BrokerChange:
+    async def remove_replica(self, name: str, told: ReportStep, *, dry_run: bool) -> BrokerChange:
         """See `Admin.remove_broker`."""
 
     async def add_group(
@@ -48,13 +56,13 @@ class ClusterChanges(Protocol):
         replicas: int | None,
         host: str | None,
         topics: Sequence[str] | None,
-        told: Told,
+        told: ReportStep,
         *,
         dry_run: bool,
     ) -> BrokerChange:
         """See `Admin.add_broker`."""
 
     async def drain(
-        self, group: str, wanted: DrainWish, told: Told, *, cancel: bool = False, dry_run: bool
+        self, group: str, wanted: DrainOptions, told: ReportStep, *, cancel: bool = False, dry_run: bool
     ) -> BrokerChange:
         """See `Admin.drain`."""

@@ -1,7 +1,8 @@
-"""A process's connection to a cluster: one background event loop, one socket per broker, the routes.
+"""Connect a process to a cluster with one background event loop.
 
-Every client (Producer, PushConsumer, ...) is given one and shares what it holds. Sockets are the way to the brokers; a
-connection that reaches Ray, too, calls a broker's actor where the network does not lead to its socket.
+A connection has one socket per broker and a cache of the routes. Every client (Producer, PushConsumer, ...) takes a
+connection and shares its event loop, sockets and routes with the other clients. Brokers are reached over sockets. A
+connection that also reaches Ray calls a broker's actor where the network does not reach the broker's socket.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from weakref import WeakMethod
 from raymq.actors.errors import ClientClosed, InvalidInput
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import Tls
-from raymq.actors.routing import Routes
-from raymq.actors.wire.channel import ChannelPool
-from raymq.actors.wire.connection import ConnectionPool, WireConnection
-from raymq.actors.wire.frame import MOST_FRAME_BYTES, Command
+from raymq.actors.route_cache import RouteCache
+from raymq.actors.wire.blocking_channel import BlockingChannelPool
+from raymq.actors.wire.connection_pool import ConnectionPool, WireConnection
+from raymq.actors.wire.frame import MESSAGE_FRAME_BYTES, Command
 from raymq.actors.wire.tls import client_context
 from raymq.client import arguments
-from raymq.client.callbacks import Callbacks
+from raymq.client.callback_executor import CallbackExecutor
 from raymq.client.cluster_changes import ClusterChanges
-from raymq.client.forking import leave_to_parent, renew_in_child
-from raymq.client.worker_end import call_at_worker_end
-from raymq.storage.closing import Closing
+from raymq.client.fork_hooks import keep_for_parent, register_child_reset
+from raymq.client.worker_exit import call_at_worker_exit
+from raymq.storage.closeable import Closeable
 
 if TYPE_CHECKING:
     from raymq.client.missing_topics import MissingTopics
@@ -43,41 +44,48 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-#: Gets a request that a broker sent by itself; returns the answer, or None: it is one-way, or for another listener.
+#: Receives a request that a broker sent on its own; returns the answer, or None if it is one-way or for another
+#: listener.
 PushListener = Callable[[WireConnection, Command], Command | None]
 
-#: What a listener's call that has closed its connection may take to end, and to be committed.
+#: The time for a listener call that closed its connection to end and to be committed.
 _LAST_CALLS_SECONDS = 60.0
-#: What all clients may take to close that are closed with their connection, and all producers behind them.
+#: The time for all clients to close with their connection, and again for all producers after them.
 _CLOSE_SECONDS = 10.0
-#: What callbacks of sends that were answered may take when the connection is closed.
+#: The time for the callbacks of answered sends when the connection is closed.
 _CALLBACK_SECONDS = 5.0
 
 
-class Adoptable(Protocol):
+class CloseableClient(Protocol):
     """A client that its connection closes with itself."""
 
-    #: Whether others may send with it until they are closed.
+    #: Whether other clients may send with it until they are closed.
     SENDS: ClassVar[bool]
 
     def close(self, timeout: float = 10.0) -> None:
-        """Release everything; may be called twice."""
+        """Release all resources; may be called twice."""
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
-        """Begin with `close`; returns what waits for its end."""
+        """Start to close, and return a function that waits for the end of it."""
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
-    """What goes on without its connection: a loop's thread, which has the sockets, and those of other threads."""
+class _ConnectionResources:
+    """The sockets and the loop thread, which exist independently of the connection object.
+
+    They are released when the connection is garbage-collected without `close`.
+    """
 
     pool: ConnectionPool
-    channels: ChannelPool
+    channels: BlockingChannelPool
     at_exit: _AtExit
     loop: EventLoopThread | None = None
 
-    def let_go(self) -> None:
-        """Nobody has the connection any more, so nothing is under way. Waits for nothing: any thread may call it."""
+    def release(self) -> None:
+        """Close the sockets and the loop after the connection was garbage-collected.
+
+        No request is running then. Non-blocking: it may be called on any thread.
+        """
         atexit.unregister(self.at_exit)
         self.channels.close()
         if self.loop is not None and self.loop.is_running:
@@ -90,7 +98,7 @@ class _Held:
 
 
 class _AtExit:
-    """Closes a connection as the program ends, if somebody has it then."""
+    """A function that closes a connection at interpreter exit, if it still exists then."""
 
     def __init__(self, mq: Connection) -> None:
         self._mq = weakref.ref(mq)
@@ -101,35 +109,38 @@ class _AtExit:
             mq.close()
 
 
-class Connection(Closing):
-    """Thread-safe. Closes its clients, its sockets and its thread with `close()`, at the latest at the process's end,
-    also where that is a worker of `multiprocessing` or of a `ProcessPoolExecutor`. One that nobody refers to any more,
-    neither the program nor anything that is under way, closes its sockets and its thread then.
+class Connection(Closeable):
+    """A process's connection to a cluster, which its clients share. Thread-safe.
 
-    It pickles to its addresses and connects anew where it is unpickled, as in a Ray or Spark task. After a fork the
-    child has sockets and a thread of its own as soon as it uses them, and the parent keeps its own; consumers that run
-    in the background stay the parent's.
+    `close()` closes its clients, its sockets and its thread. It is called at the end of the process at the latest, also
+    in a worker of `multiprocessing` or of a `ProcessPoolExecutor`. If neither the program nor a running request refers
+    to the connection any more, its sockets and its thread are closed then.
+
+    It pickles to its addresses and connects again where it is unpickled, as in a Ray or Spark task. After a fork the
+    child opens sockets and a thread of its own at its first use, and the parent keeps its own; consumers that run in
+    the background stay with the parent.
     """
 
     def __init__(
         self, name_servers: str | Sequence[str], *, namespace: str | None = None, tls: Tls | None = None
     ) -> None:
-        """Connects lazily.
+        """Create the connection; sockets are opened at the first use.
 
         Args:
             name_servers: "host:port", several as a list or separated by ";" or ",".
-            namespace: the cluster's in Ray, None where Ray is out of reach.
+            namespace: the cluster's namespace in Ray; None where Ray cannot be reached.
+            tls: the certificates; None: no TLS.
 
         Raises:
-            InvalidInput: an address is not "host:port", or a file of `tls` cannot be used; or gevent has patched what
-                the background event loop needs.
+            InvalidInput: an address is not "host:port", or a file of `tls` cannot be used; or gevent has patched
+                modules that the background event loop needs.
         """
         _check_not_patched()
         self.name_servers = arguments.addresses("name_servers", name_servers)
         self.namespace = namespace
         self.tls = tls
         context = None if tls is None else client_context(tls)
-        # The sockets are the loop's, whose thread lives: it must not keep their owner alive.
+        # Weak references: the loop's thread owns the sockets, and must not keep the connection alive.
         this, push, call = weakref.ref(self), WeakMethod(self._pushed), WeakMethod(self._through_the_actor)
 
         def name_of(address: str) -> str | None:
@@ -146,38 +157,40 @@ class Connection(Closing):
                 raise ClientClosed("the connection to the cluster is gone")
             return await door(address, command, timeout)
 
-        #: For threads that wait for an answer themselves.
-        self.channels = ChannelPool(context, name_of)
+        #: Sockets for threads that wait for an answer themselves.
+        self.channels = BlockingChannelPool(context, name_of)
         self.pool = ConnectionPool(
             pushed,
             tls=context,
             second_door=None if namespace is None else through_the_actor,
             name_of=name_of,
-            max_frame_bytes=MOST_FRAME_BYTES,
+            max_frame_bytes=MESSAGE_FRAME_BYTES,
         )
-        self.routes = Routes(self.pool, self.name_servers)
+        self.routes = RouteCache(self.pool, self.name_servers)
         self._missing_topics: MissingTopics | None = None
-        self._clients: weakref.WeakSet[Adoptable] = weakref.WeakSet()
-        #: Those of them that have something to do that their user need not wait for.
-        self._busy: set[Adoptable] = set()
+        self._clients: weakref.WeakSet[CloseableClient] = weakref.WeakSet()
+        #: Clients that work in the background and are kept alive although the program may hold no reference to them.
+        self._busy: set[CloseableClient] = set()
         self._push_listeners: list[PushListener] = []
         self._closed = False
         #: Where users' callbacks run.
-        self.callbacks = Callbacks()
-        #: A signal handler may send, too, on the thread that it has interrupted here.
+        self.callbacks = CallbackExecutor()
+        #: Reentrant: a signal handler may send, too, on the thread that it interrupted here.
         self._starting = threading.RLock()
         self._ending = threading.Lock()
         self._loop: EventLoopThread | None = None
         self._session = uuid.uuid4().hex
         self._at_exit = _AtExit(self)
         atexit.register(self._at_exit)
-        self._held = _Held(self.pool, self.channels, self._at_exit)
-        weakref.finalize(self, self._held.let_go).atexit = False  # the program's end closes it
+        self._held = _ConnectionResources(self.pool, self.channels, self._at_exit)
+        weakref.finalize(self, self._held.release).atexit = False  # at interpreter exit `_AtExit` closes it instead
         _of_this_process.add(self)
-        renew_in_child(self, type(self).begin_anew, before_users=True)  # which adopts those of its clients that go on
+        register_child_reset(
+            self, type(self).reset_after_fork, before_users=True
+        )  # the clients that continue in the child are adopted again after it
 
     def __repr__(self) -> str:
-        """One line: which cluster, and whether it is open."""
+        """Return one line with the cluster and the state, open or closed."""
         namespace = "" if self.namespace is None else f"namespace={self.namespace!r}, "
         tls = "" if self.tls is None else ", tls"
         state = "closed" if self._closed else "open"
@@ -185,28 +198,31 @@ class Connection(Closing):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The background event loop, which owns sockets and routes."""
+        """Return the background event loop, which owns the sockets and the routes."""
         return self._background().loop
 
     @property
     def loop_thread(self) -> EventLoopThread | None:
-        """Who runs that loop; None before its first use."""
+        """Return the thread of the background event loop; None before its first use."""
         return self._loop
 
     @property
     def is_on_loop(self) -> bool:
-        """Whether the calling thread is the background loop's own, which must not block."""
+        """Return True on the background loop's own thread, which must not block."""
         loop = self._loop
         return loop is not None and loop.thread_id == threading.get_ident()
 
     @property
     def reaches_ray(self) -> bool:
-        """Whether the cluster's actors can be called, too."""
+        """Return True if the cluster's actors can be called, too."""
         return self.namespace is not None
 
     @property
     def missing_topics(self) -> MissingTopics:
-        """The topics that its consumers wait for. For who is on the background loop."""
+        """Return the poller for missing topics that consumers wait for.
+
+        For callers on the background loop.
+        """
         if self._missing_topics is None:
             from raymq.client.missing_topics import MissingTopics
 
@@ -214,7 +230,10 @@ class Connection(Closing):
         return self._missing_topics
 
     def cluster_changes(self) -> ClusterChanges:
-        """What starts and ends brokers; InvalidInput where the cluster's actors cannot be called."""
+        """Return the object that starts and stops brokers.
+
+        Raise InvalidInput if the cluster's actors cannot be called.
+        """
         raise InvalidInput(
             "mq",
             "a connection that reaches the cluster's Ray (cluster.connect(namespace=...)): it starts and ends actors",
@@ -225,19 +244,23 @@ class Connection(Closing):
         return _reconnect, (self.name_servers, self.namespace, self.tls)
 
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
-        """Run a coroutine on the background loop and wait for it. Raises ClientClosed after `close()`."""
+        """Run a coroutine on the background loop and wait for its result.
+
+        Raise ClientClosed after `close()`.
+        """
         self._check_open(coroutine)
         try:
             return self._background().run(coroutine, timeout)
         except (CancelledError, RuntimeError):
-            if self._closed:  # meanwhile, by another thread or by the end of the program
+            if self._closed:  # closed in the meantime, by another thread or at the end of the program
                 raise ClientClosed("the connection to the cluster was closed") from None
             raise
 
     async def arun(self, coroutine: Coroutine[Any, Any, _T], under_way: set[Future[Any]] | None = None) -> _T:
-        """`run` for asyncio code, whatever loop the caller is on. Who gives up cancels it.
+        """Await a coroutine on the background loop, from any event loop.
 
-        Until it has ended it is one of those `under_way`, unless the caller is on the background loop.
+        If the caller is cancelled, so is the coroutine. Until the coroutine has ended, a future in the set `under_way`
+        represents it, unless the caller is on the background loop. Raise ClientClosed after `close()`.
         """
         if asyncio.get_running_loop() is self.loop:
             return await coroutine
@@ -255,21 +278,28 @@ class Connection(Closing):
         ended: Future[None] = Future()
         leave = partial(_leave, under_way, ended)
         try:
-            under_way.add(ended)  # first: once it is submitted, it may be stored before another line runs here
+            under_way.add(ended)  # before the submit: the message may be stored before the next line runs
             working = self.submit(coroutine)
             working.add_done_callback(leave)
-        except BaseException:  # also one that a signal handler raises: nobody waits for it
+        except BaseException:  # also an error that a signal handler raises: no caller waits for the coroutine then
             leave()
             raise
         return working
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Run a coroutine on the background loop. Raises ClientClosed after `close()`."""
+        """Run a coroutine on the background loop and return its future.
+
+        Raise ClientClosed after `close()`.
+        """
         self._check_open(coroutine)
         return self._background().submit(coroutine)
 
     def wait(self, working: Future[_T], timeout: float | None = None) -> _T:
-        """The result of what `submit` has begun, and goes on also where nobody waits. ClientClosed after `close()`."""
+        """Return the result of a future that `submit` returned.
+
+        After a time-out the coroutine goes on. Raise ClientClosed after `close()`, and RuntimeError on the loop's own
+        thread.
+        """
         if self.is_on_loop and not working.done():
             raise RuntimeError("a blocking call on the event loop's own thread would wait for itself")
         try:
@@ -280,37 +310,46 @@ class Connection(Closing):
             raise
 
     @property
-    def run_aside(self) -> Callable[[Callable[[], None]], bool]:
-        """For who is on the loop: `EventLoopThread.run_aside`."""
-        return self._background().run_aside
+    def run_on_loop_thread(self) -> Callable[[Callable[[], None]], bool]:
+        """Return `EventLoopThread.run_on_loop_thread` of the background loop.
 
-    def adopt(self, client: Adoptable) -> None:
-        """Close `client` with this connection, unless nobody has it any more by then."""
+        For callers on that loop.
+        """
+        return self._background().run_on_loop_thread
+
+    def adopt(self, client: CloseableClient) -> None:
+        """Close `client` together with this connection.
+
+        The connection keeps only a weak reference: a client that was garbage-collected before is not closed.
+        """
         self._clients.add(client)
 
-    def hold(self, client: Adoptable) -> None:
-        """Let `client`, which was adopted, live until `let_go`: it works in the background, and has to be closed."""
+    def retain(self, client: CloseableClient) -> None:
+        """Keep an adopted `client` alive until `release`.
+
+        For clients that work in the background and therefore have to be closed.
+        """
         self._busy.add(client)
 
-    def let_go(self, client: Adoptable) -> None:
-        """The reverse of `hold`."""
+    def release(self, client: CloseableClient) -> None:
+        """Undo `retain`: keep `client` alive no longer."""
         self._busy.discard(client)
 
     def listen(self, listener: PushListener) -> None:
-        """Call `listener`, on the loop, with requests that brokers send by themselves."""
+        """Call `listener`, on the loop, for each request that a broker sends on its own."""
         self._push_listeners.append(listener)
 
     def unlisten(self, listener: PushListener) -> None:
-        """The reverse of `listen`."""
+        """Undo `listen`: call `listener` no longer."""
         with contextlib.suppress(ValueError):
             self._push_listeners.remove(listener)
 
     def close(self) -> None:
-        """Close the clients, then the sockets. The cluster goes on.
+        """Close the clients, then the sockets. The cluster keeps running.
 
-        From inside the listener of one of its consumers it returns at once, as `PushConsumer.shutdown` does: the call
-        that runs ends like any other, what it answers counts, and the rest is done behind it. So it does from inside a
-        signal handler that has interrupted a send that gathers.
+        Called inside the listener of one of its consumers, it returns at once, like `PushConsumer.shutdown`: the
+        running listener call ends as usual, its result counts, and the connection is closed after it on another thread.
+        The same holds inside a signal handler that interrupted a send that gathers messages.
         """
         if self._closed:
             return
@@ -322,21 +361,21 @@ class Connection(Closing):
         if calling:
             for consumer in calling:
                 consumer.close()  # returns at once
-            # Not even the others are waited for: they may be in calls of their own that do the same.
+            # The other consumers are not waited for either: their listeners may be calling `close`, too.
             threading.Thread(target=self._close_behind, args=(clients, calling), name="raymq-close").start()
         else:
             self._close_clients(clients)
 
-    def _close_behind(self, clients: list[Adoptable], calling: list[Any]) -> None:
-        """Once these consumers, of which one asked for it, have ended."""
+    def _close_behind(self, clients: list[CloseableClient], calling: list[Any]) -> None:
+        """Close the clients after the consumers whose listeners are running have ended."""
         for consumer in calling:
             consumer.wait_for_end(_LAST_CALLS_SECONDS)
         self._close_clients(clients)
 
-    def _close_clients(self, clients: list[Adoptable]) -> None:
-        """Close all at the same time, whatever becomes of the others, and then the connection.
+    def _close_clients(self, clients: list[CloseableClient]) -> None:
+        """Close all clients at the same time, whichever of them fail, and then the connection.
 
-        Producers follow behind the others: what a listener sends in its last call has to arrive, too.
+        Producers are closed after the others, so that messages sent by a listener's last call still arrive.
         """
         with ExitStack() as at_last:
             at_last.callback(self._close)
@@ -344,7 +383,7 @@ class Connection(Closing):
             _close_together([client for client in clients if not client.SENDS])
 
     def _close(self) -> None:
-        with self._ending:  # of several at once one closes it, and all return when it is closed
+        with self._ending:  # of several concurrent calls one closes it, and all return when it is closed
             if self._closed:
                 return
             self._closed = True
@@ -359,16 +398,17 @@ class Connection(Closing):
         """`close` for asyncio code."""
         await asyncio.to_thread(self.close)
 
-    def begin_anew(self) -> None:
-        """In a child process, after a fork: only the forking thread lives, and what is open is the parent's.
+    def reset_after_fork(self) -> None:
+        """Reset the connection in a child process after a fork.
 
-        Clients that go on in the child have themselves adopted again. The cluster's actors are out of its reach.
+        Only the forking thread exists in the child, and the open sockets belong to the parent. Clients that continue in
+        the child call `adopt` again. The cluster's actors cannot be called from the child.
         """
         self.namespace = None
         self._starting = threading.RLock()
         self._ending = threading.Lock()
         if self._loop is not None:
-            leave_to_parent(self._loop)  # it shares its descriptors with us
+            keep_for_parent(self._loop)  # its descriptors are shared with the parent: keep them open
             self._loop = self._held.loop = None
         self.pool.abandon()
         self.channels.abandon()
@@ -376,11 +416,11 @@ class Connection(Closing):
         self._busy.clear()
         self._push_listeners.clear()
         self._missing_topics = None
-        self.callbacks = Callbacks()
+        self.callbacks = CallbackExecutor()
         self._session = uuid.uuid4().hex
 
     def check_open(self) -> None:
-        """ClientClosed after `close()`."""
+        """Raise ClientClosed after `close()`."""
         if self._closed:
             raise ClientClosed("the connection to the cluster is closed")
 
@@ -396,7 +436,7 @@ class Connection(Closing):
                     made = EventLoopThread("raymq-client")
                     if self._loop is None:
                         self._loop = self._held.loop = made
-                    else:  # a signal handler has made one meanwhile, and uses it
+                    else:  # a signal handler has created one meanwhile, and uses it
                         made.stop()  # type: ignore[unreachable]
         return self._loop
 
@@ -412,7 +452,7 @@ class Connection(Closing):
         return found
 
     async def _through_the_actor(self, address: str, command: Command, timeout: float) -> Command:
-        from raymq.client.second_door import invoke
+        from raymq.client.actor_transport import invoke
 
         assert self.namespace is not None
         broker = await self.routes.broker_at(address, timeout)
@@ -423,12 +463,15 @@ class Connection(Closing):
 _of_this_process: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
-#: What an event loop on a thread of its own needs as it is.
+#: Modules that an event loop on its own thread needs unpatched.
 _UNPATCHED: Final = ("thread", "threading", "select")
 
 
 def _check_not_patched() -> None:
-    """Refuse to connect where gevent has patched threads: the loops of two connections would share one thread."""
+    """Raise InvalidInput where gevent has patched threads.
+
+    The loops of two connections would share one thread there.
+    """
     monkey = sys.modules.get("gevent.monkey")
     patched = [name for name in _UNPATCHED if monkey is not None and monkey.is_module_patched(name)]
     if patched:
@@ -442,18 +485,18 @@ def _check_not_patched() -> None:
 
 def _leave(under_way: set[Future[Any]], ended: Future[None], _: object = None) -> None:
     under_way.discard(ended)
-    with contextlib.suppress(InvalidStateError):  # it has left already
+    with contextlib.suppress(InvalidStateError):  # it was left before
         ended.set_result(None)
 
 
-def _close_together(clients: list[Adoptable]) -> None:
-    """Begin with all, then wait for all: many take no longer than one."""
+def _close_together(clients: list[CloseableClient]) -> None:
+    """Start to close all clients, then wait for all: many take no longer than one."""
     with ExitStack() as waits, ExitStack() as begins:
         for client in clients:
             begins.callback(_begin_close, client, waits)
 
 
-def _begin_close(client: Adoptable, waits: ExitStack) -> None:
+def _begin_close(client: CloseableClient, waits: ExitStack) -> None:
     with contextlib.suppress(ClientClosed):  # another thread has closed the connection meanwhile
         waits.callback(_wait_quietly, client.begin_close(_CLOSE_SECONDS))
 
@@ -469,7 +512,7 @@ def _close_all() -> None:
             each.callback(connection.close)
 
 
-call_at_worker_end(_close_all)
+call_at_worker_exit(_close_all)
 
 
 def _reconnect(name_servers: list[str], namespace: str | None, tls: Tls | None) -> Connection:

@@ -1,4 +1,7 @@
-"""Every error that RayMQ raises, in one place. The tree is drawn in raymq.storage.errors and raymq.actors.errors."""
+"""All errors that RayMQ raises, in one module.
+
+The class tree is drawn in raymq.storage.errors and raymq.actors.errors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What messages that came have beside their bodies, and bodies that are compressed, kept until somebody looks at it."""
+"""Keep the undecoded rest of received messages, and compressed bodies, until they are read."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.client.kept_bodies import kept_bodies
-from raymq.storage.records.batch import Batch
+from raymq.client.body_cache import body_cache
+from raymq.storage.records.body_compression import decompress_or_raw
 from raymq.storage.records.byte_rows import Int64s
-from raymq.storage.records.compression import plain_or_stored
 from raymq.storage.records.property_columns import gather
+from raymq.storage.records.record_batch import Batch
 
 
-class Around(Protocol):
-    """What messages have around their bodies."""
+class RecordSource(Protocol):
+    """A source of the records of messages, without their bodies."""
 
     def record(self, offset: int, body: bytes) -> bytes:
-        """The record of the message that has this queue offset and body."""
+        """Return the record of the message with this queue offset and body."""
 
 
 class CompressedBody:
-    """A body as its producer compressed it, and as it was before as long as that is among the `kept_bodies`."""
+    """A compressed body of a message.
+
+    The decompressed body is kept, too, as long as it is in the `body_cache`.
+    """
 
     __slots__ = ("__weakref__", "_body", "_plain", "_sys_flag")
 
@@ -33,21 +36,24 @@ class CompressedBody:
         self._plain: bytes | None = None
 
     def plain(self) -> bytes:
-        """The body as it was before; one that is not what its flag says is given as it is."""
+        """Return the decompressed body.
+
+        A body that is not compressed as its flag says is returned unchanged.
+        """
         plain = self._plain
         if plain is None:
-            plain = plain_or_stored(self._body, self._sys_flag)
+            plain = decompress_or_raw(self._body, self._sys_flag)
             if plain is not self._body:
                 self._plain = plain
-                kept_bodies.keep(self, len(plain))
+                body_cache.keep(self, len(plain))
         return plain
 
     def forget(self) -> None:
-        """Decompress it anew when somebody looks at it again."""
+        """Release the decompressed body; it is decompressed again at the next read."""
         self._plain = None
 
 
-class OneUndecoded:
+class LazyRecord:
     """The record of one message without its body."""
 
     __slots__ = ("_head", "_tail")
@@ -57,12 +63,15 @@ class OneUndecoded:
         self._tail = tail
 
     def record(self, _: int, body: bytes) -> bytes:
-        """See `Around`."""
+        """See `RecordSource`."""
         return b"".join((self._head, body, self._tail))
 
 
-class Undecoded:
-    """The records of a batch without their bodies; what is left of the batch lives as long as one of its messages."""
+class LazyBatchRecords:
+    """The records of a batch without their bodies.
+
+    They stay in memory as long as one of the batch's messages does.
+    """
 
     __slots__ = ("_heads", "_offsets", "_tails")
 
@@ -73,19 +82,19 @@ class Undecoded:
 
     @classmethod
     def of(cls, batch: Batch, offsets: npt.NDArray[np.int64]) -> Self:
-        """Those of a batch's records, which have these queue offsets, ascending."""
+        """Return the records of a batch, which have these queue offsets, ascending."""
         block = pa.py_buffer(batch.records)
         heads = _Pieces(block, batch.starts, batch.body_at)
         return cls(offsets, heads, _Pieces(block, batch.body_at + batch.body_lengths, batch.ends))
 
     def record(self, offset: int, body: bytes) -> bytes:
-        """See `Around`."""
+        """See `RecordSource`."""
         row = int(np.searchsorted(self._offsets, offset))
         return b"".join((self._heads[row], body, self._tails[row]))
 
 
 class _Pieces:
-    """Pieces of a block, copied out of it."""
+    """Byte ranges copied out of a block."""
 
     __slots__ = ("_data", "_ends")
 

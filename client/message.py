@@ -1,7 +1,8 @@
-"""What a user sends and receives.
+"""The messages that a user sends and receives.
 
-`Message` is checked when it is made: every rule of names, sizes and characters raises `InvalidInput` with the rule.
-`ReceivedMessage` is one delivery: the original's topic, id and properties, and this copy's place.
+`Message` is checked when it is created: a value that breaks a rule of names, sizes and characters raises `InvalidInput`
+with the rule. `ReceivedMessage` is one delivery: the original's topic, id and properties, and the position of this
+copy.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from raymq.actors.naming import check_sendable, check_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.client import arguments
 from raymq.client import unique_key as unique_keys
-from raymq.client.lazy_record import Around, CompressedBody
+from raymq.client.lazy_record import CompressedBody, RecordSource
 from raymq.client.receipt import Receipt
-from raymq.client.timestamps import due
+from raymq.client.timestamps import checked_due_time
 from raymq.storage.errors import InvalidInput
-from raymq.storage.records import compiled, limits
+from raymq.storage.records import message_limits, native_kernels
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import SYS_FLAG_COMPRESSED, Record, decode, encode_properties
-from raymq.storage.records.template import record_template
-from raymq.storage.records.unique_keys import PAIR_BYTES
+from raymq.storage.records.record_template import record_template
+from raymq.storage.records.unique_key_generator import PAIR_BYTES
 
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _find_forbidden = re.compile("[\x00\x01\x02]").search
 _attributes = attrgetter("__dict__")
 _ENCODE: Final = ': encode the text, as "...".encode() does'
-#: How much of a body `repr` shows.
+#: The number of bytes of a body that `repr` shows.
 _SHOWN_BYTES: Final = 32
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -48,15 +49,15 @@ class Message:
     """One message to send.
 
     Attributes:
-        topic: where to; letters, digits and % | _ -, at most 127 characters.
-        body: 1 byte to what the brokers take (their `max_message_bytes`, 4 MiB unless it is configured otherwise).
-        tags: what subscriptions filter by; one tag, no blank-separated list.
-        keys: what `Admin.query_by_key` finds it by; one string or several, none with a blank in it.
-        properties: text to text; names of the system's own are refused.
-        delay_level: 0 at once, 1..18 after that level's wait (higher ones clamp).
-        deliver_at: not before this time, at most 40 days ahead; a time that has passed is at once. Seconds since 1970,
-            or a datetime with a time zone, which is kept as seconds.
-        unique_key: the id given by the producer. The same object sent twice is the same message.
+        topic: its topic; letters, digits and % | _ -, at most 127 characters.
+        body: at least 1 byte, at most the brokers' `max_message_bytes` (4 MiB by default).
+        tags: the tag that subscriptions filter by; one tag, no blank-separated list.
+        keys: the keys by which `Admin.query_by_key` finds it; one string or several, none with a blank in it.
+        properties: text to text; names of system properties are refused.
+        delay_level: 0 is immediate delivery, 1..18 the delay of that level (higher ones clamp).
+        deliver_at: the earliest delivery time, at most 40 days ahead; a time in the past is immediate delivery. Seconds
+            since 1970, or a datetime with a time zone, which is kept as seconds.
+        unique_key: the id given by the producer. If the same object is sent twice, both copies have the same id.
 
     Raises:
         InvalidInput: a rule is broken; its `.field`, `.limit` and `.actual` say which.
@@ -71,11 +72,11 @@ class Message:
     delay_level: int = 0
     deliver_at: float | None = None
 
-    #: The unique key: its text, or the number that stands for it in this process, or nothing yet.
+    #: The unique key: its text, or the number that stands for it in this process, or None before it is assigned.
     _key: ClassVar[str | int | None] = None
-    #: The record's properties behind the unique key, encoded.
+    #: The encoded properties of the record after the unique key.
     own_properties: ClassVar[bytes] = b""
-    #: Whether it asks to wait first.
+    #: Whether it has a delay level or a delivery time.
     is_delayed: ClassVar[bool] = False
 
     def __init__(
@@ -90,22 +91,24 @@ class Message:
         *,
         unique_key: str | None = None,
     ) -> None:
-        # Values go into __dict__ past the frozen __setattr__, and what has its default stays the class's: a producer
-        # makes hundreds of thousands of messages a second.
+        # Values are written to __dict__, past the frozen __setattr__, and default values stay on the class: a producer
+        # creates hundreds of thousands of messages a second.
         own = self.__dict__
         try:
             own["topic"] = check_sendable(topic)
         except TypeError:
-            check_topic(topic)  # says it of what cannot be a key of the cache, too
+            check_topic(topic)  # raises the error for topics that are not hashable, too
             raise
         if type(body) is not bytes:
             if not isinstance(body, bytes | bytearray | memoryview):
                 raise TypeError(f"body must be bytes, not {type(body).__name__}" + _ENCODE * isinstance(body, str))
             body = bytes(body)
         own["body"] = body
-        # How long a body its brokers take is known where it is sent.
-        if not 0 < len(body) <= limits.MOST_MESSAGE_BYTES:
-            raise InvalidInput("body", limits.BODY, len(body), remedy=limits.ELSEWHERE if body else None)
+        # The limit of the brokers' `max_message_bytes` is checked at the send.
+        if not 0 < len(body) <= message_limits.MAX_MESSAGE_BYTES:
+            raise InvalidInput(
+                "body", message_limits.BODY, len(body), remedy=message_limits.ELSEWHERE if body else None
+            )
         if unique_key is not None:
             _check_text("unique_key", unique_key)
             if not unique_key:
@@ -115,14 +118,17 @@ class Message:
             self._delay(delay_level, deliver_at)
         if tags is not None or keys != () or properties is not None or self.is_delayed:
             self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), properties)
-        kernels = compiled.kernels
+        kernels = native_kernels.kernels
         if kernels is not None and type(self) is Message:
-            # It refers to texts and bytes alone. Looking at each of thousands again and again, whether it is part of a
-            # circle, takes the garbage collector longer than all else that is done for them.
+            # A message refers to texts and bytes only, so it is in no reference cycle. Without this, scanning thousands
+            # of messages again and again costs the garbage collector more time than all other work for them.
             kernels.untrack(self)
 
     def __repr__(self) -> str:
-        """One line: the beginning of the body, and of properties their names alone, since values may be secret."""
+        """Return one line with the beginning of the body and the names of the properties.
+
+        Values of properties are not shown, since they may be secret.
+        """
         shown = [f"topic={self.topic!r}", _shown_body(self.body)]
         for name, value in (("tags", self.tags), ("keys", self.keys), ("properties", sorted(self.properties))):
             if value:
@@ -135,16 +141,19 @@ class Message:
 
     @property
     def unique_key(self) -> str:
-        """The id given by the producer."""
+        """Return the id given by the producer."""
         key = self._key
         if key is None:
             key = self.__dict__.setdefault("_key", unique_keys.reserve(1))
-        if not isinstance(key, str):  # kept as it was told: in a forked child the number would stand for another key
+        if not isinstance(key, str):  # stored as text: in a forked child the number would stand for another key
             key = self.__dict__["_key"] = unique_keys.text(key)
         return key
 
     def encode(self, born_timestamp_ms: int, born_host: bytes) -> bytearray:
-        """Its record, ready for a broker's store; the queue id is filled in when a queue is chosen."""
+        """Return its encoded record for a broker's store.
+
+        The queue id is filled in when a queue is chosen.
+        """
         template, key = record_template(self.topic, born_host), self._key
         if key is None:
             key = self.__dict__.setdefault("_key", unique_keys.reserve(1))
@@ -154,33 +163,33 @@ class Message:
         return template.encode_keyed(keys, key, self.body, self.own_properties, born_timestamp_ms)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A number means nothing in another process.
+        # The number that stands for a key is valid in this process only.
         return {**self.__dict__, "_key": self.unique_key, "properties": dict(self.properties)}
 
     @property
     def due_ms(self) -> int | None:
-        """`deliver_at` as the first millisecond that is not before it."""
+        """Return `deliver_at` in milliseconds, rounded up; None if there is none."""
         return None if self.deliver_at is None else math.ceil(self.deliver_at * 1000)
 
     def _delay(self, delay_level: int, deliver_at: float | datetime | None) -> None:
-        """Check and set what it waits for."""
+        """Check and set the delay level or the delivery time."""
         if not hasattr(delay_level, "__index__") or isinstance(delay_level, bool):
             raise TypeError(f"delay_level must be int, not {type(delay_level).__name__}")
         delay_level = index(delay_level)
         if delay_level < 0:
-            raise InvalidInput("delay_level", limits.DELAY_LEVEL, delay_level)
+            raise InvalidInput("delay_level", message_limits.DELAY_LEVEL, delay_level)
         if deliver_at is not None:
             is_time = isinstance(deliver_at, datetime) or hasattr(deliver_at, "__float__")
             if not is_time or isinstance(deliver_at, bool):
                 raise TypeError(f"deliver_at must be a number or a datetime, not {type(deliver_at).__name__}")
-            deliver_at = due("deliver_at", deliver_at)
+            deliver_at = checked_due_time("deliver_at", deliver_at)
             if delay_level:
-                raise InvalidInput("deliver_at", limits.DELIVER_AT, deliver_at)
+                raise InvalidInput("deliver_at", message_limits.DELIVER_AT, deliver_at)
         waits = delay_level > 0 or deliver_at is not None
         self.__dict__.update(delay_level=delay_level, deliver_at=deliver_at, is_delayed=waits)
 
     def _describe(self, tags: str | None, keys: tuple[str, ...], given: Mapping[str, str] | None) -> None:
-        """Check and set what most messages do not have."""
+        """Check and set tags, keys and properties, which most messages do not have."""
         if given is not None and not isinstance(given, Mapping):
             raise InvalidInput("properties", "a mapping of text to text", given)
         own = dict(given or {})
@@ -189,19 +198,19 @@ class Message:
             _check_text("properties", name)
             _check_text("properties", value)
             if not name or name in properties.SYSTEM_PROPERTIES:
-                raise InvalidInput("properties", limits.PROPERTY_NAME, name)
-            if not value:  # RocketMQ's readers would leave it out, its producers refuse it
-                raise InvalidInput("properties", limits.PROPERTY_VALUE, {name: value}, remedy="leave it out")
+                raise InvalidInput("properties", message_limits.PROPERTY_NAME, name)
+            if not value:  # RocketMQ's consumers would drop it, and its producers refuse it
+                raise InvalidInput("properties", message_limits.PROPERTY_VALUE, {name: value}, remedy="leave it out")
         if keys:
             for key in keys:
                 _check_text("keys", key)
                 if not key or " " in key:
-                    raise InvalidInput("keys", limits.KEY, key)
+                    raise InvalidInput("keys", message_limits.KEY, key)
             stored[properties.KEYS] = properties.KEY_SEPARATOR.join(keys)
         if tags is not None:
             _check_text("tags", tags)
             if not tags.strip() or "||" in tags:
-                raise InvalidInput("tags", limits.TAG, tags)
+                raise InvalidInput("tags", message_limits.TAG, tags)
             stored[properties.TAGS] = tags
         if self.delay_level:
             stored[properties.DELAY] = str(self.delay_level)
@@ -209,18 +218,21 @@ class Message:
             stored[properties.TIMER_DELIVER_MS] = str(self.due_ms)
         encoded = encode_properties(stored)
         size = len(encoded) + PAIR_BYTES
-        if size > limits.MAX_PROPERTIES_BYTES:
-            raise InvalidInput("properties", limits.PROPERTIES, size)
+        if size > message_limits.MAX_PROPERTIES_BYTES:
+            raise InvalidInput("properties", message_limits.PROPERTIES, size)
         described = {"tags": tags, "keys": keys, "properties": MappingProxyType(own)}
         self.__dict__.update(described, own_properties=encoded)
 
 
-# The default of most messages stands on the class as the other fields' do; dataclasses take a mapping for mutable.
+# The default of `properties` is set here, since dataclasses refuse a mapping as a mutable default.
 Message.properties = _NO_PROPERTIES
 
 
 def key_numbers(messages: Sequence[Message]) -> list[str | int]:
-    """The unique key of each message, or the number that stands for it (`unique_key.text`); given now where missing."""
+    """Return the unique key of each message, or the number that stands for it.
+
+    `unique_key.text` converts such a number. Messages without a key get one.
+    """
     first = unique_keys.reserve(len(messages))
     numbers = range(first, first + len(messages))
     return list(map(dict.setdefault, map(_attributes, messages), repeat("_key"), numbers))
@@ -230,7 +242,7 @@ def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be str, not {type(value).__name__}")
     if _find_forbidden(value) is not None:
-        raise InvalidInput(name, limits.TEXT, value)
+        raise InvalidInput(name, message_limits.TEXT, value)
     if not value.isascii():
         arguments.encodable(name, value)
 
@@ -242,11 +254,11 @@ def _shown_body(body: bytes) -> str:
 
 
 class _Undecoded:
-    """Hold what is no field of a received message: its undecoded record, and its receipt."""
+    """The undecoded record and the receipt of a received message, which are no fields."""
 
     __slots__ = ("_around", "receipt")
-    _around: Around | CompressedBody | None
-    #: What acknowledges it, if a simple consumer received it. Pickles with it, and is left out by `dataclasses.asdict`.
+    _around: RecordSource | CompressedBody | None
+    #: The handle that acknowledges it, if it was popped. It is pickled too, and left out by `dataclasses.asdict`.
     receipt: Receipt | None
 
 
@@ -254,16 +266,15 @@ class _Undecoded:
 class ReceivedMessage(_Undecoded):
     """One delivery of a message. Times are seconds since 1970.
 
-    A value: it pickles, copies and hashes. Two are equal if they have the same unique key (None from foreign producers
-    that give none), queue and queue offset: a message and its retry are two.
+    It can be pickled, copied and hashed. Two are equal if they have the same unique key (None if the producer gave
+    none), queue and queue offset: a message and its retry are not equal.
 
-    `topic`, `message_id`, `born_timestamp`, `keys`, `tags` and `properties` are the original's, however often it was
-    retried; `queue`, `queue_offset`, `store_timestamp` and `reconsume_times` are those of this copy.
+    `topic`, `message_id`, `born_timestamp`, `keys`, `tags` and `properties` are those of the original message, however
+    often it was retried; `queue`, `queue_offset`, `store_timestamp` and `reconsume_times` are those of this copy.
 
-    Thread-safe. Most fields are decoded when one of them is first looked at. A compressed body is decompressed when it
-    is looked at, and once more when it is looked at again much later: keep it in a variable to use it often.
-    A body that its sender said to be compressed, and is not, is given as it is stored: what cannot be read must not
-    hold up what is behind it.
+    Thread-safe. Most fields are decoded when one of them is first read. A compressed body is decompressed when it is
+    read, and again when it is read much later: keep it in a variable to use it often. A body that is marked as
+    compressed and is not is returned as it is stored, so that it does not block the messages after it.
     """
 
     topic: str
@@ -282,7 +293,10 @@ class ReceivedMessage(_Undecoded):
     reconsume_times: int
 
     def __repr__(self) -> str:
-        """One line: its place and try, the beginning of the body, and of properties their names alone."""
+        """Return one line with the position, the retries and the beginning of the body.
+
+        Of the properties only the names are shown.
+        """
         shown = [f"queue='{self.queue.broker}/{self.queue.queue_id}'", f"queue_offset={self.queue_offset}"]
         try:
             shown.insert(0, f"topic={self.topic!r}")
@@ -312,12 +326,15 @@ class ReceivedMessage(_Undecoded):
 
     @property
     def lease_lost(self) -> bool:
-        """Whether another member may have this message by now: of a push consumer with mode="pop", else False."""
+        """Return True if another member may have received this message by now.
+
+        Only for a push consumer with mode="pop"; otherwise it is False.
+        """
         return self.receipt is not None and self.receipt.is_lost
 
     @classmethod
     def from_record(cls, record: Record, broker: str, receipt: Receipt | None = None) -> ReceivedMessage:
-        """The message in a record that `broker` served."""
+        """Return the message in a record that `broker` served."""
         own: dict[str, str] = {}
         system: dict[str, str] = {}
         for name, value in record.properties.items():
@@ -340,18 +357,24 @@ class ReceivedMessage(_Undecoded):
         )
         _set_receipt(message, receipt)
         if record.sys_flag & SYS_FLAG_COMPRESSED:
-            # A few bytes may be megabytes of text: those are there for who looks at the body, not for all that waits.
+            # A few bytes may decompress to megabytes, so the body is decompressed only when it is read.
             _body_slot.__delete__(message)
             _set_around(message, CompressedBody(record.body, record.sys_flag))
         return message
 
     @property
     def failure(self) -> str | None:
-        """Why the try before this one failed ("ValueError: no such account"); None at the first try, and for pop."""
+        """Return why the previous try failed, such as "ValueError: no such account".
+
+        None at the first try, and for pop consumers.
+        """
         return self.system_properties.get(properties.FAILURE)
 
-    def tried_again(self, failure: str | None = None) -> ReceivedMessage:
-        """The same message, with one more try behind it, which failed for that reason (None: it did not fail)."""
+    def with_failure(self, failure: str | None = None) -> ReceivedMessage:
+        """Return a copy with `reconsume_times` incremented and this failure.
+
+        `failure` is why the last try failed; None: it did not fail.
+        """
         around = getattr(self, "_around", None)
         is_compressed = isinstance(around, CompressedBody)
         system = {name: value for name, value in self.system_properties.items() if name != properties.FAILURE}
@@ -367,18 +390,20 @@ class ReceivedMessage(_Undecoded):
 
     @classmethod
     def undecoded(
-        cls, queue: MessageQueue, offsets: npt.NDArray[np.int64], bodies: list[bytes], around: Around
+        cls, queue: MessageQueue, offsets: npt.NDArray[np.int64], bodies: list[bytes], around: RecordSource
     ) -> list[ReceivedMessage]:
-        """The messages of sound records whose bodies are not compressed, the rest decoded when it is looked at.
+        """Return messages of valid records whose bodies are not compressed.
+
+        The other fields are decoded when they are read.
 
         Args:
             offsets: the queue offset of each.
             around: the records without their bodies.
         """
-        if compiled.kernels is not None:
-            # A message refers to nothing that refers to it: that the garbage collector does not see it harms nobody.
-            return compiled.kernels.filled(cls, _AT_ONCE, bodies, queue, offsets, around)
-        # No Python frame a message: C makes the objects and fills one slot of all of them after the other.
+        if native_kernels.kernels is not None:
+            # A message is in no reference cycle, so the garbage collector need not track it.
+            return native_kernels.kernels.filled(cls, _AT_ONCE, bodies, queue, offsets, around)
+        # Without Python code per message: C creates the objects and fills one slot of all of them after the other.
         made: list[ReceivedMessage] = list(map(cls.__new__, repeat(cls, len(bodies))))
         columns: tuple[Iterable[Any], ...] = (bodies, repeat(queue), offsets.tolist(), repeat(around))
         for fill, values in zip(_SET_AT_ONCE, columns, strict=True):
@@ -386,8 +411,8 @@ class ReceivedMessage(_Undecoded):
         return made
 
     @classmethod
-    def one_undecoded(cls, queue: MessageQueue, offset: int, body: bytes, around: Around) -> ReceivedMessage:
-        """As `undecoded`, for one message."""
+    def from_lazy_record(cls, queue: MessageQueue, offset: int, body: bytes, around: RecordSource) -> ReceivedMessage:
+        """Return one message as `undecoded` does."""
         message = cls.__new__(cls)
         _set_body(message, body)
         _set_queue(message, queue)
@@ -395,10 +420,10 @@ class ReceivedMessage(_Undecoded):
         _set_around(message, around)
         return message
 
-    if not TYPE_CHECKING:  # a name that no message has is still an error to type checkers
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they still report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            # Called only for what is missing: a field that was not decoded yet, or nothing of ours.
+            # Called for missing attributes only: for a field that is not decoded yet, or for an unknown name.
             if name == "receipt":
                 return None
             if name not in _DECODED_LATE and name != "body":
@@ -406,11 +431,11 @@ class ReceivedMessage(_Undecoded):
             around = self._around
             if isinstance(around, CompressedBody):
                 return around.plain()
-            if around is not None:  # else another thread has just done it
+            if around is not None:  # None if another thread has just decoded it
                 self._decode(around)
             return object.__getattribute__(self, name)
 
-    def _decode(self, around: Around) -> None:
+    def _decode(self, around: RecordSource) -> None:
         record = decode(around.record(self.queue_offset, self.body), check_crc=False)
         whole = ReceivedMessage.from_record(record, self.queue.broker)
         for name in _DECODED_LATE:
@@ -424,7 +449,7 @@ def _unpickled(kind: type[ReceivedMessage], values: tuple[Any, ...], receipt: Re
     return message
 
 
-#: The slots that are filled at once, and their setters, past the frozen __setattr__.
+#: The slots that `undecoded` fills, and their setters, past the frozen __setattr__.
 _AT_ONCE: Final = ("body", "queue", "queue_offset", "_around")
 _SET_AT_ONCE: Final = tuple(getattr(ReceivedMessage, name).__set__ for name in _AT_ONCE)
 _set_body, _set_queue, _set_offset, _set_around = _SET_AT_ONCE

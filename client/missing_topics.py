@@ -1,6 +1,6 @@
-"""The topics that the consumers of one connection wait for: one poll looks for all of them.
+"""Poll the name server for missing topics that consumers of one connection subscribe to.
 
-Runs on the connection's event loop.
+One poll covers all of them. Runs on the connection's event loop.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import logging
 from typing import Final, Protocol
 
 from raymq.actors.errors import RayMQError
-from raymq.actors.routing import Routes
+from raymq.actors.route_cache import RouteCache
 
-#: How often a name server is asked which topics exist, while a consumer waits for one.
+#: The interval of the polls in seconds, while a consumer waits for a topic.
 POLL_SECONDS: Final = 0.5
 
 _log = logging.getLogger(__name__)
@@ -22,21 +22,24 @@ class Waiter(Protocol):
     """A consumer that waits for topics."""
 
     def topics_listed(self, existing: frozenset[str]) -> None:
-        """Handle an answer of a name server: of the topics that this consumer waits for, those that exist."""
+        """Handle the topics that a poll found.
+
+        `existing` are those that exist of the topics that this consumer waits for.
+        """
 
 
 class MissingTopics:
-    """Which consumer waits for which topics. It polls only while one waits."""
+    """The topics that each consumer waits for. It polls only while one waits."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: RouteCache) -> None:
         self._routes = routes
         self._waiting: dict[Waiter, set[str]] = {}
         self._polling: asyncio.Task[None] | None = None
-        #: The addresses of all masters, as the last poll found them; empty before the first one.
+        #: The addresses of all masters as of the last poll; empty before the first one.
         self.masters: frozenset[str] = frozenset()
 
     def wait_for(self, waiter: Waiter, topics: set[str]) -> None:
-        """Look for these topics, and for no others, for `waiter`; an empty set ends its waiting."""
+        """Replace the topics that `waiter` waits for; an empty set ends the wait."""
         if topics:
             self._waiting[waiter] = topics
             if self._polling is None or self._polling.done():
@@ -44,10 +47,13 @@ class MissingTopics:
         elif self._waiting.pop(waiter, None) is not None and not self._waiting and self._polling is not None:
             self._polling.cancel()
             self._polling = None
-            self.masters = frozenset()  # they may be others when somebody waits again
+            self.masters = frozenset()  # they may have changed before the next consumer waits
 
     async def read_masters(self) -> frozenset[str]:
-        """Return the addresses of all masters; BrokerUnavailable where no name server answers."""
+        """Return the addresses of all masters.
+
+        Raise BrokerUnavailable if no name server answers.
+        """
         if not self.masters:
             self.masters = frozenset((await self._routes.cluster()).masters.values())
         return self.masters

@@ -1,23 +1,25 @@
-"""A consumer's claim on a message that it popped."""
+"""The receipt of a message that a consumer popped."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raymq.actors.wire.headers.pop import Handle
+from raymq.actors.wire.headers.pop_headers import ReceiptHandle
 
 
 @dataclass(slots=True)
 class Receipt:
-    """Goes with a received message, also to another process; `handle` is replaced when the delivery is renewed.
+    """The receipt of a popped message, which is pickled with the message.
+
+    `handle` is replaced when the lease of the delivery is renewed.
 
     Attributes:
-        is_begun: the broker knows that a call begins with it.
-        is_suspect: its consumer ended without an answer before: twice, or before its last try.
-        is_lost: its time is over, or the broker has given it to somebody else.
+        is_begun: the broker has been informed that a listener call with it begins.
+        is_suspect: a consumer ended without an answer to it before: twice, or before its last try.
+        is_lost: its lease has expired, or the broker has delivered it to another member.
     """
 
-    handle: Handle
+    handle: ReceiptHandle
     is_suspect: bool = False
     is_lost: bool = False
     is_begun: bool = False

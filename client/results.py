@@ -1,4 +1,4 @@
-"""What calls answer: plain frozen values."""
+"""The results of calls: plain frozen values."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from raymq.actors.protocol import BrokerInfo, MessageQueue, SendStatus
-from raymq.client.health import SetAside
+from raymq.client.consumer_health import SetAside
 
 _T = TypeVar("_T")
 
 
 class FoundMessages(list[_T]):
-    """The messages that a search has found.
+    """A list of the messages that a search has found.
 
-    `not_asked` are the names of the brokers that have the topic and were away: what they have is not among these.
-    `unreadable` are messages that are damaged in their broker's files, where they were looked for one by one.
-    `truncated` is True where there are more than the limit of the call, which are left out.
+    `not_asked` are the names of the brokers that have the topic and were away: their messages are missing from the
+    list. `unreadable` are messages that are damaged in their broker's files, for searches that read record by record.
+    `truncated` is True if there are more messages than the limit of the call.
     """
 
     not_asked: tuple[str, ...] = ()
@@ -39,7 +39,10 @@ class FoundMessages(list[_T]):
 
 
 class SendResult(NamedTuple):
-    """Where a sent message lies. A delayed one's `queue` is the schedule topic's, where it waits."""
+    """The position of a sent message.
+
+    The `queue` of a delayed message is the queue of the schedule topic in which it waits.
+    """
 
     status: SendStatus
     message_id: str
@@ -51,14 +54,18 @@ class SendResult(NamedTuple):
 
 
 class PartResult(SendResult):
-    """Where a part of a table lies, in the error of a send that failed half-way: its first row's place, and `rows`."""
+    """The position of a part of a table, in a failed send's error.
+
+    The send failed after this part was stored. It is the position of the part's first row, and `rows` is the number of
+    its rows.
+    """
 
     rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TableResult:
-    """Where a sent table lies: `parts` are (queue, first offset, rows)."""
+    """The positions of a sent table: `parts` are (queue, first offset, rows)."""
 
     rows: int
     parts: list[tuple[MessageQueue, int, int]]
@@ -66,7 +73,10 @@ class TableResult:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """What a queue holds; `max_offset` is the next message's. Times are seconds, 0.0 where the queue is empty."""
+    """The offsets of a queue and its last store time.
+
+    `max_offset` is the offset of the next message. Times are seconds since 1970, 0.0 where the queue is empty.
+    """
 
     min_offset: int
     max_offset: int
@@ -75,10 +85,11 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
-    """How far a group is in a queue; None where it is not known (never committed, broker unreachable), never 0.
+    """The progress of a group in a queue.
 
-    `owner` is the client id of the member that fetched from the queue last, None where no member of now has.
-    `subscribed` is whether the group's members subscribe to the queue's topic; None where no member is connected.
+    A value that is not known (never committed, broker unreachable) is None, never 0. `owner` is the client id of the
+    member that fetched from the queue last, None if no current member has. `subscribed` is whether the group's members
+    subscribe to the queue's topic; None where no member is connected.
     """
 
     committed_offset: int | None
@@ -90,12 +101,12 @@ class QueueProgress:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One consumer group.
+    """The members and the lag of one consumer group.
 
     Attributes:
-        members: how many clients are in it now.
-        lag: messages that it has not consumed, as far as it has committed; without topics that its members do not
-            subscribe to any more. None where nothing is known.
+        members: the number of clients that are in it now.
+        lag: the number of messages after its committed offsets; without topics that its members do not subscribe to any
+            more. None where nothing is known.
     """
 
     group: str
@@ -105,13 +116,13 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class GroupDeletion:
-    """What was deleted with a consumer group, or would be.
+    """The counts of what was deleted with a consumer group, or would be.
 
     Attributes:
         offsets: queues in which it had committed.
-        in_flight: messages that were lent to its simple consumers.
+        in_flight: in-flight messages of its simple consumers.
         retries: messages that waited for their retry.
-        dead_letters: its dead letters; they stay unless they were asked for.
+        dead_letters: its dead letters; they are deleted only on request.
         deleted: False: nothing was changed.
     """
 
@@ -124,7 +135,7 @@ class GroupDeletion:
 
 
 class GroupProgress(dict[MessageQueue, QueueProgress]):
-    """How far a group is in each queue.
+    """The progress of a group by queue.
 
     Attributes:
         missing_topics: topics that members subscribe to and that do not exist, sorted; they have no queues.
@@ -137,7 +148,7 @@ class GroupProgress(dict[MessageQueue, QueueProgress]):
 
 @dataclass(frozen=True, slots=True)
 class NameServerInfo:
-    """A name server; `pid` is None where it does not answer."""
+    """A name server; `pid` is None if it does not answer."""
 
     address: str
     pid: int | None
@@ -145,7 +156,10 @@ class NameServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerInfo:
-    """The scheduler as the brokers know it; None where none has called. `lateness` in seconds."""
+    """The scheduler as the brokers report it; `lateness` is in seconds.
+
+    Both values are None if no broker has received a call of the scheduler.
+    """
 
     pid: int | None
     lateness: float | None
@@ -153,15 +167,15 @@ class SchedulerInfo:
 
 @dataclass(frozen=True, slots=True)
 class KeeperInfo:
-    """A keeper of the register that says which replica of a broker group is the master.
+    """A keeper: a server of the register that stores each broker group's master.
 
     Attributes:
         id: its number, from 1 on.
-        pid: None where it does not answer.
-        voter: whether it is one of those whose majority decides; None where nobody answers who would know.
-        state: "running"; "quiet": it has just started, and lets nobody take a master away; "empty", "damaged", "older
-            copy": its file is gone, not what was written, or older than what it has told, and it has no voice;
-            "failed": its disk has failed; "unreachable".
+        pid: None if it does not answer.
+        voter: whether it is one of the voters, whose majority decides; None if no keeper answers that could tell.
+        state: "running"; "quiet": it has just started, and votes for no change of a master until leases from before its
+            restart have expired; "empty", "damaged", "older copy": its file is missing, damaged, or older than what it
+            has reported, and it has no vote; "failed": its disk has failed; "unreachable".
     """
 
     id: int
@@ -173,14 +187,14 @@ class KeeperInfo:
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """What an election by hand has brought about. Replicas are counted from 0.
+    """The result of a requested election. Replicas are counted from 0.
 
     Attributes:
-        replica: the master; None: there is none.
-        epoch: how many elections the broker has had.
+        replica: the master; None if there is none.
+        epoch: how many elections the broker group has had.
         in_sync: the replicas that have everything that is acknowledged.
-        changed: whether there was an election; a master that serves, and is the wanted one, stays.
-        warning: what may be lost by it; empty: nothing.
+        changed: whether there was an election; there is none if the wanted master serves already.
+        warning: the messages that may be lost by it; empty: none.
     """
 
     broker: str
@@ -193,13 +207,13 @@ class Election:
 
 @dataclass(frozen=True, slots=True)
 class BrokerChange:
-    """What was done to brokers.
+    """The result of a change of brokers.
 
     Attributes:
-        brokers: who it was done to, by the names of their actors and folders.
-        steps: what was done, in words; what would be, of a dry run.
+        brokers: the changed brokers, by the names of their actors and folders.
+        steps: the steps that were carried out, in words; those of a dry run were not.
         dry_run: nothing was changed.
-        kept: directories that nobody uses any more, and nobody has removed, as "machine:path".
+        kept: directories that are no longer used and were not removed, as "machine:path".
     """
 
     brokers: list[str]
@@ -210,7 +224,10 @@ class BrokerChange:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """The cluster as it answers now. `keepers` is empty where each broker group has one copy."""
+    """The current state of the cluster.
+
+    `keepers` is empty if no broker group has replicas.
+    """
 
     brokers: list[BrokerInfo]
     name_servers: list[NameServerInfo]

@@ -1,4 +1,7 @@
-"""Times that a user gives, as brokers have them, and as the command line reads and shows them."""
+"""Convert times that a user gives into those of brokers, and parse and format them.
+
+The command line uses the texts.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from typing import Final
 
 from raymq.actors.errors import InvalidInput
 from raymq.client import arguments
-from raymq.storage.records import limits
+from raymq.storage.records import message_limits
 
-#: Later than any message; fits the i8 of a command.
+#: Later than any message; fits the 64-bit integer of a command.
 FAR_FUTURE_MS: Final = 1 << 62
-#: What `from_text` takes.
+#: The texts that `parse_time` accepts.
 AS_TEXT: Final = "seconds since 1970, ISO 8601 (local without a zone), or an age such as 2h"
 _UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?) *(ms|s|min|m|h|d|w) *")
@@ -25,33 +28,33 @@ def milliseconds(field: str, when: float | datetime) -> int:
     """Return a time as whole milliseconds since 1970.
 
     Raises:
-        InvalidInput: it is no time, see `arguments.timestamp`.
+        InvalidInput: the value is no time, see `arguments.timestamp`.
     """
     return int(arguments.timestamp(field, when) * 1000)
 
 
-def due(field: str, when: float | datetime) -> float:
+def checked_due_time(field: str, when: float | datetime) -> float:
     """Return the time, in seconds since 1970, at which a message is to be delivered.
 
     Raises:
-        InvalidInput: it is no time, or further ahead than brokers let messages wait.
+        InvalidInput: the value is no time, or further ahead than the longest delay of brokers.
     """
     seconds = arguments.timestamp(field, when)
-    if seconds > time.time() + limits.MOST_DAYS_AHEAD * 86_400:
-        raise InvalidInput(field, limits.DUE, when)
+    if seconds > time.time() + message_limits.MAX_DAYS_AHEAD * 86_400:
+        raise InvalidInput(field, message_limits.DUE, when)
     return seconds
 
 
 def milliseconds_or_end(field: str, when: float | datetime) -> int:
-    """Return a time as `milliseconds` does; `math.inf` is behind every message."""
+    """Return a time as `milliseconds` does; `math.inf` is later than every message."""
     return FAR_FUTURE_MS if when == math.inf else milliseconds(field, when)
 
 
-def span_from_text(field: str, text: str, *, most: float = arguments.MOST_SECONDS) -> float:
+def parse_duration(field: str, text: str, *, most: float = arguments.MAX_SECONDS) -> float:
     """Return the seconds of a text such as "90s", "1h30m" or "2.5".
 
     Raises:
-        InvalidInput: it is none, or longer than `most` seconds.
+        InvalidInput: the text is no duration, or the duration is longer than `most` seconds.
     """
     text = text.strip()
     if _SPANS.fullmatch(text):
@@ -64,18 +67,18 @@ def span_from_text(field: str, text: str, *, most: float = arguments.MOST_SECOND
     return arguments.duration(field, seconds, most=most)
 
 
-def from_text(field: str, text: str, *, end: bool = False) -> float:
-    """Return the seconds since 1970 that a text of the command line names.
+def parse_time(field: str, text: str, *, end: bool = False) -> float:
+    """Return the seconds since 1970 of a time that the command line gives as text.
 
     Args:
-        end: "inf" is a time too, behind everything.
+        end: accept "inf" too, which is later than every message.
 
     Raises:
-        InvalidInput: it is no time, see AS_TEXT, or more than 100 years ahead.
+        InvalidInput: the text is no time, see AS_TEXT, or more than 100 years ahead.
     """
     text = text.strip()
     if _SPANS.fullmatch(text):
-        return max(0.0, time.time() - span_from_text(field, text))
+        return max(0.0, time.time() - parse_duration(field, text))
     try:
         seconds = float(text)
     except ValueError:
@@ -91,15 +94,18 @@ def from_text(field: str, text: str, *, end: bool = False) -> float:
 
 
 def shown(seconds: float) -> str:
-    """Return a time as ISO 8601 with the zone of this process, to the millisecond."""
+    """Return a time as ISO 8601 in the process's time zone, to the millisecond."""
     try:
         return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
         return str(seconds)
 
 
-def shown_span(seconds: float) -> str:
-    """Return a time span as people say it: "12 s", "3 min", "2 h 10 min", "4 d 3 h"."""
+def format_duration(seconds: float) -> str:
+    """Return a time span in words, such as "12 s" or "2 h 10 min".
+
+    Other examples: "3 min", "4 d 3 h".
+    """
     if seconds < 59.5:
         return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)

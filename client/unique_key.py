@@ -1,4 +1,7 @@
-"""Unique keys of this process's messages; see `raymq.storage.records.unique_keys` for their shape."""
+"""Generate the unique keys of this process's messages.
+
+See `raymq.storage.records.unique_key_generator` for their format.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import os
 from typing import Final
 
 from raymq.storage.records import property_names as properties
-from raymq.storage.records.unique_keys import UniqueKeys
+from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 
-_keys: Final = UniqueKeys()
+_keys: Final = UniqueKeyGenerator()
 os.register_at_fork(after_in_child=_keys.restart)
 
 reserve = _keys.reserve
@@ -16,11 +19,11 @@ text = _keys.text
 texts = _keys.texts
 
 
-def process_unique_keys() -> UniqueKeys:
-    """The source itself; a forked child has a prefix of its own."""
+def process_unique_keys() -> UniqueKeyGenerator:
+    """Return the process's generator; in a forked child it has another prefix."""
     return _keys
 
 
 def pair(key: str) -> bytes:
-    """The property string of a unique key."""
+    """Return the encoded property of a unique key, with its separators."""
     return f"{properties.UNIQ_KEY}\x01{key}\x02".encode()

@@ -1,6 +1,6 @@
-"""Start, find and stop a cluster, back up its stores; the `raymq` command.
+"""Start, find and stop a cluster, back up its stores, and provide the `raymq` command.
 
-Each name is imported when it is first used: so the command's first moments (`raymq.cluster.command`) are short.
+Each public name is imported at its first use, so that the command (`raymq.cluster.command`) starts quickly.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raymq.actors.protocol import Tls
-    from raymq.cluster.backup import backup_store, list_backups, restore_store, verify_backups
     from raymq.cluster.bootstrap import Cluster, connect, start, stop
+    from raymq.cluster.store_backup import backup_store, list_backups, restore_store, verify_backups
 
 __all__ = [
     "Cluster",
@@ -25,13 +25,13 @@ __all__ = [
     "verify_backups",
 ]
 
-#: Which name comes from which module: the same as the imports above, which only type checkers see.
-_HOMES = {
+#: The module of each name: the same as the imports above, which only type checkers execute.
+_MODULES = {
     "Tls": "raymq.actors.protocol",
-    "backup_store": "raymq.cluster.backup",
-    "list_backups": "raymq.cluster.backup",
-    "restore_store": "raymq.cluster.backup",
-    "verify_backups": "raymq.cluster.backup",
+    "backup_store": "raymq.cluster.store_backup",
+    "list_backups": "raymq.cluster.store_backup",
+    "restore_store": "raymq.cluster.store_backup",
+    "verify_backups": "raymq.cluster.store_backup",
     "Cluster": "raymq.cluster.bootstrap",
     "connect": "raymq.cluster.bootstrap",
     "start": "raymq.cluster.bootstrap",
@@ -40,13 +40,13 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported now; from then on it is an ordinary attribute. Any thread."""
-    if name not in _HOMES:
+    """Import a public name and keep it as a module attribute. Safe for any thread."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOMES[name]), name)
+    found = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULES})

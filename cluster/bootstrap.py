@@ -1,6 +1,7 @@
-"""Starting, finding and stopping a cluster.
+"""Start, find and stop a cluster.
 
-Ray is imported where an actor is really touched: who reaches a cluster by its sockets alone never waits for it.
+Ray is imported only when an actor is used, so a client that connects through sockets alone does not wait for the
+import.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from types import TracebackType
 from typing import Any
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, WrongType
-from raymq.actors.keeper.group_state import MOST_REPLICAS
+from raymq.actors.keeper.group_state import MAX_REPLICAS
 from raymq.actors.naming import MAX_NAMESPACE_CHARACTERS, check_name, is_broker_name, is_name_server_name
 from raymq.actors.protocol import Tls
 from raymq.actors.wire.tls import server_context
 from raymq.client import arguments as rules
 from raymq.client.cluster_changes import ClusterChanges
 from raymq.client.connection import Connection
-from raymq.cluster import found
-from raymq.cluster.config import ClusterConfig, check_port
+from raymq.cluster import cluster_file
+from raymq.cluster.cluster_config import ClusterConfig, check_port
 
-MAX_BROKERS = 702  # broker-a .. broker-zz
+MAX_BROKERS = 702  # From broker-a to broker-zz.
 MAX_NAME_SERVERS = 16
 MAX_HOSTS = 10_000
 
@@ -34,7 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 class Cluster(Connection):
-    """A connection that knows how to stop the cluster. `start` makes one that stops with its `with` block."""
+    """A connection that can stop its cluster.
+
+    The connection that `start` returns stops the cluster at the end of its `with` block.
+    """
 
     def __init__(
         self,
@@ -52,20 +56,26 @@ class Cluster(Connection):
         self._is_new = is_new
         self._is_parents = False
 
-    def begin_anew(self) -> None:
-        """See `Connection.begin_anew`. The cluster is the parent's to stop."""
+    def reset_after_fork(self) -> None:
+        """Reset the connection in a forked child; see `Connection.reset_after_fork`.
+
+        Only the parent can stop the cluster.
+        """
         self._is_parents = self.namespace is not None
         self._owns_ray = self._stops = False
-        super().begin_anew()
+        super().reset_after_fork()
 
     @property
     def owns_ray(self) -> bool:
-        """Whether Ray was started by this process for this cluster, and ends with it."""
+        """Return True if this process started Ray for this cluster.
+
+        Such a Ray ends with the cluster.
+        """
         return self._owns_ray
 
     @property
     def is_new(self) -> bool:
-        """Whether the start that returned this has made the cluster, and not joined one that was there."""
+        """Return True if the start created the cluster, False if it joined a running one."""
         return self._is_new
 
     def __exit__(
@@ -76,18 +86,20 @@ class Cluster(Connection):
         self.close()
 
     def cluster_changes(self) -> ClusterChanges:
-        """See `Connection.cluster_changes`."""
+        """Return the operations that change the cluster; see `Connection.cluster_changes`."""
         if self.namespace is None:
             return super().cluster_changes()
-        from raymq.cluster.elastic.changes import Changes
+        from raymq.cluster.elastic.change_executor import ChangeExecutor
 
-        return Changes(self, self.namespace)
+        return ChangeExecutor(self, self.namespace)
 
     def stop(self, timeout: float = 30.0) -> None:
-        """End every actor cleanly; also Ray, if `start` started it and nobody else uses it. The data stay.
+        """Stop every actor cleanly. The data stay.
+
+        Ray is stopped too if `start` started it and no other cluster in this process uses it.
 
         Raises:
-            InvalidInput: this connection does not reach Ray, as none does that a forked child has of its parent.
+            InvalidInput: this connection does not reach Ray; in a forked child the parent's connection never does.
             BrokerUnavailable: names the actors that did not end cleanly within `timeout` seconds, and were killed.
         """
         rules.duration("timeout", timeout, above=True)
@@ -103,21 +115,24 @@ class Cluster(Connection):
                 "stop", "a connection that reaches Ray (cluster.connect(namespace=...))", self.name_servers
             )
         from raymq.cluster import ray_runtime
-        from raymq.cluster.stopping import stop_actors
+        from raymq.cluster.cluster_stop import stop_actors
 
         Connection.close(self)
         try:
             stop_actors(self.namespace, timeout)
-            found.forget(self.namespace, ray_runtime.address())
+            cluster_file.forget(self.namespace, ray_runtime.address())
         finally:
             self._leave_ray()
 
     async def astop(self, timeout: float = 30.0) -> None:
-        """`stop` for asyncio code."""
+        """Stop the cluster from asyncio code; see `stop`."""
         await asyncio.to_thread(self.stop, timeout)
 
     def close(self) -> None:
-        """Disconnect this process; the cluster goes on, unless its Ray was started by this process and ends with it."""
+        """Disconnect this process.
+
+        The cluster continues to run, unless this process started its Ray, which ends with the process.
+        """
         super().close()
         if not self._stops:
             self._leave_ray()
@@ -142,33 +157,35 @@ def start(
     hosts: int = 1,
     hosts_timeout: float = 600.0,
 ) -> Cluster:
-    """Start a cluster, or join the one that runs in `namespace` and was started alike; what of it is missing is made.
+    """Start a cluster, or join the one that runs in `namespace`.
 
-    Ray is joined if this process is connected to one, RAY_ADDRESS names one, or `ray start` started one on this
-    machine; else one is started for this process.
+    A running cluster must have been started with the same arguments; its missing actors are created. The call joins a
+    Ray if this process is connected to one, RAY_ADDRESS names one, or `ray start` started one on this machine.
+    Otherwise it starts a Ray for this process.
 
     Args:
-        brokers: how many; their stores are `<root>/broker-a`, `<root>/broker-b`, ... on the machines they run on.
-        replicas: how many copies each broker has, on as many machines; a warning says if there are fewer. The stores
-            of the further ones are `<root>/broker-a.1`, ...
+        brokers: the number of brokers; their stores are `<root>/broker-a`, `<root>/broker-b`, ... on their machines.
+        replicas: the number of copies of each broker, on as many machines; a warning is issued if there are fewer
+            machines. The stores of further replicas are `<root>/broker-a.1`, ...
         root: a folder; `~` is the user's home.
-        name_servers: how many, independent of each other, on as many machines as there are. `port` is that of the first
-            one on each machine; 0, and for a second one there: any free one, which is kept.
+        name_servers: the number of name servers, which are independent of each other, distributed over the machines.
+            `port` is the port of the first one on each machine. With port 0, and for further name servers on a machine,
+            a free port is chosen and kept.
         config: settings, or the path of a YAML file of them; see configs/.
-        hosts: how many machines the Ray cluster has to have before anything is placed; they are waited for, at most
-            `hosts_timeout` seconds. More brokers than machines share them.
+        hosts: the number of machines that the Ray cluster must have before actors are placed; the call waits for them,
+            at most `hosts_timeout` seconds. If there are more brokers than machines, brokers share machines.
 
     Raises:
-        InvalidInput: an argument breaks its rule, or a cluster runs in `namespace` that was started with others.
+        InvalidInput: an argument is invalid, or the cluster in `namespace` was started with other arguments.
         StoreLocked, StoreCorrupt: a store cannot be opened.
-        BrokerUnavailable: a Ray that was named cannot be joined, or an actor does not come up; it says why.
+        BrokerUnavailable: a named Ray cannot be joined, or an actor does not start; the message has the reason.
     """
     _check_arguments(brokers, namespace, replicas, name_servers, port)
     rules.whole("hosts", hosts, 1, MAX_HOSTS)
     rules.duration("hosts_timeout", hosts_timeout)
     settings = ClusterConfig.load(config)
     if settings.tls is not None:
-        server_context(settings.tls)  # a file that cannot be used is told before anything starts
+        server_context(settings.tls)  # Check the TLS files before anything is started.
     directory = _checked_root(root)
     if settings.min_in_sync > replicas:
         raise InvalidInput("min_in_sync", f"at most {replicas}, the replicas of a group", settings.min_in_sync)
@@ -181,7 +198,7 @@ def start(
         "config": settings.as_dict(),
     }
     _disable_rays_signal_handler()
-    from raymq.cluster import deaths, launching, ray_runtime
+    from raymq.cluster import actor_deaths, cluster_launch, ray_runtime
 
     owns_ray = ray_runtime.is_embedded() or not ray_runtime.join()
     if owns_ray and not ray_runtime.is_embedded():
@@ -192,13 +209,16 @@ def start(
     try:
         ray_runtime.await_hosts(hosts, hosts_timeout, _log.info)
         machines = len(ray_runtime.hosts())
-        for risk in (shared_machines(replicas, machines), only_name_server(replicas, name_servers, machines)):
+        for risk in (
+            shared_machine_warning(replicas, machines),
+            single_name_server_warning(replicas, name_servers, machines),
+        ):
             if risk is not None:
                 warnings.warn(risk, stacklevel=2)
-        deaths.watch(namespace)
-        addresses, is_new = launching.start(namespace, directory, settings, arguments)
-        deaths.remember()
-        found.save(namespace, addresses, ray_runtime.address(), settings.tls)
+        actor_deaths.watch(namespace)
+        addresses, is_new = cluster_launch.start(namespace, directory, settings, arguments)
+        actor_deaths.record_actor_pids()
+        cluster_file.save(namespace, addresses, ray_runtime.address(), settings.tls)
         return Cluster(addresses, namespace=namespace, tls=settings.tls, owns_ray=owns_ray, stops=True, is_new=is_new)
     except BaseException:
         if owns_ray:
@@ -213,61 +233,63 @@ def connect(
     name_servers: str | Sequence[str] | None = None,
     tls: Tls | None = None,
 ) -> Cluster:
-    """Connect to a running cluster, through Ray or by its name servers' addresses alone.
+    """Connect to a running cluster, through Ray or by its name servers' addresses.
 
-    A Ray that this call joins stays joined when the connection is closed: the program may use it, too.
+    If this call joins a Ray, the process stays connected to it after the connection is closed, because the program may
+    use it too.
 
     Args:
         namespace, address: of the cluster and of its Ray; not used with `name_servers`. "auto" is the Ray that this
             process is connected to, RAY_ADDRESS, the one that `ray start` started on this machine, or the one in which
             this user started a cluster of that namespace.
-        name_servers: "host:port", several as a list or separated by ";" or ",". No Ray is needed then, nor imported.
-        tls: for a cluster whose sockets use TLS. Through Ray it is not needed where the cluster's own files are at the
-            same paths here.
+        name_servers: "host:port", several as a list or separated by ";" or ",". With them Ray is neither needed nor
+            imported.
+        tls: for a cluster whose sockets use TLS. Through Ray it is not needed if the cluster's own files are at the
+            same paths on this machine.
 
     Raises:
         BrokerUnavailable: no Ray at `address`, or no cluster in `namespace`, or its start is not finished.
-        InvalidInput: an address is not "host:port", or a file of `tls` cannot be used; or nothing but this user's own
-            notes could lead to a Ray, and somebody else may have written them.
+        InvalidInput: an address is not "host:port", or a file of `tls` cannot be used; or a Ray could only be found
+            through this user's cluster file, and another user may have written that file.
     """
     if name_servers is not None:
         return Cluster(name_servers, tls=tls)
     check_namespace(namespace)
     rules.text("address", address)
     _disable_rays_signal_handler()
-    from raymq.cluster import deaths, launching, ray_runtime
+    from raymq.cluster import actor_deaths, cluster_launch, ray_runtime
 
     ray_runtime.join_address(address, partial(_own_ray, namespace))
-    addresses = launching.addresses(namespace)
-    deaths.watch(namespace)
-    deaths.remember()
+    addresses = cluster_launch.addresses(namespace)
+    actor_deaths.watch(namespace)
+    actor_deaths.record_actor_pids()
     return Cluster(addresses, namespace=namespace, tls=tls or _own_tls(namespace))
 
 
 def stop(namespace: str = "raymq", address: str = "auto", timeout: float = 30.0) -> None:
-    """Stop the cluster in `namespace`, one whose start was broken off included; see `Cluster.stop`."""
+    """Stop the cluster in `namespace`, also after an aborted start; see `Cluster.stop`."""
     check_namespace(namespace)
     _disable_rays_signal_handler()
     from raymq.cluster import ray_runtime
-    from raymq.cluster.stopping import stop_actors
+    from raymq.cluster.cluster_stop import stop_actors
 
     ray_runtime.join_address(address, partial(_own_ray, namespace))
     stop_actors(namespace, rules.duration("timeout", timeout, above=True))
-    found.forget(namespace, ray_runtime.address())
+    cluster_file.forget(namespace, ray_runtime.address())
 
 
-def running(namespace: str = "raymq", address: str = "auto") -> list[str]:
-    """The names of the brokers that a stop would end, sorted.
+def running_brokers(namespace: str = "raymq", address: str = "auto") -> list[str]:
+    """Return the sorted names of the brokers that a stop would end.
 
     Raises:
-        BrokerUnavailable: no Ray at `address`, or nothing of a cluster in `namespace`.
+        BrokerUnavailable: no Ray at `address`, or no actor of a cluster in `namespace`.
     """
     check_namespace(namespace)
     _disable_rays_signal_handler()
-    from raymq.cluster import launching, ray_runtime
+    from raymq.cluster import cluster_launch, ray_runtime
 
     ray_runtime.join_address(address, partial(_own_ray, namespace))
-    there = launching.names(namespace)
+    there = cluster_launch.names(namespace)
     if not any(is_broker_name(name) or is_name_server_name(name) for name in there):
         raise BrokerUnavailable(
             "cluster", f"no cluster runs in namespace {namespace}", remedy="cluster.start() starts one"
@@ -276,16 +298,19 @@ def running(namespace: str = "raymq", address: str = "auto") -> list[str]:
 
 
 def _check_not_running(namespace: str) -> None:
-    """Raise BrokerUnavailable if another process of this user runs a cluster of this name on a Ray of its own."""
+    """Raise BrokerUnavailable if another process of this user runs this cluster.
+
+    That process runs a cluster in the same namespace on a Ray of its own.
+    """
     try:
-        known = found.load(namespace)
-    except InvalidInput:  # not this user's note
+        known = cluster_file.load(namespace)
+    except InvalidInput:  # The file is not this user's own.
         return
     if known is None or known.pid in {None, os.getpid()}:
         return
-    from raymq.cluster.noted import name_servers_of
+    from raymq.cluster.cluster_file_check import verified_name_servers
 
-    if name_servers_of(namespace, known, known.tls):
+    if verified_name_servers(namespace, known, known.tls):
         raise BrokerUnavailable(
             "cluster",
             f"one runs in namespace {namespace} already, in process {known.pid}, on a Ray of its own",
@@ -294,12 +319,12 @@ def _check_not_running(namespace: str) -> None:
 
 
 def _disable_rays_signal_handler() -> None:
-    """Have Ray, which asks for it when it is imported, print no stack traces at a SIGTERM."""
+    """Prevent Ray from printing stack traces at a SIGTERM; Ray reads the variable at import."""
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
 
 
-def shared_machines(replicas: int, machines: int) -> str | None:
-    """What is to be said where replicas of a group share a machine; None where each has its own."""
+def shared_machine_warning(replicas: int, machines: int) -> str | None:
+    """Return a warning if replicas of a group share a machine, else None."""
     if replicas <= machines:
         return None
     return (
@@ -308,8 +333,11 @@ def shared_machines(replicas: int, machines: int) -> str | None:
     )
 
 
-def only_name_server(replicas: int, name_servers: int, machines: int) -> str | None:
-    """What is to be said where replicas outlive a machine, and the way to them does not; None where that is not so."""
+def single_name_server_warning(replicas: int, name_servers: int, machines: int) -> str | None:
+    """Return a warning if one name server is a single point of failure, else None.
+
+    That is so if there are several replicas on several machines, but only one name server.
+    """
     if replicas == 1 or machines == 1 or name_servers > 1:
         return None
     return (
@@ -319,7 +347,10 @@ def only_name_server(replicas: int, name_servers: int, machines: int) -> str | N
 
 
 def check_namespace(namespace: object) -> None:
-    """InvalidInput unless it may be the name of a cluster: topics are named after it."""
+    """Raise InvalidInput unless the namespace is a valid cluster name.
+
+    Topics are named after it.
+    """
     try:
         check_name("namespace", namespace, MAX_NAMESPACE_CHARACTERS)
     except InvalidInput as error:
@@ -334,7 +365,7 @@ def _check_arguments(brokers: object, namespace: str, replicas: int, name_server
     check_namespace(namespace)
     rules.whole("brokers", brokers, 1, MAX_BROKERS)
     rules.whole("name_servers", name_servers, 1, MAX_NAME_SERVERS)
-    rules.whole("replicas", replicas, 1, MOST_REPLICAS)
+    rules.whole("replicas", replicas, 1, MAX_REPLICAS)
     check_port(port)
 
 
@@ -351,13 +382,16 @@ def _checked_root(root: str | os.PathLike[str]) -> Path:
 
 
 def _own_ray(namespace: str) -> str | None:
-    """The Ray in which this user started the cluster in `namespace`, an embedded one perhaps."""
-    known = found.load(namespace)
+    """Return the Ray address of this user's cluster in `namespace`, None if unknown.
+
+    It may be a Ray that is embedded in another process.
+    """
+    known = cluster_file.load(namespace)
     return None if known is None else known.ray_address
 
 
 def _own_tls(namespace: str) -> Tls | None:
-    from raymq.cluster import launching
+    from raymq.cluster import cluster_launch
 
-    files = launching.told_arguments(namespace)["config"]["tls"]
+    files = cluster_launch.start_arguments(namespace)["config"]["tls"]
     return None if files is None else Tls(**files)

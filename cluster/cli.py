@@ -1,7 +1,7 @@
-"""The `raymq` command: finds the cluster, calls the Python API, prints.
+"""The `raymq` command: it finds the cluster, calls the Python API, and prints results.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage. Commands of rooms above this one (`raymq demo`) come in through
-the entry-point group `raymq.commands`, so that this room needs not know them.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage. Commands of packages that depend on this one (`raymq demo`) are
+found through the entry-point group `raymq.commands`, so that this package does not import them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from click.shell_completion import get_completion_class
 
 from raymq.actors.protocol import Tls
 from raymq.client import RayMQError
-from raymq.cluster import found, noted
+from raymq.cluster import cluster_file, cluster_file_check
 from raymq.cluster.bootstrap import Cluster, connect
 from raymq.cluster.cli_broker import broker_commands
 from raymq.cluster.cli_cluster import cluster_commands
+from raymq.cluster.cli_config import config_commands
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.cli_dlq import dlq_commands
 from raymq.cluster.cli_doctor import doctor
@@ -39,14 +40,17 @@ ENTRY_POINTS = "raymq.commands"
 
 
 class Commands(click.Group):
-    """A group whose members may also come from entry points, loaded when they are called or listed in full."""
+    """A command group that includes commands from entry points.
+
+    They are loaded when they are called, or when help lists the commands.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Our own and the entry points' names."""
+        """Return the sorted names of our own commands and of the entry points."""
         return sorted({*super().list_commands(ctx), *(entry.name for entry in entry_points(group=ENTRY_POINTS))})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Our own first, then an entry point's."""
+        """Return our own command of that name, else the one of an entry point."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -85,7 +89,7 @@ def main_group(
     tls = Tls(tls_ca_file, tls_cert_file, tls_key_file) if tls_ca_file else None
     said = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if "address" in said and "name_servers" not in said:
-        name_servers = None  # what is said with a command counts more than its environment
+        name_servers = None  # An option on the command line takes precedence over the environment.
     ctx.obj = Finder(name_servers, namespace, address, tls, _connect)
 
 
@@ -93,9 +97,9 @@ def _connect(finder: Finder) -> Cluster:
     if finder.name_servers:
         return connect(name_servers=finder.name_servers, tls=finder.tls)
     if finder.address is None:
-        known = found.load(finder.namespace)
+        known = cluster_file.load(finder.namespace)
         tls = finder.tls or (None if known is None else known.tls)
-        name_servers = None if known is None else noted.name_servers_of(finder.namespace, known, tls)
+        name_servers = None if known is None else cluster_file_check.verified_name_servers(finder.namespace, known, tls)
         if name_servers:
             return connect(name_servers=name_servers, tls=tls)
     return connect(finder.namespace, finder.address or "auto", tls=finder.tls)
@@ -119,6 +123,7 @@ for _group in (
     outbox_commands,
     dlq_commands,
     store_commands,
+    config_commands,
     doctor,
     worker,
 ):
@@ -126,29 +131,32 @@ for _group in (
 
 
 def main() -> None:
-    """What the console script calls, see `raymq.cluster.command`."""
+    """Run the console script; `raymq.cluster.command` calls this."""
     run(main_group.main)
 
 
 def run(command: Callable[..., Any]) -> None:
-    """Call a click command and end the process with its exit code; our errors are one line on stderr."""
-    if sys.stdout is None:  # it was closed: who did so wants to read nothing
+    """Run a click command and end the process with its exit code.
+
+    RayMQ's errors are printed as one line on stderr.
+    """
+    if sys.stdout is None:  # Stdout was closed, so the output is discarded.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper):
-        out.reconfigure(errors="backslashreplace")  # what its encoding does not have is shown all the same
+        out.reconfigure(errors="backslashreplace")  # Characters that the encoding lacks are printed as escapes.
     try:
         try:
-            exit_code = command(standalone_mode=False, prog_name="raymq")  # click returns that of `Exit`
+            exit_code = command(standalone_mode=False, prog_name="raymq")  # Click returns the exit code of `Exit`.
         finally:
-            sys.stdout.flush()  # what cannot be written is told here, not by the interpreter as it ends
+            sys.stdout.flush()  # Report a failed write here, not in the interpreter's shutdown.
         if exit_code:
             sys.exit(exit_code)
     except SystemExit:
-        if sys.stdout is not out:  # so click says that who reads our output has seen enough, as `head` has
+        if sys.stdout is not out:  # Click has replaced stdout because the reader closed the pipe, as `head` does.
             _end_quietly()
         raise
-    except BrokenPipeError:  # the same, found when the rest was written
+    except BrokenPipeError:  # The reader closed the pipe, detected at the flush.
         _end_quietly()
     except OSError as error:
         _end_quietly(f"error: {error}")
@@ -168,7 +176,7 @@ def run(command: Callable[..., Any]) -> None:
 
 
 def _end_quietly(told: str | None = None) -> None:
-    """End although stdout cannot be written; with what is told the exit code is 1."""
+    """End the process although stdout cannot be written; exit code 1 with a message."""
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends, now
     if told is not None:
         with contextlib.suppress(OSError):

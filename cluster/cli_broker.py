@@ -1,4 +1,4 @@
-"""`raymq broker ...`."""
+"""The commands `raymq broker ...`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from raymq.actors.errors import Timeout
 from raymq.client import Admin, BrokerChange, Operation
 from raymq.cluster import bootstrap
 from raymq.cluster.cli_context import Finder, Rows, admin_rows, json_option
-from raymq.cluster.output import broker_fields, broker_rows, plain, print_fields
+from raymq.cluster.output import broker_fields, broker_rows, print_fields, to_plain_data
 
-#: What an election may take altogether.
+#: The most seconds of an election.
 _WAIT_SECONDS = 30.0
-#: How often it is looked how far a change is.
-_LOOK_SECONDS = 0.1
+#: The interval at which the progress of a change is checked.
+_POLL_SECONDS = 0.1
 
 
 @click.group("broker")
 def broker_commands() -> None:
-    """Look at brokers and their replicas, restart them, and have a master elected."""
+    """Show brokers and replicas, change and restart them, and elect masters."""
 
 
 @broker_commands.command("list")
 @admin_rows("no broker", table=broker_rows)
 def list_brokers(admin: Admin) -> Rows:
-    """Every broker, with all of its replicas, as it answers now."""
+    """List every broker with all of its replicas, as reported now."""
     return [broker_fields(broker) for broker in admin.cluster_info().brokers]
 
 
@@ -39,10 +39,10 @@ def list_brokers(admin: Admin) -> Rows:
 @json_option
 @click.pass_obj
 def elect(finder: Finder, broker: str, replica: int | None, unclean: bool, dry_run: bool, as_json: bool) -> None:
-    """See to it that BROKER has a master."""
+    """Ensure that BROKER has a master."""
     with finder.connect() as mq, Admin(mq) as admin:
         election = admin.elect(broker, replica, unclean, dry_run=dry_run).wait(_WAIT_SECONDS)
-    print_fields(plain(election), as_json=as_json)
+    print_fields(to_plain_data(election), as_json=as_json)
 
 
 @broker_commands.command("restart")
@@ -52,10 +52,10 @@ def elect(finder: Finder, broker: str, replica: int | None, unclean: bool, dry_r
 @json_option
 @click.pass_obj
 def restart(finder: Finder, broker: str | None, rolling: bool, dry_run: bool, as_json: bool) -> None:
-    """Restart all brokers, or BROKER (a group's name, or a replica's as broker-a.1), one after the other.
+    """Restart all brokers, or BROKER, one process after the other.
 
-    A master hands over first, and each group is whole again before the next replica. Where it was interrupted it can be
-    run again.
+    BROKER is the name of a group, or of a replica such as broker-a.1. A master hands over its role first, and each
+    group is in sync again before the next replica restarts. If the command is interrupted, run it again.
     """
     _change(finder, "broker restart", as_json, lambda admin: admin.restart(broker, rolling, dry_run=dry_run))
 
@@ -86,9 +86,10 @@ def add(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Add a broker group with topics, or a replica to a group, and wait until it is in sync.
+    """Add a broker group with topics, or add a replica to a group.
 
-    Where it was interrupted, run it again; a replica may be taken away by `raymq broker remove` instead.
+    The command waits until the new replicas are in sync. If it is interrupted, run it again, or take the new replica
+    away with `raymq broker remove`.
     """
     chosen = topics if topics in ("all", "none") else topics.split(",")
     _change(
@@ -120,9 +121,10 @@ def drain(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Have BROKER, a group, take no new messages, and wait until nothing is left there that somebody waits for.
+    """Stop new messages to BROKER, a group, and wait until it is drained.
 
-    It may be interrupted: it goes on taking none, and the same command goes on waiting.
+    A group is drained when it holds no message or state that clients still need. If the command is interrupted, the
+    group continues to refuse new messages; run the command again to wait further.
     """
     _change(
         finder,
@@ -142,10 +144,10 @@ def drain(
 @json_option
 @click.pass_obj
 def move(finder: Finder, broker: str, replica: int, host: str, dry_run: bool, as_json: bool) -> None:
-    """Have a replica of BROKER on another machine: another one comes, takes everything, and this one goes.
+    """Move a replica of BROKER to another machine.
 
-    Its directory stays where it is. Where it was interrupted, run it again, or take the new one away by `raymq broker
-    remove`.
+    A new replica is added there and copies all data; then the old one is removed. The old directory stays where it is.
+    If the command is interrupted, run it again, or take the new replica away with `raymq broker remove`.
     """
     _change(finder, "broker move", as_json, lambda admin: admin.move(broker, replica, host, dry_run=dry_run))
 
@@ -156,9 +158,9 @@ def move(finder: Finder, broker: str, replica: int, host: str, dry_run: bool, as
 @json_option
 @click.pass_obj
 def remove(finder: Finder, broker: str, dry_run: bool, as_json: bool) -> None:
-    """Take a replica away, as broker-a.1 (the first one is broker-a.0), or a group, which is drained first.
+    """Remove a replica such as broker-a.1, or a group, which is drained first.
 
-    The directories stay.
+    The first replica of broker-a is broker-a.0. The directories stay.
     """
     _change(finder, "broker remove", as_json, lambda admin: admin.remove_broker(broker, dry_run=dry_run))
 
@@ -168,13 +170,16 @@ def remove(finder: Finder, broker: str, dry_run: bool, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, required=True, help="It is gone for good, and what only it knew with it.")
 @click.pass_obj
 def forget(finder: Finder, broker: str, yes: bool) -> None:  # noqa: ARG001 - it has to be said
-    """Say that BROKER, which is away, is gone for good, so that new sinks and streams need not wait for it."""
+    """Declare that BROKER, which is unavailable, is lost permanently.
+
+    New sinks and streams then need not wait for it.
+    """
     with finder.connect() as mq, Admin(mq) as admin:
         admin.forget_broker(broker)
 
 
 def _change(finder: Finder, command: str, as_json: bool, begin: Callable[[Admin], Operation[BrokerChange]]) -> None:
-    """Have brokers changed, and tell on stderr how far it is."""
+    """Run a change of brokers, and print its progress on stderr."""
     finder.refuse_addresses(command)
     with bootstrap.connect(finder.namespace, finder.address or "auto", tls=finder.tls) as mq, Admin(mq) as admin:
         operation = begin(admin)
@@ -183,7 +188,7 @@ def _change(finder: Finder, command: str, as_json: bool, begin: Callable[[Admin]
         except KeyboardInterrupt:
             click.echo("interrupted; run it again, and it goes on with what is left", err=True)
             raise
-    print_fields(plain(change), as_json=as_json)
+    print_fields(to_plain_data(change), as_json=as_json)
 
 
 def _watched(operation: Operation[BrokerChange]) -> BrokerChange:
@@ -196,4 +201,4 @@ def _watched(operation: Operation[BrokerChange]) -> BrokerChange:
         if is_over:
             return operation.wait()
         with contextlib.suppress(Timeout):
-            operation.wait(_LOOK_SECONDS)
+            operation.wait(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""`raymq cluster ...`."""
+"""The commands `raymq cluster ...`."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ import psutil
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.naming import host_resource, is_name_server_name
 from raymq.client import Admin, RayMQError
-from raymq.cluster import bootstrap, found
+from raymq.cluster import bootstrap, cluster_file
 from raymq.cluster.cli_context import Finder, json_option
-from raymq.cluster.detaching import LogFile, await_end, start_detached
+from raymq.cluster.cluster_file_check import verified_name_servers
+from raymq.cluster.detached_process import LogFile, await_process_end, start_detached
 from raymq.cluster.host_identity import check_mounted, host_identity
-from raymq.cluster.noted import name_servers_of
-from raymq.cluster.output import broker_fields, broker_rows, plain, print_fields, print_json, print_rows
+from raymq.cluster.output import broker_fields, broker_rows, print_fields, print_json, print_rows, to_plain_data
 
-_LOOK_SECONDS: Final = 0.1
-#: How long a start that a signal interrupts may take to its end, and how long its actors then to stop.
+_POLL_SECONDS: Final = 0.1
+#: The seconds that an interrupted start may take to finish, and then its actors to stop.
 _FINISH_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 3.0
-#: How long the process that has the cluster's Ray may take to end behind the cluster.
+#: The seconds that the process of the cluster's Ray may take to end after the cluster.
 _END_SECONDS: Final = 15.0
-#: How often it is looked whether the cluster was stopped from elsewhere.
+#: The interval at which this process checks whether the cluster was stopped from elsewhere.
 _GONE_SECONDS: Final = 1.0
 
 
 @click.group("cluster")
 def cluster_commands() -> None:
-    """Start, look at and stop a cluster."""
+    """Start, inspect and stop a cluster."""
 
 
 @cluster_commands.command("start")
@@ -69,9 +69,10 @@ def start_cluster(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Start a cluster on the Ray that runs here; where none runs, on one of its own until Ctrl-C.
+    """Start a cluster on the Ray of this machine, or on a new Ray.
 
-    What runs already stays as it is, and what of it is missing is made.
+    A new Ray runs in this process until Ctrl-C. If the cluster runs already, it is left unchanged, and its missing
+    parts are created.
     """
     finder.refuse_addresses("cluster start")
     options["name_servers"] = count
@@ -101,7 +102,7 @@ def start_cluster(
                     owns = mq.owns_ray
                     fields |= {"pid": os.getpid() if owns else None, "log": str(log) if owns else None}
                 if mq.owns_ray:
-                    found.note_process(finder.namespace, os.getpid())
+                    cluster_file.save_process(finder.namespace, os.getpid())
                 print_fields(fields, as_json=as_json)
                 sys.stdout.flush()
             if mq.owns_ray:
@@ -111,24 +112,26 @@ def start_cluster(
                     progress.info("up: namespace %s, name servers %s", finder.namespace, ";".join(mq.name_servers))
                 elif is_up:
                     click.echo("Ray runs in this process: Ctrl-C stops the cluster.", err=True)
-                _hold(finder.namespace, asked)
+                _wait_for_stop(finder.namespace, asked)
         finally:
-            if mq.owns_ray or (asked.is_set() and mq.is_new):  # what was there before stays as it is
+            if mq.owns_ray or (asked.is_set() and mq.is_new):  # A cluster that ran before is left unchanged.
                 mq.stop()
             mq.close()
         return is_up
 
-    _uninterrupted(live, finder.namespace)
+    _run_without_signals(live, finder.namespace)
 
 
 def _start_detached(finder: Finder, options: dict[str, Any], *, as_json: bool) -> None:
-    """Run the same command in the background, and print where it is once it is up."""
+    """Run the same command in the background, and print its result once it is up."""
     try:
-        log = found.log_file(finder.namespace)
+        log = cluster_file.log_file(finder.namespace)
     except OSError as error:
-        raise InvalidInput(found.HOME, "a folder of this user's own that can be written", str(error)) from error
-    known = found.load(finder.namespace)
-    if known is not None and known.pid is not None and name_servers_of(finder.namespace, known, known.tls):
+        raise InvalidInput(
+            cluster_file.HOME_VARIABLE, "a folder of this user's own that can be written", str(error)
+        ) from error
+    known = cluster_file.load(finder.namespace)
+    if known is not None and known.pid is not None and verified_name_servers(finder.namespace, known, known.tls):
         raise BrokerUnavailable(
             "cluster",
             f"one runs in namespace {finder.namespace} already, in process {known.pid}",
@@ -142,14 +145,16 @@ def _start_detached(finder: Finder, options: dict[str, Any], *, as_json: bool) -
     print_fields(json.loads(start_detached(command)), as_json=as_json)
 
 
-def _uninterrupted(live: Callable[[threading.Event, threading.Event], bool], namespace: str) -> None:
-    """Run `live` on a thread of its own, where no signal interrupts Ray's code, which would end in a SIGSEGV.
+def _run_without_signals(live: Callable[[threading.Event, threading.Event], bool], namespace: str) -> None:
+    """Run `live` on a separate thread, where signals do not interrupt Ray's code.
 
-    SIGINT, SIGTERM, and SIGHUP unless `nohup` has it ignored, set the first event that `live` is given. One that comes
-    before `live` has done what it was called for, which it says by True, is the process's exit code, as of any that is
-    ended by it. A start that has not set the second event within `_FINISH_SECONDS` of the signal is broken off.
+    An interrupt in Ray's code would end in a SIGSEGV. SIGINT, SIGTERM, and SIGHUP unless `nohup` ignores it, set the
+    first event that `live` receives. `live` returns True if it did its work before a signal. Otherwise the process ends
+    with the signal's usual exit code. A start that has not set the second event within `_FINISH_SECONDS` of the signal
+    is aborted.
     """
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray asks for it once, when it is imported
+    # Ray reads the variable once, when it is imported.
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     asked, started, ended_by = threading.Event(), threading.Event(), 0
 
     def ask(which: int, _: object) -> None:
@@ -162,27 +167,27 @@ def _uninterrupted(live: Callable[[threading.Event, threading.Event], bool], nam
             signal.signal(which, ask)
     with ThreadPoolExecutor(1, "raymq-cluster") as executor:
         living = executor.submit(live, asked, started)
-        while not living.done() and not asked.wait(_LOOK_SECONDS):
+        while not living.done() and not asked.wait(_POLL_SECONDS):
             pass
         if not living.done():
             try:
                 click.echo("stopping", err=True)
-            except OSError:  # the terminal is closed: what is left for it would fail once more at the exit
+            except OSError:  # The terminal is closed: buffered output for it would fail again at the exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             until = time.monotonic() + _FINISH_SECONDS
-            while not living.done() and not started.wait(_LOOK_SECONDS):
+            while not living.done() and not started.wait(_POLL_SECONDS):
                 if time.monotonic() > until:
-                    _break_off(namespace, 128 + ended_by)
+                    _abort_start(namespace, 128 + ended_by)
         if not living.result():
             sys.exit(128 + ended_by)
 
 
-def _break_off(namespace: str, exit_code: int) -> None:
-    """End this process amid a start: what it has made is stopped cleanly, what Ray it has started is killed."""
-    from raymq.cluster import launching, ray_runtime
-    from raymq.cluster.stopping import stop_actors
+def _abort_start(namespace: str, exit_code: int) -> None:
+    """End this process during a start: stop its actors cleanly, kill its Ray."""
+    from raymq.cluster import cluster_launch, ray_runtime
+    from raymq.cluster.cluster_stop import stop_actors
 
-    launching.abandon()
+    cluster_launch.skip_rollback()
     with contextlib.suppress(RayMQError):
         if ray_runtime.is_embedded():
             stop_actors(namespace, _STOP_SECONDS)
@@ -194,9 +199,9 @@ def _break_off(namespace: str, exit_code: int) -> None:
     os._exit(exit_code)
 
 
-def _hold(namespace: str, asked: threading.Event) -> None:
-    """Until a signal comes, or somebody else has stopped the cluster."""
-    from raymq.cluster.launching import names
+def _wait_for_stop(namespace: str, asked: threading.Event) -> None:
+    """Wait until a signal comes, or another process has stopped the cluster."""
+    from raymq.cluster.cluster_launch import names
 
     while not asked.wait(_GONE_SECONDS) and any(map(is_name_server_name, names(namespace))):
         pass
@@ -206,9 +211,9 @@ def _hold(namespace: str, asked: threading.Event) -> None:
 @click.option("--root", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
 @click.option("--mounted", is_flag=True, help="Refuse a root that is not on a volume of its own.")
 def host_resources(root: Path, mounted: bool) -> None:
-    """Print, as JSON, what `ray start --resources` has to be told on the machine that has ROOT.
+    """Print, as JSON, the value of `ray start --resources` for the machine with ROOT.
 
-    The name in it lies in the root: whatever the machine is called, its brokers come back to it.
+    The resource's name is stored in the root, so that the brokers return to this machine even if its host name changes.
     """
     root = root.expanduser().absolute()
     if mounted:
@@ -220,20 +225,20 @@ def host_resources(root: Path, mounted: bool) -> None:
 @json_option
 @click.pass_obj
 def cluster_status(finder: Finder, as_json: bool) -> None:
-    """The brokers, name servers and scheduler as they answer now."""
+    """Show the brokers, name servers and scheduler as they report now."""
     with finder.connect() as mq, Admin(mq) as admin:
         info = admin.cluster_info()
     brokers = [broker_fields(broker) for broker in info.brokers]
     if as_json:
-        told = plain(info) | {"brokers": brokers}
-        if not info.keepers:  # a cluster of one copy has none
+        told = to_plain_data(info) | {"brokers": brokers}
+        if not info.keepers:  # A cluster with one replica per group has no keepers.
             del told["keepers"]
         print_json(told)
         return
     print_rows(broker_rows(brokers), as_json=False, empty="no broker")
-    print_rows([plain(server) for server in info.name_servers], as_json=False, empty="no name server")
+    print_rows([to_plain_data(server) for server in info.name_servers], as_json=False, empty="no name server")
     if info.keepers:
-        keepers = [{"keeper": each.id, **plain(each)} for each in info.keepers]
+        keepers = [{"keeper": each.id, **to_plain_data(each)} for each in info.keepers]
         columns = ("keeper", "state", "voter", "address", "pid")
         print_rows([{name: each[name] for name in columns} for each in keepers], as_json=False, empty="")
     print_rows([{"scheduler_pid": info.scheduler.pid, "lateness": info.scheduler.lateness}], as_json=False, empty="")
@@ -245,15 +250,16 @@ def cluster_status(finder: Finder, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def leave_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) -> None:
-    """Before this machine is taken down: hand its masters over to replicas elsewhere, and close its stores.
+    """Prepare this machine for shutdown: hand its masters over, and close its stores.
 
-    Its brokers come back with it. Exit code 1: a broker was not handed over or not closed cleanly.
+    Replicas on other machines become masters. The brokers of this machine return when the machine does. The exit code
+    is 1 if a broker was not handed over or not closed cleanly.
     """
     finder.refuse_addresses("cluster leave")
-    from raymq.cluster.leaving import leave
+    from raymq.cluster.host_leave import leave_host
 
     with bootstrap.connect(finder.namespace, finder.address or "auto", tls=finder.tls) as mq:
-        left = [plain(each) for each in leave(mq, timeout, dry_run=dry_run)]
+        left = [to_plain_data(each) for each in leave_host(mq, timeout, dry_run=dry_run)]
     print_rows(left, as_json=as_json, empty="no broker on this machine")
     if any(each["trouble"] for each in left):
         sys.exit(1)
@@ -265,13 +271,13 @@ def leave_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) 
 @json_option
 @click.pass_obj
 def stop_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) -> None:
-    """End every actor of the cluster cleanly. The data stay."""
+    """Stop every actor of the cluster cleanly. The data stay."""
     finder.refuse_addresses("cluster stop")
-    known = found.load(finder.namespace)
-    with finder.saying_how_to_start():
-        brokers = bootstrap.running(finder.namespace, finder.address or "auto")
+    known = cluster_file.load(finder.namespace)
+    with finder.with_start_hint():
+        brokers = bootstrap.running_brokers(finder.namespace, finder.address or "auto")
     if not dry_run:
         bootstrap.stop(finder.namespace, finder.address or "auto", timeout)
-        if known is not None and known.pid is not None:  # it sees by itself that its cluster is gone
-            await_end(known.pid, _END_SECONDS)
+        if known is not None and known.pid is not None:  # That process detects itself that its cluster is gone.
+            await_process_end(known.pid, _END_SECONDS)
     print_fields({"namespace": finder.namespace, "brokers": brokers, "stopped": not dry_run}, as_json=as_json)

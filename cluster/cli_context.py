@@ -1,4 +1,4 @@
-"""What every command shares: how the cluster is found, and the --json option."""
+"""The shared parts of all commands: finding the cluster, and the option --json."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from raymq.cluster.output import print_rows
 if TYPE_CHECKING:
     from raymq.cluster.bootstrap import Cluster
 
-#: Rows of the same fields.
+#: Rows with the same fields.
 Rows = Sequence[Mapping[str, Any]]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
 
 
 class Time(click.ParamType[float]):
-    """A point in time, see `timestamps.AS_TEXT`; one that is no number is shown with its zone on stderr.
+    """A point in time, see `timestamps.AS_TEXT`.
+
+    A time that is not given as a number is shown with its time zone on stderr.
 
     Args:
-        end: "inf" is a time too, behind everything.
+        end: "inf" is accepted too, as a time after all others.
     """
 
     name = "time"
@@ -38,11 +40,11 @@ class Time(click.ParamType[float]):
         self._end = end
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return it in seconds since 1970."""
+        """Return the time in seconds since 1970."""
         if isinstance(value, float):
             return value
         try:
-            seconds = timestamps.from_text("time", value, end=self._end)
+            seconds = timestamps.parse_time("time", value, end=self._end)
         except InvalidInput as error:
             self.fail(str(error), param, ctx)
         if not value.strip().replace(".", "", 1).isdigit() and seconds != math.inf:
@@ -52,9 +54,9 @@ class Time(click.ParamType[float]):
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """How to reach the cluster: by addresses if they are given, else through the Ray at `address` if that is given.
+    """The address of the cluster: name servers if given, else the Ray at `address`.
 
-    Where nothing is said (None), it is where this user noted it last, or in the Ray that is found.
+    If neither is given (None), the cluster is found through this user's cluster file, or in the Ray that is found.
     """
 
     name_servers: str | None
@@ -64,7 +66,7 @@ class Finder:
     connect_with: Callable[[Finder], Cluster]
 
     def refuse_addresses(self, command: str) -> None:
-        """End with wrong usage where the cluster is named by addresses, and `command` needs its Ray."""
+        """Raise a usage error if `command` needs Ray, but only addresses are given."""
         if self.name_servers:
             raise click.UsageError(
                 f"{command} works through Ray, not through name servers: leave out --name-servers "
@@ -72,13 +74,13 @@ class Finder:
             )
 
     def connect(self) -> Cluster:
-        """A connection; use it as a context manager."""
-        with self.saying_how_to_start():
+        """Return a connection for use as a context manager."""
+        with self.with_start_hint():
             return self.connect_with(self)
 
     @contextlib.contextmanager
-    def saying_how_to_start(self) -> Iterator[None]:
-        """Within the block, say in a shell's words what to do where no cluster runs."""
+    def with_start_hint(self) -> Iterator[None]:
+        """Within the block, add a shell command as the remedy if no cluster runs."""
         try:
             yield
         except BrokerUnavailable as error:
@@ -96,9 +98,10 @@ class Finder:
 def admin_rows(
     empty: str, *, table: Callable[[Rows], Rows] = lambda rows: rows
 ) -> Callable[[Callable[..., Rows]], Callable[..., None]]:
-    """For a command that asks the cluster: its function is given an `Admin` and returns rows, which are printed.
+    """Decorate a function that receives an `Admin` and returns rows to print.
 
-    It has the option --json then; `empty` is said where there is no row. `table`: what of the rows is for people.
+    The command gets the option --json; it prints `empty` if there are no rows. `table` converts the rows to the form
+    for people.
     """
 
     def decorate(ask: Callable[..., Rows]) -> Callable[..., None]:

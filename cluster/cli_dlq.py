@@ -1,4 +1,4 @@
-"""`raymq dlq ...`: what consumer groups gave up on."""
+"""The commands `raymq dlq ...`, for the dead letters of consumer groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from raymq.client import Admin, RayMQError
 from raymq.cluster.cli_context import Finder, json_option
-from raymq.cluster.output import beginning, message_fields, print_fields, print_json, print_rows, say_truncated
+from raymq.cluster.output import body_preview, message_fields, print_fields, print_json, print_rows, warn_truncated
 
 
 @click.group("dlq")
@@ -25,10 +25,10 @@ def dlq_commands() -> None:
 @json_option
 @click.pass_obj
 def list_dead_letters(finder: Finder, group: str, limit: int, as_json: bool) -> None:
-    """The dead letters of GROUP, the oldest death first."""
+    """List the dead letters of GROUP, in the order in which they became dead letters."""
     with finder.connect() as mq, Admin(mq) as admin:
         found = admin.dlq_list(group, limit)
-    say_truncated(found)
+    warn_truncated(found)
     if as_json:
         print_json([message_fields(message) for message in found])
         return
@@ -39,7 +39,7 @@ def list_dead_letters(finder: Finder, group: str, limit: int, as_json: bool) -> 
             "keys": " ".join(message.keys),
             "dead_at": message.dead_at,
             "reason": message.reason,
-            "body": beginning(message.body),
+            "body": body_preview(message.body),
         }
         for message in found
     ]
@@ -74,7 +74,7 @@ def redrive_dead_letters(
 @json_option
 @click.pass_obj
 def delete_dead_letters(finder: Finder, group: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Delete dead letters of GROUP: they are listed and sent again no more."""
+    """Delete dead letters of GROUP; they cannot be sent again afterwards."""
     if not yes:
         what = f"{len(ids) or 'all'} dead letters of {group}"
         raise RayMQError(f"add --yes to delete {what} (raymq dlq list shows them)")
@@ -89,7 +89,7 @@ def delete_dead_letters(finder: Finder, group: str, ids: tuple[str, ...], yes: b
 @json_option
 @click.pass_obj
 def export_dead_letters(finder: Finder, group: str, file: Path, as_json: bool) -> None:
-    """Write the dead letters of GROUP to FILE, one JSON object a line."""
+    """Write the dead letters of GROUP to FILE, one JSON object per line."""
     count = 0
     with finder.connect() as mq, Admin(mq) as admin:
         messages = admin.dlq_messages(group)

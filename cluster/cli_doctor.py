@@ -1,4 +1,4 @@
-"""`raymq doctor`."""
+"""The command `raymq doctor`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from raymq.cluster.cli_context import Finder, json_option
-from raymq.cluster.doctor.finding import Finding, Severity
+from raymq.cluster.doctor.check_result import CheckResult, Severity
 from raymq.cluster.output import cell, console, print_json
 from raymq.cluster.shell_remedies import in_shell_words
 
@@ -27,15 +27,15 @@ _WORST_FIRST = (Severity.PROBLEM, Severity.NOTE, Severity.FINE)
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, root: Path | None, spark: bool, no_ray: bool, as_json: bool) -> None:
-    """Say what is wrong with this machine and the cluster, and what to do; exit code 1 if anything is.
+    """Report problems of this machine and the cluster, and how to fix them.
 
-    Notes are no problems. Where no cluster runs, this machine alone is looked at.
+    The exit code is 1 if there is a problem; notes are not problems. If no cluster runs, only this machine is checked.
     """
-    from raymq.cluster.doctor.diagnosis import Patient, diagnose
+    from raymq.cluster.doctor.diagnosis import DiagnosisTarget, diagnose
 
     finder: Finder = ctx.obj
     is_named = finder.name_servers is not None or finder.address is not None
-    patient = Patient(finder.connect, is_named, finder.namespace, finder.address, root, spark, not no_ray)
+    patient = DiagnosisTarget(finder.connect, is_named, finder.namespace, finder.address, root, spark, not no_ray)
     if not as_json and sys.stderr.isatty():
         click.echo("looking; with Ray that takes some seconds", err=True)
     found = sorted(diagnose(patient), key=lambda each: _WORST_FIRST.index(each.severity))
@@ -47,7 +47,7 @@ def doctor(ctx: click.Context, root: Path | None, spark: bool, no_ray: bool, as_
         sys.exit(1)
 
 
-def _print(found: list[Finding]) -> None:
+def _print(found: list[CheckResult]) -> None:
     for each in (each for each in found if each.severity is not Severity.FINE):
         click.echo(f"{each.severity.value}: {each.check}{f' ({each.where})' if each.where else ''}: {each.found}")
         if each.remedy:

@@ -1,4 +1,4 @@
-"""`raymq group ...`."""
+"""The commands `raymq group ...`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ _SUBSCRIBED = {True: "yes", False: "no: raymq group forget", None: None}
 
 @click.group("group")
 def group_commands() -> None:
-    """Look at consumer groups, send them elsewhere, delete them."""
+    """Show consumer groups, change their offsets, and delete them."""
 
 
 @group_commands.command("list")
 @admin_rows("no group yet")
 def list_groups(admin: Admin) -> Rows:
-    """The consumer groups of the cluster, with their members and their lag."""
+    """List the consumer groups of the cluster, with their members and their lag."""
     return [asdict(group) for group in admin.group_list()]
 
 
 def _progress_table(rows: Rows) -> Rows:
-    """For people: topics that do not exist or that nobody subscribes to are marked, and the lag of all is added up."""
+    """Return the table for people, with marks at some topics and the total lag.
+
+    Topics that do not exist, or that no member subscribes to, are marked.
+    """
     told = [{**row, "broker": "(does not exist)"} if row["missing"] else row for row in rows]
     shown = [
         {name: value for name, value in row.items() if name != "missing"}
@@ -48,7 +51,7 @@ def _progress_table(rows: Rows) -> Rows:
 @click.argument("name")
 @admin_rows("no queue", table=_progress_table)
 def group_progress(admin: Admin, name: str) -> Rows:
-    """How far group NAME is in each queue, and which topics it waits for since they do not exist."""
+    """Show the progress of group NAME in each queue, and its missing topics."""
     progress = admin.group_progress(name)
     unknown = {"broker": None, "queue_id": None, **asdict(QueueProgress(None, None, None, None)), "missing": True}
     rows = [{**_queue_fields(queue), **asdict(found), "missing": False} for queue, found in progress.items()]
@@ -62,7 +65,10 @@ def group_progress(admin: Admin, name: str) -> Rows:
 @_dry_run
 @admin_rows("no queue")
 def reset_group(admin: Admin, name: str, topic: str, timestamp: float, dry_run: bool) -> Rows:
-    """Send group NAME to the first messages of TOPIC stored at a time or later; it may be running."""
+    """Set the offsets of group NAME to the first messages of TOPIC since a time.
+
+    The messages are those that were stored at that time or later. The group may be running.
+    """
     return _target_rows(admin.reset_offset_by_time(name, topic, timestamp, dry_run=dry_run), dry_run=dry_run)
 
 
@@ -72,7 +78,7 @@ def reset_group(admin: Admin, name: str, topic: str, timestamp: float, dry_run: 
 @_dry_run
 @admin_rows("no queue")
 def skip_messages(admin: Admin, name: str, topic: str, dry_run: bool) -> Rows:
-    """Send group NAME behind the last message of TOPIC."""
+    """Set the offsets of group NAME after the last message of TOPIC."""
     return _target_rows(admin.skip(name, topic, dry_run=dry_run), dry_run=dry_run)
 
 
@@ -84,7 +90,7 @@ def skip_messages(admin: Admin, name: str, topic: str, dry_run: bool) -> Rows:
 @json_option
 @click.pass_obj
 def delete_group(finder: Finder, name: str, dead_letters: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Delete group NAME: its offsets, what is lent to it, and what waits for its retry."""
+    """Delete group NAME: its offsets, its messages in flight, and its waiting retries."""
     with finder.connect() as mq, Admin(mq) as admin:
         found = admin.delete_group(name, dead_letters, dry_run=True)
         if not dry_run and not yes:
@@ -101,7 +107,7 @@ def delete_group(finder: Finder, name: str, dead_letters: bool, dry_run: bool, y
 @json_option
 @click.pass_obj
 def forget_topic(finder: Finder, name: str, topic: str, as_json: bool) -> None:
-    """Forget the progress of group NAME in TOPIC, which it does not consume any more."""
+    """Delete the progress of group NAME in TOPIC, which it no longer consumes."""
     with finder.connect() as mq, Admin(mq) as admin:
         queues = admin.forget_topic(name, topic)
     print_fields({"group": name, "topic": topic, "queues": queues}, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`raymq message ...`."""
+"""The commands `raymq message ...`."""
 
 from __future__ import annotations
 
@@ -30,20 +30,27 @@ from raymq.client import (
     SendResult,
     timestamps,
 )
-from raymq.client.timestamps import AS_TEXT, span_from_text
+from raymq.client.timestamps import AS_TEXT, parse_duration
 from raymq.cluster.cli_context import Finder, Time, json_option
-from raymq.cluster.output import message_fields, on_one_line, plain, print_fields, print_json, say_truncated
+from raymq.cluster.output import (
+    escape_line_breaks,
+    message_fields,
+    print_fields,
+    print_json,
+    to_plain_data,
+    warn_truncated,
+)
 from raymq.cluster.shell_remedies import in_shell_words
-from raymq.storage.records import limits
+from raymq.storage.records import message_limits
 
-#: How long lines are gathered so that they travel together, and how many may be without an answer.
+#: The seconds that lines are gathered into one request, and the most lines without a response.
 _LINGER_SECONDS: Final = 0.005
-_MOST_UNDER_WAY: Final = 2_000
+_MAX_UNDER_WAY: Final = 2_000
 
 
 @click.group("message")
 def message_commands() -> None:
-    """Send messages, watch a topic, get messages by id, find them by key."""
+    """Send messages, follow a topic, get messages by id, find them by key."""
 
 
 @message_commands.command("send")
@@ -74,22 +81,23 @@ def send_message(
     count: int,
     as_json: bool,
 ) -> None:
-    """Send messages to TOPIC: --body, or the lines of --file. Bytes that are no text are sent as they are.
+    """Send messages to TOPIC: --body, or the lines of --file.
 
-    A line of a file that is a JSON object with `body` or `body_base64` may have `keys`, `tags` and `properties`, as
-    `raymq dlq export` writes them; what it does not name is that of the options. Any other line is a body.
+    Bytes that are not text are sent unchanged. A line of a file that is a JSON object with `body` or `body_base64` may
+    have `keys`, `tags` and `properties`, as `raymq dlq export` writes them; fields that it omits come from the options.
+    Any other line is a body.
     """
     if (body is None) == (source is None):
         raise click.UsageError("give --body or --file")
     if source is not None and count > 1:
         raise click.UsageError("--count goes with --body")
-    seconds = None if delay is None else span_from_text("--delay", delay, most=limits.MOST_DAYS_AHEAD * 86_400.0)
-    common = _Common(topic, keys, tag, _properties(pairs), seconds)
+    seconds = None if delay is None else parse_duration("--delay", delay, most=message_limits.MAX_DAYS_AHEAD * 86_400.0)
+    common = _MessageTemplate(topic, keys, tag, _properties(pairs), seconds)
     with finder.connect() as mq:
         if source is None and count == 1:
             with Producer(mq, "raymq-cli") as producer:
                 result = producer.send(common.message(os.fsencode(body or "")))
-            print_fields(plain(result), as_json=as_json)
+            print_fields(to_plain_data(result), as_json=as_json)
             return
         lines = repeat(os.fsencode(body or ""), count) if source is None else (line.rstrip(b"\r\n") for line in source)
         with Producer(mq, "raymq-cli", linger=_LINGER_SECONDS) as producer:
@@ -107,14 +115,14 @@ def send_message(
         raise click.exceptions.Exit(1)
 
 
-#: What a line of a file may have: what `raymq dlq export` and `raymq message tail --json` write.
+#: The fields of a line: those that `raymq dlq export` and `raymq message tail --json` write.
 _LINE_FIELDS: Final = {"body_base64", *(each.name for each in fields(DeadMessage))}
 _LINE_WORDS: Final = "body (text) or body_base64, and perhaps keys, tags and properties"
 
 
 @dataclass(frozen=True, slots=True)
-class _Common:
-    """What all messages of a command have; `delay` is in seconds."""
+class _MessageTemplate:
+    """The common fields of all messages of a command; `delay` is in seconds."""
 
     topic: str
     keys: Sequence[str]
@@ -123,7 +131,10 @@ class _Common:
     delay: float | None
 
     def message(self, body: bytes, own: Mapping[str, Any] | None = None) -> Message:
-        """A message of a body, or of what a line says besides; InvalidInput."""
+        """Create a message from a body and the fields of a line.
+
+        Raise InvalidInput if a field is invalid.
+        """
         own = own or {}
         keys = own.get("keys", self.keys)
         return Message(
@@ -136,10 +147,10 @@ class _Common:
         )
 
     def parsed(self, line: bytes) -> Message:
-        """The message that a line of a file says; InvalidInput."""
+        """Create the message of a file's line. Raise InvalidInput if the line is invalid."""
         try:
             own = json.loads(line) if line.lstrip().startswith(b"{") else None
-        except ValueError:  # a body that only looks like JSON
+        except ValueError:  # The body only looks like JSON.
             own = None
         if not isinstance(own, dict) or not {"body", "body_base64"} & own.keys():
             return self.message(line)
@@ -156,9 +167,13 @@ class _Common:
 
 
 def _send_lines(
-    producer: Producer, common: _Common, lines: Iterable[bytes], *, parse: bool
+    producer: Producer, common: _MessageTemplate, lines: Iterable[bytes], *, parse: bool
 ) -> tuple[int, list[tuple[int, RayMQError]]]:
-    """Send each line; how many are stored, and which are not (counted from 1), or may not be, and why."""
+    """Send each line; return the number of stored lines, and the failures.
+
+    A failure is the number of the line (counted from 1) and the error; after some errors it is unknown whether the line
+    is stored.
+    """
     waiting: deque[tuple[int, Future[SendResult]]] = deque()
     failed: list[tuple[int, RayMQError]] = []
     sent = 0
@@ -180,7 +195,7 @@ def _send_lines(
             waiting.append((number, producer.send_async(common.parsed(line) if parse else common.message(line))))
         except RayMQError as error:
             failed.append((number, error))
-        settle(_MOST_UNDER_WAY)
+        settle(_MAX_UNDER_WAY)
     settle(0)
     return sent, sorted(failed, key=itemgetter(0))
 
@@ -196,7 +211,7 @@ def _properties(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _by_outcome(failed: Sequence[tuple[int, RayMQError]]) -> list[tuple[str, list[int]]]:
-    """What is said of lines that failed, those with the same error together."""
+    """Return a description of each failure, with the numbers of its lines."""
     found: dict[str, list[int]] = {}
     for number, error in failed:
         outcome = "may or may not be stored" if isinstance(error, OutcomeUnknown) else "not stored"
@@ -206,7 +221,7 @@ def _by_outcome(failed: Sequence[tuple[int, RayMQError]]) -> list[tuple[str, lis
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers in ascending order as "3-7, 9"."""
+    """Format ascending numbers as "3-7, 9"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][1] == number - 1:
@@ -227,9 +242,10 @@ def _ranges(numbers: Sequence[int]) -> str:
 def tail_topic(
     finder: Finder, topic: str, start: str, tag: str, follow: bool, limit: int | None, as_json: bool
 ) -> None:
-    """Show the messages of TOPIC from a place on. It leaves no group behind.
+    """Show the messages of TOPIC from a position on, without creating a group.
 
-    Without --follow it ends where the topic ends now. With --follow --json each message is one line of JSON.
+    Without --follow the command ends at the current end of the topic. With --follow --json each message is one line of
+    JSON.
     """
     try:
         place: str | float = start if start in ("earliest", "latest") else Time().convert(start, None, None)
@@ -261,11 +277,11 @@ def tail_topic(
 
 
 def _line(message: ReceivedMessage) -> str:
-    """A message on one line."""
+    """Format a message on one line."""
     where = f"{message.queue.broker}/{message.queue.queue_id}@{message.queue_offset}"
     about = [*([f"[{message.tags}]"] if message.tags else []), *message.keys]
     body = message.body.decode("utf-8", "backslashreplace")
-    return on_one_line("  ".join([timestamps.shown(message.store_timestamp), where, *about, body]))
+    return escape_line_breaks("  ".join([timestamps.shown(message.store_timestamp), where, *about, body]))
 
 
 @message_commands.command("get")
@@ -273,7 +289,7 @@ def _line(message: ReceivedMessage) -> str:
 @json_option
 @click.pass_obj
 def get_message(finder: Finder, message_id: str, as_json: bool) -> None:
-    """The message with the id MESSAGE_ID (32 hex digits)."""
+    """Show the message with the id MESSAGE_ID (32 hex digits)."""
     with finder.connect() as mq, Admin(mq) as admin:
         message = admin.query_by_id(message_id)
     print_fields(message_fields(message), as_json=as_json)
@@ -290,10 +306,10 @@ def get_message(finder: Finder, message_id: str, as_json: bool) -> None:
 def query_messages(
     finder: Finder, topic: str, key: str, begin: float | None, end: float | None, limit: int, as_json: bool
 ) -> None:
-    """Messages of TOPIC that carry a key, newest first."""
+    """Show the messages of TOPIC that have a key, newest first."""
     with finder.connect() as mq, Admin(mq) as admin:
         messages = admin.query_by_key(topic, key, begin, end, limit)
-    say_truncated(messages)
+    warn_truncated(messages)
     found = [message_fields(message) for message in messages]
     if as_json:
         print_json(found)

@@ -1,4 +1,4 @@
-"""`raymq outbox ...`: works on a producer's outbox file, needs no cluster."""
+"""The commands `raymq outbox ...`, for a producer's outbox file, without a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from raymq.client.produce.outbox_file import KeptBatch, OutboxFile
+from raymq.client.produce.outbox_file import OutboxBatch, OutboxFile
 from raymq.cluster.cli_context import json_option
 from raymq.cluster.output import print_fields, print_rows
 from raymq.storage.errors import StoreCorrupt
@@ -21,28 +21,28 @@ _all = click.option("--all", "all_", is_flag=True, help="All of them.")
 
 @click.group("outbox")
 def outbox_commands() -> None:
-    """Messages that no broker took yet, in a producer's outbox FILE."""
+    """Show, retry and delete the unsent messages in a producer's outbox FILE."""
 
 
 @outbox_commands.command("list")
 @_file
 @json_option
 def list_outbox(file: Path, as_json: bool) -> None:
-    """Show what FILE holds, in the order in which it goes out."""
+    """Show the batches in FILE, in the order in which they are sent."""
     outbox = OutboxFile(file, read_only=True)
     print_rows([_fields(batch) for batch in outbox.batches()], as_json=as_json, empty="the outbox is empty")
     outbox.close()
 
 
 def _on_batches(command: Callable[..., None]) -> Callable[..., None]:
-    """The arguments of a command that does something with some batches of a file."""
+    """Add the arguments of a command on some batches of a file."""
     return _file(_numbers(_all(json_option(command))))
 
 
 @outbox_commands.command("retry")
 @_on_batches
 def retry_outbox(file: Path, ids: tuple[int, ...], all_: bool, as_json: bool) -> None:
-    """Let batches that were refused be sent again, by the producer that has FILE open."""
+    """Retry batches that were refused; the producer that has FILE open sends them."""
     outbox = OutboxFile(file)
     done = [number for number in _chosen(outbox, ids, all_) if outbox.retry(number)]
     _finish(outbox, {"retried": done}, ids, done, as_json)
@@ -71,7 +71,7 @@ def _finish(outbox: OutboxFile, fields: dict[str, Any], ids: tuple[int, ...], do
         sys.exit(1)
 
 
-def _fields(batch: KeptBatch) -> dict[str, Any]:
+def _fields(batch: OutboxBatch) -> dict[str, Any]:
     try:
         messages, state, error = batch.messages(), str(batch.state), batch.error
     except StoreCorrupt as damage:

@@ -1,4 +1,4 @@
-"""`raymq store ...`: works on a directory, and on backups of it; needs no cluster."""
+"""The commands `raymq store ...`, for a directory and its backups, without a cluster."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from raymq.cluster.backup import backup_store, list_backups, restore_store, verify_backups
 from raymq.cluster.cli_context import Finder, json_option
-from raymq.cluster.output import console, plain, print_fields, print_json, print_rows
-from raymq.storage.backup.progress import BackupProgress
+from raymq.cluster.output import console, print_fields, print_json, print_rows, to_plain_data
+from raymq.cluster.store_backup import backup_store, list_backups, restore_store, verify_backups
+from raymq.storage.backup.backup_progress import BackupProgress
 from raymq.storage.directory_format import read_format
 from raymq.storage.errors import RayMQError
 from raymq.storage.table_repair import find_broken, repair
@@ -24,7 +24,7 @@ _directory = click.argument("directory", type=click.Path(path_type=Path))
 
 @click.group("store")
 def store_commands() -> None:
-    """Look into a broker's store directory."""
+    """Back up, restore, verify and repair a broker's store directory."""
 
 
 @store_commands.command("backup")
@@ -35,20 +35,21 @@ def store_commands() -> None:
 @json_option
 @click.pass_obj
 def backup(finder: Finder, directory: Path, target: str, name: str | None, keep: int | None, as_json: bool) -> None:
-    """Back up DIRECTORY, whose broker may run, to TARGET: a path, or an address such as s3://bucket/folder.
+    """Back up DIRECTORY, whose broker may run, to TARGET.
 
-    What TARGET has already is not copied again. Each broker has a target of its own.
+    TARGET is a path, or an address such as s3://bucket/folder. Files that TARGET has already are not copied again. Each
+    broker needs a target of its own.
     """
     with _shown("backing up", as_json) as progress:
         report = backup_store(directory, target, name=name, keep=keep, tls=finder.tls, progress=progress)
-    print_fields(plain(report), as_json=as_json)
+    print_fields(to_plain_data(report), as_json=as_json)
 
 
 @store_commands.command("backups")
 @click.argument("target")
 @json_option
 def backups(target: str, as_json: bool) -> None:
-    """What backups TARGET has, the oldest first."""
+    """List the backups in TARGET, the oldest first."""
     rows = [
         {
             "name": each.name,
@@ -73,10 +74,10 @@ def backups(target: str, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Look whether all of it is there, and change nothing.")
 @json_option
 def restore(target: str, directory: Path, at: str | None, new_address: bool, dry_run: bool, as_json: bool) -> None:
-    """Restore a backup of TARGET into DIRECTORY, which has to be empty."""
+    """Restore a backup of TARGET into DIRECTORY, which must be empty."""
     with _shown("restoring", as_json) as progress:
         report = restore_store(target, directory, at=at, new_address=new_address, dry_run=dry_run, progress=progress)
-    print_fields(plain(report), as_json=as_json)
+    print_fields(to_plain_data(report), as_json=as_json)
 
 
 @store_commands.command("verify")
@@ -84,9 +85,10 @@ def restore(target: str, directory: Path, at: str | None, new_address: bool, dry
 @click.option("--at", help="Of backups: the one of this name alone.")
 @json_option
 def verify_store(directory: str, at: str | None, as_json: bool) -> None:
-    """Read every record of DIRECTORY and check its CRC, or every byte of the backups there; exit code 1 if one is bad.
+    """Check the CRC of every record in DIRECTORY, or every byte of its backups.
 
-    It tells the format of RayMQ's own files in DIRECTORY, too, and which RayMQ raised it to that. Changes nothing.
+    The exit code is 1 if a record or a byte is bad. For a store the command also shows the format of RayMQ's own files
+    in DIRECTORY, and the RayMQ version that raised it. It changes nothing.
     """
     if at is not None or "://" in directory or _has_backups(Path(directory)):
         _verify_backups(directory, at, as_json)
@@ -115,7 +117,7 @@ def _verify_backups(target: str, at: str | None, as_json: bool) -> None:
         report = verify_backups(target, at=at, progress=progress)
     bad = [asdict(each) for each in report.bad]
     if as_json:
-        print_json(plain(report))
+        print_json(to_plain_data(report))
     else:
         print_fields({"backups": report.backups, "files": report.files, "bytes": report.bytes}, as_json=False)
         print_rows(bad, as_json=False, empty="every byte is as it was written")
@@ -125,7 +127,7 @@ def _verify_backups(target: str, at: str | None, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _shown(what: str, as_json: bool) -> Iterator[Callable[[BackupProgress], None]]:
-    """What shows on stderr how far something is, where a person looks."""
+    """Show a progress bar on stderr if it is a terminal; yield its update function."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
@@ -150,11 +152,11 @@ def _shown(what: str, as_json: bool) -> Iterator[Callable[[BackupProgress], None
 @click.option("--yes", is_flag=True, help="Really do it.")
 @json_option
 def repair_store(directory: Path, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Make the tables of DIRECTORY anew that cannot be read, and neither can their spare copies.
+    """Recreate the tables of DIRECTORY that cannot be read, and whose spare copies cannot either.
 
-    They keep a broker from starting (StoreCorrupt): topics.json, consumerOffset.json and the like. Of the journals of
-    topics and groups what cannot be read is taken out. What was there is kept below raymq/damaged/. Stop the broker
-    before.
+    Such tables keep a broker from starting (StoreCorrupt): topics.json, consumerOffset.json and the like. In the
+    journals of topics and groups the unreadable records are removed. The old files are kept below raymq/damaged/. Stop
+    the broker before.
     """
     broken = find_broken(directory)
     if broken and not dry_run:

@@ -1,4 +1,4 @@
-"""`raymq topic ...`."""
+"""The commands `raymq topic ...`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raymq.cluster.output import print_fields
 
 @click.group("topic")
 def topic_commands() -> None:
-    """Make, list, look at, change and delete topics."""
+    """Create, list, show, change and delete topics."""
 
 
 @topic_commands.command("list")
@@ -22,7 +22,7 @@ def topic_commands() -> None:
 @click.option("--system", is_flag=True, help="Also the system's own topics and those of groups.")
 @admin_rows("no such topic: raymq topic create NAME --queues 4")
 def list_topics(admin: Admin, pattern: str, system: bool) -> Rows:
-    """The topics of the cluster, or those whose names match PATTERN ("orders-*")."""
+    """List the topics of the cluster, or those whose names match PATTERN ("orders-*")."""
     return [{"topic": topic} for topic in admin.topics(system) if fnmatchcase(topic, pattern)]
 
 
@@ -33,7 +33,7 @@ def list_topics(admin: Admin, pattern: str, system: bool) -> Rows:
 @json_option
 @click.pass_obj
 def create_topic(finder: Finder, name: str, queues: int, ordered: bool, as_json: bool) -> None:
-    """Make topic NAME on every broker; the same again changes nothing."""
+    """Create topic NAME on every broker; repeating the command changes nothing."""
     with finder.connect() as mq, Admin(mq) as admin:
         admin.create_topic(name, queues, ordered)
     print_fields({"topic": name, "queues": queues, "ordered": ordered}, as_json=as_json)
@@ -43,14 +43,14 @@ def create_topic(finder: Finder, name: str, queues: int, ordered: bool, as_json:
 @click.argument("name")
 @admin_rows("no queue")
 def topic_stats(admin: Admin, name: str) -> Rows:
-    """What each queue of topic NAME holds."""
+    """Show the offsets of each queue of topic NAME."""
     return [
         {"broker": queue.broker, "queue_id": queue.queue_id, **asdict(found)}
         for queue, found in admin.topic_stats(name).items()
     ]
 
 
-#: How a permission is told: RocketMQ's sum, and what one says.
+#: RocketMQ's number of each permission.
 _PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 
 
@@ -75,7 +75,7 @@ def update_topic(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Change topic NAME on every broker that has it; what is not named stays."""
+    """Change topic NAME on every broker that has it; other settings stay unchanged."""
     perm = None if permission is None else _PERMISSIONS[permission]
     told = {
         "queues": queues,

@@ -1,4 +1,4 @@
-"""`raymq worker`: consume with a listener of one's own, from the shell."""
+"""The command `raymq worker`, which consumes with a listener of the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class WorkerLog(logging.Formatter):
-    """Name the shell's commands where the library's log lines name Python's calls."""
+    """A formatter that replaces Python calls in the library's log lines with shell commands."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -45,10 +45,11 @@ class WorkerLog(logging.Formatter):
 def worker(
     finder: Finder, /, listener: str, group: str, topics: tuple[str, ...], timeout: float, **options: Any
 ) -> None:
-    """Call LISTENER of MODULE with messages until SIGTERM or Ctrl-C, then leave the group in order.
+    """Call LISTENER of MODULE with messages until SIGTERM or Ctrl-C.
 
-    MODULE is looked for in the current directory, too. LISTENER gets a list of messages, as that of a PushConsumer; it
-    may be a coroutine function. A second signal ends the wait for calls that run.
+    Then the consumer leaves the group in order. MODULE is searched in the current directory, too. LISTENER receives a
+    list of messages, like the listener of a PushConsumer; it may be a coroutine function. A second signal ends the wait
+    for running calls.
     """
     call = load_listener(listener)
     to_terminal = logging.StreamHandler()
@@ -63,10 +64,13 @@ def worker(
 
 
 def load_listener(name: str) -> Listener:
-    """The object that "module:name" means, looked for in the current directory first, as `python -m` does.
+    """Return the object that "module:name" names.
+
+    The current directory is searched first, as in `python -m`.
 
     Raises:
-        click.BadParameter: it has another form, there is no such module or name in it, or it cannot be called.
+        click.BadParameter: the text has another form, the module or the name in it does not exist, or the object is not
+            callable.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -77,7 +81,7 @@ def load_listener(name: str) -> Listener:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports one that is not
+            raise  # The module exists, but imports a missing one.
         raise click.BadParameter(
             f"there is no module {error.name}, neither in the current directory ({os.getcwd()}) nor among the installed"
         ) from error

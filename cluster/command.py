@@ -1,6 +1,7 @@
-"""The `raymq` command as its script calls it: whenever Ctrl-C or SIGTERM come, it ends without a traceback.
+"""The entry point of the `raymq` command.
 
-What the commands need takes a second or two to import. Until then nothing has begun, so the process just ends.
+At Ctrl-C or SIGTERM it ends without a traceback. The import of the commands takes a second or two. Before that no work
+has begun, so the process just ends.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from types import FrameType
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     before = {}
     for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(which) not in (signal.SIG_IGN, None):  # as for what runs in the background of a shell
+        # A shell's background processes ignore some signals, and so must this one.
+        if signal.getsignal(which) not in (signal.SIG_IGN, None):
             before[which] = signal.signal(which, _leave)
     from raymq.cluster import cli
 
@@ -24,6 +26,9 @@ def main() -> None:
 
 
 def _leave(which: int, _: FrameType | None) -> None:
-    """At once: an exception would go through whatever is being imported, which may make another one of it."""
+    """End the process at once.
+
+    An exception would pass through the code that is being imported, which may replace it with another exception.
+    """
     os.write(2, b"interrupted\n")
     os._exit(128 + which)

@@ -1,6 +1,7 @@
-"""Which actors' files are on which machines of the cluster: each is asked what its root holds.
+"""Find out which actors' files are on which machines of the cluster.
 
-Where something is on the disks counts more than what was written down of it: a machine may have another name now.
+Each machine is queried for the contents of its root. The files take precedence over the recorded layout, because a
+machine may have a new name.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Final
 import ray
 from ray.exceptions import RayError
 
-from raymq.actors import handles
+from raymq.actors import actor_calls
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.naming import is_broker_name, is_keeper_name, is_name_server_name
 
-#: A worker process has to start on each machine.
-_ASK_SECONDS: Final = 60.0
+#: A worker process must be started on each machine.
+_REQUEST_SECONDS: Final = 60.0
 _TRACE: Final = 0.001
 
 
-def names_in(root: Path) -> set[str]:
-    """The actors whose files are in the root of this machine; none where there is no such folder."""
+def local_actor_names(root: Path) -> set[str]:
+    """Return the actors whose files are in this machine's root; none without the folder."""
     if not root.is_dir():
         return set()
     named = {each.name: each for each in root.iterdir()}
@@ -31,27 +32,29 @@ def names_in(root: Path) -> set[str]:
     return brokers | {name for name in files if is_keeper_name(name) or is_name_server_name(name)}
 
 
-def ask(root: Path, resources: Sequence[str]) -> dict[str, set[str]]:
-    """What is in the root of each machine; nothing is asked where there is one machine only.
+def list_host_files(root: Path, resources: Sequence[str]) -> dict[str, set[str]]:
+    """Return the actors with files on each machine; empty if there is only one machine.
 
     Raises:
         BrokerUnavailable: a machine does not answer.
     """
     if len(resources) < 2:
         return {}
-    look = ray.remote(num_cpus=0, max_retries=2)(names_in)
+    look = ray.remote(num_cpus=0, max_retries=2)(local_actor_names)
     asked = {each: look.options(resources={each: _TRACE}).remote(root) for each in resources}
     try:
-        return {each: handles.result(each, ref, _ASK_SECONDS) for each, ref in asked.items()}
-    except RayError as error:  # its process or its machine died
+        return {each: actor_calls.result(each, ref, _REQUEST_SECONDS) for each, ref in asked.items()}
+    except RayError as error:  # The worker process or the machine died.
         raise BrokerUnavailable("cluster", f"a machine does not tell what is in {root}: {error}") from error
 
 
-def located(name: str, written: str | None, seen: Mapping[str, Collection[str]]) -> str | None:
-    """The machine that has the files of `name`; where none that was asked has them, the one that is written down.
+def locate_actor(name: str, written: str | None, seen: Mapping[str, Collection[str]]) -> str | None:
+    """Return the machine with the files of `name`, else the recorded one.
+
+    The recorded machine is returned if no queried machine has the files.
 
     Raises:
-        BrokerUnavailable: several have them, and it is not written down which is right.
+        BrokerUnavailable: several machines have them, and the recorded one is not among them.
     """
     there = sorted(each for each, names in seen.items() if name in names)
     if not there or written in there:

@@ -1,7 +1,7 @@
-"""Which machine this is, whatever it is called: a name that lies on the disk with its brokers' directories.
+"""The identity of a machine, stored on the disk with its brokers' directories.
 
-`ray start` is told it as a custom resource (`raymq cluster host-resources`), and brokers are bound to that resource. So
-a disk that is put into another machine, whose name and address are others, brings its brokers with it.
+`ray start` receives it as a custom resource (`raymq cluster host-resources`), and brokers are bound to that resource.
+So if a disk is moved to another machine, with another name and address, its brokers move with it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def host_identity(root: Path, host_name: str) -> str:
-    """What the machine is called that has `root`; it is called after `host_name` when it is asked first.
+    """Return the identity of the machine with `root`; create it at the first call.
 
-    Names of machines are used again, by clouds within minutes, so there is something random in it. A root that has
-    brokers already, from before machines had identities, is called what its brokers were bound to: the host's name.
+    A new identity is derived from `host_name`. Names of machines are reused, by clouds within minutes, so it has a
+    random suffix. A root that has brokers already, from before machines had identities, gets the identity that its
+    brokers were bound to: the host name.
 
     Raises:
-        InvalidInput: the folder cannot be made or written.
+        InvalidInput: the folder cannot be created or written.
         StoreCorrupt: the identity cannot be read.
     """
     try:
@@ -45,7 +46,10 @@ def host_identity(root: Path, host_name: str) -> str:
 
 
 def check_mounted(root: Path) -> None:
-    """InvalidInput where `root` is on the disk of the system: then the volume that holds it is not mounted."""
+    """Raise InvalidInput if `root` is on the system's disk.
+
+    Then the volume that should hold it is not mounted.
+    """
     there = next(each for each in (root, *root.parents) if each.exists())
     if there.stat().st_dev == Path("/").stat().st_dev:
         raise InvalidInput("root", "a folder on a volume of its own, which is mounted", str(root))

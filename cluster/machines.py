@@ -1,4 +1,7 @@
-"""Which of Ray's nodes are the cluster's machines, and by which resource an actor is bound to each."""
+"""Choose the Ray nodes that are the cluster's machines, and the resource of each.
+
+An actor is bound to a machine by the machine's resource.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,22 @@ from typing import Any, Final
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.naming import SPARK_NODE_PREFIX
 
-#: Where RayMQ's own sockets listen on a Ray that is on one machine alone.
+#: The address of RayMQ's sockets if all of Ray is on the loopback of one machine.
 _OWN_LOOPBACK: Final = "127.0.0.1"
 
 
-def machines_of(nodes: Iterable[Mapping[str, Any]], own_id: str) -> list[tuple[str, str]]:
-    """The living nodes: (resource that binds an actor to the machine, the address that its sockets listen on).
+def list_machines(nodes: Iterable[Mapping[str, Any]], own_id: str) -> list[tuple[str, str]]:
+    """Return the live nodes as (resource, address).
 
-    The node of `own_id` comes first, where name server 0 is put, the others are sorted. A machine says which it is by a
-    resource `broker_<name>` (`raymq cluster host-resources`); one that does not is told by Ray's own `node:<address>`,
-    which survives a restart of its raylet as long as its address does. Where the whole of Ray is on the loopback of one
-    machine, RayMQ's sockets listen where every program of it looks first. A node that is only there for a Spark session
-    is no machine: it goes with the session, and whatever is bound to it could never start again.
+    The resource binds an actor to the machine; its sockets listen on the address. The node of `own_id` comes first,
+    because name server 0 is placed there; the others are sorted. A machine is identified by a resource `broker_<name>`
+    (`raymq cluster host-resources`), else by Ray's own `node:<address>`, which survives a restart of its raylet as long
+    as the address stays the same. If all of Ray is on the loopback of one machine, RayMQ's sockets listen on 127.0.0.1,
+    where programs look first. A node that was added for a Spark session does not count: it ends with the session, and
+    an actor bound to it could never restart.
 
     Args:
-        nodes: as `ray.nodes()` tells.
+        nodes: as `ray.nodes()` returns them.
     """
     there = [each for each in nodes if each["Alive"] and not _is_of_spark(each["Resources"])]
     found = set()
@@ -37,12 +41,12 @@ def machines_of(nodes: Iterable[Mapping[str, Any]], own_id: str) -> list[tuple[s
     return listening
 
 
-def by_resource(hosts: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The address of each machine.
+def addresses_by_resource(hosts: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the address of each machine by its resource.
 
     Raises:
-        BrokerUnavailable: two say that they are the same one: Ray would start a broker on either, and each has files of
-            its own.
+        BrokerUnavailable: two machines have the same resource. Ray would start a broker on either, and each has files
+            of its own.
     """
     found: dict[str, str] = {}
     for resource, address in hosts:

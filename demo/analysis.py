@@ -1,4 +1,7 @@
-"""The demo's Spark part: both topics as DataFrames, an aggregate in SQL, and the aggregate as a topic."""
+"""Run the demo's Spark part.
+
+Both topics become DataFrames, SQL computes an aggregate, and the aggregate becomes a topic.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from raymq.client import Connection, PullConsumer
-from raymq.demo.messaging import ROW
+from raymq.demo.demo_messaging import ROW
 from raymq.spark_bridge import SparkBridge
 
-#: A row that was sent twice counts once; `{value}` is the measure as a number, `{mean}` what of its mean JSON can hold.
+#: A row that was sent twice counts once; `{value}` is the measure as a number, `{mean}` its mean if JSON can hold it.
 _BY_TAG = """
 with event as (
   select properties['{row}'] as row, first(tags) as tags, first(cast(body as string)) as body
@@ -28,7 +31,7 @@ select tags, rows, dead_letters, {mean} as mean from by_tag order by rows desc, 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What Spark found: distinct rows of both topics, and one summary per tag, largest first."""
+    """Spark's results: distinct rows of both topics, and one summary per tag, largest first."""
 
     rows: int
     dead_letters: int
@@ -38,7 +41,10 @@ class Analysis:
 def analyse(
     bridge: SparkBridge, topic: str, dead_topic: str | None, summary_topic: str, measure: str | None
 ) -> Analysis:
-    """Read `topic` and `dead_topic` (None: there are no dead letters), sum up by tag, write that to `summary_topic`."""
+    """Read both topics, aggregate by tag, and write the result to `summary_topic`.
+
+    With `dead_topic=None` there are no dead letters.
+    """
     events = bridge.read(topic)
     events.createOrReplaceTempView("events")
     (events.limit(0) if dead_topic is None else bridge.read(dead_topic)).createOrReplaceTempView("dead_letters")
@@ -51,7 +57,7 @@ def analyse(
 
 
 def read_summary(mq: Connection, topic: str) -> list[dict[str, Any]]:
-    """The summary as it lies in its topic, in the order of `Analysis.summary`."""
+    """Return the summary from its topic, in the order of `Analysis.summary`."""
     found = []
     with PullConsumer(mq, "demo-summary") as consumer:
         for queue in consumer.queues(topic):
@@ -61,12 +67,15 @@ def read_summary(mq: Connection, topic: str) -> list[dict[str, Any]]:
 
 
 def _finite(number: str) -> str:
-    """The SQL of a number, null where it is none: "NaN" among the values is one to Spark, and large ones overflow."""
+    """Return the SQL of a number that is null if it is not finite.
+
+    Spark converts the value "NaN" to a number, and large values overflow.
+    """
     return f"if(abs({number}) < double('Infinity'), {number}, null)"
 
 
 def _number(column: str | None) -> str:
-    """The SQL of a body's value as a number."""
+    """Return the SQL of a field of the body as a number."""
     if column is None:
         return "cast(null as double)"
     path = "$['" + column.replace("\\", "\\\\").replace("'", "\\'") + "']"

@@ -1,4 +1,4 @@
-"""What the demo counted, and whether it adds up."""
+"""The counts of the demo, and whether they are consistent."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """All in rows of the input, each counted once however often it was delivered.
+    """Rows of the input, each counted once however often it was delivered.
 
     Attributes:
-        rows, dirty: what the input has.
+        rows, dirty: the rows of the input, and the dirty ones among them.
         sent: rows whose send was acknowledged.
-        consumed: rows that the listener took.
+        consumed: rows that the listener consumed successfully.
         dead_letters: rows in the group's dead-letter queue.
         spark_rows, spark_dead_letters: the same two topics as Spark read them.
     """
@@ -28,7 +28,7 @@ class Counts:
     ok: bool = False
 
     def differences(self) -> list[str]:
-        """What does not add up, in words."""
+        """Describe the counts that are inconsistent."""
         checks = (
             (self.sent == self.rows, f"{self.sent} of {self.rows} rows were acknowledged"),
             (
@@ -45,5 +45,5 @@ class Counts:
         return [text for holds, text in checks if not holds]
 
     def as_dict(self) -> dict[str, int | bool]:
-        """Plain data for --json."""
+        """Return plain data for --json."""
         return dataclasses.asdict(self)

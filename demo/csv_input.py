@@ -1,9 +1,9 @@
-"""CSV for `raymq demo`: RFC 4180 in UTF-8 with a header, read as Python's csv reads it.
+"""Read CSV for `raymq demo`: RFC 4180 in UTF-8 with a header.
 
-Numbers are written into a body digit by digit where that is JSON within 64 bits (`517`, `-3.50`), else as the string
-that they were (`007`, ` 12 `, 20 digits), so that nothing is lost; empty ones are null. A record with another number of
-fields than the header keeps its raw text; where this would be taken for a JSON object or array, it is the array of its
-fields.
+It is parsed by Python's csv. Numbers are written into a body with the same digits if they are JSON within 64 bits
+(`517`, `-3.50`), else as the original string (`007`, ` 12 `, 20 digits), so that no information is lost; empty values
+are null. A record with another number of fields than the header keeps its raw text; if the raw text could be read as a
+JSON object or array, the body is the array of its fields.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from raymq.demo.plan import (
+from raymq.demo.dirty_rule import ColumnType, converts, csv_reader, parse_json, text_type
+from raymq.demo.input_plan import (
     InputPlan,
     InputRecord,
     TypeSample,
     check_key,
-    empty,
+    empty_file_error,
+    encoding_error,
     key_column,
-    not_readable,
-    not_utf8,
-    too_large,
+    record_size_error,
     unique_names,
+    unreadable_file_error,
 )
-from raymq.demo.rule import ColumnType, converts, csv_reader, parse_json, text_type
 from raymq.storage.errors import InvalidInput
 
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -36,11 +36,14 @@ _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def describe(path: Path, key: str | None, max_body_bytes: int) -> InputPlan:
-    """Read the whole file: header, types, number of records; raises InvalidInput as `input.describe` says."""
+    """Read the whole file: header, types, number of records.
+
+    Raise InvalidInput as `demo_input.describe`.
+    """
     records = _records(path, max_body_bytes)
     header, _ = next(records, (None, ""))
     if header is None:
-        raise empty(path)
+        raise empty_file_error(path)
     columns = unique_names(header)
     key = key_column(key, columns)
     key_index = columns.index(key)
@@ -52,11 +55,11 @@ def describe(path: Path, key: str | None, max_body_bytes: int) -> InputPlan:
         rows += 1
         if key_index < len(fields):
             check_key(fields[key_index], rows)
-        if len(raw) * 6 + members.overhead_bytes > max_body_bytes:  # JSON needs up to 6 bytes a character: \u0001
+        if len(raw) * 6 + members.overhead_bytes > max_body_bytes:  # JSON needs up to 6 bytes per character: \u0001.
             whole = len(fields) == len(columns)
             text = _object(members, ["text"] * len(columns), fields)[0] if whole else _raw_text(raw, fields)
             if len(text.encode()) > max_body_bytes:
-                raise too_large(rows, max_body_bytes)
+                raise record_size_error(rows, max_body_bytes)
         if growing and len(fields) == len(columns):
             for index, sample in growing:
                 if fields[index]:
@@ -68,7 +71,7 @@ def describe(path: Path, key: str | None, max_body_bytes: int) -> InputPlan:
 
 
 def read(plan: InputPlan) -> Iterator[InputRecord]:
-    """The records in order."""
+    """Yield the records in order."""
     rule = plan.rule
     members = _MemberNames(plan.columns)
     types = [plan.types[name] for name in plan.columns]
@@ -86,7 +89,10 @@ def read(plan: InputPlan) -> Iterator[InputRecord]:
 
 
 class _MemberNames(list[str]):
-    """The columns' names as they stand in a JSON object, and how many bytes an object has beside its values."""
+    """The columns' names in the form for JSON objects.
+
+    `overhead_bytes` is the size of an object without its values.
+    """
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         super().__init__(f"{_to_json(name)}: " for name in columns)
@@ -94,7 +100,10 @@ class _MemberNames(list[str]):
 
 
 def _records(path: Path, max_body_bytes: int) -> Iterator[tuple[list[str], str]]:
-    """Each record's fields and raw text without its line end, the header's first; blank lines are skipped."""
+    """Yield each record's fields and raw text without its line end, the header first.
+
+    Blank lines are skipped.
+    """
     used: list[str] = []
     number = 0
 
@@ -102,8 +111,8 @@ def _records(path: Path, max_body_bytes: int) -> Iterator[tuple[list[str], str]]
         length = 0
         while line := file.readline(max_body_bytes + 3):
             length = length + len(line) if used else len(line)
-            if length > max_body_bytes + 2:  # a line end is not part of the body
-                raise too_large(number, max_body_bytes)
+            if length > max_body_bytes + 2:  # A line end is not part of the body.
+                raise record_size_error(number, max_body_bytes)
             used.append(line)
             yield line
 
@@ -115,15 +124,15 @@ def _records(path: Path, max_body_bytes: int) -> Iterator[tuple[list[str], str]]
                     number += 1
                 used.clear()
     except UnicodeDecodeError as error:
-        raise not_utf8(path, error) from error
+        raise encoding_error(path, error) from error
     except csv.Error as error:
         raise InvalidInput("input", "CSV as in RFC 4180", f"{path}, record {number}: {error}") from error
     except OSError as error:
-        raise not_readable(path, error) from error
+        raise unreadable_file_error(path, error) from error
 
 
 def _object(members: list[str], types: list[ColumnType], fields: list[str]) -> tuple[str, list[Any]]:
-    """A record as the text of a JSON object, and its values in the order of the columns."""
+    """Return a record's JSON object as text, and its values in column order."""
     texts: list[str] = []
     values: list[Any] = []
     for member, column_type, text in zip(members, types, fields, strict=True):
@@ -143,7 +152,7 @@ def _object(members: list[str], types: list[ColumnType], fields: list[str]) -> t
 
 
 def _within_64_bits(text: str) -> bool:
-    """Whether a JSON number is a float, or an int that a signed 64 bit integer holds."""
+    """Return True if a JSON number is a float, or a signed 64 bit integer."""
     if len(text) <= 18 or text_type(text) == "float":
         return True
     return len(text) <= 20 and -(1 << 63) <= int(text) < 1 << 63

@@ -1,8 +1,9 @@
-"""Parquet for `raymq demo`: each row a JSON object. What JSON does not have is written as a string.
+"""Read Parquet for `raymq demo`: each row is a JSON object.
 
-Decimals, times, dates (ISO 8601, at most microseconds) and binaries (base64 if they are no UTF-8) become strings,
-infinities "Infinity" and "-Infinity", NaN null (what writes it means null), durations seconds; lists, structs and maps
-(as pairs) stay nested. A value has its column's type by nature, so that only an empty key makes a row dirty.
+Values without a JSON type are written as strings: decimals, times, dates (ISO 8601, at most microseconds), binaries
+(base64 if they are not UTF-8), and infinities ("Infinity" and "-Infinity"). NaN is null (programs write it for missing
+values), durations are seconds; lists, structs and maps (as pairs) stay nested. A value always has its column's type, so
+only an empty key makes a row dirty.
 """
 
 from __future__ import annotations
@@ -19,8 +20,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raymq.demo.plan import InputPlan, InputRecord, empty, key_column, key_text, not_readable, unique_names
-from raymq.demo.rule import ColumnType
+from raymq.demo.dirty_rule import ColumnType
+from raymq.demo.input_plan import (
+    InputPlan,
+    InputRecord,
+    empty_file_error,
+    key_column,
+    key_text,
+    unique_names,
+    unreadable_file_error,
+)
 
 _BATCH_ROWS = 1_024
 _KIND = "a Parquet file"
@@ -29,22 +38,25 @@ _to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def describe(path: Path, key: str | None, max_body_bytes: int) -> InputPlan:
-    """Read the file's footer: columns, types, number of rows; raises InvalidInput as `input.describe` says."""
+    """Read the file's footer: columns, types, number of rows.
+
+    Raise InvalidInput as `demo_input.describe`.
+    """
     try:
         with pq.ParquetFile(path) as file:
             schema: pa.Schema = file.schema_arrow
             rows = int(file.metadata.num_rows)
     except (pa.ArrowException, OSError) as error:
-        raise not_readable(path, error, _KIND) from error
+        raise unreadable_file_error(path, error, _KIND) from error
     columns = unique_names(list(schema.names))
     if not columns:
-        raise empty(path)
+        raise empty_file_error(path)
     types = {name: _column_type(each.type) for name, each in zip(columns, schema, strict=True)}
     return InputPlan(path, "parquet", rows, columns, types, key_column(key, columns), max_body_bytes)
 
 
 def read(plan: InputPlan) -> Iterator[InputRecord]:
-    """The rows in order; one batch is in memory at a time.
+    """Yield the rows in order; one batch is in memory at a time.
 
     Raises:
         InvalidInput: the file cannot be read, has a value beyond Python's types (a date after the year 9999), or a row
@@ -62,8 +74,9 @@ def _rows(path: Path) -> Iterator[tuple[Any, ...]]:
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
                 columns = [[_json_value(value) for value in _coarse_times(each).to_pylist()] for each in batch.columns]
                 yield from zip(*columns, strict=True)
-    except (pa.ArrowException, OSError, OverflowError, ValueError, LookupError) as error:  # an unknown time zone
-        raise not_readable(path, error, _KIND) from error
+    # LookupError is raised for an unknown time zone.
+    except (pa.ArrowException, OSError, OverflowError, ValueError, LookupError) as error:
+        raise unreadable_file_error(path, error, _KIND) from error
 
 
 def _column_type(arrow_type: pa.DataType) -> ColumnType:
@@ -75,7 +88,7 @@ def _column_type(arrow_type: pa.DataType) -> ColumnType:
 
 
 def _coarse_times(column: pa.Array) -> pa.Array:
-    """Times cut to microseconds, at any depth: Python has no finer ones."""
+    """Truncate times to microseconds at any depth, because Python has no finer ones."""
     wanted = _coarse_type(column.type)
     return column if wanted == column.type else column.cast(wanted, safe=False)
 
@@ -95,7 +108,7 @@ def _coarse_type(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def _json_value(value: Any) -> Any:
-    """A value of `to_pylist` as one that JSON has."""
+    """Convert a value of `to_pylist` to a JSON type."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -108,7 +121,7 @@ def _json_value(value: Any) -> Any:
         return [_json_value(each) for each in value]
     if isinstance(value, bytes):
         return _text(value)
-    if isinstance(value, dt.date | dt.time):  # a datetime is a date
+    if isinstance(value, dt.date | dt.time):  # A datetime is a date too.
         return value.isoformat()
     if isinstance(value, dt.timedelta):
         return value.total_seconds()

@@ -1,7 +1,8 @@
-"""Topics as DataFrames, on Spark that runs on the cluster's Ray (RayDP). docs/spark.md tells what it can do.
+"""Read and write topics as DataFrames, with Spark on the cluster's Ray (RayDP).
 
-The names are loaded when they are first used: Spark's Python workers import modules of this package, and what the
-driver needs (Ray, RayDP) would double their start.
+docs/spark.md describes the features. Each public name is loaded at its first use, because Spark's Python workers import
+modules of this package, and the modules that only the driver needs (Ray, RayDP) would double the start time of a
+worker.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raymq.spark_bridge.planning import StreamBroken
+    from raymq.spark_bridge.batch_planner import StreamBroken
     from raymq.spark_bridge.session import SparkBridge
     from raymq.spark_bridge.sink import TopicSink
-    from raymq.spark_bridge.source.register import register_source
-    from raymq.spark_bridge.stream import StreamProgress
+    from raymq.spark_bridge.source.source_registration import register_source
+    from raymq.spark_bridge.stream_manager import StreamProgress
     from raymq.spark_bridge.writer import WriteResult
 
 __all__ = ["SparkBridge", "StreamBroken", "StreamProgress", "TopicSink", "WriteResult", "register_source"]
 
-_HOMES = {
+_MODULES = {
     "SparkBridge": "session",
-    "StreamBroken": "planning",
-    "StreamProgress": "stream",
+    "StreamBroken": "batch_planner",
+    "StreamProgress": "stream_manager",
     "TopicSink": "sink",
     "WriteResult": "writer",
-    "register_source": "source.register",
+    "register_source": "source.source_registration",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

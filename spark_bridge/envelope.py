@@ -1,4 +1,7 @@
-"""The columns of a message beside its body, from Arrow tables as the client makes them. For Spark's Python workers."""
+"""Build the DataFrame columns of a message besides its body, from the client's Arrow tables.
+
+This module runs in Spark's Python workers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-#: In the order of the DataFrame; queue is made of two columns, the others stand as they are.
+#: In the order of the DataFrame. `queue` is made of two columns; the others are unchanged.
 ENVELOPE = (
     "topic",
     "queue",
@@ -21,15 +24,15 @@ ENVELOPE = (
 )
 
 
-#: What `queue` is made of.
+#: The columns that `queue` is made of.
 _OF_QUEUE = frozenset({"broker", "queue_id"})
 
 
 def needed_columns(names: Iterable[str], *, decoded: bool) -> frozenset[str]:
-    """The columns of a table of messages that the DataFrame's columns `names` are made of.
+    """Return the table columns from which the DataFrame columns `names` are made.
 
     Args:
-        decoded: whether names that are no message's are decoded from its body.
+        decoded: whether other names than a message's columns are decoded from its body.
     """
     needed: set[str] = set()
     for name in names:
@@ -43,7 +46,7 @@ def needed_columns(names: Iterable[str], *, decoded: bool) -> frozenset[str]:
 
 
 def envelope_column(table: pa.Table, name: str) -> pa.Array:
-    """A column of the DataFrame, from a table as `storage.records.table` makes it."""
+    """Return a DataFrame column, from a table as `storage.records.table` makes it."""
     if name == "queue":
         parts = [table.column(part).combine_chunks() for part in ("broker", "queue_id")]
         return pa.StructArray.from_arrays(parts, names=["broker", "id"])

@@ -1,10 +1,11 @@
-"""Bars on the driver's terminal that show how far reads and writes are. Where there is no terminal, nothing is shown.
+"""Show the progress of reads and writes as bars on the driver's terminal.
 
-A terminal that cannot move its cursor (TERM=dumb: Emacs, many CI systems) gets lines of text instead of bars.
+Without a terminal nothing is shown. A terminal that cannot move its cursor (TERM=dumb: Emacs, many CI systems) gets
+lines of text instead of bars.
 
-A write is shown by the tasks of its job that have ended. A read is shown by the messages that its tasks have brought:
-each of its actions begins when Spark's first task of it ends, and may be given up in the middle (`df.take`), so the bar
-also ends when Spark has nothing to do.
+The bar of a write counts the finished tasks of its job. The bar of a read counts the messages that its tasks have
+fetched. Each action of a read begins when Spark's first task of it ends, and may stop early (`df.take`), so the bar
+also ends when Spark has no active job.
 """
 
 from __future__ import annotations
@@ -22,20 +23,23 @@ from pyspark.context import SparkContext
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-_LOOK_SECONDS: Final = 0.2
-#: Least time between two lines of one task on a terminal that has no bars.
+_POLL_SECONDS: Final = 0.2
+#: The least seconds between two lines of one task on a terminal without bars.
 LINE_SECONDS: Final = 5.0
 _JOB_GROUP: Final = "spark.jobGroup.id"
 
 
-def terminal() -> Console | None:
-    """Where bars are drawn; None where nobody would see them."""
+def progress_console() -> Console | None:
+    """Return the console for bars, None if stderr is not a terminal."""
     console = Console(file=sys.stderr)
     return console if console.is_terminal else None
 
 
-def display(console: Console) -> Progress:
-    """What bars are drawn with. What the program prints meanwhile goes above them, if that is the same terminal."""
+def create_progress(console: Console) -> Progress:
+    """Create the progress display for a console.
+
+    The program's own output appears above the bars if it goes to the same terminal.
+    """
     if console.is_dumb_terminal:
         return PlainLines(console)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -43,15 +47,18 @@ def display(console: Console) -> Progress:
 
 
 class PlainLines(Progress):
-    """Writes a task's numbers as a line of text: the first, the last, and in between one every few seconds."""
+    """A progress display that writes a task's numbers as lines of text.
+
+    It writes the first numbers, the last ones, and in between at most one line every few seconds.
+    """
 
     def __init__(self, console: Console, get_time: Callable[[], float] = time.monotonic) -> None:
-        """`get_time` is a clock in seconds."""
+        """Create the display; `get_time` is a clock in seconds."""
         super().__init__(console=console, get_time=get_time, disable=True)
         self._written: dict[TaskID, tuple[float, tuple[float, float | None]]] = {}
 
     def update(self, task_id: TaskID, **fields: Any) -> None:
-        """Take a task's new numbers, and write them if its last line is old enough."""
+        """Store a task's new numbers, and write them if its last line is old enough."""
         super().update(task_id, **fields)
         at, _ = self._written.get(task_id, (-LINE_SECONDS, None))
         if self.get_time() - at >= LINE_SECONDS:
@@ -74,8 +81,11 @@ class PlainLines(Progress):
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class Bar:
-    """One bar, from its first `show` to `close`; then it may be shown anew. Any thread."""
+class ProgressBar:
+    """One bar, from its first `show` to `close`; afterwards it can be shown again.
+
+    For use by any thread.
+    """
 
     def __init__(self, console: Console, label: str) -> None:
         self._console = console
@@ -84,34 +94,37 @@ class Bar:
         self._progress: Progress | None = None
 
     def show(self, done: int, total: int) -> None:
-        """Say how much is done. More than `total`, which tasks that were tried again bring about, is all of it."""
+        """Show how much is done.
+
+        Numbers above `total`, which retried tasks cause, are shown as `total`.
+        """
         with self._lock:
             if self._progress is None:
-                self._progress = display(self._console)
+                self._progress = create_progress(self._console)
                 self._progress.add_task(self._label)
                 self._progress.start()
             self._progress.update(self._progress.task_ids[0], completed=min(done, total), total=total)
 
     def close(self) -> None:
-        """Leave it as it is."""
+        """End the bar and leave it on the terminal."""
         with self._lock:
             progress, self._progress = self._progress, None
         if progress is not None:
             progress.stop()
 
 
-class Ticks:
-    """Calls `look` again and again on a thread of its own, until it says False or `close` is called."""
+class PeriodicThread:
+    """A thread that calls `poll` periodically until it returns False or `close` is called."""
 
-    def __init__(self, look: Callable[[], bool], seconds: float = _LOOK_SECONDS) -> None:
-        self._look = look
+    def __init__(self, poll: Callable[[], bool], seconds: float = _POLL_SECONDS) -> None:
+        self._look = poll
         self._seconds = seconds
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="raymq-spark-progress", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End it; `look` is not called any more when this returns."""
+        """End the thread; `poll` is not called after this returns."""
         self._closed.set()
         self._thread.join()
 
@@ -125,15 +138,18 @@ class Ticks:
 
 
 @contextmanager
-def tasks_shown(spark: SparkContext, label: str, group: str, console: Console | None) -> Iterator[None]:
-    """Show the tasks of the jobs that the body starts, on this thread; `group` is a name that no other job has."""
+def task_progress(spark: SparkContext, label: str, group: str, console: Console | None) -> Iterator[None]:
+    """Show the tasks of the jobs that the body starts on this thread.
+
+    `group` is a unique name of these jobs.
+    """
     if console is None:
         yield
         return
-    bar = Bar(console, label)
+    bar = ProgressBar(console, label)
     bar.show(0, 1)
 
-    def look() -> bool:
+    def poll() -> bool:
         done, total = _tasks(spark, group)
         if total:
             bar.show(done, total)
@@ -141,7 +157,7 @@ def tasks_shown(spark: SparkContext, label: str, group: str, console: Console | 
 
     before = spark.getLocalProperty(_JOB_GROUP)
     spark.setLocalProperty(_JOB_GROUP, group)
-    ticks = Ticks(look)
+    ticks = PeriodicThread(poll)
     try:
         yield
         ticks.close()
@@ -150,12 +166,12 @@ def tasks_shown(spark: SparkContext, label: str, group: str, console: Console | 
     finally:
         ticks.close()
         bar.close()
-        # None takes it away.
+        # None removes the property.
         spark.setLocalProperty(_JOB_GROUP, before)  # type: ignore[arg-type]
 
 
 def _tasks(spark: SparkContext, group: str) -> tuple[int, int]:
-    """How many tasks of a group's jobs have ended, and how many there are."""
+    """Return how many tasks of a group's jobs have ended, and how many there are."""
     tracker = spark.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
@@ -163,34 +179,37 @@ def _tasks(spark: SparkContext, group: str) -> tuple[int, int]:
     return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
 
 
-class MessagesShown(AccumulatorParam[int]):
-    """What a read's tasks add the numbers of their messages to: the driver's shows them, a task's only counts."""
+class MessageProgress(AccumulatorParam[int]):
+    """An accumulator of the message counts of a read.
+
+    It shows them on the driver; in a task it only counts.
+    """
 
     def __init__(self, spark: SparkContext, label: str, total: int, console: Console) -> None:
-        """`total` is the number of messages that one action on the DataFrame brings."""
+        """Create the accumulator; `total` is the number of messages that one action reads."""
         self._spark = spark
         self._total = total
-        self._bar = Bar(console, label)
+        self._bar = ProgressBar(console, label)
         self._lock = threading.Lock()
         self._done = 0
-        self._ticks: Ticks | None = None
+        self._ticks: PeriodicThread | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AddingAccumulatorParam, (0,)
 
     def zero(self, value: int) -> int:  # noqa: ARG002
-        """What a count begins with."""
+        """Return the initial count."""
         return 0
 
     def addInPlace(self, value1: int, value2: int) -> int:  # noqa: N802 - Spark's name
-        """A task has ended that brought `value2` messages."""
+        """Add `value2`, the number of messages of a finished task, and show the progress."""
         with self._lock:
             self._done += value2
             self._bar.show(self._done, self._total)
             if self._done >= self._total:
                 self._end()
             elif self._ticks is None:
-                self._ticks = Ticks(self._look)
+                self._ticks = PeriodicThread(self._look)
         return value1 + value2
 
     def _look(self) -> bool:

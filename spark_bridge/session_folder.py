@@ -1,7 +1,8 @@
-"""The folder of a bridge: what Spark shuffles and caches, its logs and settings.
+"""The folder of a bridge: Spark's shuffle files and caches, its logs and settings.
 
-It goes with the bridge. Where its process was killed it stays, which may be gigabytes, until this user opens the next
-one on the machine: whose a folder is says a lock that ends with its process, whatever number that had.
+The folder is removed when the bridge closes. If its process was killed, the folder stays, possibly with gigabytes of
+data, until this user opens the next bridge on the machine. Each folder has a file lock that ends with its process, so
+an abandoned folder is recognized by a free lock, even if another process has the same process id.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ _LOCK: Final = "lock"
 
 
 class SessionFolder:
-    """Made empty; `path` until `close`."""
+    """A new empty folder; `path` is valid until `close`."""
 
     def __init__(self) -> None:
         remove_abandoned()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        begun = self.path / f"{_LOCK}.new"  # under its name when it is locked: who finds it free removes all
+        # It gets its name after it is locked, because another process removes a folder whose lock is free.
+        begun = self.path / f"{_LOCK}.new"
         self._lock = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         begun.rename(self.path / _LOCK)
 
     def close(self) -> None:
-        """Remove it; may be called once."""
+        """Remove the folder. May be called once."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
@@ -39,7 +41,7 @@ class SessionFolder:
 def remove_abandoned() -> None:
     """Remove the folders of this user's bridges whose processes were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else does it, or it is not whole yet
+        with contextlib.suppress(OSError):  # Another process removes it, or it is not complete yet.
             _remove_if_abandoned(folder)
 
 

@@ -1,8 +1,9 @@
-"""What writes the batches of a streaming query into a topic, each exactly once.
+"""Write the batches of a streaming query into a topic, each exactly once.
 
-The writes of a sink are a series, named by Spark's own id of the query (which is in its checkpoint), the topic and the
-sink's name; a batch's number is that of its write. The home of the series knows which numbers are committed: a batch
-that Spark runs again, because it had not written down yet that it was done, is not written again.
+The writes of a sink are a series. Its name consists of Spark's own id of the query (which is in its checkpoint), the
+topic and the sink's name; the number of a batch is the number of its write. The coordinator of the series stores which
+numbers are committed. So a batch that Spark runs again, because it had not recorded yet that the batch was done, is not
+written again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from raymq.client.errors import InvalidInput, OutcomeUnknown
 from raymq.spark_bridge import writer
 from raymq.spark_bridge.write_columns import write_columns
 
-_MOST_NAME: Final = 64
-#: Where Spark says on whose behalf a thread works: the query (over its restarts), and this run of it.
+_MAX_NAME: Final = 64
+#: Spark's local properties of the query (the same over its restarts) and of this run of it.
 _QUERY: Final = "sql.streaming.queryId"
 _RUN: Final = "spark.jobGroup.id"
 
@@ -28,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenColumns:
-    """Which columns of a batch make its messages; as the arguments of `SparkBridge.write`."""
+class SinkColumns:
+    """The columns of a batch that make its messages; as the arguments of `SparkBridge.write`."""
 
     body: str
     keys: str | None = None
@@ -42,33 +43,37 @@ class WrittenColumns:
 
 @dataclass(frozen=True, slots=True)
 class TopicSink:
-    """Call it as `foreachBatch` does, with a batch and its number. Made by `SparkBridge.sink`."""
+    """A function for `foreachBatch`, called with a batch and its number.
+
+    `SparkBridge.sink` creates it.
+    """
 
     mq: Connection
     topic: str
-    columns: WrittenColumns
+    columns: SinkColumns
     name: str = ""
-    #: By series the run and the number of the batch that was written last by this process.
+    #: By series: the run and the number of the batch that this process wrote last.
     _last: ClassVar[dict[str, tuple[str, int]]] = {}
 
     def __post_init__(self) -> None:
-        if len(self.name) > _MOST_NAME:
-            raise InvalidInput("name", f"at most {_MOST_NAME} characters", self.name)
+        if len(self.name) > _MAX_NAME:
+            raise InvalidInput("name", f"at most {_MAX_NAME} characters", self.name)
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        """Write the batch, unless it is written.
+        """Write the batch, unless it was written already.
 
         Raises:
-            InvalidInput: it is called outside of `foreachBatch`; or the same batch was written by another sink into
-                this topic, under the same name.
-            WriteIncomplete: it is committed, and what was staged of some rows is lost.
-            OutcomeUnknown: it is not known whether it is committed: the query ends, and its next run is told.
-            Spark's own error, TopicNotFound, BrokerUnavailable: nothing of it is visible, and the query's next run
-                writes it.
+            InvalidInput: it is called outside of `foreachBatch`; or another sink with the same name wrote the same
+                batch into this topic.
+            WriteIncomplete: the write is committed, but the staged messages of some rows are lost.
+            OutcomeUnknown: it is unknown whether the write is committed: the query ends, and its next run determines
+                the outcome.
+            Spark's own error, TopicNotFound, BrokerUnavailable: no message is visible, and the query's next run writes
+                the batch.
         """
         query, run = _query_of(df)
         number = arguments.whole("batch_id", batch_id, 0)
-        series = series_of(query, self.topic, self.name)
+        series = sink_series(query, self.topic, self.name)
         if self._last.get(series) == (run, number):
             other = "a name of its own, as in sink(..., name=...), for each sink of a query that writes into one topic"
             raise InvalidInput("name", other, self.name)
@@ -82,13 +87,13 @@ class TopicSink:
         self._last[series] = run, number
 
 
-def series_of(query: str, topic: str, name: str) -> str:
-    """What the writes of one sink are called together."""
+def sink_series(query: str, topic: str, name: str) -> str:
+    """Return the name of the series of one sink's writes."""
     return f"{query}/{topic}/{name}"
 
 
 def _query_of(df: DataFrame) -> tuple[str, str]:
-    """Spark's id of the query whose batch is being written on this thread, and of its run."""
+    """Return Spark's id of the query whose batch this thread writes, and of its run."""
     if not isinstance(df, DataFrame):
         raise InvalidInput("df", "the DataFrame of a batch", df)
     context = df.sparkSession.sparkContext

@@ -1,7 +1,8 @@
-"""Which Arrow types tables and DataFrames have in common, each with one form of its own on either side.
+"""The types that Arrow tables and DataFrames have in common.
 
-Spark reads some other types without a word and gets other values (timestamps in milliseconds, large lists), others it
-refuses in the middle of a job. So everything else is refused here, by the name of its column.
+Each has exactly one form on either side. Spark silently converts some other types to different values (timestamps in
+milliseconds, large lists), and fails on others in the middle of a job. So all other types are refused here, with the
+name of their column.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pyspark.sql.types import (
 )
 
 from raymq.client.errors import InvalidInput
-from raymq.spark_bridge.schema import arrow_schema, parse_schema
+from raymq.spark_bridge.dataframe_schema import arrow_schema, parse_schema
 
 _SPARK_LEAVES: Final = (
     *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, DecimalType),
@@ -53,10 +54,10 @@ _ALLOWED: Final = (
 
 
 def schema_of_dataframe(schema: StructType) -> pa.Schema:
-    """The Arrow schema of the tables that a DataFrame becomes; every column may have nulls.
+    """Return the Arrow schema of the tables of a DataFrame; every column may have nulls.
 
     Raises:
-        InvalidInput: it has no columns, two of one name, or one of a type that tables do not have.
+        InvalidInput: the schema has no columns, two of one name, or one of a type that tables do not have.
     """
     _check_names("df", "", schema.names)
     for field in schema.fields:
@@ -66,10 +67,10 @@ def schema_of_dataframe(schema: StructType) -> pa.Schema:
 
 
 def schema_of_tables(schema: pa.Schema | StructType | str) -> StructType:
-    """The schema of the DataFrame that tables become; every column may have nulls.
+    """Return the DataFrame schema for tables; every column may have nulls.
 
     Raises:
-        InvalidInput: it is no schema, has no columns, two of one name, or one of a type that DataFrames do not have.
+        InvalidInput: it is not a schema, has no columns, two of one name, or one of a type that DataFrames do not have.
     """
     if not isinstance(schema, pa.Schema):
         parsed = parse_schema(schema)
@@ -79,31 +80,33 @@ def schema_of_tables(schema: pa.Schema | StructType | str) -> StructType:
     for field in schema:
         for place, kind in _odd_in_arrow(field.name, field.type):
             raise InvalidInput("schema", _ALLOWED, f"{place}: {kind}")
-    made = pa.schema([(field.name, plain(field.type)) for field in schema])
+    made = pa.schema([(field.name, normalize_type(field.type)) for field in schema])
     return parse_schema(from_arrow_schema(made, prefer_timestamp_ntz=True))
 
 
-def plain(kind: pa.DataType) -> pa.DataType:
-    """The type without what makes no difference to its values: the names of a list's or map's inner fields, which of
-    them may be null, and which zone an instant is shown in.
+def normalize_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type without the details that do not affect its values.
+
+    These are the names of the inner fields of lists and maps, which of them may be null, and the time zone in which an
+    instant is shown.
     """
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, "UTC")
     if pa.types.is_map(kind):
-        return pa.map_(plain(kind.key_type), plain(kind.item_type))
+        return pa.map_(normalize_type(kind.key_type), normalize_type(kind.item_type))
     if pa.types.is_list(kind):
-        return pa.list_(plain(kind.value_type))
+        return pa.list_(normalize_type(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([(field.name, plain(field.type)) for field in kind])
+        return pa.struct([(field.name, normalize_type(field.type)) for field in kind])
     return kind
 
 
-def difference(found: pa.Schema, wanted: pa.Schema) -> str | None:
-    """What makes a table of the schema `found` another one than `wanted` says, in words; None if nothing does."""
+def schema_difference(found: pa.Schema, wanted: pa.Schema) -> str | None:
+    """Describe the first difference between two schemas, None if there is none."""
     if found.names != wanted.names:
         return f"columns {found.names}, not {wanted.names}"
     for ours, theirs in zip(found, wanted, strict=True):
-        if plain(ours.type) != plain(theirs.type):
+        if normalize_type(ours.type) != normalize_type(theirs.type):
             return f"column {ours.name} of {ours.type}, not {theirs.type}"
     return None
 
@@ -117,7 +120,7 @@ def _check_names(field: str, place: str, names: Sequence[str]) -> None:
 
 
 def _odd_in_spark(place: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
-    """Where in a column of `kind` something is that Arrow tables do not have as it is, and its type."""
+    """Yield each place and type within a column that Arrow tables do not support."""
     if isinstance(kind, StructType):
         _check_names("df", f"{place}.", kind.names)
         for field in kind.fields:
@@ -125,18 +128,18 @@ def _odd_in_spark(place: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
     elif isinstance(kind, ArrayType):
         yield from _odd_in_spark(f"{place}.element", kind.elementType)
     elif isinstance(kind, MapType):
-        if isinstance(kind.keyType, NullType):  # map() of nothing: a key is never null
+        if isinstance(kind.keyType, NullType):  # The type of an empty map(); a key is never null.
             yield f"{place}.key", kind.keyType
         yield from _odd_in_spark(f"{place}.key", kind.keyType)
         yield from _odd_in_spark(f"{place}.value", kind.valueType)
     elif type(kind) not in _SPARK_LEAVES or (
         type(kind) is DayTimeIntervalType and kind != DayTimeIntervalType()
-    ):  # Arrow has no "hours to minutes": it would come back as days to seconds
+    ):  # Arrow has no "hours to minutes" interval: it would be converted to days to seconds.
         yield place, kind
 
 
 def _odd_in_arrow(place: str, kind: Any) -> Iterator[tuple[str, pa.DataType]]:
-    """Where in a column of `kind` something is that DataFrames do not have as it is, and its type."""
+    """Yield each place and type within a column that DataFrames do not support."""
     if pa.types.is_struct(kind):
         _check_names("schema", f"{place}.", [field.name for field in kind])
         for field in kind:
@@ -147,7 +150,7 @@ def _odd_in_arrow(place: str, kind: Any) -> Iterator[tuple[str, pa.DataType]]:
     elif pa.types.is_list(kind):
         yield from _odd_in_arrow(f"{place}.element", kind.value_type)
     elif pa.types.is_decimal128(kind):
-        if not 0 <= kind.scale <= kind.precision:  # Spark has no such decimals
+        if not 0 <= kind.scale <= kind.precision:  # Spark has no such decimals.
             yield place, kind
-    elif plain(kind) not in _ARROW_LEAVES:
+    elif normalize_type(kind) not in _ARROW_LEAVES:
         yield place, kind

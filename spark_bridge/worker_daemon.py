@@ -1,13 +1,13 @@
-"""Spark's Python daemon, which forks the workers that tasks run in, with two costs of each task taken away.
+"""Spark's Python daemon, which forks the workers for tasks, with lower costs per task.
 
-Run by Spark as `python -m raymq.spark_bridge.worker_daemon` (`spark.python.daemon.module`), in place of
+Spark runs it as `python -m raymq.spark_bridge.worker_daemon` (`spark.python.daemon.module`), in place of
 `pyspark.daemon`, whose loop it calls.
 
-* What tasks import is imported here, once, and not by each worker, whose first task waited for it. Spark has a worker
-  collect garbage behind every task: all that was here at the fork is left out of that.
-* Spark has a worker call `importlib.invalidate_caches()` before every task. Python then reads the directory of each
-  archive on the path anew (pyspark.zip several times), which takes longer than a small task. An archive that has not
-  changed is not read.
+* Modules that tasks need are imported here, once, and not by each worker, where the first task would wait for them.
+  Spark makes a worker collect garbage after every task; objects from before the fork are excluded from this.
+* Spark makes a worker call `importlib.invalidate_caches()` before every task. Python then reads the directory of each
+  archive on the path again (pyspark.zip several times), which takes longer than a small task. Here an archive that has
+  not changed is not read again.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import sys
 import zipimport
 from typing import Final
 
-#: What nearly every task of a bridge needs.
+#: Modules that nearly every task of a bridge needs.
 _OF_TASKS: Final = (
     "pandas",
     "pyarrow.compute",
     "pyspark.sql.pandas.serializers",
     "pyspark.sql.types",
-    "raymq.spark_bridge.decode",
-    "raymq.spark_bridge.tasks",
-    "raymq.spark_bridge.tickets",
+    "raymq.spark_bridge.body_decoder",
+    "raymq.spark_bridge.worker_tasks",
+    "raymq.spark_bridge.stream_tasks",
 )
 
 _Mark = tuple[int, int, int]
 
 
-def keep_unchanged_archives() -> None:
-    """Have `importlib.invalidate_caches` read those archives on the path anew that have changed, and no others."""
+def cache_unchanged_archives() -> None:
+    """Make `importlib.invalidate_caches` read only the archives that have changed."""
     read_anew = zipimport.zipimporter.invalidate_caches
     read: dict[tuple[str, str], _Mark | None] = {}
     for importer in sys.path_importer_cache.values():
@@ -52,7 +52,7 @@ def keep_unchanged_archives() -> None:
 
 
 def _mark(archive: str) -> _Mark | None:
-    """What another content of the file would have otherwise."""
+    """Return values that differ if the file's content has changed, None without a file."""
     try:
         told = os.stat(archive)
     except OSError:
@@ -61,14 +61,15 @@ def _mark(archive: str) -> _Mark | None:
 
 
 def main() -> None:
-    """Load what workers need, then fork them as Spark asks for them, until it goes."""
+    """Load what workers need, then fork workers on Spark's requests until Spark ends."""
     from pyspark.daemon import manager
 
-    os.setpgid(0, 0)  # as it does later: an interrupt at the driver's terminal is not for us
+    # The daemon does the same later: an interrupt at the driver's terminal must not reach this process.
+    os.setpgid(0, 0)
     for name in _OF_TASKS:
-        with contextlib.suppress(ImportError):  # a task that needs it will say so
+        with contextlib.suppress(ImportError):  # A task that needs the module will report the error.
             importlib.import_module(name)
-    keep_unchanged_archives()
+    cache_unchanged_archives()
     gc.collect()
     gc.freeze()
     manager()

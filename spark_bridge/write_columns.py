@@ -1,6 +1,6 @@
-"""What each argument of a write takes from a DataFrame: columns that are checked by type and made as tasks take them.
+"""Check the columns of a write, and convert them for the tasks.
 
-A type that messages cannot hold is refused by the name of its column, before anything runs.
+A type that messages cannot hold is refused with the name of its column, before any task runs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from raymq.client.errors import InvalidInput
 
 _TIMES = (TimestampType, TimestampNTZType)
 _TEXTS = (StringType, CharType, VarcharType)
-#: What keys are made of. The text of any other type has blanks, or is not text at all.
+#: The types of keys. The text of any other type contains blanks, or the type has no text.
 _KEY_TYPES = (*_TEXTS, NumericType, BooleanType, DateType, *_TIMES)
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
-#: What a struct's fields may be, besides structs, arrays and maps of them.
+#: The types of a struct's fields, besides structs, arrays and maps of them.
 _FIELD_TYPES = (
     *_TEXTS,
     BinaryType,
@@ -65,10 +65,10 @@ def write_columns(
     deliver_at: str | None,
     delay_level: str | None,
 ) -> dict[str, Column]:
-    """The columns of messages by the names of the arguments that give them; the arguments are `SparkBridge.write`'s.
+    """Return the columns of messages by argument name; the arguments are `SparkBridge.write`'s.
 
     Raises:
-        InvalidInput: there is no such column, or it is of a type that messages cannot hold.
+        InvalidInput: a column does not exist, or has a type that messages cannot hold.
     """
     ways = {
         "keys": (keys, _keys),
@@ -106,7 +106,7 @@ def _body(df: DataFrame, name: str) -> Column:
 
 
 def unsupported_fields(place: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
-    """Where in a column of `kind` something is that msgpack does not bring back as it was, and its type."""
+    """Yield each place and type within a column that msgpack does not restore unchanged."""
     if isinstance(kind, StructType):
         if len(set(kind.names)) < len(kind.names):
             yield place, kind
@@ -122,7 +122,7 @@ def unsupported_fields(place: str, kind: DataType) -> Iterator[tuple[str, DataTy
 
 
 def _keys(df: DataFrame, name: str) -> Column:
-    """One key of any plain type, or a list of them, as text."""
+    """Return the keys as text: one key per row, or a list of keys."""
     kind = _column_type(df, "keys", name)
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, _KEY_TYPES):
         if isinstance(kind.elementType, _TIMES):
@@ -145,7 +145,10 @@ def _text(name: str, kind: DataType) -> Column:
 
 
 def _time_text(column: Column) -> Column:
-    """As ISO 8601 has it: what Spark makes of a time has a blank in it, which no key may have."""
+    """Convert a time to ISO 8601.
+
+    Spark's text of a time has a blank, which keys must not have.
+    """
     return F.translate(column.cast(StringType()), " ", "T")
 
 
@@ -167,7 +170,7 @@ def _deliver_at(df: DataFrame, name: str) -> Column:
     kind = _column_type(df, "deliver_at", name)
     if isinstance(kind, TimestampType):
         return _column(name)
-    if isinstance(kind, TimestampNTZType):  # what a clock of the session's time zone shows
+    if isinstance(kind, TimestampNTZType):  # Local times in the session's time zone.
         return _column(name).cast(TimestampType())
     if isinstance(kind, NumericType):
         return _column(name).cast(DoubleType())

@@ -1,4 +1,7 @@
-"""A DataFrame into a topic, all or nothing: tasks stage their rows on the brokers, the driver commits the winners'."""
+"""Write a DataFrame into a topic, all rows or none.
+
+Tasks stage their rows on the brokers, and the driver commits the parts of the successful attempts.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 
 from raymq.client import MessageQueue
-from raymq.client.bulk import committing
-from raymq.client.bulk.committing import StagedWrite, Written
+from raymq.client.bulk import staged_write
+from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, RayMQError
-from raymq.spark_bridge.tasks import StageRows
+from raymq.spark_bridge.worker_tasks import StageRows
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """A write that was committed: how many rows became messages, under which transaction name."""
+    """A committed write: the number of rows, and the transaction's name."""
 
     rows: int
     transaction: str
@@ -33,16 +36,18 @@ def write(
     series: str = "",
     number: int = 0,
 ) -> WriteResult:
-    """Write every row as one message. See `SparkBridge.write`; `columns` as `write_columns` makes them.
+    """Write every row as one message; see `SparkBridge.write`.
+
+    `columns` are as `write_columns` returns them.
 
     Args:
-        series, number: which write of which series it is. One that is committed is not made again: what was written
-            then is returned.
+        series, number: the write's series and its number in the series. If this write is committed already, it is not
+            repeated, and its result is returned.
     """
     queues = writable_queues(mq, topic, keyed=not columns.keys().isdisjoint({"keys", "sharding_key"}))
     brokers = {queue.broker for queue in queues}
     opened = StagedWrite.open(mq, topic, brokers, series=series, number=number)
-    if isinstance(opened, Written):
+    if isinstance(opened, CommittedWrite):
         return WriteResult(opened.rows, opened.transaction)
     stage = StageRows(
         tuple(mq.name_servers), opened.transaction, tuple(queues), tuple(columns), mq.tls, home=opened.home
@@ -51,7 +56,7 @@ def write(
     try:
         staged = rows.mapInArrow(stage, "part string, broker string, rows long").collect()
     except BaseException:
-        with contextlib.suppress(RayMQError):  # it is aborted later, by itself
+        with contextlib.suppress(RayMQError):  # The brokers abort it later by themselves.
             opened.abort(brokers)
         raise
     try:
@@ -63,26 +68,29 @@ def write(
 
 
 def finish_write(mq: Connection, transaction: str) -> WriteResult:
-    """See `SparkBridge.finish_write`."""
-    written = committing.finish(mq, transaction)
+    """Return the outcome of a write; see `SparkBridge.finish_write`."""
+    written = staged_write.finish(mq, transaction)
     return WriteResult(written.rows, written.transaction)
 
 
 def accept_write(mq: Connection, transaction: str) -> WriteResult:
-    """See `SparkBridge.accept_write`."""
-    written = committing.accept(mq, transaction)
+    """Accept the loss of rows; see `SparkBridge.accept_write`."""
+    written = staged_write.accept(mq, transaction)
     return WriteResult(written.rows, written.transaction)
 
 
 def abort_write(mq: Connection, transaction: str) -> None:
-    """See `SparkBridge.abort_write`."""
-    committing.abort(mq, transaction)
+    """Abort a write; see `SparkBridge.abort_write`."""
+    staged_write.abort(mq, transaction)
 
 
 def writable_queues(mq: Connection, topic: str, *, keyed: bool) -> list[MessageQueue]:
-    """The queues that rows may go to, now; `keyed`: those that keys choose from. TopicNotFound, InvalidInput."""
+    """Return the queues that are writable now.
+
+    With `keyed` they are the queues that keys choose from. Raise TopicNotFound, or InvalidInput if there are none.
+    """
     route = mq.run(mq.routes.get(topic, fresh=True))
-    # Those of a broker that has just left belong to what keys choose from, as they do for producers.
+    # Queues of a broker that has just left are still counted when keys choose a queue, as in producers.
     queues = mq.routes.keyed(route) if keyed else route.writable()
     if not queues:
         raise InvalidInput("topic", "a topic that may be written to", topic)

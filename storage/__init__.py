@@ -1,21 +1,24 @@
-"""One broker's store: files, records, recovery. Knows no Ray, no network, no asyncio.
+"""One broker's store: files, records and recovery, without Ray, network or asyncio.
 
 What is in it, in the order to read it:
-    records: the bytes of one record and of many; no file, and no clock but for birth.
-    files: mapped files and all calls of the operating system.
-    log: the commit log, the consume queues and the key index, how they are written, read, recovered and deleted.
-    tables: what is small and changes, as topics, groups and their progress; timers: messages for a chosen time.
-    state: the files of both as they change, for replicas; followed_state: what of it a replica's log goes by.
-    backup: all of it as of one moment, kept elsewhere and restored.
-    store: the facade over all of them, which `assembly` puts together, and for which `making_room` makes some where the
-    disk is full; readable is its half that reads, checkpointing says what is on disk, topic_deletions what was deleted,
-    age_clock how late it is for files that expire, counted_time for what lasts for days; config: its settings;
-    log_beginning: an empty one, for a replica; closing: what `with` closes, also for clients.
+    records: encode and decode one record or many.
+    files: memory-mapped files, and all calls of the operating system.
+    log: the commit log, the consume queues and the key index: write, read, recover, delete by retention.
+    tables: small mutable state, such as topics, groups and offsets; timers: messages with a delivery time.
+    state: how replicas receive the changes of these files; replica_state_watcher: the state that a replica's log
+        depends on.
+    backup: back up and restore a whole store.
+    store: the facade over all of them; store_parts builds and recovers the parts, store_reader is the reading half.
+    config, setting_spec: the store's settings. store_paths, directory_format: the files of its directory.
+    checkpointer: write checkpoints; retention_clock, uptime_clock: the clocks; topic_deletions: topics that were
+        deleted.
+    emergency_cleaner: free space for a start on a full disk; table_repair, verify: find and repair damaged files;
+        empty_log: the log of a new replica.
 
-The way of a message:
-    `Store.append` is given records that `records.record.encode` or its batch forms have made;
-    log.checking looks whether they are what they say, and log.writing copies them behind the end of the commit log.
-    log.dispatch then makes an entry of each in its consume queue, and in the key index if it has keys;
-    log.flush brings them onto the disk, and log.checkpoint notes how far that has come.
-    log.reading finds an offset's entry and gives the records as views of the log; log.retention deletes old files.
+The path of a message:
+    `Store.append` receives records that `records.record.encode` or its batch forms encoded;
+    log.record_checker checks them, and log.message_writer copies them to the end of the commit log.
+    log.dispatch adds an entry for each record to its consume queue, and to the key index if the record has keys;
+    log.flush writes them to the disk, and log.checkpoint records up to which offset that is done.
+    log.message_reader finds an offset's entry and returns views of the log; log.retention deletes old files.
 """

@@ -1,8 +1,8 @@
-"""The clock of everything that lasts for a time: leases, locks, memberships, time-outs between machines.
+"""The clock for leases, locks, memberships and time-outs between machines.
 
-It counts also while the machine sleeps, which `time.monotonic` does not: who wakes up after an hour must not take a
-lease of a minute for its own. Nobody sets it, so no step of the wall clock shortens or lengthens what it measures. It
-begins anew when the machine starts: what has to last longer is wall time.
+It also counts while the machine sleeps, which `time.monotonic` does not: a process that wakes up after an hour must not
+use a lease of one minute as still valid. Nobody can set this clock, so steps of the wall clock do not change the
+durations that it measures. It restarts when the machine starts: use wall time for longer durations.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boottime() -> float:
-    """Seconds since the machine started, those that it slept included. Any thread."""
+    """Return the seconds since the machine started, including those asleep. Any thread."""
     return time.clock_gettime(_BOOTTIME)
 
 
 def wall_ms() -> int:
-    """Wall time, in ms since the epoch. Any thread."""
+    """Return the wall time in ms since the epoch. Any thread."""
     return time.time_ns() // 1_000_000
 
 
 def boot_id() -> str:
-    """Which start of the machine `boottime` counts from: another text after each; "" where the kernel does not say."""
+    """Return the id of the machine start from which `boottime` counts.
+
+    The id differs after each start; it is "" if the kernel does not provide one.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -33,10 +36,10 @@ def boot_id() -> str:
 
 
 class SteadyClock:
-    """Wall time as it was when this was made, going on as the machine's time does: seconds. Any thread.
+    """Wall time at construction, advanced by the machine's elapsed time, in seconds. Any thread.
 
-    What waits for a while, and is written down with the time at which it is over, goes by this: a step of the wall
-    clock neither ends it early nor holds it up. A new process begins with the wall clock as it is then.
+    Use it for waits that are stored with the time at which they end: a step of the wall clock neither shortens nor
+    prolongs them. A new process starts from the wall clock at that time.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = boottime) -> None:
@@ -44,9 +47,12 @@ class SteadyClock:
         self._began = wall() - elapsed()
 
     def __call__(self) -> float:
-        """Now."""
+        """Return the current time in seconds."""
         return self._began + self._elapsed()
 
     def next_ms(self) -> int:
-        """The millisecond that begins next: what waits from then on waits long enough by the wall clock, too."""
+        """Return the millisecond that begins next.
+
+        A wait that starts at this millisecond is long enough by the wall clock, too.
+        """
         return int(self() * 1000) + 1

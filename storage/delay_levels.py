@@ -1,4 +1,7 @@
-"""The table of delay levels, written as RocketMQ writes it: "1s 5s 10s 30s 1m ..."; level 1 is the first."""
+"""The table of delay levels in RocketMQ's notation.
+
+An example is "1s 5s 10s 30s 1m ..."; the first entry is level 1.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from typing import Final
 
 from raymq.storage.errors import InvalidInput
 
-#: The topic in which messages wait for their level's time: level n in queue n - 1.
+#: The topic that holds messages until their delay has passed: level n in queue n - 1.
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-#: The topic in whose queue 0 messages wait for a time of their own; RocketMQ's TIMER_TOPIC.
+#: The topic whose queue 0 holds messages with a delivery time of their own; RocketMQ's TIMER_TOPIC.
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -17,10 +20,10 @@ _LEVEL = re.compile(r"([0-9]{1,9})([smhd])")
 
 
 def parse(text: str) -> tuple[int, ...]:
-    """The delay of each level in milliseconds; the delay of level k is at index k - 1.
+    """Return the delay of each level in ms; level k at index k - 1.
 
     Raises:
-        InvalidInput: no level at all, or one that is not a number and one of s, m, h, d.
+        InvalidInput: the text has no level, or one that is not a number and one of s, m, h, d.
     """
     if not isinstance(text, str):
         raise InvalidInput("delay_levels", 'a text such as "1s 5s 1m"', text)

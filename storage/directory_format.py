@@ -1,16 +1,16 @@
-"""Which format RayMQ's own files in a store directory have: `raymq-format.json`, looked at before anything else.
+"""The format of RayMQ's own files in a store directory, kept in `raymq-format.json`.
 
     {"format":1,"writtenBy":"0.1.0","raymqCrc":3041279017}
 
-One number stands for all files that RocketMQ does not know (journals, timers, staged writes, ...):
-docs/internals/format.md has a table of what each number means. It rises only where an older RayMQ would misread what a
-newer one writes; what an older one passes over needs no new number. A directory without the file has format 1, which is
-what RayMQ wrote before there was one.
+The file is read before any other file of the directory. One number covers all files that RocketMQ does not have
+(journals, timers, staged writes, ...); docs/internals/format.md has a table of what each number means. The number is
+raised only if an older RayMQ would misread the files of a newer one; additions that an older RayMQ ignores need no new
+number. A directory without the file has format 1, which is what RayMQ wrote before the file existed.
 
-The number is raised before the first file of the new format is written, and never falls. It stands in two files of the
-same content, the spare one written first: of those that can be read the larger number counts, so that a death between
-the two leaves the new one, and a damaged file does not hide it. They lie beside the folder `raymq/`, whose files a
-master ships to its replicas: each directory has its own.
+The number is raised before the first file of the new format is written, and never falls. Two files have the same
+content, and the spare one is written first. The larger number of the readable files counts: after a crash between the
+two writes the new number is in force, and a damaged file does not hide it. Both files are outside of the folder
+`raymq/`, because a master ships the files of `raymq/` to its replicas and each directory has its own format.
 """
 
 from __future__ import annotations
@@ -26,32 +26,36 @@ from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.version import VERSION
 
-#: What this RayMQ writes; it reads all formats up to this one.
-CURRENT: Final = 1
-#: That of a directory without the file.
-BEFORE_THE_FILE: Final = 1
+#: The format that this RayMQ writes; it reads all formats up to this one.
+CURRENT_FORMAT: Final = 1
+#: The format of a directory without the file.
+UNVERSIONED_FORMAT: Final = 1
 _NAME: Final = "raymq-format.json"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFormat:
-    """A directory's format, and which version of RayMQ raised it to that; empty where no file says so."""
+    """A directory's format, and the version of RayMQ that raised it to that number.
 
-    number: int = BEFORE_THE_FILE
+    `written_by` is empty if no file names the version.
+    """
+
+    number: int = UNVERSIONED_FORMAT
     written_by: str = ""
 
 
 def path_of(directory: Path) -> Path:
-    """Where the number stands."""
+    """Return the path of the format file."""
     return directory / _NAME
 
 
 def read_format(directory: Path) -> DirectoryFormat:
-    """What a directory says of itself, be that known here or not. Changes nothing.
+    """Return the format that a directory records, supported or not. Change nothing.
 
     Raises:
-        StoreCorrupt: what is there cannot be read, neither file. StoreBusy, StoreFailed: it cannot be read now.
+        StoreCorrupt: neither of the two files can be read.
+        StoreBusy, StoreFailed: they cannot be read now.
     """
     found, problem = _read_both(path_of(directory))
     if found:
@@ -62,59 +66,65 @@ def read_format(directory: Path) -> DirectoryFormat:
 
 
 def check_format(directory: Path) -> DirectoryFormat:
-    """`read_format` by who wants to use the directory.
+    """Return the directory's format as `read_format` does, after checking that it is supported.
 
     Raises:
-        FormatTooNew: a newer RayMQ has written there; nothing was changed. As `read_format` besides.
+        FormatTooNew: a newer RayMQ has written there; nothing was changed.
+        StoreCorrupt, StoreBusy, StoreFailed: as `read_format`.
     """
     found = read_format(directory)
-    check_known(str(directory), found.number, found.written_by)
+    check_format_supported(str(directory), found.number, found.written_by)
     return found
 
 
-def check_known(what: str, number: int, written_by: str = "") -> None:
-    """Raise FormatTooNew where `what` has a format that this RayMQ does not know."""
-    if number > CURRENT:
-        raise FormatTooNew(what, number, CURRENT, written_by)
+def check_format_supported(what: str, number: int, written_by: str = "") -> None:
+    """Raise FormatTooNew if this RayMQ does not support the format `number` of `what`."""
+    if number > CURRENT_FORMAT:
+        raise FormatTooNew(what, number, CURRENT_FORMAT, written_by)
 
 
-def raise_format(directory: Path) -> None:
-    """Have the directory say `CURRENT`: before the first write there, by who has its lock.
+def upgrade_format(directory: Path) -> None:
+    """Raise the directory's format to `CURRENT_FORMAT`. The caller holds the directory's lock.
 
-    A directory that says so already, in both files, is left as it is. A death leaves the former number or the new one.
+    Call it before the first write in the directory. If both files have that format already, nothing is written. A crash
+    leaves the former number or the new one.
 
     Raises:
-        FormatTooNew: as `check_format`. StoreFull, StoreFailed: not raised, or not in both files.
+        FormatTooNew: as `check_format`.
+        StoreFull, StoreFailed: the format was not raised, or not in both files.
     """
     path = path_of(directory)
     known = check_format(directory)
     found, problem = _read_both(path)
-    if [each.number for each in found] == [CURRENT, CURRENT]:
+    if [each.number for each in found] == [CURRENT_FORMAT, CURRENT_FORMAT]:
         return
     if problem is not None:
         _log.warning("%s is made anew, for the other one of two can be read", problem.file)
-    if known.number < CURRENT:
-        _log.info("%s has format %d, and %d from now on", directory, known.number, CURRENT)
-    is_told = known.number == CURRENT and known.written_by
-    write_format(directory, known if is_told else DirectoryFormat(CURRENT, VERSION))
+    if known.number < CURRENT_FORMAT:
+        _log.info("%s has format %d, and %d from now on", directory, known.number, CURRENT_FORMAT)
+    is_told = known.number == CURRENT_FORMAT and known.written_by
+    write_format(directory, known if is_told else DirectoryFormat(CURRENT_FORMAT, VERSION))
 
 
 def write_format(directory: Path, now: DirectoryFormat) -> None:
-    """Have the directory say that: by who has its lock, and knows that it holds nothing newer; as `raise_format`."""
+    """Write the format to both files. Raise the errors of `upgrade_format`.
+
+    The caller holds the directory's lock and has checked that the directory has no newer format.
+    """
     path = path_of(directory)
-    content = json_file.sealed(json_file.encode({"format": now.number, "writtenBy": now.written_by}).encode())
+    content = json_file.with_checksum(json_file.encode({"format": now.number, "writtenBy": now.written_by}).encode())
     failpoint("format.before_spare")
-    fileutil.replace(json_file.spare_of(path), content)
+    fileutil.replace(json_file.backup_path_of(path), content)
     failpoint("format.before_file")
     fileutil.replace(path, content)
     failpoint("format.after_file")
 
 
 def _read_both(path: Path) -> tuple[list[DirectoryFormat], StoreCorrupt | None]:
-    """What the two files say, as far as they are there and can be read; and what is wrong with one that cannot."""
+    """Return the formats in the readable files, and the error of an unreadable one."""
     found: list[DirectoryFormat] = []
     problem = None
-    for each in (path, json_file.spare_of(path)):
+    for each in (path, json_file.backup_path_of(path)):
         try:
             found.append(json_file.read(fileutil.read_whole(each).decode(), _format))
         except FileNotFoundError:

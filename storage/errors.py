@@ -1,27 +1,26 @@
 """Every error of RayMQ, as one tree.
 
-The tree is rooted here, in the lowest room, so that an error raised by a store is the very class that a client's
-`except` names: nothing is translated on the way. `raymq.actors.errors` and `raymq.client.errors` add nothing but
-their own leaves.
+The tree is rooted in the lowest layer, so that an error raised by a store is the same class that a client's `except`
+names: errors are not translated on the way. `raymq.actors.errors` and `raymq.client.errors` only add their own leaves.
 
     RayMQError
     +-- InvalidInput (ValueError)      the caller's fault; nothing was sent or stored
-    |   +-- WrongType (TypeError)      an argument is of another type
+    |   +-- WrongType (TypeError)      an argument has another type
     +-- NotFoundError
     |   +-- TopicNotFound  QueueNotFound  GroupNotFound  MessageNotFound  MessageExpired
     +-- TopicExists
     +-- OffsetOutOfRange
     +-- StoreError
-        +-- StoreLocked                another process owns the directory
+        +-- StoreLocked                another process has the directory open
         +-- StoreFollows               the store is a replica's: only its master takes messages
-        +-- StateMismatch              what a master says of its state does not fit a replica's
+        +-- StateMismatch              a state change of the master does not fit the replica's state
         +-- StoreCorrupt               bytes on disk are not what was written
         +-- FormatTooNew               a newer RayMQ wrote the directory or the backup; nothing was changed there
         +-- StoreFailed                the disk failed; writes are refused until the store is opened again
-        |   +-- WriteUnknown           ... under this very write, which may have happened
-        +-- BackupFailed               a backup could not be made or read; what was there before is as it was
-        +-- StoreFull                  the disk is above the refusal mark
-            +-- StoreBusy              no descriptor or memory is left for a file
+        |   +-- WriteUnknown           the disk failed during this write, which may have happened
+        +-- BackupFailed               a backup could not be made or read; earlier backups are unchanged
+        +-- StoreFull                  the disk has no room, or its used share is above the limit
+            +-- StoreBusy              no file descriptor or memory is left for a file
 
 Errors cross processes, so each survives pickle with all its fields (`__reduce__` below; tests/unit/test_errors.py).
 """
@@ -32,14 +31,14 @@ import math
 from typing import Any, ClassVar, TypeVar
 
 _E = TypeVar("_E", bound="RayMQError")
-#: Of a list, in a message.
-_MOST_SHOWN = 100
-#: A shorter time than that is none to wait for an answer.
+#: Longer collections are shown in messages by type and length only.
+_MAX_SHOWN = 100
+#: A shorter time-out is reported as no time left to wait.
 _LEAST_SHOWN_SECONDS = 0.001
 
 
 def _rebuild(cls: type[_E], args: tuple[Any, ...], state: dict[str, Any]) -> _E:
-    """Make `cls` again without calling its `__init__`, whose signature differs from `args`."""
+    """Rebuild an error without calling its `__init__`, whose signature differs from `args`."""
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)
@@ -50,11 +49,12 @@ class RayMQError(Exception):
     """Base of all errors that RayMQ raises.
 
     Attributes:
-        code: RocketMQ's response-code name such as "SYSTEM_BUSY", or None where no broker answered.
+        code: RocketMQ's response-code name such as "SYSTEM_BUSY", or None if no broker answered.
         retriable: whether the same call may succeed later without a change by the caller.
-        remedy: what the caller can do about it, one sentence; empty where the message says all.
-        refused_by: of a send that was refused: the name of the broker whose answer this is. None: none was tried.
-        kept: the producer's outbox has the messages and will send them: sending them again would do so twice.
+        remedy: what the caller can do about it, one sentence; empty if the message says everything.
+        refused_by: for a send that was refused: the name of the broker that refused it; None if no broker was tried.
+        kept: whether the producer's outbox has the messages and will send them: sending them again would duplicate
+            them.
     """
 
     code: str | None = None
@@ -63,7 +63,7 @@ class RayMQError(Exception):
     refused_by: str | None = None
     kept: bool = False
 
-    #: The code that a broker answers when this error leaves a command; a wire name, see actors/wire/codes.py.
+    #: The response code that a broker sends when a command raises this error; a wire name of actors/wire/codes.py.
     wire_code: ClassVar[str] = "SYSTEM_ERROR"
 
     def __init__(self, message: str = "", *, code: str | None = None, remedy: str | None = None) -> None:
@@ -82,7 +82,7 @@ class RayMQError(Exception):
 
 
 def number_text(value: float, digits: int = 6) -> str:
-    """Return a number as people write it, with at most so many digits that say something, and no exponent."""
+    """Return a number as decimal text with at most `digits` significant digits and no exponent."""
     if not math.isfinite(value):
         return f"{value:g}"
     if abs(value) < 1e-9:
@@ -92,22 +92,28 @@ def number_text(value: float, digits: int = 6) -> str:
 
 
 def no_answer_within(seconds: float, what: str = "answer") -> str:
-    """Return what an error says of a peer that was given so many seconds for its answer."""
+    """Return the error text for a peer that did not answer within so many seconds."""
     if seconds < _LEAST_SHOWN_SECONDS:
         return f"no {what}: no time was left to wait for one"
     return f"no {what} within {number_text(seconds, 3)} s"
 
 
 def _shown(value: Any) -> str:
-    """A value in a message. A long list is not written out to be cut afterwards: how long it is, others decide."""
-    if isinstance(value, list | tuple | dict | set) and len(value) > _MOST_SHOWN:
+    """Return a value as text for a message, at most about 200 characters long.
+
+    A collection of more than 100 items is shown by its type and length, because its size is set by others.
+    """
+    if isinstance(value, list | tuple | dict | set) and len(value) > _MAX_SHOWN:
         return f"{type(value).__name__} of {len(value)}"
     shown = repr(value)
     return shown if len(shown) <= 200 else shown[:200] + "..."
 
 
 class InvalidInput(RayMQError, ValueError):
-    """An argument breaks a rule; nothing was sent or stored. `.field` broke `.limit` with `.actual`."""
+    """An argument breaks a rule; nothing was sent or stored.
+
+    The argument `.field` broke the rule `.limit` with the value `.actual`.
+    """
 
     wire_code = "INVALID_PARAMETER"
 
@@ -119,7 +125,7 @@ class InvalidInput(RayMQError, ValueError):
 
 
 class WrongType(InvalidInput, TypeError):
-    """An argument is of another type than is wanted, which `.limit` names; nothing was sent or stored."""
+    """An argument has another type than `.limit` names; nothing was sent or stored."""
 
     def __init__(self, field: str, wanted: str, given: object, *, remedy: str | None = None) -> None:
         super().__init__(field, wanted, given, remedy=remedy)
@@ -127,7 +133,7 @@ class WrongType(InvalidInput, TypeError):
 
 
 class NotFoundError(RayMQError):
-    """What was asked for is not there, and the place where it would be was read."""
+    """The requested object does not exist; the place where it would be was read."""
 
 
 class TopicNotFound(NotFoundError):
@@ -137,25 +143,25 @@ class TopicNotFound(NotFoundError):
 
 
 class QueueNotFound(NotFoundError):
-    """The topic has no such queue on that broker, or nothing was ever written to it."""
+    """The broker has no such queue, or no message was ever written to it."""
 
     wire_code = "QUERY_NOT_FOUND"
 
 
 class GroupNotFound(NotFoundError):
-    """No broker knows the consumer group."""
+    """No broker has the consumer group."""
 
     wire_code = "SUBSCRIPTION_GROUP_NOT_EXIST"
 
 
 class MessageNotFound(NotFoundError):
-    """There is no message at that place or of that id."""
+    """There is no message at that offset or with that id."""
 
     wire_code = "QUERY_NOT_FOUND"
 
 
 class MessageExpired(NotFoundError):
-    """The message's place lies below the commit log's minimum: retention deleted it."""
+    """Retention deleted the message: its offset lies below the commit log's minimum."""
 
     wire_code = "QUERY_NOT_FOUND"
 
@@ -165,7 +171,7 @@ class TopicExists(RayMQError):
 
 
 class OffsetOutOfRange(RayMQError):
-    """A queue offset below the minimum or beyond the maximum (the next message's offset)."""
+    """A queue offset is below the minimum or above the maximum (the next message's offset)."""
 
     wire_code = "PULL_OFFSET_MOVED"
 
@@ -177,11 +183,14 @@ class OffsetOutOfRange(RayMQError):
 
 
 class StoreError(RayMQError):
-    """Base of what a store directory or its disk can do wrong."""
+    """Base of the errors of a store directory and its disk."""
 
 
 class StoreLocked(StoreError):
-    """Another process owns the directory; `.pid` is its process id, or None where it did not say."""
+    """Another process has the directory open.
+
+    `.pid` is its process id, or None if it is unknown.
+    """
 
     def __init__(self, directory: object, pid: int | None) -> None:
         super().__init__(
@@ -192,7 +201,7 @@ class StoreLocked(StoreError):
 
 
 class StoreFollows(StoreError):
-    """The store is a replica's: it takes what its master sends, and no messages of its own."""
+    """The store is a replica's: it takes data from its master only."""
 
     wire_code = "SERVICE_NOT_AVAILABLE"
     retriable = True
@@ -200,18 +209,19 @@ class StoreFollows(StoreError):
 
 
 class StateMismatch(StoreError):
-    """A change of its state that a master has told cannot be made on a replica: forged, or not of what is here.
+    """A replica cannot apply a state change of its master.
 
-    Nothing of that change was done.
+    The change is forged or does not fit the replica's state. Nothing of it was applied.
     """
 
     remedy = "nothing: the replica connects anew, and takes a snapshot where what it has differs"
 
 
 class StoreCorrupt(StoreError):
-    """Bytes on disk are not what was written; `.file` and `.offset` (within the file) say where.
+    """Bytes on disk are not what was written.
 
-    `.queue_offset` is the damaged record's in its queue, where a queue was read; else None.
+    `.file` and `.offset` (within the file) say where. `.queue_offset` is the damaged record's offset in its queue if a
+    queue was read, else None.
     """
 
     queue_offset: int | None = None
@@ -224,12 +234,14 @@ class StoreCorrupt(StoreError):
 
 
 class FormatTooNew(StoreError):
-    """A newer RayMQ has written a directory or a backup, and this one would misread it: nothing was changed there.
+    """A newer RayMQ wrote a directory or a backup, and this version would misread it.
+
+    Nothing was changed there.
 
     Attributes:
         what: the directory or the backup.
-        found, known: its format, and the newest one that this RayMQ knows.
-        written_by: the version of RayMQ that wrote it; empty where that is not known.
+        found, known: its format, and the newest format that this RayMQ supports.
+        written_by: the version of RayMQ that wrote it; empty if unknown.
     """
 
     def __init__(self, what: str, found: int, known: int, written_by: str = "") -> None:
@@ -246,26 +258,35 @@ class FormatTooNew(StoreError):
 
 
 class StoreFailed(StoreError):
-    """A write or fsync failed: what is on disk is unknown, so the store refuses writes until it is opened again."""
+    """A write or fsync failed, so the content of the disk is unknown.
+
+    The store refuses writes until it is opened again.
+    """
 
     wire_code = "SERVICE_NOT_AVAILABLE"
     remedy = "close the store, look at its disk (the kernel's log says more) and open it again"
 
 
 class WriteUnknown(StoreFailed):
-    """A write broke off half way, or could not be brought to disk: after the next opening it is there, or it is not."""
+    """A write was interrupted or could not be synced to disk.
+
+    After the next opening the written data may or may not be there.
+    """
 
     wire_code = "SYSTEM_ERROR"
 
 
 class BackupFailed(StoreError):
-    """A backup could not be made or read; those before it, and the broker, are as they were."""
+    """A backup could not be made or read; earlier backups and the broker are unchanged."""
 
     retriable = True
 
 
 class StoreFull(StoreError):
-    """The disk has no room, or is fuller than `disk_refuse_ratio`: writes are refused until that changes."""
+    """The disk has no room, or is fuller than `disk_refuse_ratio`.
+
+    Writes are refused until that changes.
+    """
 
     wire_code = "SERVICE_NOT_AVAILABLE"
     retriable = True
@@ -273,6 +294,6 @@ class StoreFull(StoreError):
 
 
 class StoreBusy(StoreFull):
-    """No descriptor or memory is left for a file, in the process or the machine: nothing was done."""
+    """The process or the machine has no file descriptor or memory left; nothing was done."""
 
     remedy = "try again; raise the limit of open files (ulimit -n) or lower what else uses them"

@@ -1,7 +1,7 @@
-"""Places at which a test may kill the process.
+"""Points in the code at which a test can kill the process.
 
-With RAYMQ_FAILPOINT=name:3 in its environment a process dies by SIGKILL when it reaches that place for the third
-time. Without it a failpoint is a comparison with None.
+With RAYMQ_FAILPOINT=name:3 in its environment a process kills itself by SIGKILL when it reaches that point for the
+third time. Without the variable a failpoint is a comparison with None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 VARIABLE: Final = "RAYMQ_FAILPOINT"
-#: All there are; tests/crash/test_failpoints.py dies at each and finds each in the sources.
+#: All failpoints; tests/crash/test_failpoints.py crashes at each and finds each in the sources.
 NAMES: Final = (
     "append.before_copy",
     "append.before_size",
@@ -20,11 +20,11 @@ NAMES: Final = (
     "append.one_before_size",
     "append.few_before_copy",
     "append.few_before_size",
-    "cut.before_order",
-    "cut.after_order",
-    "cut.before_epochs",
-    "cut.before_done",
-    "cut.after_done",
+    "truncation.before_order",
+    "truncation.after_order",
+    "truncation.before_epochs",
+    "truncation.before_done",
+    "truncation.after_done",
     "format.before_spare",
     "format.before_file",
     "format.after_file",
@@ -42,13 +42,13 @@ NAMES: Final = (
     "wipe.after_order",
     "wipe.before_log",
     "wipe.before_done",
-    "office.before_close",
-    "office.before_recorder",
-    "office.before_epoch",
-    "office.before_lease",
-    "office.before_loss",
-    "office.before_open",
-    "office.before_serving",
+    "leader.before_close",
+    "leader.before_recorder",
+    "leader.before_epoch",
+    "leader.before_lease",
+    "leader.before_loss",
+    "leader.before_open",
+    "leader.before_serving",
     "follow.before_copy",
     "follow.before_size",
     "roll.before_file",
@@ -80,15 +80,15 @@ NAMES: Final = (
     "journal.before_rename",
     "journal.after_rename",
     "journal.after_base",
-    "fold.before_delays",
-    "fold.before_clear",
+    "compaction.before_delays",
+    "compaction.before_clear",
     "settings.before_backup",
     "settings.before_replace",
     "retention.before_detach",
     "retention.before_add",
     "retention.before_remove",
     "retention.before_close",
-    "room.before_remove",
+    "cleanup.before_remove",
     "delete_topic.before_state",
     "delete_topic.before_queues",
     "delete_topic.before_progress",
@@ -111,10 +111,10 @@ NAMES: Final = (
     "backup.after_log_file",
     "backup.before_manifest",
     "backup.after_manifest",
-    "backup.before_object_goes",
+    "backup.before_object_removed",
     "restore.before_file",
     "restore.before_end",
-    "close.before_fold",
+    "close.before_compaction",
     "close.before_checkpoint",
     "close.before_abort",
 )
@@ -125,7 +125,7 @@ _then: Callable[[], None]
 
 
 def failpoint(name: str) -> None:
-    """Die here if a test wants it."""
+    """Kill the process here if a test has armed this point."""
     if _armed is not None:
         _reached(name)
 
@@ -135,10 +135,12 @@ def _die() -> None:
 
 
 def arm(text: str, then: Callable[[], None] = _die) -> None:
-    """Choose the place: "name" or "name:times"; "" = none. ValueError for a name that is not in `NAMES`.
+    """Arm a failpoint: "name" or "name:times"; "" disarms.
+
+    Raise ValueError for a name that is not in `NAMES`.
 
     Args:
-        then: what happens there, in the thread that has come to it.
+        then: what happens at the point, in the thread that reaches it.
     """
     global _armed, _left, _then
     name, _, times = text.partition(":")

@@ -1,8 +1,8 @@
-"""Tables of a store directory that cannot be read, and neither can their spare copies: what can be made anew of them.
+"""Rebuild tables of a store directory if they and their backup copies are unreadable.
 
-Where one of these files is broken its spare copy (`.bak`) is taken, and the log tells so. This is for the rest: each
-such file is set aside, and in its place comes what else in the directory says of it. The journals of what was changed
-since the file was written are untouched: the next opening replays them over it, as it does always.
+If only the file is broken, its backup copy (`.bak`) is used and the log reports that. This module handles the rest:
+each such file is set aside, and replaced by a table that is rebuilt from other files of the directory. The journals of
+changes since the file was written are not touched: the next opening replays them, as always.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from raymq.storage import paths as layout
+from raymq.storage import store_paths as layout
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.directory_format import check_format
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed
 from raymq.storage.files import fileutil, json_file
-from raymq.storage.paths import Paths
 from raymq.storage.state import sequence_file
-from raymq.storage.tables.broker_identity import read_identity
+from raymq.storage.store_paths import StorePaths
+from raymq.storage.tables.broker_identity import read_port_epoch
+from raymq.storage.tables.dynamic_config import read_broker_config
 from raymq.storage.tables.group_config import GroupConfig, GroupConfigs
-from raymq.storage.tables.kept_settings import read_kept
-from raymq.storage.tables.offset_tables import read_consumers, read_delays
+from raymq.storage.tables.offset_files import read_consumer_offsets, read_delay_offsets
 from raymq.storage.tables.request_mode import RequestModes
 from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
-from raymq.storage.tables.unread_changes import UnreadChange
+from raymq.storage.tables.unreadable_changes import UnreadableChange
 
 _RETRY_PREFIX: Final = "%RETRY%"
 
@@ -38,11 +38,11 @@ class BrokenTable:
     """A table that cannot be read.
 
     Attributes:
-        file: its path; the spare copy beside it is broken or missing, too.
+        file: its path; the backup copy beside it is broken or missing, too.
         problem: why it cannot be read.
-        rebuilt: what a repair puts in its place.
-        lost: what no file says any more.
-        set_aside: where a repair moved what was there; empty before.
+        rebuilt: the content that a repair puts in its place.
+        lost: the data that no file has any more.
+        set_aside: the paths to which a repair moved the broken files; empty before the repair.
     """
 
     file: str
@@ -54,7 +54,10 @@ class BrokenTable:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """How one file is read, what is made anew of it (None: nothing), and what that is and is not."""
+    """How one file is read and rebuilt, and which data a rebuild loses.
+
+    `make` returns the rebuilt content (None: no file) and a description of it.
+    """
 
     path: Path
     read: Callable[[], object]
@@ -63,45 +66,48 @@ class _Table:
 
 
 def find_broken(directory: str | os.PathLike[str]) -> list[BrokenTable]:
-    """The tables that keep the store from being opened, and what can be made of them. Changes nothing.
+    """Return the tables that prevent an opening, and how they can be rebuilt. Change nothing.
 
-    And the journals that tell changes which cannot be read: they keep no store closed, but those changes are lost.
+    Also return the journals with changes that cannot be read: they do not prevent an opening, but those changes are
+    lost.
 
     Raises:
-        InvalidInput: it is no store directory. FormatTooNew: a newer RayMQ has written there.
+        InvalidInput: the directory is no store directory.
+        FormatTooNew: a newer RayMQ has written there.
     """
     paths = _paths(directory)
     return [broken for broken, _, _ in _broken(paths)] + [broken for broken, _ in _journals(paths)]
 
 
 def repair(directory: str | os.PathLike[str]) -> list[BrokenTable]:
-    """Set broken tables aside, below `raymq/damaged/`, and make them anew.
+    """Move broken tables to `raymq/damaged/`, rebuild them and return what was done.
 
     Raises:
-        InvalidInput: it is no store directory. FormatTooNew: a newer RayMQ has written there.
+        InvalidInput: the directory is no store directory.
+        FormatTooNew: a newer RayMQ has written there.
         StoreLocked: a broker has it open.
-        StoreFull, StoreFailed: the disk does not let us; what was not repaired stays as it was.
+        StoreFull, StoreFailed: the disk refused a write; tables that were not repaired are unchanged.
     """
     paths = _paths(directory)
     lock = layout.take_lock(paths)
     try:
-        sequence_file.forget(paths.root)
+        sequence_file.remove_sequence_file(paths.root)
         tables = [_repaired(paths, *each) for each in _broken(paths)]
         return tables + [_settled(paths, *each) for each in _journals(paths)]
     finally:
         lock.release()
 
 
-def _paths(directory: str | os.PathLike[str]) -> Paths:
-    paths = Paths(Path(directory))
-    # One without messages has no log; one that was killed before a table was written has neither folder.
+def _paths(directory: str | os.PathLike[str]) -> StorePaths:
+    paths = StorePaths(Path(directory))
+    # A store without messages has no log; a store that crashed before it wrote a table has neither folder.
     if not any(folder.is_dir() for folder in (paths.commit_log, paths.config, paths.state.parent)):
         raise InvalidInput("directory", "a store directory", str(directory))
     check_format(paths.root)
     return paths
 
 
-def _broken(paths: Paths) -> list[tuple[BrokenTable, _Table, Mapping[str, Any] | None]]:
+def _broken(paths: StorePaths) -> list[tuple[BrokenTable, _Table, Mapping[str, Any] | None]]:
     found = []
     for table in _tables(paths):
         problem = _problem(table)
@@ -112,20 +118,20 @@ def _broken(paths: Paths) -> list[tuple[BrokenTable, _Table, Mapping[str, Any] |
 
 
 def _problem(table: _Table) -> str | None:
-    """Why a table cannot be read; None if it can. Its spare copy counts."""
+    """Return why a table and its backup copy cannot be read; None if one can."""
     try:
         table.read()
     except StoreCorrupt as error:
         return error.reason
-    except StoreFailed as error:  # a disk that cannot read it: an operator who repairs has seen that it stays so
+    except StoreFailed as error:  # the disk cannot read it: an operator who starts a repair knows that this persists
         return str(error)
     return None
 
 
-def _repaired(paths: Paths, broken: BrokenTable, table: _Table, content: Mapping[str, Any] | None) -> BrokenTable:
+def _repaired(paths: StorePaths, broken: BrokenTable, table: _Table, content: Mapping[str, Any] | None) -> BrokenTable:
     aside = []
     fileutil.make_folder(paths.damaged)
-    for path in (table.path, json_file.spare_of(table.path)):
+    for path in (table.path, json_file.backup_path_of(table.path)):
         if path.exists():
             kept = _free_name(paths.damaged / path.name)
             try:
@@ -133,10 +139,10 @@ def _repaired(paths: Paths, broken: BrokenTable, table: _Table, content: Mapping
             except StoreFailed:
                 fileutil.move(path, kept)
             aside.append(str(kept))
-    for path in (table.path, json_file.spare_of(table.path)):
+    for path in (table.path, json_file.backup_path_of(table.path)):
         if content is None:
             fileutil.remove(path)
-        else:  # one after the other: a disk that takes no more leaves the one that was not reached
+        else:  # one after the other: if the disk refuses a write, the other file is unchanged
             fileutil.replace(path, json_file.encode(content).encode())
     return BrokenTable(broken.file, broken.problem, broken.rebuilt, broken.lost, tuple(aside))
 
@@ -144,8 +150,11 @@ def _repaired(paths: Paths, broken: BrokenTable, table: _Table, content: Mapping
 _Settings = TopicConfigs | GroupConfigs
 
 
-def _journals(paths: Paths) -> list[tuple[BrokenTable, Callable[[], _Settings]]]:
-    """The journals that tell changes which cannot be read, and how each is opened so that these are set aside."""
+def _journals(paths: StorePaths) -> list[tuple[BrokenTable, Callable[[], _Settings]]]:
+    """Return the journals with unreadable changes, and functions that open them for repair.
+
+    The opening sets the unreadable changes aside.
+    """
     found: list[tuple[BrokenTable, Callable[[], _Settings]]] = []
     for kind, file, journal in (
         (TopicConfigs, paths.topics, paths.changed_topics),
@@ -164,16 +173,19 @@ def _journals(paths: Paths) -> list[tuple[BrokenTable, Callable[[], _Settings]]]
     return found
 
 
-def _unread(kind: type[_Settings], file: Path, journal: Path) -> list[UnreadChange]:
-    """What of a journal cannot be read; of all of it where the table it belongs to cannot be read either."""
+def _unread(kind: type[_Settings], file: Path, journal: Path) -> list[UnreadableChange]:
+    """Return the unreadable changes of a journal.
+
+    If the journal's table cannot be read either, all of the journal is checked against an empty table.
+    """
     for table in (file, journal.with_name("no.json")):
         with contextlib.suppress(StoreCorrupt, StoreFailed):
             return kind(table, writable=False, journal=journal).unread
     return []
 
 
-def _settled(paths: Paths, broken: BrokenTable, opened: Callable[[], _Settings]) -> BrokenTable:
-    """Keep what cannot be read, and bring the rest into the table."""
+def _settled(paths: StorePaths, broken: BrokenTable, opened: Callable[[], _Settings]) -> BrokenTable:
+    """Set the unreadable changes aside and save the others in the table."""
     before = set(fileutil.paths_in(paths.damaged))
     settings = opened()
     try:
@@ -191,22 +203,25 @@ def _free_name(path: Path) -> Path:
     return numbered
 
 
-def _tables(paths: Paths) -> list[_Table]:
-    """All that have to be readable for a broker to start, those first that others are made anew of."""
+def _tables(paths: StorePaths) -> list[_Table]:
+    """Return all tables that a broker needs to start.
+
+    Tables from which others are rebuilt come first.
+    """
     no_journal = paths.root / "raymq" / "no.journal"
     offsets, delays = paths.config / "consumerOffset.json", paths.config / "delayOffset.json"
     identity = paths.root / "raymq" / "broker.json"
     return [
         _Table(
             offsets,
-            lambda: read_consumers(offsets),
+            lambda: read_consumer_offsets(offsets),
             lambda: ({}, "no offsets, but those that were committed since it was written, which the journal has"),
             "how far the groups were: one without an offset begins as its members say (consume_from), "
             "so reset its offsets by time before you start them",
         ),
         _Table(
             delays,
-            lambda: read_delays(delays),
+            lambda: read_delay_offsets(delays),
             lambda: ({}, "no places: the next start finds what was delivered by reading the log"),
             "nothing",
         ),
@@ -231,22 +246,22 @@ def _tables(paths: Paths) -> list[_Table]:
         ),
         _Table(
             paths.settings,
-            lambda: read_kept(paths.settings),
+            lambda: read_broker_config(paths.settings),
             lambda: (None, "nothing: the broker's configuration alone holds"),
             "for how long log files are kept, and when they go, where that was changed while the broker ran "
             "(fileReservedTime, deleteWhen): if they have to stay longer, say so before you start it",
         ),
         _Table(
             identity,
-            lambda: read_identity(identity),
+            lambda: read_port_epoch(identity),
             lambda: (None, "a new port, chosen at the next start"),
             "the broker's address, so that ids of messages that clients keep name another one",
         ),
     ]
 
 
-def _topics(paths: Paths) -> tuple[Mapping[str, Any], str]:
-    """The topics that have queues on disk."""
+def _topics(paths: StorePaths) -> tuple[Mapping[str, Any], str]:
+    """Rebuild the topics from the queues on disk."""
     table = {}
     for topic in fileutil.paths_in(paths.consume_queue):
         queues = max((int(each.name) + 1 for each in fileutil.paths_in(topic) if _is_number(each)), default=0)
@@ -259,11 +274,11 @@ def _is_number(path: Path) -> bool:
     return path.name.isascii() and path.name.isdecimal()
 
 
-def _groups(paths: Paths, offsets: Path) -> tuple[Mapping[str, Any], str]:
-    """The groups that have progress, or a retry topic."""
+def _groups(paths: StorePaths, offsets: Path) -> tuple[Mapping[str, Any], str]:
+    """Rebuild the groups that have offsets or a retry topic."""
     topics = [topic.name for topic in fileutil.paths_in(paths.consume_queue)]
     names = {name.removeprefix(_RETRY_PREFIX) for name in topics if name.startswith(_RETRY_PREFIX)}
-    with contextlib.suppress(StoreCorrupt):  # it is repaired first; where that is only looked at, it says nothing
-        names.update(read_consumers(offsets).offsets)
+    with contextlib.suppress(StoreCorrupt):  # a repair has already rebuilt it; `find_broken` does without it
+        names.update(read_consumer_offsets(offsets).offsets)
     table = {name: GroupConfig(name).to_json() for name in sorted(names - {""})}
     return {"subscriptionGroupTable": table, "forbiddenTable": {}}, f"{len(table)} groups, with ordinary settings"

@@ -1,4 +1,4 @@
-"""A check of a store directory that changes nothing: every record of every commit log file, with CRC."""
+"""Check a store directory without changes: every record of every commit log file, with CRC."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from pathlib import Path
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.files.mapped_file import MappedFile
 from raymq.storage.files.mapped_file_queue import files_of
-from raymq.storage.log.commit_log import is_marked
-from raymq.storage.log.recovery import next_sound_in
+from raymq.storage.log.commit_log import has_record_header
+from raymq.storage.log.recovery import find_next_record_in
 from raymq.storage.records import record as layout
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What was found: sound records, and damage as (file, offset within the file)."""
+    """The result of a check.
+
+    `records` is the number of sound records; `bad` lists damage as (file, offset within the file).
+    """
 
     records: int = 0
     bad: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def bad_records(self) -> int:
-        """Places where something else than a record stands; each may hide several."""
+        """Return the number of damaged ranges; each may hide several records."""
         return len(self.bad)
 
 
 def verify(directory: str | os.PathLike[str]) -> VerifyReport:
-    """Walk all commit log files of a store, which may be open elsewhere at the same time.
+    """Check all commit log files of a store, which may be open in another process.
 
-    Bytes behind the last record of the last file count as damage only if a sound record follows.
+    Bytes after the last record of the last file count as damage only if a sound record follows.
 
     Raises:
         InvalidInput: there is no commit log.
@@ -43,7 +46,7 @@ def verify(directory: str | os.PathLike[str]) -> VerifyReport:
     for path in paths:
         try:
             size = path.stat().st_size
-        except FileNotFoundError:  # it has expired meanwhile
+        except FileNotFoundError:  # retention has removed it meanwhile
             continue
         if size:
             file = MappedFile(path, int(path.name), size, writable=False)
@@ -55,7 +58,10 @@ def verify(directory: str | os.PathLike[str]) -> VerifyReport:
 
 
 def _has_records(paths: list[Path], path: Path) -> bool:
-    """Whether a file behind `path` begins with a record (the last one may be allocated ahead, all zeros)."""
+    """Return True if a file after `path` begins with a record.
+
+    The last file may be allocated ahead, all zeros.
+    """
     for later in paths[paths.index(path) + 1 :]:
         with later.open("rb") as stream:
             if any(stream.read(layout.MIN_RECORD_BYTES)):
@@ -72,10 +78,10 @@ def _verify_file(file: MappedFile, report: VerifyReport, *, last: bool) -> None:
                 return
         try:
             measured = layout.measure(file.view, at, file.size)
-            if not is_marked(file, at):
+            if not has_record_header(file, at):
                 raise StoreCorrupt(str(file.path), at, "the record belongs elsewhere")
         except StoreCorrupt:
-            following = next_sound_in(file, at + 1)
+            following = find_next_record_in(file, at + 1)
             if following < 0 and last and not any(file.view[at : at + layout.OFFSET_MAGIC]):
                 return
             report.bad.append((str(file.path), at))

@@ -1,7 +1,7 @@
-"""Which RayMQ this is: what brokers tell of themselves, and who wrote a directory's files.
+"""The version of this RayMQ, which brokers report and which is written into directories.
 
-It stands in the code, for a program may have that without the package's metadata (a folder of Ray's `py_modules`, a
-checkout): tests/unit/test_packaging.py compares it with pyproject.toml.
+It is a constant in the code, because a program may have the code without the package's metadata (a folder of Ray's
+`py_modules`, a checkout): tests/unit/test_packaging.py compares it with pyproject.toml.
 """
 
 from typing import Final

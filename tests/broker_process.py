@@ -30,15 +30,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from raymq.actors.broker.core.topics import TopicChange
+from raymq.actors.broker.core.topic_manager import TopicChange
 from raymq.actors.broker.service import BrokerService
-from raymq.actors.garbage import keep_collections_short
+from raymq.actors.gc_tuning import tune_gc
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import APPEND_WAIT_MS, BrokerSpec, NameServerSpec
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Handler, ServerConnection
-from raymq.actors.wire.stepwise import stepwise
+from raymq.actors.wire.stepwise_handlers import stepwise
 from raymq.storage.failpoints import VARIABLE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program: the tests' folder is not installed
@@ -80,7 +80,7 @@ class BrokerProcess:
 
     def start(self, failpoint: str = "") -> None:
         if hasattr(self, "_process"):
-            self.let_go()
+            self.close_pipes()
         pipe, environment = subprocess.PIPE, self._environment | {VARIABLE: failpoint}
         self._process: subprocess.Popen[str]
         if self._is_forked:
@@ -93,7 +93,7 @@ class BrokerProcess:
             self.name_server = self._process.stdout.readline().strip()
         except BaseException:  # whoever waits here is stopped, and nobody would have it
             self.kill()
-            self.let_go()
+            self.close_pipes()
             raise
 
     @property
@@ -116,7 +116,7 @@ class BrokerProcess:
         self._process.kill()
         self._process.wait(30)
 
-    def let_go(self) -> None:
+    def close_pipes(self) -> None:
         """Close the pipes of one that is dead."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -139,7 +139,7 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
     wait_ms = int(os.environ.get("BROKER_APPEND_WAIT_MS", APPEND_WAIT_MS))
     spec = BrokerSpec(name, "test", str(directory), host, (name_server,), append_wait_ms=wait_ms, store=settings)
     broker = await BrokerService.start(spec, "node")
-    keep_collections_short()
+    tune_gc()
     handlers = dict(broker._server.handlers)
     store = {name: getattr(broker.store, name) for name in ("append", "append_one")}
 
@@ -175,7 +175,7 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
                 writer._refuse_ratio = limit
             case ["topics", count, queues]:
                 changes = (TopicChange(f"new{n}", int(queues), int(queues)) for n in range(int(count)))
-                await stepwise(broker.core.topics.changing(changes))
+                await stepwise(broker.core.topics.change_steps(changes))
                 await broker.announce()
     await broker.stop()
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from raymq.actors.event_loop import EventLoopThread
-from raymq.storage.log.retention import Disk
-from raymq.storage.records import compiled
-from tests import running_tests, sweeps, temporary_files
+from raymq.storage.log.retention import DiskUsage
+from raymq.storage.records import native_kernels
+from tests import running_tests, sweep_sampling, temporary_files
 
 # Two busy cores make single examples slow: that is no failure.
 settings.register_profile("raymq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before each test: also a run that fills the disk by itself stops there."""
     folder = temporary_files.folder(item.config.getoption("basetemp"))
-    told = temporary_files.reason_to_stop(folder, Disk.of(folder))
+    told = temporary_files.reason_to_stop(folder, DiskUsage.of(folder))
     if told is not None:
         pytest.exit(told, returncode=pytest.ExitCode.INTERNAL_ERROR)
 
@@ -47,8 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(sweeps.OPTION, action="store_true", help="every case of the sweeps, not some of each")
-    parser.addoption(sweeps.NUMPY, action="store_true", help="only what is done for batches, in NumPy")
+    parser.addoption(sweep_sampling.OPTION, action="store_true", help="every case of the sweeps, not some of each")
+    parser.addoption(sweep_sampling.NUMPY, action="store_true", help="only what is done for batches, in NumPy")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,9 +56,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """In a fresh clone each process of pytest-xdist would compile all test files: 20 s of processor each."""
     if not hasattr(session.config, "workerinput"):
         return (yield)
-    from tests.shared_out import first_alone
+    from tests.xdist_scheduler import run_first_alone
 
-    with first_alone(session.config.rootpath / "build" / "collection.lock"):
+    with run_first_alone(session.config.rootpath / "build" / "collection.lock"):
         return (yield)
 
 
@@ -67,27 +67,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The processes of pytest-xdist have to collect the same tests, in the same order."""
     if unsteady := [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]:
         raise pytest.UsageError(f"tests whose names differ from process to process; give ids: {unsteady}")
-    is_whole = config.getoption(sweeps.OPTION)
-    if config.getoption(sweeps.NUMPY) or not is_whole:
-        kept, left = sweeps.of_one_batch_code(items, numpy=config.getoption(sweeps.NUMPY))
+    is_whole = config.getoption(sweep_sampling.OPTION)
+    if config.getoption(sweep_sampling.NUMPY) or not is_whole:
+        kept, left = sweep_sampling.filter_batch_code(items, numpy=config.getoption(sweep_sampling.NUMPY))
         if not is_whole:
-            kept, thinned = sweeps.thinned(kept)
-            left += thinned
+            kept, sample_cases = sweep_sampling.sample_cases(kept)
+            left += sample_cases
         items[:] = kept
         if left:
             config.hook.pytest_deselected(items=left)
     if hasattr(config, "workerinput"):
-        from tests.shared_out import turn
+        from tests.xdist_scheduler import unit_order
 
-        items.sort(key=lambda item: turn(item.nodeid))
+        items.sort(key=lambda item: unit_order(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Called where tests run in several processes."""
-    from tests.shared_out import SharedOut
+    from tests.xdist_scheduler import RayAwareScheduling
 
-    return SharedOut(config, log)
+    return RayAwareScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -99,12 +99,12 @@ def repository() -> Path:
 @pytest.fixture(scope="module", params=["numpy", "compiled"])
 def batch_code(request: pytest.FixtureRequest) -> Iterator[str]:
     """What is done for batches is done in NumPy, and by compiled code; `make test` runs one of them [sweeps.py]."""
-    before = compiled.kernels
-    compiled.use(None if request.param == "numpy" else pytest.importorskip("raymq_native"))
+    before = native_kernels.kernels
+    native_kernels.use(None if request.param == "numpy" else pytest.importorskip("raymq_native"))
     try:
         yield request.param
     finally:
-        compiled.use(before)
+        native_kernels.use(before)
 
 
 @pytest.fixture

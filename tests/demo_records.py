@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raymq.demo.input import InputRecord, describe, read
+from raymq.demo.demo_input import InputRecord, describe, read
 
 
 def records_of(path: Path, key: str | None = None) -> list[InputRecord]:

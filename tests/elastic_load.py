@@ -29,7 +29,7 @@ _PAUSE_SECONDS = 0.01
 _SEND_SECONDS = 1.5
 
 
-class Load:
+class ContinuousLoad:
     """A context manager. Its numbers are those of `tests.chaos.traffic`: a message's number is its body."""
 
     def __init__(self, mq: Connection, topic: str) -> None:
@@ -75,7 +75,7 @@ class Load:
         poll_until(lambda: not self.account.lost, 60, "all that was acknowledged arrives")
         assert self.account.ghosts == set()
 
-    def goes_on(self, messages: int = 30) -> None:
+    def await_progress(self, messages: int = 30) -> None:
         """Wait until so many more were acknowledged, and have come."""
         goal = len(self.account.acknowledged) + messages
         poll_until(lambda: len(self.account.acknowledged) >= goal, 60, "producers go on")
@@ -103,13 +103,13 @@ class Load:
             known = self._acknowledged_at.keys() & self._taken_at.keys()
             return max((self._taken_at[each] - self._acknowledged_at[each] for each in known), default=0.0)
 
-    def retire(self, broker: str) -> None:
+    def exclude_broker(self, broker: str) -> None:
         """A broker's queues are not to be written any more: that is no pause."""
         with self._lock:
             for queue in [each for each in self._written if each.broker == broker]:
                 del self._written[queue]
 
-    def forget_pauses(self) -> None:
+    def reset_pauses(self) -> None:
         """Count from now on."""
         with self._lock:
             self.longest_unwritten.clear()

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 _ROOT: Final = str(Path(__file__).resolve().parents[1])
-_MOST_BYTES: Final = 1 << 18
+_MAX_BYTES: Final = 1 << 18
 #: What is said of a program: its process's number, and later what `waitpid` says of it.
 _NUMBER: Final = struct.Struct("=i")
 #: What programs of tests import. Not Ray: they have to run without it.
@@ -38,7 +38,7 @@ _PRELOADED: Final = (
     "raymq.actors.broker.service",
     "raymq.actors.broker.replica.service",
     "raymq.actors.coordinator.service",
-    "raymq.actors.garbage",
+    "raymq.actors.gc_tuning",
     "raymq.actors.keeper.serving.service",
     "raymq.actors.names.service",
     "raymq.client",
@@ -131,7 +131,7 @@ def run(
 def _server() -> socket.socket:
     """Return the connection to this process's server. It ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MOST_BYTES)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
     with theirs:
         subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
@@ -160,11 +160,11 @@ def _serve(asked: socket.socket) -> list[str] | None:
     while True:
         ready, _, _ = select.select([asked, woken], [], [])
         if woken in ready:
-            woken.recv(_MOST_BYTES)
+            woken.recv(_MAX_BYTES)
             _tell_ended(running)
         if asked not in ready:
             continue
-        request, fds, _, _ = socket.recv_fds(asked, _MOST_BYTES, 4)
+        request, fds, _, _ = socket.recv_fds(asked, _MAX_BYTES, 4)
         if not request:
             return None
         pid = os.fork()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.files.file_calls import FileCalls
-from raymq.storage.log.retention import Disk
+from raymq.storage.log.retention import DiskUsage
 
 
 class FullDisk(FileCalls):
@@ -72,5 +72,5 @@ def fill(disk: Path) -> Path:
     with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
-    assert Disk.of(disk).free == 0
+    assert DiskUsage.of(disk).free == 0
     return filler

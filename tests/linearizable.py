@@ -93,7 +93,7 @@ def _next_ones(ordered: Sequence[Operation], done: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class Held:
+class LeaseInterval:
     """Somebody took a lease for his from one time to another."""
 
     holder: str
@@ -101,7 +101,7 @@ class Held:
     until: float
 
 
-def held_twice(intervals: Sequence[Held]) -> list[tuple[Held, Held]]:
+def overlapping_leases(intervals: Sequence[LeaseInterval]) -> list[tuple[LeaseInterval, LeaseInterval]]:
     """Those that two different holders had at the same time."""
     ordered = sorted((each for each in intervals if each.until > each.begin), key=lambda each: each.begin)
     found = []

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 LONG_SECONDS = 0.02
 _BEAT_SECONDS = 0.005
-_LOOK_SECONDS = 0.002
+_POLL_SECONDS = 0.002
 _DEPTH = 14
 
 
@@ -68,7 +68,7 @@ class _Watch:
     def _look(self) -> None:
         me = threading.get_ident()
         while True:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             if time.monotonic() - self._last < _BEAT_SECONDS + LONG_SECONDS / 2:
                 continue
             names = {thread.ident: thread.name for thread in threading.enumerate()}

@@ -97,7 +97,7 @@ def pulled(mq: Connection, topic: str) -> list[bytes]:
     return found
 
 
-def until(found: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(found: Callable[[], bool], seconds: float = 30.0) -> None:
     """Something becomes so; whoever reads what is printed says what is missing."""
     deadline = time.monotonic() + seconds
     while not found() and time.monotonic() < deadline:
@@ -143,7 +143,7 @@ def pushed(mq: Connection, producer: Producer) -> list[str]:
     with PushConsumer(mq, "pushers", subscriptions={"pushed": "*"}, listener=listener):
         for body in bodies(range(ROWS)):
             producer.send(Message("pushed", body))
-        until(lambda: len(taken) >= ROWS)
+        wait_until(lambda: len(taken) >= ROWS)
     return told(taken)
 
 
@@ -158,7 +158,7 @@ def popped(mq: Connection, producer: Producer) -> list[str]:
                 taken.extend(each.body for each in messages)
             return len(taken) >= ROWS
 
-        until(all_there)
+        wait_until(all_there)
     return told(taken)
 
 
@@ -173,14 +173,14 @@ def timed(mq: Connection, producer: Producer) -> tuple[list[str], str]:
         called_back = producer.send(Message("timed", b"never", deliver_at=time.time() + 600))
         status = producer.recall(called_back).name
         producer.send(Message("timed", b"due", deliver_at=time.time() + 1))
-        until(lambda: bool(taken))
+        wait_until(lambda: bool(taken))
     return told(taken), status
 
 
 def written(mq: Connection) -> list[str]:
     """What Spark's sink does, without Spark: one write is committed, and one is given up."""
-    from raymq.client.bulk.committing import StagedWrite
-    from raymq.client.bulk.staging import StagedWriter
+    from raymq.client.bulk.staged_write import StagedWrite
+    from raymq.client.bulk.staged_writer import StagedWriter
     from raymq.storage.records.record import encode, encode_properties
 
     with Admin(mq) as admin:

@@ -14,14 +14,14 @@ from raymq.actors.errors import (
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.commands.append import append_command
+from raymq.actors.wire.commands.append_commands import append_command
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
 from tests.polling import poll_until
 from tests.replica_group import GROUP, ReplicaGroup
-from tests.replicas import log_content
-from tests.state_copies import state_of
-from tests.stored import make_record
+from tests.state_shipping import state_of
+from tests.store_records import make_record
+from tests.store_replication import log_content
 
 #: Of the topic that tests use.
 QUEUES = 2
@@ -88,7 +88,7 @@ def numbered(begin: int, end: int, mark: str = "m") -> list[bytes]:
     return [b"%s%d" % (mark.encode(), number) for number in range(begin, end)]
 
 
-def ask(group: ReplicaGroup, number: int, command: Command, timeout: float = 5.0) -> Command:
+def request_replica(group: ReplicaGroup, number: int, command: Command, timeout: float = 5.0) -> Command:
     return group.run(group.pool.request(group.addresses[number], command, timeout, patient=True))
 
 
@@ -97,7 +97,7 @@ def records(count: int, topic: str = "t", queue_id: int = 0, mark: bytes = b"r")
     return append_command(topic, queue_id, b"".join(made), np.array([len(each) for each in made], np.int32))
 
 
-def commits(clients: Clients, queue_id: int) -> bool:
+def can_commit(clients: Clients, queue_id: int) -> bool:
     return clients.found(lambda: clients.pull.commit(MessageQueue("t", GROUP, queue_id), 20) is None) is not None
 
 
@@ -114,10 +114,10 @@ def are_alike(group: ReplicaGroup) -> bool:
 def expire_beginning(group: ReplicaGroup, master: int = 1) -> None:
     """Have the master's log begin later: what is in all but its last file has expired."""
     keep = b"fileReservedTime=0.0000001\ndeleteWhen=*\n"
-    ask(group, master, Command(RequestCode.UPDATE_BROKER_CONFIG, body=keep))
+    request_replica(group, master, Command(RequestCode.UPDATE_BROKER_CONFIG, body=keep))
 
     def is_deleted() -> bool:
-        ask(group, master, Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
+        request_replica(group, master, Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
         return group.status(master).begin[0] > 0
 
     poll_until(is_deleted, 20)

@@ -20,25 +20,25 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
-from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner, choose
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.election import FencedState, NoWinner, Winner, choose_master
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState, ReplicationPolicy
+from raymq.actors.keeper.keeper_messages import NOTHING, Registered
 from raymq.actors.keeper.keeper_register import KeeperRegister
-from raymq.actors.keeper.messages import NOTHING, Registered
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.keeper.serving.quorum_transport import SocketQuorumTransport
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec
-from raymq.actors.wire.commands.replication import (
+from raymq.actors.wire.commands.replication_commands import (
     ReplicaStatus,
+    fence_command,
+    read_fence_reply,
     read_replica_status,
-    read_sealed,
     replica_status_command,
-    seal_command,
 )
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.tls import client_context
 from raymq.storage.failpoints import VARIABLE
 from tests.certificates import certificates
@@ -65,12 +65,12 @@ class ReplicaGroup:
         store: Mapping[str, Any] | None = None,
         tls: bool = False,
         name: str = GROUP,
-        beside: ReplicaGroup | None = None,
+        shared_with: ReplicaGroup | None = None,
         host: str = "127.0.0.1",
         places: Mapping[int, tuple[str, Sequence[str]]] = MappingProxyType({}),
         lease_seconds: float = 0.0,
     ) -> None:
-        """`beside`: another group, whose keepers and name server this one has, too.
+        """`shared_with`: another group, whose keepers and name server this one has, too.
 
         `host`: of the keepers and the name server. `places`: the address of each replica's machine, and what a command
         begins with that is to run there; of those that are not named it is `host`. `lease_seconds`: 0: as ever.
@@ -80,7 +80,7 @@ class ReplicaGroup:
         self.folder = folder
         self.name = name
         self.count = replicas
-        self._beside = beside
+        self._beside = shared_with
         self.tls, client = certificates(folder / "tls") if tls else (None, None)
         #: How clients of the group check whom they speak to.
         self.client_tls = client
@@ -94,7 +94,9 @@ class ReplicaGroup:
             **(store or {}),
         }
         self.keepers = (
-            KeeperProcesses(folder, keepers, self.tls, host, lease_seconds) if beside is None else beside.keepers
+            KeeperProcesses(folder, keepers, self.tls, host, lease_seconds)
+            if shared_with is None
+            else shared_with.keepers
         )
         self.loop = EventLoopThread("group")
         self.up: dict[int, subprocess.Popen[str]] = {}
@@ -117,7 +119,7 @@ class ReplicaGroup:
         else:
             self.name_server = self._beside.name_server
         self.pool = ConnectionPool(tls=self._context)
-        self.door = SocketKeeperDoor(tls=self._context)
+        self.door = SocketQuorumTransport(tls=self._context)
         self.register = KeeperRegister(self.keepers.keepers, self.door)
 
     def __exit__(self, *_: object) -> None:
@@ -218,7 +220,7 @@ class ReplicaGroup:
         process.stdin.write(f"{line}\n")
         process.stdin.flush()
 
-    def await_held(self, number: int) -> None:
+    def await_hold(self, number: int) -> None:
         """Somebody in it has begun to wait as it was told."""
         self._await_said(number, "held")
 
@@ -227,7 +229,7 @@ class ReplicaGroup:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == what
 
-    def await_dead(self, number: int) -> None:
+    def await_crash(self, number: int) -> None:
         """It has died as it was told."""
         process = self.up.pop(number)
         try:
@@ -236,10 +238,10 @@ class ReplicaGroup:
             process.kill()
             process.communicate()
 
-    def start_to_die(self, number: int, failpoint: str) -> None:
+    def start_until_crash(self, number: int, failpoint: str) -> None:
         """Start it; when this returns it has died at that failpoint."""
         self.up[number] = self.started(self.spec(number), failpoint, self._place(number)[1])
-        self.await_dead(number)
+        self.await_crash(number)
 
     def wipe(self, number: int) -> None:
         shutil.rmtree(self.directory(number))
@@ -278,12 +280,12 @@ class ReplicaGroup:
     def _await_claimed(self, number: int) -> None:
         self._await(number, lambda status: status.role in {"replica", "master"}, 20, "is registered")
 
-    def _await(self, number: int, is_so: Callable[[ReplicaStatus], bool], timeout: float, what: str) -> None:
+    def _await(self, number: int, predicate: Callable[[ReplicaStatus], bool], timeout: float, what: str) -> None:
         """Poll its status; while a role is changed connections may end."""
 
         def seen() -> bool:
             with contextlib.suppress(RayMQError):
-                return is_so(self.status(number))
+                return predicate(self.status(number))
             return False
 
         try:
@@ -332,7 +334,7 @@ class ReplicaGroup:
                 lines.append(str(self.status(number, 1.0)))
         return "\n".join(lines)
 
-    def elect_and_leave(self, designated: int) -> None:
+    def elect_without_wait(self, designated: int) -> None:
         """Have it elected; what becomes of it then is not waited for."""
         assert self.run(self._elect(designated, None, unclean=False)) == designated
 
@@ -352,12 +354,12 @@ class ReplicaGroup:
         if value.master is not None and (asked is None or value.master in asked):
             # A master that lives has to step down: it would keep its lease.
             with contextlib.suppress(RayMQError):
-                await self.pool.request(value.replicas[value.master].address, seal_command(value.epoch + 1), 1.0)
+                await self.pool.request(value.replicas[value.master].address, fence_command(value.epoch + 1), 1.0)
         while time.monotonic() < deadline:
             try:
                 now = await self.register.settle(self.name)
                 assert isinstance(now.value, GroupState)
-                now = await self.register.change(self.name, now, now.value.electing())
+                now = await self.register.change(self.name, now, now.value.start_election())
                 break
             except RegisterError as error:
                 last = str(error)
@@ -366,8 +368,8 @@ class ReplicaGroup:
             raise AssertionError(f"no election could begin: {last}")
         while time.monotonic() < deadline:
             assert isinstance(now.value, GroupState)
-            answers = await self._seal(now.value, asked)
-            made = choose(now.value, answers, designated=designated, unclean=unclean)
+            answers = await self._fence(now.value, asked)
+            made = choose_master(now.value, answers, designated=designated, unclean=unclean)
             if isinstance(made, Winner):
                 with contextlib.suppress(RegisterError):
                     elected = now.value.elected(made.replica, made.in_sync, may_lack=made.may_lack)
@@ -379,17 +381,17 @@ class ReplicaGroup:
             now = await self.register.read(self.name)
         raise AssertionError(f"nobody was elected: {last}")
 
-    async def _seal(self, state: GroupState, asked: Collection[int] | None) -> dict[int, SealedState]:
-        async def one(number: int, address: str) -> tuple[int, SealedState | None]:
+    async def _fence(self, state: GroupState, asked: Collection[int] | None) -> dict[int, FencedState]:
+        async def one(number: int, address: str) -> tuple[int, FencedState | None]:
             try:
-                told = read_sealed(await self.pool.request(address, seal_command(state.epoch), 1.0))
+                told = read_fence_reply(await self.pool.request(address, fence_command(state.epoch), 1.0))
             except RayMQError:
                 return number, None
-            return number, SealedState(
+            return number, FencedState(
                 told.replica,
                 told.identity,
                 told.nonce,
-                told.sealed,
+                told.fenced,
                 told.epoch,
                 StreamPosition(*told.end),
                 told.tail_lost,

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.actors.broker.replica.service import ReplicaService
-from raymq.actors.garbage import keep_collections_short
+from raymq.actors.gc_tuning import tune_gc
 from raymq.actors.protocol import BrokerSpec, Tls
 from raymq.storage import clock, failpoints
 from raymq.storage.files import file_calls
@@ -41,7 +41,7 @@ from tests.chaos.failover.broken_disk import BrokenDisk
 from tests.crash.power_loss import Disk
 
 
-class Holding(BrokenDisk):
+class HoldingDisk(BrokenDisk):
     """A disk for which somebody waits where the lines say so."""
 
     def __init__(self) -> None:
@@ -102,11 +102,11 @@ def spec_of(told: dict[str, Any]) -> BrokerSpec:
     )
 
 
-async def serve(told: dict[str, Any], holding: Holding) -> None:
+async def serve(told: dict[str, Any], holding: HoldingDisk) -> None:
     boot = told.pop("boot", None)
     machine = None if boot is None else Machine(Path(told["directory"]), boot)
     service = await ReplicaService.start(spec_of(told), "node")
-    keep_collections_short()
+    tune_gc()
     print(service.address, flush=True)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
@@ -128,5 +128,5 @@ if __name__ == "__main__":
     logging.basicConfig(
         level=os.environ.get("REPLICA_LOG", "INFO"), format="%(asctime)s %(process)d %(name)s %(message)s"
     )
-    file_calls.current = holding = Holding()
+    file_calls.current = holding = HoldingDisk()
     asyncio.run(serve(json.loads(sys.argv[1]), holding))

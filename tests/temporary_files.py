@@ -13,7 +13,7 @@ from typing import Final
 
 import psutil
 
-from raymq.storage.log.retention import Disk
+from raymq.storage.log.retention import DiskUsage
 
 #: pytest makes its folders of temporary files below the folder that this variable names.
 ROOT_VARIABLE: Final = "PYTEST_DEBUG_TEMPROOT"
@@ -22,7 +22,7 @@ MEMORY: Final = Path("/dev/shm")
 #: What may be in use at once: stores of a few processes, and what failed tests leave.
 ROOM_BYTES: Final = 4 << 30
 #: A broker deletes log files early above 75 %, forces it above 85 %, and refuses writes above 90 %.
-MOST_RATIO: Final = 0.80
+MAX_RATIO: Final = 0.80
 
 
 def choose_root(memory: Path = MEMORY) -> None:
@@ -33,7 +33,7 @@ def choose_root(memory: Path = MEMORY) -> None:
 
 def has_room(memory: Path, available_bytes: int) -> bool:
     """Return True if the file system `memory` and what programs leave of the memory have room for all files."""
-    return os.access(memory, os.W_OK) and Disk.of(memory).free >= ROOM_BYTES and available_bytes >= 2 * ROOM_BYTES
+    return os.access(memory, os.W_OK) and DiskUsage.of(memory).free >= ROOM_BYTES and available_bytes >= 2 * ROOM_BYTES
 
 
 def folder(basetemp: str | None, environment: Mapping[str, str] = os.environ) -> Path:
@@ -42,12 +42,12 @@ def folder(basetemp: str | None, environment: Mapping[str, str] = os.environ) ->
     return chosen if chosen.exists() else chosen.parent
 
 
-def reason_to_stop(folder: Path, disk: Disk) -> str | None:
+def reason_to_stop(folder: Path, disk: DiskUsage) -> str | None:
     """What to say where tests that make their files in `folder` would fail for want of room; None: there is enough."""
-    if disk.ratio <= MOST_RATIO:
+    if disk.ratio <= MAX_RATIO:
         return None
     return (
-        f"the disk of the temporary folder {folder} is {disk.ratio:.0%} full: above {MOST_RATIO:.0%} brokers delete "
+        f"the disk of the temporary folder {folder} is {disk.ratio:.0%} full: above {MAX_RATIO:.0%} brokers delete "
         "files early and refuse messages, and tests fail without a fault. Make room, or set TMPDIR to a folder on "
         "another disk"
     )

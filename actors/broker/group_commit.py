@@ -1,4 +1,7 @@
-"""Group commit: many appends wait for one fdatasync, which runs on another thread and holds no lock of the loop."""
+"""Group commit: many appends wait for one fdatasync.
+
+It runs on another thread and holds no lock of the event loop.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +13,53 @@ from raymq.actors.protocol import SendStatus
 from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, WriteUnknown
 from raymq.storage.store import Store
 
-#: Where descriptors or memory are missing, a flush is tried again so soon.
+#: Delay before a flush is retried that failed for lack of descriptors or memory.
 _AGAIN_SECONDS = 0.05
 _log = logging.getLogger(__name__)
 
 
-def flush_of(store: Store) -> Callable[[], None]:
-    """What brings to disk all that was appended and, where its senders wait for that, the topics that it is in.
+def make_flush(store: Store) -> Callable[[], None]:
+    """Return the function that brings all appended data to disk.
 
-    Somebody may have made a topic a moment ago. What is in one that a loss of power takes nobody can read.
+    If senders wait for the flush, the function also syncs the topic table: a topic may have been created just before,
+    and the messages of a topic that is lost in a power failure cannot be read.
     """
-    if store.confirmed.at_once:
+    if store.confirmed.is_immediate:
         return store.flush
 
     def flush() -> None:
-        store.topic_configs.sync()  # first: what is on disk may be read
+        store.topic_configs.sync()  # first, because messages on disk may be read at once
         store.flush()
 
     return flush
 
 
-def _nobody_waits() -> object:
-    """What a flush means where all may be read before it."""
+def _no_listener() -> object:
+    """Do nothing: messages may be read before a flush."""
 
 
 class GroupCommit:
-    """Made and used on one event loop. `flush` blocks and is called on a thread; it covers all appended before it."""
+    """A group commit, created and used on one event loop.
+
+    `flush` blocks and runs on another thread; it covers all data appended before it.
+    """
 
     def __init__(self, flush: Callable[[], None], timeout_seconds: float | None = None) -> None:
-        """Without a time-out `wait` waits for as long as it takes."""
+        """Create a group commit; without a time-out `wait` waits without limit."""
         self._flush = flush
         self._timeout_seconds = timeout_seconds
-        #: Called on the loop after each flush that was done, before those that waited for it go on.
-        self.on_flushed: Callable[[], object] = _nobody_waits
+        #: Called on the loop after each successful flush, before the waiting appends continue.
+        self.on_flushed: Callable[[], object] = _no_listener
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
 
     async def wait(self) -> SendStatus:
-        """Return once everything appended before the call is on disk; FLUSH_DISK_TIMEOUT after the time-out.
+        """Wait until all data appended before the call are on disk.
+
+        Return SEND_OK, or FLUSH_DISK_TIMEOUT after the time-out.
 
         Raises:
-            WriteUnknown: the disk failed. What was appended is in the log's memory, and on disk it may be or not.
+            WriteUnknown: the disk failed. The data are in the log's memory; whether they are on disk is unknown.
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -62,7 +71,10 @@ class GroupCommit:
         return SendStatus.SEND_OK
 
     def request(self) -> None:
-        """Have everything appended before the call brought to disk; a failure is the store's to remember."""
+        """Start a flush of all data appended before the call.
+
+        The store records a failure.
+        """
         self._begun()
 
     def _begun(self) -> asyncio.Task[None]:
@@ -80,7 +92,7 @@ class GroupCommit:
             try:
                 await asyncio.to_thread(self._flush)
                 break
-            except StoreBusy:  # nothing was done, and what is appended is not the less stored
+            except StoreBusy:  # nothing was flushed, and the appended data are still stored
                 await asyncio.sleep(_AGAIN_SECONDS)
             except StoreError:
                 raise
@@ -93,6 +105,9 @@ class GroupCommit:
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """Who waits for it is told of its failure; it may be nobody."""
+    """Retrieve the exception of a flush, so that asyncio does not report it as lost.
+
+    Callers that wait for the flush get the exception; there may be none.
+    """
     if not task.cancelled():
         task.exception()

@@ -1,6 +1,7 @@
-"""Commits of staged writes on one broker: one after the other, each to its end, whoever wants it.
+"""Commit staged writes on one broker, one after the other.
 
-Used on the broker's event loop, which breathes between two chunks; what waits for the disk does so on other threads.
+A commit runs to its end even if its caller is gone. This module is used on the broker's event loop, which runs other
+tasks between two chunks; waits for the disk happen on other threads.
 """
 
 from __future__ import annotations
@@ -11,44 +12,48 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.writes.deciding import ABANDONED_SECONDS
+from raymq.actors.broker.core.writes.transaction_coordinator import TRANSACTION_TIMEOUT_SECONDS
 from raymq.actors.errors import BrokerUnavailable, StoreError, WriteUnknown
 from raymq.actors.protocol import SendStatus
-from raymq.storage.tables.staging import MissingRows
+from raymq.storage.tables.staged_records import MissingRows
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class Appended(NamedTuple):
-    """What a commit has done: so many records were added now, and so many rows do not come; None: all are there."""
+class CommitResult(NamedTuple):
+    """The result of a commit.
+
+    `added` is how many records this call appended. `missing` is how many rows cannot be appended and why; None if all
+    are there.
+    """
 
     added: int
     missing: MissingRows | None
 
 
 class StagedCommits:
-    """Appends what is committed, and has it seen when it is on disk."""
+    """Appends committed rows, and marks them committed when they are on disk."""
 
     def __init__(self, core: BrokerCore, durable: Callable[[], Awaitable[SendStatus]] | None) -> None:
-        """`durable`: as in `BrokerContext`."""
+        """Create the commits of one broker; `durable` is as in `BrokerContext`."""
         self._core = core
         self._durable = durable
         self._turn = asyncio.Lock()
-        #: Whether rows are committed or dropped is written down for one write after the other.
+        #: The decision to commit or drop rows is recorded for one write at a time.
         self._beginning = asyncio.Lock()
         self._deciding = asyncio.Lock()
-        self._running: dict[str, asyncio.Task[Appended]] = {}
+        self._running: dict[str, asyncio.Task[CommitResult]] = {}
         self._stopping = False
 
-    async def commit(self, transaction: str, parts: Mapping[str, int]) -> Appended:
-        """Append the chunks of these parts, of so many rows each, that are not in the log yet.
+    async def commit(self, transaction: str, parts: Mapping[str, int]) -> CommitResult:
+        """Append the chunks of these parts, with their row counts, that the log lacks.
 
-        It goes on if who waits for it is cancelled. May be repeated.
+        The commit continues if the caller is cancelled. May be repeated.
 
         Raises:
-            StoreFull, StoreFailed, WriteUnknown: it is not done and goes on by itself later; nobody sees a part of it.
+            StoreFull, StoreFailed, WriteUnknown: it is not finished and is retried later; no reader sees a part of it.
             BrokerUnavailable: the broker is stopping.
         """
         task = self._running.get(transaction)
@@ -59,23 +64,26 @@ class StagedCommits:
         return await asyncio.shield(task)
 
     async def decide(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
-        """What a method of the core's `writes` returns, or raises: called on another thread, one at a time."""
+        """Call a method of the core's `writes` on another thread, one call at a time.
+
+        Return its result, or raise its error.
+        """
         async with self._deciding:
             return await asyncio.to_thread(call, *arguments, **options)
 
     async def stop(self) -> None:
-        """End what is under way at its next chunk; a start goes on with it."""
+        """End running commits at their next chunk; the next start of the broker continues them."""
         self._stopping = True
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    async def _commit(self, transaction: str, parts: Mapping[str, int]) -> Appended:
+    async def _commit(self, transaction: str, parts: Mapping[str, int]) -> CommitResult:
         staging, added, rows = self._core.staging, 0, sum(parts.values())
         async with self._turn:
             if staging.is_closed(transaction):
-                return Appended(0, await asyncio.to_thread(staging.missing, transaction))
+                return CommitResult(0, await asyncio.to_thread(staging.missing, transaction))
             if not staging.is_here(transaction):
-                # Nothing is made of it: if a disk is away that has them, its rows come to be there with it.
-                return Appended(0, MissingRows(rows, "nothing of the write is here") if rows else None)
+                # No decision is recorded: if a disk with the rows is only missing now, its rows come back with it.
+                return CommitResult(0, MissingRows(rows, "nothing of the write is here") if rows else None)
             self._check_running()
             async with self._beginning:
                 plan = await asyncio.to_thread(staging.plan, transaction, parts)
@@ -84,13 +92,13 @@ class StagedCommits:
                     try:
                         await asyncio.to_thread(keep)
                     except StoreError:
-                        staging.not_begun(transaction)
+                        staging.rollback_begin(transaction)
                         raise
             for count in staging.commit(transaction, parts, rows, plan):
                 added += count
                 await asyncio.sleep(0)
                 self._check_running()
-            # Whatever the store promises of appends: the staged data go when the log has them on disk.
+            # Whatever the store promises for appends: the staged data are deleted only when the log has them on disk.
             if self._durable is None:
                 await asyncio.to_thread(self._core.store.flush)
             elif await self._durable() is not SendStatus.SEND_OK:
@@ -98,22 +106,22 @@ class StagedCommits:
             await asyncio.to_thread(staging.mark_committed, transaction)
             staging.closed(transaction)
         await asyncio.to_thread(staging.empty, transaction)
-        return Appended(added, await asyncio.to_thread(staging.missing, transaction))
+        return CommitResult(added, await asyncio.to_thread(staging.missing, transaction))
 
     async def abort(self, transaction: str) -> None:
-        """Forget the rows of a write that will not be committed; those of one that is are left alone."""
+        """Delete the rows of an aborted write; leave those of a committed one."""
         staging = self._core.staging
         async with self._beginning:
-            await asyncio.to_thread(staging.mark_dropped, transaction)
+            await asyncio.to_thread(staging.mark_aborted, transaction)
             staging.dropped(transaction)
         await asyncio.to_thread(self._core.staging.empty, transaction)
 
     async def sweep(self) -> None:
-        """Give up what was abandoned, and forget what is long over; to be called every minute."""
+        """Abort abandoned writes and forget old finished ones; call it every minute."""
         await self.decide(self._core.counted_time.save)
         await self.decide(self._core.writes.sweep)
-        following, known = self._core.staging.following, self._core.homes.members
-        for transaction in following.without_home(known, ABANDONED_SECONDS):
+        in_doubt, known = self._core.staging.in_doubt, self._core.homes.members
+        for transaction in in_doubt.orphaned(known, TRANSACTION_TIMEOUT_SECONDS):
             if not self._core.staging.is_begun(transaction):
                 _log.error(
                     "%s: rows of %s are dropped: the home of the write is no broker", self._core.name, transaction
@@ -127,7 +135,7 @@ class StagedCommits:
         if self._stopping:
             raise BrokerUnavailable(self._core.name, "the broker is stopping")
 
-    def _ended(self, transaction: str, task: asyncio.Task[Appended]) -> None:
+    def _ended(self, transaction: str, task: asyncio.Task[CommitResult]) -> None:
         del self._running[transaction]
         if task.cancelled() or task.exception() is not None:
-            self._core.staging.following.again(transaction)
+            self._core.staging.in_doubt.retry_soon(transaction)

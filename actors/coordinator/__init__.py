@@ -1,14 +1,19 @@
-"""The coordinator: has another replica of a broker group elected when its master is gone. It keeps nothing itself.
+"""The coordinator: elects another replica of a broker group after its master has failed.
+
+It keeps no state of its own.
 
 What is in it, in the order to read it:
-    watching: when a group needs to be founded, to have its master taken away, or to be given one. Decisions alone.
-    asking: the questions to replicas, over sockets. by_hand: an election that an operator asks for.
-    service: the turns of one coordinator over all groups, without Ray; the actor in `coordinator_actor` wraps it.
+    failover_monitor: decide when a group has to be created, to lose its master, or to elect one, without I/O.
+    replica_client: requests to replicas, over sockets.
+    manual_failover: an election on an operator's request.
+    service: the loop of one coordinator over all groups, without Ray; the actor in `coordinator_actor` wraps it.
 
-The way of an election:
-    the master has not said for a while that it serves: the register says "electing", as soon as its lease has ended;
-    every replica that is reached is sealed, and says what it has on its disk;
-    `broker.replication.election` chooses; the register gets the winner, which reads there that it is master now.
+The steps of an election:
+    1. The master has not reported for a while that it serves. As soon as its lease has ended, the register's state
+       changes to an election (no master, the next epoch).
+    2. Every replica that can be reached is fenced, and reports its log's end from disk.
+    3. `broker.replication.election` chooses the winner. The register gets the winner as master, which reads it there.
 
-Everything is a change of the register by compare-and-set: of two coordinators at once one has its change refused.
+Every step changes the register by compare-and-set. If two coordinators run at once, the change of one of them is
+refused.
 """

@@ -1,6 +1,8 @@
-"""Which messages a consumer wants: tags and SQL92, the same for clients and brokers.
+"""Message filters of consumers, by tags and SQL92, the same for clients and brokers.
 
 What is in it, in the order to read it:
-    subscription: what a consumer wants of a topic; wanted: what a fetch asks of a queue.
-    sql_filter: SQL92 over properties; kept_texts: what was made of texts that come again.
+    tag_expression: a consumer's subscription to a topic, and the filter of it.
+    fetch_spec: the start and the filter of a fetch from one queue.
+    sql_filter: SQL92 over properties.
+    lru_cache: a cache of parsed expressions.
 """

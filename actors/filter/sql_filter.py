@@ -1,12 +1,13 @@
-"""SQL92 expressions over a message's properties, compiled once and then applied to whole batches of records.
+"""SQL92 expressions over message properties, compiled once and applied to batches of records.
 
 The language is RocketMQ's: = <> < <= > >=, [NOT] BETWEEN, [NOT] IN, IS [NOT] NULL, [NOT] CONTAINS / STARTSWITH /
 ENDSWITH, AND, OR, NOT, numbers, 'texts' ('' is a quote), TRUE, FALSE. Names are properties, TAGS and KEYS among them.
 
-Meaning is SQL's, in three values: what a missing property is compared with is neither true nor false, and only what is
-true passes. A property is text. Beside a number it counts as a number, and as missing if it is none; beside a text it
-is compared as text, by code points; beside another property as numbers if both are. A name that stands alone is
-compared with TRUE. NOT binds weaker than a comparison, AND weaker than NOT, OR weakest.
+The logic is SQL's with three values: a comparison with a missing property is neither true nor false, and a message
+passes only if the expression is true. Properties are texts. A property that is compared with a number counts as a
+number, or as missing if it is not numeric. A property that is compared with a text is compared as text, by code points.
+Two properties are compared as numbers if both are numeric, else as texts. A name that stands alone is compared with
+TRUE. NOT binds weaker than a comparison, AND weaker than NOT, OR weakest.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
-from raymq.actors.filter.kept_texts import KeptTexts
+from raymq.actors.filter.lru_cache import LRUCache
+from raymq.storage.cooperative_steps import Steps, run_steps
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records.property_columns import PropertyColumns, properties_of_records
 from raymq.storage.records.record import Buffer
-from raymq.storage.steps import Steps, finish
 
 MAX_CHARACTERS: Final = 8_192
-#: Of all expressions that are kept as they were read.
+#: The most characters of all cached expressions.
 _KEPT_CHARACTERS: Final = 32 * MAX_CHARACTERS
-#: So many words of an expression are read in one step.
+#: Tokens per step of parsing.
 _TOKENS_AT_ONCE: Final = 200
-#: How deep conditions may be nested in each other.
+#: The deepest nesting of conditions.
 MAX_DEPTH: Final = 64
 
 _GRAMMAR: Final = r"""
@@ -77,13 +78,13 @@ TEXT_TEST.2: /(?:contains|startswith|endswith)(?![a-z0-9_$])/i
 """
 
 _NUMBER: Final = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-#: Whole numbers that surely fit into 64 bits are compared as such: a double has 53.
+#: Integers that surely fit into 64 bits are compared as integers, because a double has only 53 bits of precision.
 _INTEGER: Final = r"^-?[0-9]{1,18}$"
 _MAX_INTEGER: Final = 10**18
 
-#: The truth of a batch's records: an array of booleans, null where it is neither.
-Truths = Any
-_COMPARISONS: Final[dict[str, tuple[Callable[..., Truths], Callable[[Any, Any], bool]]]] = {
+#: The truth value of each record of a batch: a boolean array, with null for neither true nor false.
+TruthMask = Any
+_COMPARISONS: Final[dict[str, tuple[Callable[..., TruthMask], Callable[[Any, Any], bool]]]] = {
     "=": (pc.equal, operator.eq),
     "<>": (pc.not_equal, operator.ne),
     "<": (pc.less, operator.lt),
@@ -91,7 +92,7 @@ _COMPARISONS: Final[dict[str, tuple[Callable[..., Truths], Callable[[Any, Any], 
     ">": (pc.greater, operator.gt),
     ">=": (pc.greater_equal, operator.ge),
 }
-_TEXT_TESTS: Final[dict[str, Callable[..., Truths]]] = {
+_TEXT_TESTS: Final[dict[str, Callable[..., TruthMask]]] = {
     "contains": pc.match_substring,
     "startswith": pc.starts_with,
     "endswith": pc.ends_with,
@@ -106,32 +107,36 @@ class SqlFilter:
         self._condition = condition
 
     def mask(self, records: Buffer, sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Which of contiguous, sound records the expression is true of."""
+        """Return a mask of the records for which the expression is true.
+
+        The records are contiguous and valid.
+        """
         if not len(sizes):
             return np.zeros(0, np.bool_)
-        return self.mask_of(properties_of_records(records, sizes))
+        return self.mask_columns(properties_of_records(records, sizes))
 
-    def mask_of(self, properties: PropertyColumns) -> npt.NDArray[np.bool_]:
-        """The same for properties that are split already."""
+    def mask_columns(self, properties: PropertyColumns) -> npt.NDArray[np.bool_]:
+        """Return the same mask for properties that are split already."""
         truths = self._condition.truths(_Columns(properties)).fill_null(False)
         mask: npt.NDArray[np.bool_] = truths.to_numpy(zero_copy_only=False)
         return mask
 
 
-_known: KeptTexts[SqlFilter] = KeptTexts(_KEPT_CHARACTERS)
+_known: LRUCache[SqlFilter] = LRUCache(_KEPT_CHARACTERS)
 
 
 def compile_sql(expression: str) -> SqlFilter:
-    """Read an expression.
+    """Compile an expression.
 
     Raises:
-        InvalidInput: it cannot be read, compares what cannot be compared, is too long or nested too deep.
+        InvalidInput: the expression cannot be parsed, compares values of different types, is too long or nested too
+            deep.
     """
-    return finish(compiling(expression))
+    return run_steps(compile_sql_steps(expression))
 
 
-def compiling(expression: str) -> Steps[SqlFilter]:
-    """`compile_sql` in steps; what is known already is one."""
+def compile_sql_steps(expression: str) -> Steps[SqlFilter]:
+    """Compile an expression in steps, as `compile_sql`; a cached one takes one step."""
     if len(expression) > MAX_CHARACTERS:
         raise InvalidInput("expression", f"at most {MAX_CHARACTERS} characters", len(expression))
     known = _known.find(expression)
@@ -141,8 +146,11 @@ def compiling(expression: str) -> Steps[SqlFilter]:
     return known
 
 
-def make_ready() -> None:
-    """Make the parser, which takes longer than most expressions: for who must not stand still later."""
+def warm_up() -> None:
+    """Create the parser ahead, which takes longer than to parse most expressions.
+
+    It is for callers that must not be blocked by this later.
+    """
     _parser()
 
 
@@ -174,7 +182,7 @@ class _Constant:
 
 @dataclass(frozen=True, slots=True)
 class _Condition:
-    truths: Callable[[_Columns], Truths]
+    truths: Callable[[_Columns], TruthMask]
     depth: int = 1
 
 
@@ -183,14 +191,14 @@ _Node = _Operand | _Condition
 
 
 class _Columns:
-    """Columns of a batch of records by property, each made once."""
+    """Columns of a batch of records by property, each computed once."""
 
     def __init__(self, properties: PropertyColumns) -> None:
         self._properties = properties
         self._texts: dict[str, Any] = {}
         self._numbers: dict[str, tuple[Any, Any]] = {}
 
-    def constant(self, truth: bool) -> Truths:
+    def constant(self, truth: bool) -> TruthMask:
         return pa.array(np.full(self._properties.count, truth))
 
     def text(self, name: str) -> Any:
@@ -199,7 +207,10 @@ class _Columns:
         return self._texts[name]
 
     def numbers(self, name: str) -> tuple[Any, Any]:
-        """Those values that are whole numbers of 64 bits, and all numbers as doubles; null where it is none."""
+        """Return the property's 64-bit integers, and its numbers as doubles.
+
+        A value that is not such a number is null.
+        """
         if name not in self._numbers:
             text, nothing = self.text(name), pa.scalar(None, pa.string())
             whole = pc.if_else(pc.match_substring_regex(text, _INTEGER), text, nothing)
@@ -207,8 +218,8 @@ class _Columns:
             self._numbers[name] = whole.cast(pa.int64()), any_.cast(pa.float64())
         return self._numbers[name]
 
-    def truth(self, name: str) -> Truths:
-        """TRUE and FALSE in any case; null where it is neither."""
+    def truth(self, name: str) -> TruthMask:
+        """Return the property as booleans, in any letter case; null for any other text."""
         lower = pc.utf8_lower(self.text(name))
         known = pc.or_(pc.equal(lower, "true"), pc.equal(lower, "false"))
         return pc.if_else(known, pc.equal(lower, "true"), pa.scalar(None, pa.bool_()))
@@ -216,7 +227,7 @@ class _Columns:
 
 @v_args(inline=True)
 class _Compiler(Transformer[Token, _Node]):
-    """Makes operands and conditions of what the parser finds, from the inside out."""
+    """Makes operands and conditions from the parser's nodes, innermost first."""
 
     def property(self, name: Token) -> _Node:
         return _Property(str(name))
@@ -262,7 +273,7 @@ class _Compiler(Transformer[Token, _Node]):
         if numbers:
             others.append(_Condition(partial(_among_numbers, name, *_sets_of(numbers))))
 
-        def is_text(columns: _Columns) -> Truths:
+        def is_text(columns: _Columns) -> TruthMask:
             text = columns.text(name)
             return pc.if_else(text.is_valid(), pc.is_in(text, texts), pa.scalar(None, pa.bool_()))
 
@@ -313,7 +324,7 @@ def _as_property(node: _Node) -> _Property:
     return node
 
 
-def _joined(join: Callable[[Truths, Truths], Truths], nodes: Sequence[_Node]) -> _Condition:
+def _joined(join: Callable[[TruthMask, TruthMask], TruthMask], nodes: Sequence[_Node]) -> _Condition:
     conditions = [_as_condition(node) for node in nodes]
     return _Condition(
         lambda columns: reduce(join, (condition.truths(columns) for condition in conditions)),
@@ -362,26 +373,29 @@ def _compare_with(name: str, sign: str, value: str | float | bool) -> _Condition
     return _Condition(lambda columns: compare(columns.numbers(name)[1], double))
 
 
-def _with_integer(name: str, compare: Callable[..., Truths], value: int, columns: _Columns) -> Truths:
+def _with_integer(name: str, compare: Callable[..., TruthMask], value: int, columns: _Columns) -> TruthMask:
     whole, any_ = columns.numbers(name)
     return pc.coalesce(compare(whole, value), compare(any_, float(value)))
 
 
 def _sets_of(numbers: Sequence[int | float]) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Whole numbers of 64 bits, those as doubles and all others as doubles."""
+    """Return the 64-bit integers, the same as doubles, and all other numbers as doubles."""
     whole = [number for number in numbers if isinstance(number, int) and abs(number) < _MAX_INTEGER]
     others = [float(number) for number in numbers if not (isinstance(number, int) and abs(number) < _MAX_INTEGER)]
     return pa.array(whole, pa.int64()), pa.array(list(map(float, whole)), pa.float64()), pa.array(others, pa.float64())
 
 
-def _among_numbers(name: str, whole: pa.Array, as_doubles: pa.Array, others: pa.Array, columns: _Columns) -> Truths:
-    """As `=` beside each of them: one look, however many they are."""
+def _among_numbers(name: str, whole: pa.Array, as_doubles: pa.Array, others: pa.Array, columns: _Columns) -> TruthMask:
+    """Return whether the property equals one of the numbers.
+
+    The result is the same as of `=` with each number, in one pass.
+    """
     integers, doubles = columns.numbers(name)
     found = pc.if_else(integers.is_valid(), pc.is_in(integers, whole), pc.is_in(doubles, as_doubles))
     return pc.if_else(doubles.is_valid(), pc.or_(found, pc.is_in(doubles, others)), pa.scalar(None, pa.bool_()))
 
 
-def _two_properties(left: str, sign: str, right: str, columns: _Columns) -> Truths:
+def _two_properties(left: str, sign: str, right: str, columns: _Columns) -> TruthMask:
     compare = _COMPARISONS[sign][0]
     (left_whole, left_any), (right_whole, right_any) = columns.numbers(left), columns.numbers(right)
     return pc.coalesce(

@@ -1,13 +1,15 @@
-"""One keeper's decisions: what it promises, accepts and refuses. No file, no socket, no clock of its own.
+"""Decide what one keeper promises, accepts and refuses.
 
-What it answers it has saved before. Three rules make a register and its leases of that:
+The module has no file, no socket and no clock of its own. A keeper saves each promise and each accepted value before it
+answers. Three rules make the register and its leases safe:
 
-1. It accepts nothing below the ballot that it has promised (CASPaxos, a value per key).
-2. While a master has an unexpired lease from it, it lets nobody take that master away; and from its promise to change a
-   master until a value is accepted it gives no lease. Of a lease of a majority and a change by a majority one keeper is
-   in both, so that no lease outlives its master's time in the register.
-3. Leases are not written down. So a keeper that has started lets nobody take away, for one TTL, whom it has accepted as
-   master: it may have given him a lease before.
+1. A keeper accepts nothing below the ballot that it has promised (CASPaxos, one value per key).
+2. While a master has an unexpired lease from a keeper, the keeper accepts no change that replaces this master. After a
+   keeper has promised a change of the master, it gives no lease for this key until a value is accepted. A majority that
+   gives a lease and a majority that decides a change share at least one keeper, so no lease outlasts its master's entry
+   in the register.
+3. Leases are not persisted. A keeper that has just started may have given a lease before, so for one TTL it accepts no
+   change of a master that it has accepted.
 """
 
 from __future__ import annotations
@@ -17,11 +19,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from raymq.actors.keeper.keeper_record import KeeperFile, KeeperRecord, Slot
-from raymq.actors.keeper.keeper_set import KeeperSet
-from raymq.actors.keeper.leases import LEASE_SECONDS, KeeperLeases, claim_of
-from raymq.actors.keeper.message_json import MOST_KEYS
-from raymq.actors.keeper.messages import (
+from raymq.actors.keeper.keeper_codec import MAX_KEYS
+from raymq.actors.keeper.keeper_messages import (
     Accept,
     AcceptedBallot,
     Answer,
@@ -41,32 +40,37 @@ from raymq.actors.keeper.messages import (
     Request,
     Standing,
 )
+from raymq.actors.keeper.keeper_record import KeeperFile, KeeperRecord, Slot
+from raymq.actors.keeper.keeper_set import KeeperSet
+from raymq.actors.keeper.master_lease import LEASE_SECONDS, KeeperLeases, claim_of
 from raymq.storage.errors import StoreError, StoreFull
 
 _NEW: Final = Slot()
 
 
 class KeeperState(enum.Enum):
-    """How a keeper does. Only one that is RUNNING or QUIET has a voice."""
+    """The state of a keeper. Only a RUNNING or QUIET keeper votes."""
 
     RUNNING = "running"
-    #: It has started less than one TTL ago, and lets nobody take a master away yet.
+    #: It started less than one TTL ago, and does not let any change replace a master yet.
     QUIET = "quiet"
-    #: It has no file: the others have to take it in.
+    #: It has no file: the other keepers have to add it to the set.
     EMPTY = "empty"
-    #: Its file is not what was written.
+    #: Its file is corrupt.
     DAMAGED = "damaged"
-    #: Its file is older than what it has told others.
+    #: Its file is older than a state that it has reported to clients.
     OLDER_COPY = "older copy"
     #: Its disk has failed.
     FAILED = "failed"
 
 
 class Acceptor:
-    """One keeper. One thread; each call returns the answer to send, after what it says is on disk.
+    """One keeper's decisions and the state that it persists.
+
+    Used by one thread. A call returns its answer only after the promise or the value in it is on disk.
 
     Attributes:
-        record: what it knows; None: it has no file, and no voice until the others have taken it in.
+        record: the persisted state of the keeper; None without a file, until the other keepers add this one to the set.
     """
 
     def __init__(
@@ -78,22 +82,22 @@ class Acceptor:
         just_founded: bool = False,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        """Begin with what the file holds.
+        """Start with the record that the file holds.
 
         Args:
-            clock: seconds that go on while the machine sleeps (`storage.clock.boottime`).
-            just_founded: the whole set of keepers was made a moment ago, so that no lease can be out.
+            clock: returns seconds, and goes on while the machine sleeps (`storage.clock.boottime`).
+            just_founded: whether the whole set of keepers was just created, so that no lease can have been given.
         """
         self.record = record
         self._file = file
         self._state = KeeperState.RUNNING
         self.leases = KeeperLeases(clock, lease_seconds)
         if not just_founded:
-            self.leases.be_quiet()
+            self.leases.start_quiet_period()
 
     @property
     def state(self) -> KeeperState:
-        """How it does."""
+        """Return the state of the keeper."""
         if self.record is None:
             return KeeperState.EMPTY
         if self._state is KeeperState.RUNNING and self.leases.quiet_seconds > 0:
@@ -101,15 +105,16 @@ class Acceptor:
         return self._state
 
     def handle(self, call: KeeperCall, seen_saves: int = 0) -> Answer:
-        """The answer to a call.
+        """Return the answer to a call.
 
         Args:
-            seen_saves: the greatest `KeeperRecord.saves` that this keeper has told the asker. If it has fewer now, it
-                was given an older copy of its file, and has forgotten promises: it answers nothing any more.
+            seen_saves: the greatest `KeeperRecord.saves` that this keeper has reported to the client. If the keeper's
+                own count is lower, its file was replaced by an older copy and promises are lost, so the keeper refuses
+                all calls from now on.
         """
         record = self.record
         if record is None or call.incarnation != record.incarnation:
-            return KeeperRefused(Reason.NOT_A_VOTER, keepers=self._told_to_a_stranger(record, call))
+            return KeeperRefused(Reason.NOT_A_VOTER, keepers=self._refuse_stranger(record, call))
         if seen_saves > record.saves:
             self._state = KeeperState.OLDER_COPY
         if self._state is not KeeperState.RUNNING:
@@ -118,8 +123,12 @@ class Acceptor:
             return KeeperRefused(Reason.OLD_SET, keepers=record.keepers)
         return self._answer(record, call.request)
 
-    def _told_to_a_stranger(self, record: KeeperRecord | None, call: KeeperCall) -> KeeperSet | None:
-        """The set of now, for who means a keeper that was here before: all that he knows may have been replaced."""
+    def _refuse_stranger(self, record: KeeperRecord | None, call: KeeperCall) -> KeeperSet | None:
+        """Return the current set for a client of a former incarnation with an older set.
+
+        Every keeper that this client knows may have been replaced since. Return None if this keeper has no vote, or if
+        the client's set is not older.
+        """
         if record is None or self._state is not KeeperState.RUNNING or call.set_number >= record.keepers.number:
             return None
         return record.keepers
@@ -141,9 +150,9 @@ class Acceptor:
     def _prepare(self, record: KeeperRecord, slot: Slot, request: Prepare) -> Answer:
         if request.ballot <= slot.promised:
             return KeeperRefused(Reason.PREEMPTED, ballot=slot.promised)
-        if len(record.slots) >= MOST_KEYS and request.key not in record.slots:
+        if len(record.slots) >= MAX_KEYS and request.key not in record.slots:
             return KeeperRefused(Reason.FAILED)
-        # The claim that stands there is no reason to let a change through that is about to end it.
+        # No claim is exempt here: the change may end the claim that is registered now.
         if request.moves and (wait := self._held_seconds(request.key, slot, None)) > 0:
             return KeeperRefused(Reason.HELD, ballot=slot.promised, wait_seconds=wait)
         promised = replace(slot, promised=request.ballot, moves=slot.moves or request.moves)
@@ -176,12 +185,19 @@ class Acceptor:
         return Released()
 
     def _held_seconds(self, key: str, slot: Slot, after: LeaseClaim | None) -> float:
-        """How long somebody other than `after` has, or may have, a lease from here."""
+        """Return how long a replica other than `after` may have a lease from this keeper.
+
+        The result is in seconds. It includes leases that were given, and those that a keeper which has just started may
+        have given before its restart.
+        """
         may_have = 0.0 if claim_of(slot.entry.value) is None else self.leases.quiet_seconds
         return max(self.leases.held_against(key, after), may_have)
 
     def _save(self, record: KeeperRecord) -> bool:
-        """Whether it is on disk. After a failure that leaves open what is there, nothing is answered any more."""
+        """Save the record, and return True if it is on disk.
+
+        After a failure that may have left either record on disk, the keeper refuses all calls (KeeperState.FAILED).
+        """
         try:
             self._file.save(record)
         except StoreFull:

@@ -1,4 +1,4 @@
-"""What a call on the register of keepers ends with when it is not done."""
+"""Errors of a call on the register."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ from raymq.storage.errors import RayMQError
 
 
 class RegisterError(RayMQError):
-    """Base of what a call on the register can end with."""
+    """Base of all errors of a call on the register."""
 
 
 class RegisterConflict(RegisterError):
-    """The value is another one than the change was made from: nothing was changed. Read it again and decide anew."""
+    """The value differs from the one that the change was made from.
+
+    Nothing was changed. Read the value again and decide again.
+    """
 
 
 class RegisterUnavailable(RegisterError):
-    """No majority of the keepers could be asked: nothing was changed by this call."""
+    """No majority of the keepers could be reached. This call changed nothing."""
 
     retriable = True
 
 
 class RegisterHeld(RegisterError):
-    """The change would take a master away whose lease has not ended, or the keepers have just started: not changed.
+    """The change would replace a master whose lease has not ended, or may not have.
 
-    `.wait_seconds` says when to try again.
+    A keeper that has just started cannot exclude a lease. Nothing was changed. `.wait_seconds` says when to try again.
     """
 
     retriable = True
@@ -33,6 +36,9 @@ class RegisterHeld(RegisterError):
 
 
 class RegisterUnknown(RegisterError):
-    """The change may be made now, or later, or never: `settle` the register before anything is built on either."""
+    """The change may be made now, later or never.
+
+    Call `settle` on the register before anything is built on either outcome.
+    """
 
     retriable = True

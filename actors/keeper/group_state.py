@@ -1,6 +1,6 @@
-"""What the keepers hold of one broker group: who is master, in which epoch, and which replicas are in sync.
+"""The register's value of one broker group: its master, epoch and in-sync replicas.
 
-A few hundred bytes that change a few times a day. All else of a group is in its brokers' logs.
+It is a few hundred bytes that change a few times a day. All other data of a group is in the logs of its brokers.
 
     {"master": 1, "epoch": 7, "inSync": [1, 2], "setEpoch": 12, "lossEpoch": 0,
      "policy": {"mode": "sync", "minInSync": 2},
@@ -17,14 +17,14 @@ from typing import Any, Final
 
 from raymq.storage.errors import InvalidInput
 
-#: So many replicas a group may have.
-MOST_REPLICAS: Final = 16
+#: The most replicas that a group may have.
+MAX_REPLICAS: Final = 16
 #: An epoch is a Java int in RocketMQ's files and commands.
-MOST_EPOCH: Final = (1 << 31) - 1
-#: The JSON of one state is never longer, in bytes.
-MOST_STATE_BYTES: Final = 16 << 10
-#: An identity, an address and a nonce are never longer, in characters.
-MOST_TEXT: Final = 255
+MAX_EPOCH: Final = (1 << 31) - 1
+#: The greatest length of the JSON of one state, in bytes.
+MAX_STATE_BYTES: Final = 16 << 10
+#: The greatest length of an identity, an address or a nonce, in characters.
+MAX_TEXT: Final = 255
 MODES: Final = ("async", "sync")
 
 
@@ -33,9 +33,9 @@ class ReplicaRecord:
     """One replica as it is registered.
 
     Attributes:
-        identity: a random text that its directory was made with; another directory has another one.
+        identity: a random text that was generated with the replica's directory; another directory has another one.
         address: "host:port" where its broker listens.
-        nonce: a random text of its last start. Only the process that started with it speaks for the replica.
+        nonce: a random text of its last start. Only the process that started with it counts as the replica.
     """
 
     identity: str
@@ -45,11 +45,12 @@ class ReplicaRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationPolicy:
-    """What a group promises of an acknowledged message.
+    """The durability that a group guarantees for an acknowledged message.
 
     Attributes:
-        mode: "async": it is as safe as the master's own disk makes it. "sync": every replica in sync has it, too.
-        min_in_sync: with "sync", fewer replicas in sync than this take no message.
+        mode: "async": the message is as safe as the master's own disk makes it, and replicas may lack it. "sync": every
+            replica of the in-sync set has it as well.
+        min_in_sync: with "sync", a group whose in-sync set is smaller than this accepts no messages.
     """
 
     mode: str = "async"
@@ -58,15 +59,15 @@ class ReplicationPolicy:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """The register's value of one group. Made anew for each change; never changed.
+    """The register's value of one group, immutable.
 
     Attributes:
-        master: the replica that may append, None while none is elected.
-        epoch: counts the elections. No two masters have the same one.
-        in_sync: the replicas that have everything that is confirmed; the next master is one of them.
+        master: the replica that may append; None while no master is elected.
+        epoch: counts the elections. No two masters have the same epoch.
+        in_sync: the replicas that have all confirmed records; the next master is one of them.
         set_epoch: counts the changes of `in_sync`.
-        replicas: all of the group, by their numbers, which are 1 or above.
-        loss_epoch: of the last election whose winner may lack what was confirmed, and seen; 0: there was none.
+        replicas: all replicas of the group by their numbers, which are 1 or above.
+        loss_epoch: the epoch of the last election whose winner may lack confirmed records; 0: no such election.
     """
 
     master: int | None = None
@@ -77,12 +78,18 @@ class GroupState:
     policy: ReplicationPolicy = ReplicationPolicy()
     loss_epoch: int = 0
 
-    def electing(self) -> GroupState:
-        """Without a master, in the next epoch: what all who are told of it refuse the former master from."""
+    def start_election(self) -> GroupState:
+        """Return the state without a master, in the next epoch.
+
+        Every replica that receives this epoch refuses requests of the former master.
+        """
         return dataclasses.replace(self, master=None, epoch=self.epoch + 1)
 
     def elected(self, master: int, in_sync: Collection[int], *, may_lack: bool = False) -> GroupState:
-        """With this master, in the epoch of the election; `may_lack`: it may not have all that was confirmed."""
+        """Return the state with this master, in the current epoch of the election.
+
+        `may_lack`: the master may lack records that were confirmed.
+        """
         return dataclasses.replace(
             self,
             master=master,
@@ -92,42 +99,48 @@ class GroupState:
         )
 
     def with_set(self, in_sync: Collection[int]) -> GroupState:
-        """With another set of replicas in sync."""
+        """Return the state with another in-sync set."""
         return dataclasses.replace(self, in_sync=frozenset(in_sync), set_epoch=self.set_epoch + 1)
 
     def with_replica(self, number: int, record: ReplicaRecord) -> GroupState:
-        """With a replica that is new, or has started anew. The first one of a group is in sync with itself."""
+        """Return the state with a replica that is new or has restarted.
+
+        The first replica of a group is the in-sync set.
+        """
         replicas = {**self.replicas, number: record}
         in_sync = self.in_sync or frozenset({number})
         return dataclasses.replace(self, replicas=dict(sorted(replicas.items())), in_sync=in_sync)
 
     def without_replica(self, number: int) -> GroupState:
-        """Without a replica that is gone for good; it must be neither master nor in sync."""
+        """Return the state without a replica that is removed for good.
+
+        The replica must be neither master nor in sync.
+        """
         replicas = {each: record for each, record in self.replicas.items() if each != number}
         return dataclasses.replace(self, replicas=replicas)
 
     def validate(self) -> None:
-        """Check everything that a state has to be, whoever made it.
+        """Raise InvalidInput unless the state is valid.
 
         Raises:
-            InvalidInput: it is not; what is wrong is named.
+            InvalidInput: the state breaks a rule, which the error names.
         """
-        _check(0 <= self.epoch <= MOST_EPOCH, "epoch", f"0..{MOST_EPOCH}", self.epoch)
-        _check(0 <= self.set_epoch <= MOST_EPOCH, "setEpoch", f"0..{MOST_EPOCH}", self.set_epoch)
+        _check(0 <= self.epoch <= MAX_EPOCH, "epoch", f"0..{MAX_EPOCH}", self.epoch)
+        _check(0 <= self.set_epoch <= MAX_EPOCH, "setEpoch", f"0..{MAX_EPOCH}", self.set_epoch)
         _check(0 <= self.loss_epoch <= self.epoch, "lossEpoch", f"0..{self.epoch}", self.loss_epoch)
-        _check(len(self.replicas) <= MOST_REPLICAS, "replicas", f"at most {MOST_REPLICAS}", len(self.replicas))
+        _check(len(self.replicas) <= MAX_REPLICAS, "replicas", f"at most {MAX_REPLICAS}", len(self.replicas))
         _check(all(each >= 1 for each in self.replicas), "replicas", "numbers from 1 on", list(self.replicas))
         _check(self.in_sync <= self.replicas.keys(), "inSync", "replicas of the group", sorted(self.in_sync))
         _check(bool(self.in_sync) or not self.replicas, "inSync", "never empty", [])
         _check(self.master is None or self.master in self.in_sync, "master", "in sync", self.master)
         _check(self.policy.mode in MODES, "policy.mode", f"one of {MODES}", self.policy.mode)
-        _check(1 <= self.policy.min_in_sync <= MOST_REPLICAS, "policy.minInSync", "1..16", self.policy.min_in_sync)
+        _check(1 <= self.policy.min_in_sync <= MAX_REPLICAS, "policy.minInSync", "1..16", self.policy.min_in_sync)
         for record in self.replicas.values():
             for text in (record.identity, record.address, record.nonce):
-                _check(0 < len(text) <= MOST_TEXT, "replicas", f"texts of 1..{MOST_TEXT} characters", text)
+                _check(0 < len(text) <= MAX_TEXT, "replicas", f"texts of 1..{MAX_TEXT} characters", text)
 
     def to_json(self) -> dict[str, Any]:
-        """The state as JSON values."""
+        """Return the state as JSON values."""
         return {
             "master": self.master,
             "epoch": self.epoch,
@@ -139,15 +152,18 @@ class GroupState:
         }
 
     def encode(self) -> bytes:
-        """The state as JSON of one line, at most `MOST_STATE_BYTES` long; InvalidInput if it is none."""
+        """Return the state as JSON on one line, at most `MAX_STATE_BYTES` long.
+
+        Raise InvalidInput if the state is invalid or too long.
+        """
         self.validate()
         encoded = json.dumps(self.to_json(), separators=(",", ":")).encode()
-        _check(len(encoded) <= MOST_STATE_BYTES, "state", f"at most {MOST_STATE_BYTES} B of JSON", len(encoded))
+        _check(len(encoded) <= MAX_STATE_BYTES, "state", f"at most {MAX_STATE_BYTES} B of JSON", len(encoded))
         return encoded
 
     @classmethod
     def from_json(cls, raw: object) -> GroupState:
-        """The state that `to_json` made; InvalidInput if it is of another form."""
+        """Return the state that `to_json` encoded; raise InvalidInput for any other form."""
         try:
             if not isinstance(raw, dict):
                 raise TypeError("not an object")
@@ -156,7 +172,7 @@ class GroupState:
                 epoch=_whole(raw["epoch"]),
                 in_sync=frozenset(_whole(each) for each in raw["inSync"]),
                 set_epoch=_whole(raw["setEpoch"]),
-                loss_epoch=_whole(raw.get("lossEpoch", 0)),  # RayMQ 0.1 had none
+                loss_epoch=_whole(raw.get("lossEpoch", 0)),  # RayMQ 0.1 did not write it
                 replicas={
                     int(number): ReplicaRecord(
                         _text(record["identity"]), _text(record["address"]), _text(record["nonce"])
@@ -172,8 +188,8 @@ class GroupState:
 
     @classmethod
     def decode(cls, encoded: bytes) -> GroupState:
-        """The state in `encoded`; InvalidInput if it is too long or of another form."""
-        _check(len(encoded) <= MOST_STATE_BYTES, "state", f"at most {MOST_STATE_BYTES} B", len(encoded))
+        """Return the state in `encoded`; raise InvalidInput if it is too long or malformed."""
+        _check(len(encoded) <= MAX_STATE_BYTES, "state", f"at most {MAX_STATE_BYTES} B", len(encoded))
         try:
             raw = json.loads(encoded)
         except (ValueError, RecursionError) as error:

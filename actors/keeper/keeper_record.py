@@ -1,4 +1,4 @@
-"""All that a keeper knows, as it stands in its file, and the seam behind which the file is.
+"""The state that a keeper persists, and the interface of its file.
 
 {"cluster": "c1", "number": 2, "incarnation": "8a..", "saves": 17, "keepers": {...},
  "keys": {"broker-a": {"promised": [7, 12], "moves": false, "accepted": [7, 12], "entry": {...}}}}
@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from raymq.actors.keeper.keeper_codec import ballot_from, registered_from, registered_json
+from raymq.actors.keeper.keeper_messages import NO_BALLOT, NOTHING, Ballot, Registered
 from raymq.actors.keeper.keeper_set import KeeperSet
-from raymq.actors.keeper.message_json import ballot_from, registered_from, registered_json
-from raymq.actors.keeper.messages import NO_BALLOT, NOTHING, Ballot, Registered
 from raymq.storage.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a keeper has promised and accepted for one key.
+    """The promised ballot and the accepted value of one key.
 
     Attributes:
-        moves: whether the promise is for a change of the master; until a value is accepted no lease is given.
+        moves: whether the promise is for a change of the master; if so, no lease is given until a value is accepted.
     """
 
     promised: Ballot = NO_BALLOT
@@ -33,14 +33,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class KeeperRecord:
-    """A keeper's memory, made anew for each change.
+    """The state of one keeper, immutable.
 
     Attributes:
         number: the keeper's number in the set.
-        incarnation: a random text that the file was made with.
-        keepers: the newest set that this keeper has accepted; of number 0 before it was told of any.
-        saves: counts the changes of this record. Who asks a keeper says the greatest count that it has told him: one
-            that has fewer has been given an older copy of its file.
+        incarnation: a random text that was generated with the file.
+        keepers: the newest set that this keeper has accepted; number 0 before it has accepted any.
+        saves: counts the changes of this record. A client sends the greatest count that the keeper has reported to it;
+            a keeper whose own count is lower has an older copy of its file.
     """
 
     cluster: str
@@ -51,13 +51,13 @@ class KeeperRecord:
     saves: int = 0
 
     def with_slot(self, key: str, slot: Slot) -> KeeperRecord:
-        """With this for one key."""
+        """Return the record with this slot for `key`, and one more save."""
         keepers = slot.entry.value if isinstance(slot.entry.value, KeeperSet) else self.keepers
         slots = {**self.slots, key: slot}
         return KeeperRecord(self.cluster, self.number, self.incarnation, keepers, slots, self.saves + 1)
 
     def encode(self) -> bytes:
-        """The record as JSON of one line."""
+        """Return the record as JSON on one line."""
         told: dict[str, Any] = {
             "cluster": self.cluster,
             "number": self.number,
@@ -78,7 +78,7 @@ class KeeperRecord:
 
     @classmethod
     def decode(cls, encoded: bytes) -> KeeperRecord:
-        """What `encode` made; InvalidInput if it is of another form."""
+        """Return the record that `encode` wrote; raise InvalidInput for any other form."""
         try:
             raw = json.loads(encoded)
             keepers = raw["keepers"]
@@ -100,12 +100,14 @@ class KeeperRecord:
 
 
 class KeeperFile(Protocol):
-    """Where a keeper's record lies. One thread."""
+    """The storage of a keeper's record. Used by one thread."""
 
     def save(self, record: KeeperRecord) -> None:
-        """Keep the record in place of the one before; it survives a loss of power when this returns.
+        """Replace the saved record by this one.
+
+        It survives a loss of power once this returns.
 
         Raises:
-            StoreFull: not kept; the one before stays.
-            StoreFailed: the one before stays, or this one is there and may not survive.
+            StoreFull: not saved; the former record stays.
+            StoreFailed: the former record stays, or this one is in the file and may not survive.
         """

@@ -1,4 +1,7 @@
-"""The register made of keepers: compare-and-set on a majority of them. How they are reached is handed in."""
+"""The register made of keepers: compare-and-set on a majority of them.
+
+The transport to the keepers is passed in.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,7 @@ from typing import Final, Protocol
 
 from raymq.actors.keeper.errors import RegisterConflict, RegisterHeld, RegisterUnavailable, RegisterUnknown
 from raymq.actors.keeper.group_state import GroupState
-from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.leases import LEASE_SECONDS, claim_of
-from raymq.actors.keeper.messages import (
+from raymq.actors.keeper.keeper_messages import (
     KEEPERS,
     AcceptedBallot,
     Ballot,
@@ -28,87 +29,101 @@ from raymq.actors.keeper.messages import (
     Renew,
     Standing,
 )
+from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
+from raymq.actors.keeper.master_lease import LEASE_SECONDS, claim_of
 from raymq.actors.keeper.proposal import (
     Answers,
     Proposal,
-    calls,
-    enough,
+    answers_of_kind,
+    calls_to_all,
+    decided_value,
     has_lease,
     longest_wait,
-    read_at_once,
-    refusal,
-    those,
+    main_refusal,
+    majority_reached,
 )
 
-#: So often a change is attempted that others keep preempting, or that meets a newer set of keepers.
+#: The most attempts of a change that other proposers preempt, or that meets a newer set of keepers.
 _ATTEMPTS: Final = 6
-#: So often a reader looks before it decides anew what stands, which comes in the way of others.
+#: The most reads without a promise, before the reader decides the value again and so preempts other proposers.
 _LOOKS: Final = 3
-#: Between two attempts, times the number of attempts so far, times something random of up to 1.
+#: The pause between two attempts: this, times the number of attempts so far, times a random factor of up to 1.
 _PAUSE_SECONDS: Final = 0.1
 
 
-class KeeperDoor(Protocol):
-    """How keepers are reached: the only thing here that knows sockets or actors."""
+class QuorumTransport(Protocol):
+    """The transport to the keepers, over sockets or actors."""
 
     async def ask(
         self, keepers: KeeperSet, asked: Mapping[int, KeeperCall], is_enough: Callable[[Answers], bool]
     ) -> Answers:
-        """Ask these keepers at the same time; what has been answered once that is enough, or at the latest after a
-        time-out of its own, shorter than a lease. Who cannot be reached is not in it. Never fails.
+        """Send calls to keepers at the same time; return the answers once they are enough.
+
+        It returns at the latest after a time-out of its own, which is shorter than a lease. The result lacks keepers
+        that have not answered. It never fails.
         """
 
     async def pause(self, seconds: float) -> None:
-        """Return after so many seconds."""
+        """Sleep for so many seconds."""
 
 
 class KeeperRegister:
-    """`Register` on keepers, and the changes of the set of keepers. Coroutines of one event loop."""
+    """`Register` on keepers, and changes of the set of keepers.
 
-    def __init__(self, keepers: KeeperSet, door: KeeperDoor, random: Callable[[int], int] = secrets.randbelow) -> None:
-        """`keepers`: as known here; a keeper that knows a newer set says so. `random`: a number below the argument."""
+    Its methods are coroutines of one event loop.
+    """
+
+    def __init__(
+        self, keepers: KeeperSet, door: QuorumTransport, random: Callable[[int], int] = secrets.randbelow
+    ) -> None:
+        """Create the register with the set that is known here.
+
+        `keepers` may be old: a keeper that knows a newer set reports it. `random` returns a number below its argument.
+        """
         self.keepers = keepers
         self._door = door
         self._random = random
         self._proposer = 1 + random((1 << 62) - 1)
         self._round = 0
-        #: Groups whose last renewal a majority has not granted.
-        self._unheard: set[str] = set()
+        #: The groups whose last renewal was not granted by a majority.
+        self._ungranted: set[str] = set()
 
     async def read(self, group: str) -> Registered:
-        """As `Register.read`."""
+        """Return a group's value, as `Register.read` describes."""
         return await self._read(group)
 
     async def settle(self, group: str) -> Registered:
-        """As `Register.settle`."""
-        return await self._decide_anew(group)
+        """Decide a group's value again, as `Register.settle` describes."""
+        return await self._decide_again(group)
 
     async def change(self, group: str, before: Registered, after: GroupState) -> Registered:
-        """As `Register.change`."""
+        """Replace a group's value, as `Register.change` describes."""
         after.encode()
         return await self._change(group, before, after)
 
     async def groups(self) -> Sequence[str]:
-        """As `Register.groups`."""
+        """Return the names of all groups, as `Register.groups` describes."""
         return [key for key in await self._keys() if key != KEEPERS]
 
     async def renew(self, group: str, claim: LeaseClaim) -> float:
-        """As `Register.renew`."""
-        if group in self._unheard:
-            # Keepers may hear who does not hear them: it must not hold up an election for ever.
+        """Give or extend a master's lease, as `Register.renew` describes."""
+        if group in self._ungranted:
+            # A master may reach the keepers without receiving answers: it must not block an election for ever.
             await self._read(group)
-        self._unheard.add(group)
+        self._ungranted.add(group)
         keepers = self.keepers
-        answers = await self._door.ask(keepers, calls(keepers, Renew(group, claim)), enough(keepers, LeaseGiven))
+        answers = await self._door.ask(
+            keepers, calls_to_all(keepers, Renew(group, claim)), majority_reached(keepers, LeaseGiven)
+        )
         if has_lease(keepers, answers):
-            self._unheard.discard(group)
-            return min(each.seconds for each in those(answers, LeaseGiven).values())
-        reasons = {each.reason for each in those(answers, KeeperRefused).values()}
+            self._ungranted.discard(group)
+            return min(each.seconds for each in answers_of_kind(answers, LeaseGiven).values())
+        reasons = {each.reason for each in answers_of_kind(answers, KeeperRefused).values()}
         if self._is_outdated(answers):
             await self._learn_keepers(answers)
         elif reasons & {Reason.NOT_MASTER, Reason.ELECTING}:
-            # Some are behind, or somebody began to change the master and died: what stands is decided anew by all.
-            standing = await self._decide_anew(group)
+            # Keepers are behind, or a proposer crashed during a change of the master: decide the value again at all.
+            standing = await self._decide_again(group)
             if claim_of(standing.value) != claim:
                 raise RegisterConflict(f"{group}: {claim.replica} is not the master of epoch {claim.epoch}")
         elif Reason.HELD in reasons:
@@ -116,46 +131,52 @@ class KeeperRegister:
         raise RegisterUnavailable(f"{group}: no majority of the keepers gives the lease now")
 
     async def release(self, group: str, claim: LeaseClaim) -> None:
-        """As `Register.release`."""
+        """End a master's lease, as `Register.release` describes."""
         keepers = self.keepers
-        await self._door.ask(keepers, calls(keepers, Release(group, claim)), _all(keepers))
+        await self._door.ask(keepers, calls_to_all(keepers, Release(group, claim)), _all(keepers))
 
     async def add_keeper(self, number: int, member: KeeperMember) -> KeeperSet:
-        """Take a keeper in; the set with it.
+        """Add a keeper, and return the set with it.
 
-        A change that somebody has begun and not finished is finished first.
+        A change that was begun and not completed is completed first.
 
         Raises:
-            InvalidInput: there is such a keeper, or there are too many.
+            InvalidInput: the number is in use, or there are too many keepers.
             RegisterConflict, RegisterHeld, RegisterUnavailable, RegisterUnknown: as `Register.change`.
         """
         await self.finish_change()
-        return await self._change_keepers(self.keepers.adding(number, member))
+        return await self._change_keepers(self.keepers.with_member(number, member))
 
     async def remove_keeper(self, number: int) -> KeeperSet:
-        """Let a keeper go, one that is lost, too; the set without it. Raises as `add_keeper`."""
+        """Remove a keeper, which may be lost, and return the set without it.
+
+        Raise the errors of `add_keeper`.
+        """
         await self.finish_change()
-        return await self._change_keepers(self.keepers.removing(number))
+        return await self._change_keepers(self.keepers.without_member(number))
 
     async def finish_change(self) -> KeeperSet:
-        """Finish a change of the set that somebody has begun; the set. Raises as `add_keeper`."""
+        """Complete a change of the set that was begun, and return the set.
+
+        Raise the errors of `add_keeper`.
+        """
         entry = await self._read(KEEPERS)
         if isinstance(entry.value, KeeperSet):
             self.keepers = entry.value
         if self.keepers.before is not None:
-            # Every value has to lie with both majorities before one of them counts alone.
+            # Every value has to be stored at both majorities before one of them is enough.
             for key in await self._keys():
-                await self._decide_anew(key)
+                await self._decide_again(key)
             entry = await self._read(KEEPERS)
-            # The next change may leave out a majority that has given a lease under the former set: it is over by then.
+            # The next change may exclude a majority of the former set that has given a lease: wait until it has ended.
             await self._door.pause(LEASE_SECONDS)
             self._take_keepers(await self._change(KEEPERS, entry, self.keepers.settled()))
         return self.keepers
 
     async def _change_keepers(self, after: KeeperSet) -> KeeperSet:
         before = await self._read(KEEPERS)
-        # Under both majorities from the first request on.
-        self._take_keepers(await self._change(KEEPERS, before, after, keepers=_asked_as(self.keepers, after)))
+        # Both majorities are needed from the first request on.
+        self._take_keepers(await self._change(KEEPERS, before, after, keepers=_keepers_for_change(self.keepers, after)))
         return await self.finish_change()
 
     async def _read(self, key: str) -> Registered:
@@ -163,20 +184,23 @@ class KeeperRegister:
             keepers = self.keepers
             asked = Proposal(keepers, key, Ballot(0, 0)).inquire()
             answers = await self._door.ask(keepers, asked, _agreed(keepers))
-            if (entry := read_at_once(keepers, answers)) is not None:
+            if (entry := decided_value(keepers, answers)) is not None:
                 return entry
             if self._is_outdated(answers):
                 await self._learn_keepers(answers)
-            elif not keepers.has_majority(those(answers, Standing)):
-                # To decide anew would fail as well, and get in the way of those whose answers do arrive.
+            elif not keepers.has_majority(answers_of_kind(answers, Standing)):
+                # Deciding again would fail as well, and preempt proposers that receive their answers.
                 raise RegisterUnavailable(f"{key}: no majority of the keepers answers")
             elif attempt < _LOOKS:
-                # A change is under way, most likely: deciding anew would only come in its way.
+                # Most likely a change is in progress, and deciding again would preempt it.
                 await self._door.pause(_PAUSE_SECONDS * self._random(1000) / 1000)
-        return await self._decide_anew(key)
+        return await self._decide_again(key)
 
-    async def _decide_anew(self, key: str) -> Registered:
-        """What stands, decided again under a new ballot, so that all who can be reached have it."""
+    async def _decide_again(self, key: str) -> Registered:
+        """Decide the current value again under a new ballot.
+
+        All keepers that can be reached have it then. Raise RegisterUnavailable if that fails.
+        """
         try:
             return await self._decide(key, None, None, moves=False)
         except (RegisterUnknown, RegisterHeld, RegisterConflict) as error:
@@ -198,12 +222,12 @@ class KeeperRegister:
         moves: bool,
         keepers: KeeperSet | None = None,
     ) -> Registered:
-        """Decide `wanted` in the place of `before`, or without these what stands."""
+        """Decide `wanted` in the place of `before`; without both, the current value."""
         accepts_out = False
         for attempt in range(1, _ATTEMPTS + 1):
             used = keepers or self.keepers
             proposal = Proposal(used, key, self._ballot(), moves=moves)
-            answers = await self._door.ask(used, proposal.prepare(), enough(used, Promised))
+            answers = await self._door.ask(used, proposal.prepare(), majority_reached(used, Promised))
             standing = proposal.promised(answers)
             if standing is not None:
                 # Another value than `before` is decided before it is a conflict: a minority alone may have accepted it,
@@ -212,7 +236,7 @@ class KeeperRegister:
                 if wanted is not None and before is not None and standing.change == before.change:
                     entry = wanted
                 is_ours = wanted is None or entry.change == wanted.change
-                answers = await self._door.ask(used, proposal.accept(entry), enough(used, AcceptedBallot))
+                answers = await self._door.ask(used, proposal.accept(entry), majority_reached(used, AcceptedBallot))
                 if proposal.is_chosen(answers):
                     if is_ours:
                         return entry
@@ -226,7 +250,7 @@ class KeeperRegister:
         raise RegisterUnavailable(f"{key}: others keep deciding at the same time")
 
     async def _after_failure(self, key: str, answers: Answers, attempt: int, *, accepts_out: bool) -> None:
-        """Return if another attempt may help."""
+        """Return if another attempt may help, else raise the error of the call."""
         if self._is_outdated(answers):
             try:
                 await self._learn_keepers(answers)
@@ -235,7 +259,7 @@ class KeeperRegister:
                     raise RegisterUnknown(f"{key}: a part of the keepers may have accepted it: {error}") from error
                 raise
             return
-        told = refusal(answers)
+        told = main_refusal(answers)
         if told is None or told.reason is Reason.HELD:
             if accepts_out:
                 raise RegisterUnknown(f"{key}: a part of the keepers may have accepted it")
@@ -246,17 +270,23 @@ class KeeperRegister:
         await self._door.pause(_PAUSE_SECONDS * attempt * self._random(1000) / 1000)
 
     def _is_outdated(self, answers: Answers) -> bool:
-        """Whether a keeper names a newer set, be it one of another incarnation than was asked for."""
-        told = those(answers, KeeperRefused).values()
+        """Return True if a keeper's refusal names a newer set than the one known here.
+
+        The refusal may also come from another incarnation than the call was for.
+        """
+        told = answers_of_kind(answers, KeeperRefused).values()
         return any(each.keepers is not None and each.keepers.number > self.keepers.number for each in told)
 
     async def _learn_keepers(self, answers: Answers) -> None:
-        """Take the newest set that was named. It is used for good only once it is known to be decided."""
-        named = [each.keepers for each in those(answers, KeeperRefused).values() if each.keepers is not None]
+        """Adopt the newest set that was named.
+
+        The set is kept only after it is known to be decided.
+        """
+        named = [each.keepers for each in answers_of_kind(answers, KeeperRefused).values() if each.keepers is not None]
         newest = max(named, key=lambda each: each.number, default=self.keepers)
         if newest.number > self.keepers.number:
             self.keepers = newest
-            self._take_keepers(await self._decide_anew(KEEPERS))
+            self._take_keepers(await self._decide_again(KEEPERS))
 
     def _take_keepers(self, entry: Registered) -> None:
         if isinstance(entry.value, KeeperSet) and entry.value.number >= self.keepers.number:
@@ -264,8 +294,8 @@ class KeeperRegister:
 
     async def _keys(self) -> list[str]:
         keepers = self.keepers
-        answers = await self._door.ask(keepers, calls(keepers, ListKeys()), enough(keepers, Keys))
-        listed = those(answers, Keys)
+        answers = await self._door.ask(keepers, calls_to_all(keepers, ListKeys()), majority_reached(keepers, Keys))
+        listed = answers_of_kind(answers, Keys)
         if not keepers.has_majority(listed):
             raise RegisterUnavailable("no majority of the keepers answers")
         return sorted({key for each in listed.values() for key in each.keys})
@@ -276,17 +306,20 @@ class KeeperRegister:
 
 
 def _all(keepers: KeeperSet) -> Callable[[Answers], bool]:
-    return lambda answers: len(those(answers, Released)) == len(keepers.everyone)
+    return lambda answers: len(answers_of_kind(answers, Released)) == len(keepers.all_members)
 
 
 def _agreed(keepers: KeeperSet) -> Callable[[Answers], bool]:
     return lambda answers: (
-        read_at_once(keepers, answers) is not None
-        or len(answers) == len(keepers.everyone)
-        or not keepers.may_have_majority(answers.keys() - those(answers, Standing).keys())
+        decided_value(keepers, answers) is not None
+        or len(answers) == len(keepers.all_members)
+        or not keepers.may_have_majority(answers.keys() - answers_of_kind(answers, Standing).keys())
     )
 
 
-def _asked_as(known: KeeperSet, after: KeeperSet) -> KeeperSet:
-    """The set to ask for the first step of a change: both majorities, under the number that keepers know."""
+def _keepers_for_change(known: KeeperSet, after: KeeperSet) -> KeeperSet:
+    """Return the set for the first step of a change: both majorities, known number.
+
+    The keepers still know the number of `known`, and refuse any other one.
+    """
     return KeeperSet(known.number, after.members, after.before)

@@ -1,10 +1,12 @@
-"""Which keepers there are, and how many of them decide. They change one at a time.
+"""The set of keepers and its majorities.
 
-A keeper is known by its number and by its *incarnation*, a random text that its file was made with: a keeper whose disk
-was emptied has another one, and its voice counts for nothing until the others have taken it in again as a new keeper.
+Keepers are added and removed one at a time. A keeper is identified by its number and by its *incarnation*, a random
+text that was generated with its file. A keeper whose disk was wiped has another incarnation, and its vote does not
+count until the others have added it as a new keeper.
 
-While a change is under way (`before` is not None) both majorities are needed, that of the keepers before it and that of
-the keepers after it. It is over when every value is known to lie with both; only then may the next change begin.
+While a change is in progress (`before` is not None) two majorities are needed: one of the keepers before the change and
+one of the keepers after it. The change is complete when every value is known to be stored at both majorities; only then
+may the next change begin.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from typing import Any, Final
 
 from raymq.storage.errors import InvalidInput
 
-#: More keepers than this only make each change slower.
-MOST_KEEPERS: Final = 7
+#: More keepers would only make each change slower.
+MAX_KEEPERS: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperMember:
-    """One keeper: where it listens ("host:port", or an actor's name) and which incarnation of it is meant."""
+    """One keeper: its address ("host:port", or an actor's name) and its incarnation."""
 
     address: str
     incarnation: str
@@ -30,40 +32,49 @@ class KeeperMember:
 
 @dataclass(frozen=True, slots=True)
 class KeeperSet:
-    """The keepers of a cluster. `number` counts their changes; keepers refuse who knows an older set than they do."""
+    """The keepers of a cluster.
+
+    `number` counts the changes of the set. A keeper refuses clients that know an older set than it does.
+    """
 
     number: int = 0
     members: Mapping[int, KeeperMember] = field(default_factory=dict)
     before: Mapping[int, KeeperMember] | None = None
 
     @property
-    def everyone(self) -> Mapping[int, KeeperMember]:
-        """All who are asked: those of before a change that is under way, too."""
+    def all_members(self) -> Mapping[int, KeeperMember]:
+        """Return all keepers to send to, also those from before a change in progress."""
         return {**(self.before or {}), **self.members}
 
     def has_majority(self, agreed: Collection[int]) -> bool:
-        """Whether so many agree that no other decision can have been made without one of them."""
+        """Return True if these keepers are a majority.
+
+        Then no other decision can have been made without one of them.
+        """
         return all(2 * sum(each in agreed for each in group) > len(group) for group in self._groups())
 
     def may_have_majority(self, refused: Collection[int]) -> bool:
-        """Whether the rest could still be a majority once these did not agree."""
-        return self.has_majority(self.everyone.keys() - set(refused))
+        """Return True if the keepers that have not refused could still be a majority."""
+        return self.has_majority(self.all_members.keys() - set(refused))
 
-    def adding(self, number: int, member: KeeperMember) -> KeeperSet:
-        """The set while a keeper is taken in.
+    def with_member(self, number: int, member: KeeperMember) -> KeeperSet:
+        """Return the set during the addition of a keeper.
 
         Raises:
-            InvalidInput: another change is under way, or there is such a keeper, or there are too many.
+            InvalidInput: another change is in progress, the number is in use, or there are too many keepers.
         """
         self._check_settled()
         if number in self.members:
             raise InvalidInput("keeper", "a number that no keeper has", number)
-        if len(self.members) >= MOST_KEEPERS:
-            raise InvalidInput("keepers", f"at most {MOST_KEEPERS}", len(self.members) + 1)
+        if len(self.members) >= MAX_KEEPERS:
+            raise InvalidInput("keepers", f"at most {MAX_KEEPERS}", len(self.members) + 1)
         return KeeperSet(self.number + 1, {**self.members, number: member}, self.members)
 
-    def removing(self, number: int) -> KeeperSet:
-        """The set while a keeper is let go; raises as `adding`, and if it is the last one."""
+    def without_member(self, number: int) -> KeeperSet:
+        """Return the set during the removal of a keeper.
+
+        Raise InvalidInput if another change is in progress, the keeper is unknown, or it is the last one.
+        """
         self._check_settled()
         if number not in self.members:
             raise InvalidInput("keeper", f"one of {sorted(self.members)}", number)
@@ -73,11 +84,11 @@ class KeeperSet:
         return KeeperSet(self.number + 1, rest, self.members)
 
     def settled(self) -> KeeperSet:
-        """The set after the change."""
+        """Return the set after the change in progress."""
         return dataclasses.replace(self, number=self.number + 1, before=None)
 
     def follows(self, former: KeeperSet) -> bool:
-        """Whether this is what one allowed step makes of `former`."""
+        """Return True if this set is the result of one allowed step from `former`."""
         if self.number != former.number + 1:
             return False
         if former.before is not None:
@@ -87,7 +98,7 @@ class KeeperSet:
         return self.before == former.members and differing == 1
 
     def to_json(self) -> dict[str, Any]:
-        """The set as JSON values."""
+        """Return the set as JSON values."""
         return {
             "number": self.number,
             "members": _members_json(self.members),
@@ -96,7 +107,7 @@ class KeeperSet:
 
     @classmethod
     def from_json(cls, raw: object) -> KeeperSet:
-        """What `to_json` made; InvalidInput if it is of another form."""
+        """Return the set that `to_json` encoded; raise InvalidInput for any other form."""
         try:
             if not isinstance(raw, dict) or type(raw["number"]) is not int or raw["number"] < 0:
                 raise TypeError("not a set of keepers")
@@ -104,8 +115,8 @@ class KeeperSet:
             made = cls(raw["number"], _members(raw["members"]), None if before is None else _members(before))
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise InvalidInput("keepers", "a set of keepers", f"{error!r}") from error
-        if not 0 < len(made.members) <= MOST_KEEPERS or len(made.before or ()) > MOST_KEEPERS:
-            raise InvalidInput("keepers", f"1..{MOST_KEEPERS}", len(made.members))
+        if not 0 < len(made.members) <= MAX_KEEPERS or len(made.before or ()) > MAX_KEEPERS:
+            raise InvalidInput("keepers", f"1..{MAX_KEEPERS}", len(made.members))
         return made
 
     def _groups(self) -> list[Mapping[int, KeeperMember]]:

@@ -1,7 +1,8 @@
-"""One attempt to decide a value, as decisions over what keepers have answered. No I/O.
+"""One attempt to decide a value, computed from the answers of keepers.
 
-A `Proposal` makes the requests, says when enough answers are there, and which value they oblige it to. Who drives it
-(`KeeperRegister`) sends and waits.
+The module performs no I/O. A `Proposal` makes the requests, and returns the value that the promises bind it to;
+functions beside it say when there are enough answers. Its caller (`KeeperRegister`) sends the requests and waits for
+the answers.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from raymq.actors.keeper.keeper_set import KeeperSet
-from raymq.actors.keeper.messages import (
+from raymq.actors.keeper.keeper_messages import (
     NO_BALLOT,
     NOTHING,
     Accept,
@@ -28,39 +28,47 @@ from raymq.actors.keeper.messages import (
     Request,
     Standing,
 )
+from raymq.actors.keeper.keeper_set import KeeperSet
 
-#: What keepers have answered, by their numbers. Who has not answered is not in it.
+#: The answers of keepers by their numbers, without the keepers that have not answered.
 Answers = Mapping[int, Answer]
 _T = TypeVar("_T", bound=Answer)
-#: These refusals are told to the caller rather than tried again, the first of them that somebody said.
+#: The refusals that `main_refusal` may return, in descending priority.
 _TOLD: Final = (Reason.OLD_SET, Reason.HELD, Reason.PREEMPTED)
 
 
-def calls(keepers: KeeperSet, request: Request) -> dict[int, KeeperCall]:
-    """The same request to every keeper."""
+def calls_to_all(keepers: KeeperSet, request: Request) -> dict[int, KeeperCall]:
+    """Return the same request for every keeper."""
     return {
-        number: KeeperCall(keepers.number, member.incarnation, request) for number, member in keepers.everyone.items()
+        number: KeeperCall(keepers.number, member.incarnation, request)
+        for number, member in keepers.all_members.items()
     }
 
 
-def those(answers: Answers, kind: type[_T]) -> dict[int, _T]:
-    """The answers of one kind."""
+def answers_of_kind(answers: Answers, kind: type[_T]) -> dict[int, _T]:
+    """Return the answers of one type."""
     return {number: answer for number, answer in answers.items() if isinstance(answer, kind)}
 
 
-def enough(keepers: KeeperSet, kind: type[Answer]) -> Callable[[Answers], bool]:
-    """Whether no further answer can change anything: a majority has answered so, or cannot any more."""
+def majority_reached(keepers: KeeperSet, kind: type[Answer]) -> Callable[[Answers], bool]:
+    """Return a predicate that is True once further answers cannot change the outcome.
+
+    A majority has answered with `kind`, or no majority can do so any more.
+    """
 
     def is_enough(answers: Answers) -> bool:
-        agreed = those(answers, kind)
+        agreed = answers_of_kind(answers, kind)
         return keepers.has_majority(agreed) or not keepers.may_have_majority(answers.keys() - agreed.keys())
 
     return is_enough
 
 
-def refusal(answers: Answers) -> KeeperRefused | None:
-    """The refusal that says most about why there is no majority; None if nobody has refused for such a reason."""
-    refused = those(answers, KeeperRefused).values()
+def main_refusal(answers: Answers) -> KeeperRefused | None:
+    """Return the refusal that explains best why there is no majority.
+
+    Return None if no keeper has refused for one of the reasons in `_TOLD`.
+    """
+    refused = answers_of_kind(answers, KeeperRefused).values()
     for reason in _TOLD:
         found = [each for each in refused if each.reason is reason]
         if found:
@@ -69,13 +77,16 @@ def refusal(answers: Answers) -> KeeperRefused | None:
 
 
 def longest_wait(answers: Answers) -> float:
-    """How long a lease is in the way, by those who said so; in seconds."""
-    return max((each.wait_seconds for each in those(answers, KeeperRefused).values()), default=0.0)
+    """Return the longest `wait_seconds` of the refusals: how long a lease blocks the change."""
+    return max((each.wait_seconds for each in answers_of_kind(answers, KeeperRefused).values()), default=0.0)
 
 
-def read_at_once(keepers: KeeperSet, answers: Answers) -> Registered | None:
-    """The value, if a majority has accepted it under one ballot: nothing later can have been decided. Else None."""
-    standing = those(answers, Standing)
+def decided_value(keepers: KeeperSet, answers: Answers) -> Registered | None:
+    """Return the value that a majority has accepted under one ballot.
+
+    Nothing later can have been decided then. Return None if there is no such majority.
+    """
+    standing = answers_of_kind(answers, Standing)
     newest = max((each.accepted for each in standing.values()), default=NO_BALLOT)
     agreed = {number: each for number, each in standing.items() if each.accepted == newest}
     if not keepers.has_majority(agreed):
@@ -84,12 +95,15 @@ def read_at_once(keepers: KeeperSet, answers: Answers) -> Registered | None:
 
 
 def has_lease(keepers: KeeperSet, answers: Answers) -> bool:
-    """Whether a majority has given the lease."""
-    return keepers.has_majority(those(answers, LeaseGiven))
+    """Return True if a majority has given the lease."""
+    return keepers.has_majority(answers_of_kind(answers, LeaseGiven))
 
 
 class Proposal:
-    """One attempt under one ballot. `prepare`, then `promised`, then `accept`, then `is_chosen`."""
+    """One attempt under one ballot.
+
+    Call `prepare`, then `promised`, then `accept`, then `is_chosen`.
+    """
 
     def __init__(self, keepers: KeeperSet, key: str, ballot: Ballot, *, moves: bool = False) -> None:
         self._keepers = keepers
@@ -98,28 +112,28 @@ class Proposal:
         self._moves = moves
 
     def inquire(self) -> dict[int, KeeperCall]:
-        """What to ask for a look that promises nothing."""
-        return calls(self._keepers, Inquire(self._key))
+        """Return the requests that read the value without a promise."""
+        return calls_to_all(self._keepers, Inquire(self._key))
 
     def prepare(self) -> dict[int, KeeperCall]:
-        """What to send first."""
-        return calls(self._keepers, Prepare(self._key, self._ballot, self._moves))
+        """Return the requests of the first phase."""
+        return calls_to_all(self._keepers, Prepare(self._key, self._ballot, self._moves))
 
     def promised(self, answers: Answers) -> Registered | None:
-        """The value that stands, from the promises of a majority; None: there is none.
+        """Return the current value, given the promises of a majority; None without a majority.
 
-        It is the one accepted under the greatest ballot; whatever is proposed has to be made from it.
+        It is the value that was accepted under the greatest ballot. Every proposal has to be made from it.
         """
-        promises = those(answers, Promised)
+        promises = answers_of_kind(answers, Promised)
         if not self._keepers.has_majority(promises):
             return None
         newest = max(promises.values(), key=lambda each: each.accepted)
         return newest.entry if newest.accepted != NO_BALLOT else NOTHING
 
     def accept(self, entry: Registered) -> dict[int, KeeperCall]:
-        """What to send after the promises."""
-        return calls(self._keepers, Accept(self._key, self._ballot, entry))
+        """Return the requests of the second phase."""
+        return calls_to_all(self._keepers, Accept(self._key, self._ballot, entry))
 
     def is_chosen(self, answers: Answers) -> bool:
-        """Whether a majority has accepted: it is decided."""
-        return self._keepers.has_majority(those(answers, AcceptedBallot))
+        """Return True if a majority has accepted the value, which is then decided."""
+        return self._keepers.has_majority(answers_of_kind(answers, AcceptedBallot))

@@ -1,4 +1,4 @@
-"""The register: who is master of which group, decided by a majority. The seam, behind which keepers or etcd are."""
+"""The interface of the register of masters, which the keepers and etcd implement."""
 
 from __future__ import annotations
 
@@ -6,59 +6,68 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from raymq.actors.keeper.group_state import GroupState
-from raymq.actors.keeper.messages import LeaseClaim, Registered
+from raymq.actors.keeper.keeper_messages import LeaseClaim, Registered
 
 
 class Register(Protocol):
-    """Values by group names, changed by compare-and-set, and a lease for each group's master.
+    """Values by group name, changed by compare-and-set, and a lease for each group's master.
 
-    Calls are linearizable: each takes effect once, between its beginning and its end, or, where it ends with
-    RegisterUnknown, at most once and perhaps later. Coroutines of one event loop; several may be under way.
+    Calls are linearizable: each takes effect once, between its beginning and its end. A call that ends with
+    RegisterUnknown takes effect at most once, and perhaps later. The methods are coroutines of one event loop, and may
+    run concurrently.
     """
 
     async def read(self, group: str) -> Registered:
-        """The value now; of version 0 and None if there is none.
+        """Return the current value; version 0 and None if there is none.
 
         Raises:
-            RegisterUnavailable: no majority could be asked.
+            RegisterUnavailable: no majority could be reached.
         """
 
     async def settle(self, group: str) -> Registered:
-        """The value, after which no change that ended with RegisterUnknown before can be made any more.
+        """Return the value, and rule out all earlier changes that ended with RegisterUnknown.
 
-        A `read` does not promise that: it may answer with the former value, and the change be made afterwards.
+        A `read` does not guarantee that: it may return the former value, and the change may be made afterwards.
 
         Raises:
-            RegisterUnavailable: no majority could be asked.
+            RegisterUnavailable: no majority could be reached.
         """
 
     async def change(self, group: str, before: Registered, after: GroupState) -> Registered:
-        """Put `after` in the place of `before`, which was read; the new value with its version.
+        """Replace `before`, which the caller has read, by `after`; return the new value.
 
-        A change that takes the master away, or another master's, or its process's, waits for the end of the lease.
+        The new value has its version. A change of the master, of its process or of its epoch has to wait until the
+        lease ends.
 
         Raises:
             RegisterConflict: the value is not `before` any more; nothing was changed.
-            RegisterHeld: the master has a lease (or may have, as the keepers have just started); nothing was changed.
-            RegisterUnavailable: no majority could be asked; nothing was changed.
-            RegisterUnknown: it may be changed, now or later.
-            InvalidInput: `after` is no state that may be.
+            RegisterHeld: the master has a lease (or may have one, as the keepers have just started); nothing was
+                changed.
+            RegisterUnavailable: no majority could be reached; nothing was changed.
+            RegisterUnknown: the change may be made now or later.
+            InvalidInput: `after` is not a valid state.
         """
 
     async def groups(self) -> Sequence[str]:
-        """The names of all groups that have a value; RegisterUnavailable."""
+        """Return the names of all groups that have a value.
+
+        Raise RegisterUnavailable if no majority could be reached.
+        """
 
     async def renew(self, group: str, claim: LeaseClaim) -> float:
-        """Give the master its lease, or prolong it: so many seconds, counted from before this call began.
+        """Give or extend the master's lease; return its seconds, counted from this call's start.
 
-        After a call that failed the next one reads the value first, so that a master whose requests arrive and who gets
-        no answers does not hold up its own succession.
+        After a failed call the next one reads the value first. So a master whose requests arrive but that receives no
+        answers does not delay the election of its successor.
 
         Raises:
-            RegisterConflict: by the register's value somebody else is master, or nobody.
-            RegisterHeld: another one's lease has not ended, or a change of the master is being decided.
-            RegisterUnavailable: no majority could be asked; a lease that was given before goes on.
+            RegisterConflict: in the register's value another replica is master, or none.
+            RegisterHeld: another lease has not ended, or a change of the master is being decided.
+            RegisterUnavailable: no majority could be reached; a lease that was given before stays valid.
         """
 
     async def release(self, group: str, claim: LeaseClaim) -> None:
-        """End the master's lease, as far as keepers can be told: for a planned change of the master. Never fails."""
+        """End the master's lease at the keepers that can be reached.
+
+        It is used for a planned change of the master. It never fails.
+        """

@@ -1,7 +1,12 @@
-"""A name server without Ray: its table of routes, its configuration, the handlers of its commands.
+"""A name server without Ray: its route table, its configuration and its request handlers.
 
 What is in it, in the order to read it:
-    service: the name server; table: what it knows; away: brokers that it knew lately; key_values: its configuration.
-    route_handlers, configuration_handlers: its commands; long_registrations: those that are read one after another.
-    controller_handlers: what RocketMQ's tools ask a controller; register_desk: the answers, and elections by hand.
+    service: the name server.
+    route_table: the registered brokers and their topics.
+    recently_left_brokers: brokers that left the routes a short time ago.
+    kv_config: the key-value configuration.
+    route_handlers, configuration_handlers: the request handlers.
+    registration_queue: long registrations, decoded one after another.
+    controller_handlers: requests of RocketMQ's tools to a controller.
+    controller_facade: the answers to them, and manual elections.
 """

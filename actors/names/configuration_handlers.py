@@ -1,27 +1,30 @@
-"""A name server's configuration: key-value entries, and its own settings."""
+"""Serve a name server's configuration: its key-value entries and its own settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.names.key_values import KeyValues
-from raymq.actors.server_settings import Settings
+from raymq.actors.names.kv_config import KVConfig
+from raymq.actors.server_settings import ServerSettings
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands import members
-from raymq.actors.wire.commands.keeper import REGISTER
+from raymq.actors.wire.commands import known_broker_commands
+from raymq.actors.wire.commands.keeper_commands import REGISTER
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.route import DeleteKeyValue, GetKeyValue, GetKeyValues, PutKeyValue
+from raymq.actors.wire.headers.route_headers import DeleteKeyValue, GetKeyValue, GetKeyValues, PutKeyValue
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 
 
-def handlers(entries: KeyValues, settings: Settings, forget: Callable[[str], None]) -> dict[int, Handler]:
-    """What a name server serves of this family. `forget` is told of brokers that are gone for good."""
+def handlers(entries: KVConfig, settings: ServerSettings, forget: Callable[[str], None]) -> dict[int, Handler]:
+    """Return the handlers of configuration requests.
+
+    `forget` is called with the name of a broker that is removed for good.
+    """
 
     def check_may_change(namespace: str) -> None:
-        if namespace == REGISTER:  # it names files that this process opens: a start alone says them
+        if namespace == REGISTER:  # it names files that this process opens: only a start may set it
             raise InvalidInput("namespace", "one that others than a start of the cluster may change", namespace)
 
     def put(_: ServerConnection, request: Command) -> Command:
@@ -38,7 +41,7 @@ def handlers(entries: KeyValues, settings: Settings, forget: Callable[[str], Non
         header = DeleteKeyValue.read(request)
         check_may_change(header.namespace)
         entries.delete(header.namespace, header.key)
-        if header.namespace == members.NAMESPACE:
+        if header.namespace == known_broker_commands.BROKERS_NAMESPACE:
             forget(header.key)
         return request.response(ResponseCode.SUCCESS)
 

@@ -1,6 +1,7 @@
-"""What RocketMQ's tools ask a controller: handed to the `RegisterDesk`, which only clusters with replicas have.
+"""Handlers of RocketMQ's controller requests, which use the `ControllerFacade`.
 
-A cluster whose groups have one copy has no keepers, and such questions are not served there.
+Only clusters with replicas have a facade. A cluster with one copy per group has no keepers, and its name servers do not
+support these requests.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Handler, ServerConnection
-from raymq.actors.wire.tls import RenewedContext
+from raymq.actors.wire.tls import ReloadingContext
 
 if TYPE_CHECKING:
-    from raymq.actors.names.register_desk import RegisterDesk
+    from raymq.actors.names.controller_facade import ControllerFacade
 
 CODES: Final = (
     RequestCode.CONTROLLER_ELECT_MASTER,
@@ -26,32 +27,35 @@ CODES: Final = (
 
 
 class ControllerHandlers:
-    """Of one name server, on its loop. `close` it."""
+    """The handlers of one name server, used on its event loop.
+
+    Call `close` at the end.
+    """
 
     def __init__(
-        self, address: str, register_at: Callable[[], Mapping[str, str]], tls: RenewedContext | None = None
+        self, address: str, register_at: Callable[[], Mapping[str, str]], tls: ReloadingContext | None = None
     ) -> None:
-        """As `RegisterDesk`, which is made for the first question."""
+        """Store the arguments of `ControllerFacade`, which the first request creates."""
         self._address = address
         self._register_at = register_at
         self._tls = tls
-        self._desk: RegisterDesk | None = None
+        self._facade: ControllerFacade | None = None
 
     def handlers(self) -> dict[int, Handler]:
-        """What a name server serves of this family."""
-        return dict.fromkeys(CODES, self._ask)
+        """Return the handlers of controller requests."""
+        return dict.fromkeys(CODES, self._request)
 
     async def close(self) -> None:
         """Close the connections to keepers and brokers."""
-        if self._desk is not None:
-            await self._desk.close()
+        if self._facade is not None:
+            await self._facade.close()
 
-    async def _ask(self, _: ServerConnection, request: Command) -> Command:
+    async def _request(self, _: ServerConnection, request: Command) -> Command:
         if not self._register_at():
             remark = f" request type {request.code} not supported: no broker here has replicas"
             return request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
-        if self._desk is None:
-            from raymq.actors.names.register_desk import RegisterDesk
+        if self._facade is None:
+            from raymq.actors.names.controller_facade import ControllerFacade
 
-            self._desk = RegisterDesk(self._address, self._register_at, self._tls)
-        return await self._desk.answer(request)
+            self._facade = ControllerFacade(self._address, self._register_at, self._tls)
+        return await self._facade.answer(request)

@@ -1,4 +1,4 @@
-"""Routes: what a name server does with brokers' registrations, and how it answers clients."""
+"""Serve routes: the registrations of brokers, and the lookups of clients."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.names.long_registrations import LongRegistrations
-from raymq.actors.names.table import RouteTable
+from raymq.actors.names.registration_queue import RegistrationQueue
+from raymq.actors.names.route_table import RouteTable
 from raymq.actors.naming import check_topic
 from raymq.actors.protocol import MASTER_ID, QueueData
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.route import AWAY, AWAY_FOR, BODY_LIMIT, MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
+from raymq.actors.wire.commands.route_answers import AWAY, AWAY_FOR, BODY_LIMIT, MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
 from raymq.actors.wire.frame import MAX_FRAME_BYTES, Command
-from raymq.actors.wire.headers.route import (
+from raymq.actors.wire.headers.route_headers import (
     AddWritePermission,
     DeleteTopicInNameServer,
     GetBrokerMemberGroup,
@@ -26,45 +26,46 @@ from raymq.actors.wire.headers.route import (
     UnregisterBroker,
     WipeWritePermission,
 )
-from raymq.actors.wire.json_steps import reading_object
+from raymq.actors.wire.incremental_json import read_object_steps
 from raymq.actors.wire.server_connection import Answer, Handler, ServerConnection
-from raymq.actors.wire.stepwise import question
+from raymq.actors.wire.stepwise_handlers import coalescing_handler
+from raymq.storage.cooperative_steps import Steps, map_steps, run_steps
 from raymq.storage.files.json_file import DataVersion
-from raymq.storage.steps import Steps, finish, mapped
 
-#: A broker with 100,000 topics tells five values of each.
+#: The most JSON values of a registration: a broker with 100,000 topics sends five values per topic.
 _MAX_REGISTERED_VALUES = 600_000
-#: Of so many topics is read before others have their turn.
+#: Topics per step of decoding a registration; other requests run between two steps.
 _TOPICS_AT_ONCE = 200
-#: So many names are written in one step, and so many lists of all made at a time: each takes some 50 bytes a name.
+#: Names per step of encoding a list, and lists of all topics made at a time: each takes some 50 bytes per name.
 _NAMES_AT_ONCE = 2_000
 _LISTS_AT_ONCE = 2
-#: A longer registration waits until those before it are read. One that is not is read at once, as a whole, some 500
-#: topics at most: nothing that the broker says later comes between.
+#: A longer registration waits in the queue. A shorter one, of some 500 topics at most, is decoded at once in one step,
+#: so that no later request of the broker comes in between.
 _SHORT_BYTES = 25_000
 
 
 def handlers(
     table: RouteTable, order_of: Callable[[str], str | None], members: Callable[[], Iterable[str]] = tuple
 ) -> dict[int, Handler]:
-    """What a name server serves of this family.
+    """Return the handlers of route requests.
 
     Args:
-        order_of: gives an ordered topic's configuration, if it has one. members: the brokers that were ever there.
+        order_of: returns the configuration of an ordered topic, or None.
+        members: returns the names of all brokers that have ever been in the cluster.
     """
     return {**_registration(table), **_permission(table), **_lookup(table, order_of, members)}
 
 
 def _registration(table: RouteTable) -> dict[int, Handler]:
     watched: set[ServerConnection] = set()
-    long = LongRegistrations()
+    long = RegistrationQueue()
 
     def watch(connection: ServerConnection) -> None:
         if connection not in watched:
             watched.add(connection)
-            connection.at_end(lambda: watched.discard(connection))
-            connection.at_end(lambda: table.connection_closed(connection))
-            connection.at_end(lambda: long.connection_closed(connection))
+            connection.add_close_callback(lambda: watched.discard(connection))
+            connection.add_close_callback(lambda: table.connection_closed(connection))
+            connection.add_close_callback(lambda: long.connection_closed(connection))
 
     def register(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
         header = RegisterBroker.read(request)
@@ -75,16 +76,16 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
         if len(request.body) > _SHORT_BYTES:
             return long.add(replica, connection, read(connection, request))
         long.drop(replica)
-        return finish(read(connection, request))
+        return run_steps(read(connection, request))
 
     def read(connection: ServerConnection, request: Command) -> Steps[Command]:
         header = RegisterBroker.read(request)
-        body = yield from reading_object(request.body, max_bytes=MAX_FRAME_BYTES, max_values=_MAX_REGISTERED_VALUES)
+        body = yield from read_object_steps(request.body, max_bytes=MAX_FRAME_BYTES, max_values=_MAX_REGISTERED_VALUES)
         try:
             wrapper = body["topicConfigSerializeWrapper"]
             version = DataVersion.from_json(wrapper.get("dataVersion"))
             told = wrapper["topicConfigTable"].items()
-            queues = yield from mapped(lambda item: _queue_data(header.broker_name, *item), told, _TOPICS_AT_ONCE)
+            queues = yield from map_steps(lambda item: _queue_data(header.broker_name, *item), told, _TOPICS_AT_ONCE)
             topics = dict(queues)
             deleted = [str(name) for name in body.get("raymqDeleted") or []]
             since = header.raymq_since and DataVersion.from_json(json.loads(header.raymq_since))
@@ -139,7 +140,7 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
 
 
 def _queue_data(broker: str, name: str, told: Mapping[str, Any]) -> tuple[str, QueueData]:
-    """One topic of a registration."""
+    """Return one topic of a registration."""
     reads, writes = (_number(name, told, field, MAX_ROUTE_QUEUES) for field in ("readQueueNums", "writeQueueNums"))
     return check_topic(name), QueueData(broker, reads, writes, _number(name, told, "perm", MAX_ROUTE_PERM))
 
@@ -184,7 +185,7 @@ def _lookup(
     def route(_: ServerConnection, request: Command) -> Command:
         header = GetRouteInfo.read(request)
         if header.raymq_away:
-            table.check_heard_of(members())
+            table.check_all_known(members())
         found = table.route(header.topic)
         limits = found.body_limits if header.raymq_limits else {}
         brokers = table.view().brokers
@@ -226,8 +227,8 @@ def _lookup(
         return (yield from listed(request, GetTopicsByCluster.read(request).cluster))
 
     def listed(request: Command, cluster: str | None) -> Steps[Command]:
-        names = yield from table.listing_topics(cluster)
-        return json_body.answer_of(request, {"topicList": (yield from json_body.listed(names, _NAMES_AT_ONCE))})
+        names = yield from table.topic_list_steps(cluster)
+        return json_body.object_response(request, {"topicList": (yield from json_body.listed(names, _NAMES_AT_ONCE))})
 
     def system_topics(_: ServerConnection, request: Command) -> Command:
         brokers = table.view().brokers
@@ -239,8 +240,8 @@ def _lookup(
         RequestCode.GET_ROUTEINFO_BY_TOPIC: route,
         RequestCode.GET_BROKER_CLUSTER_INFO: cluster,
         RequestCode.GET_BROKER_MEMBER_GROUP: member_group,
-        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: question(topics, _LISTS_AT_ONCE),
-        RequestCode.GET_TOPICS_BY_CLUSTER: question(topics_of_cluster, _LISTS_AT_ONCE),
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: coalescing_handler(topics, _LISTS_AT_ONCE),
+        RequestCode.GET_TOPICS_BY_CLUSTER: coalescing_handler(topics_of_cluster, _LISTS_AT_ONCE),
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: system_topics,
     }
 

@@ -1,7 +1,8 @@
-"""A name server without Ray: a route table behind a socket. The actor in `name_server_actor` wraps it.
+"""A name server without Ray: a route table behind a socket.
 
-Its address is chosen once and kept in `<directory>/name-server-<index>.json`, so that a restart on the same machine
-comes back to it; beside it lie its key-value entries and settings. All else is learned from the brokers' heartbeats.
+The actor in `name_server_actor` wraps it. Its address is chosen once and kept in
+`<directory>/name-server-<index>.json`, so that a restart on the same machine uses it again. The key-value entries and
+settings are in files beside it. All other data comes from the brokers' heartbeats.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 from raymq.actors.names import configuration_handlers as kv
 from raymq.actors.names import route_handlers
 from raymq.actors.names.controller_handlers import ControllerHandlers
-from raymq.actors.names.key_values import ORDER_TOPICS, KeyValues
-from raymq.actors.names.table import RouteTable
-from raymq.actors.ports import bind_kept
+from raymq.actors.names.kv_config import ORDER_TOPICS, KVConfig
+from raymq.actors.names.route_table import RouteTable
+from raymq.actors.ports import bind_persistent_port
 from raymq.actors.protocol import NameServerSpec
-from raymq.actors.server_settings import Settings, truth
+from raymq.actors.server_settings import ServerSettings, parse_bool
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands import members
-from raymq.actors.wire.commands.keeper import KEEPERS, REGISTER
+from raymq.actors.wire.commands import known_broker_commands
+from raymq.actors.wire.commands.keeper_commands import KEEPERS, REGISTER
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection
@@ -39,23 +40,25 @@ class NameServerService:
     """One running name server. Made by `start`, used and stopped on its event loop."""
 
     def __init__(self, spec: NameServerSpec, port: int) -> None:
-        """Raises StoreCorrupt if its entries or settings cannot be read."""
+        """Load the entries and settings; raise StoreCorrupt if they cannot be read."""
         self.address = f"{spec.host}:{port}"
         self.table = RouteTable(boottime)
         self._tells_order = False
         files = Path(spec.directory) / f"name-server-{spec.index}"
-        self._entries = KeyValues(files.with_suffix(".kv.json"))
-        settings = Settings(
+        self._entries = KVConfig(files.with_suffix(".kv.json"))
+        settings = ServerSettings(
             files.with_suffix(".settings.json"),
             {"listenPort": str(port), "bindAddress": spec.host},
-            {"orderMessageEnable": ("false", self._tell_order)},
+            {"orderMessageEnable": ("false", self._notify_order)},
         )
         tls = None if spec.tls is None else client_context(spec.tls)
         self._controller = ControllerHandlers(self.address, self._register_at, tls)
         self._server = Server(
             {
-                **route_handlers.handlers(self.table, self._order_of, lambda: self._entries.entries(members.NAMESPACE)),
-                **kv.handlers(self._entries, settings, self.table.forget_away),
+                **route_handlers.handlers(
+                    self.table, self._order_of, lambda: self._entries.entries(known_broker_commands.BROKERS_NAMESPACE)
+                ),
+                **kv.handlers(self._entries, settings, self.table.forget_left_broker),
                 **self._controller.handlers(),
                 RequestCode.STATUS: self._who,
             },
@@ -64,20 +67,23 @@ class NameServerService:
         self._sweeper: asyncio.Task[None] | None = None
         self._spec = spec
         self._identity_file = files.with_suffix(".json")
-        #: Whether the start that made this actor saw every actor of the cluster come up.
+        #: Whether the cluster start that created this actor has completed.
         self.is_finished = False
-        #: Whether that is not in the file yet.
+        #: Whether this still has to be written to the file.
         self._owes_finished = False
 
     def finish(self) -> None:
-        """The start that made this actor is through; its restarts know it."""
+        """Record that the cluster start which created this actor has completed.
+
+        It is persisted, so that later restarts of the actor know it.
+        """
         self._owes_finished = True
-        with contextlib.suppress(StoreFull):  # brokers may be about to make room: it is tried again
+        with contextlib.suppress(StoreFull):  # the brokers on this disk may free space soon: `_sweep` tries again
             self._write_finished()
         self.is_finished = True
 
     def publish(self, namespace: str, entries: Mapping[str, str]) -> None:
-        """Have these entries, and no others, in a namespace of the configuration."""
+        """Replace all entries of a configuration namespace by these."""
         self._entries.replace(namespace, entries)
 
     def _register_at(self) -> Mapping[str, str]:
@@ -85,7 +91,7 @@ class NameServerService:
         return self._entries.entries(REGISTER) or {number: at for number, at in keepers.items() if number.isdecimal()}
 
     def published(self, namespace: str) -> dict[str, str]:
-        """What is in a namespace of the configuration. Any thread."""
+        """Return the entries of a configuration namespace. Any thread."""
         return dict(self._entries.entries(namespace))
 
     def _write_finished(self) -> None:
@@ -96,23 +102,26 @@ class NameServerService:
 
     @classmethod
     async def start(cls, spec: NameServerSpec) -> NameServerService:
-        """Listen. Raises OSError if the port is taken, StoreCorrupt if what it kept cannot be read."""
+        """Listen at the kept address, or at a new one.
+
+        Raise OSError if the port is taken, and StoreCorrupt if a file cannot be read.
+        """
         file = Path(spec.directory) / f"name-server-{spec.index}.json"
         kept_port, finished = json_file.load_as(file, _kept)
         port = spec.port or kept_port
-        if port == spec.arguments.get("port") != spec.port:  # it was the first one of another address: that one has it
+        if port == spec.arguments.get("port") != spec.port:  # the kept port is now that of the first name server
             port = 0
-        bound = bind_kept(spec.host, port)
+        bound = bind_persistent_port(spec.host, port)
         try:
             port = int(bound.getsockname()[1])
             service = cls(spec, port)
             service.is_finished = bool(spec.start_id) and finished == spec.start_id
-            # Before it listens: a start that fails must not leave a server on the port that the next one comes back to.
+            # Save before listening: a failed start must not leave a server on the port that the next start uses.
             told = {"host": spec.host, "port": port, "finished": finished}
             try:
                 json_file.save(file, told, _kept)
             except StoreFull:
-                if json_file.load(file) != told:  # else it says so already
+                if json_file.load(file) != told:  # else the file has these values already
                     raise
             await service._server.start(bound)
         except BaseException:
@@ -122,7 +131,7 @@ class NameServerService:
         return service
 
     async def stop(self) -> None:
-        """Stop listening; clients go on with the routes that they have."""
+        """Stop listening; clients continue with the routes that they have."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self._server.stop()
@@ -135,8 +144,8 @@ class NameServerService:
             with contextlib.suppress(StoreError):
                 self._write_finished()
 
-    def _tell_order(self, value: str) -> None:
-        self._tells_order = truth(value)
+    def _notify_order(self, value: str) -> None:
+        self._tells_order = parse_bool(value)
 
     def _order_of(self, topic: str) -> str | None:
         return self._entries.find(ORDER_TOPICS, topic) if self._tells_order else None
@@ -147,7 +156,7 @@ class NameServerService:
 
 
 def _kept(raw: Mapping[str, Any]) -> tuple[int, str]:
-    """The port, and which start was finished, as the file says."""
+    """Return the port and the id of the completed start in the file."""
     port = int(raw.get("port", 0))
     if not 0 <= port < 1 << 16:
         raise ValueError(f"port {port}")

@@ -1,10 +1,15 @@
-"""What every sender needs: routes, choice of a queue, tries, numbers. Knows no broker.
+"""Send messages: routes, the choice of a queue, tries, and sequence numbers.
+
+The client's producers and the shared producer actor use these modules. No module here imports the broker.
 
 What is in it, in the order to read it:
-    sender: the tries of a send, on the event loop; send_plan: how many, how long, and what the outcome is called.
-    selection, isolation, probing: which broker's queue; topic_creation: a topic that sending makes; longest_body:
-    what is too long.
-    direct: the first try in the calling thread.
-    sequencing, idempotent, direct_idempotent, queue_turn: the same with numbers, so that nothing is stored twice.
-    shared_batches: many callers' batches joined.
+    sender: the tries of a send, on the event loop.
+    send_plan: the number and the time-outs of the tries, and the outcome of a send.
+    queue_picker, isolation, broker_prober: which broker's queue a try goes to.
+    topic_creation: create a topic by the first message to it.
+    body_size: refuse bodies that are too long.
+    direct_sender: the first try in the calling thread.
+    partition_sequence, idempotent_sender, direct_idempotent_sender, queue_mutex: idempotent sends, with sequence
+        numbers so that no batch is stored twice.
+    batching_sender: join the batches of several callers.
 """

@@ -1,6 +1,7 @@
-"""Sending over sockets: routes, queue choice, tries within one budget. The producing side's only I/O.
+"""Send over sockets: find the route, choose the queue, and try within one budget.
 
-Used by `raymq.client.Producer` in its own process and by the shared producer actor. Runs on one event loop.
+It is the only I/O of the producing side. `raymq.client.Producer` uses it in its own process, and so does the shared
+producer actor. It runs on one event loop.
 """
 
 from __future__ import annotations
@@ -28,49 +29,50 @@ from raymq.actors.errors import (
     WriteUnknown,
     queue_not_found,
 )
-from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
-from raymq.actors.routing import MOST_TOPICS, Routes
-from raymq.actors.sending.isolation import Outcome, make_isolation
-from raymq.actors.sending.isolation.shared import Shared
-from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES, limit_of, longest_body, refuse_longer
-from raymq.actors.sending.probing import Prober
-from raymq.actors.sending.selection import QueuePicker
+from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus, TopicRoute
+from raymq.actors.route_cache import MAX_TOPICS, RouteCache
+from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES, body_limit, check_body_size, longest_body
+from raymq.actors.sending.broker_prober import BrokerProber
+from raymq.actors.sending.isolation import TryOutcome, make_isolation
+from raymq.actors.sending.isolation.synchronized_isolation import SynchronizedIsolation
+from raymq.actors.sending.queue_picker import QueuePicker
 from raymq.actors.sending.send_plan import (
     SendPlan,
     is_refusal_by_broker,
     is_unanswered,
     is_unknown,
-    never_arrived,
+    was_never_sent,
 )
-from raymq.actors.sending.topic_creation import TopicsUnderWay, make_topic
-from raymq.actors.wire.commands.append import append_command, read_appended
-from raymq.actors.wire.commands.append_one import read_place
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.sending.topic_creation import TopicCreator, auto_create_topic
+from raymq.actors.wire.commands.append_commands import append_command, read_append_answer
+from raymq.actors.wire.commands.append_one_commands import read_append_position
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.storage.records.java_hash import java_hash
 from raymq.storage.records.record import OFFSET_QUEUE_ID
 
 Sizes = npt.NDArray[np.int32]
-#: Chooses a try's queue; returns it with the sizes of the records.
-Address = Callable[[TopicRoute], Awaitable[tuple[MessageQueue, Sizes]]]
+#: Chooses the queue of a try; returns the queue and the sizes of the records.
+QueueChooser = Callable[[TopicRoute], Awaitable[tuple[MessageQueue, Sizes]]]
 
 _QUEUE_ID = struct.Struct(">i")
 
 
-class Sent(NamedTuple):
-    """The outcome of a send: `queue` is where it was sent, `placed` where it lies (delayed: the schedule topic).
+class SendOutcome(NamedTuple):
+    """The outcome of a send.
 
-    `doubtful` are other brokers that may hold it, too, because a try there was left unanswered.
+    `queue` is the queue that it was sent to, and `placed` the positions in the log (if delayed, in the schedule topic).
+    `doubtful` are other brokers that may have stored the message as well, because a try there was not answered.
     """
 
     status: SendStatus
     queue: MessageQueue
     address: str
-    placed: Placed
+    placed: RecordPositions
     doubtful: tuple[str, ...] = ()
 
-    def one(self) -> SentOne:
-        """Of a send of one record."""
+    def one(self) -> SingleSendOutcome:
+        """Return the outcome of a send of one record."""
         topic, (queue_id,), (queue_offset,), (physical_offset,) = self.placed
         queue = self.queue
         if topic != queue.topic:
@@ -78,24 +80,24 @@ class Sent(NamedTuple):
         return self.status, queue, self.address, int(queue_offset), int(physical_offset)
 
 
-#: Where one record lies: status, queue, the broker's address, queue offset and physical offset. It costs less than
-#: `Sent`, for there are as many of them as messages that are sent alone.
-SentOne = tuple[SendStatus, MessageQueue, str, int, int]
+#: The position of one record: status, queue, the broker's address, queue offset and physical offset. A tuple costs less
+#: than `SendOutcome`, and every message that is sent alone needs one.
+SingleSendOutcome = tuple[SendStatus, MessageQueue, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """How one send is made.
+class SendParameters:
+    """The parameters of one send.
 
     Attributes:
-        timeout: the one budget of all tries, seconds; 0 where it is used up already.
+        timeout: the budget of all tries together, in seconds; 0 if it is used up already.
         retries: further tries after the first.
         queue, sharding_key: fix the queue; every try goes there.
-        same_broker: a try behind one that may have stored something stays on its broker.
-        delayed: the records carry a DELAY property and wait in the schedule topic first.
-        insist_on_ok: a status other than SEND_OK is tried again elsewhere, too.
-        by_key: `queue` is what sharding keys mean by a route. The caller finds another one where it takes nothing, and
-            keeps with its keys what is to be kept.
+        same_broker: a try after one that may have stored the message stays on its broker.
+        delayed: the records have a DELAY property and wait in the schedule topic first.
+        require_send_ok: a status other than SEND_OK is tried again, also on another broker.
+        by_key: `queue` was computed from sharding keys and a route. If the queue accepts nothing, the caller chooses
+            another one. The caller also puts failed messages into the outbox, with their keys.
         waits: a try that surely stored nothing is repeated while there is time, and does not count against `retries`;
             False: every try counts.
     """
@@ -106,35 +108,35 @@ class Terms:
     sharding_key: str | None = None
     same_broker: bool = False
     delayed: bool = False
-    insist_on_ok: bool = False
+    require_send_ok: bool = False
     by_key: bool = False
     waits: bool = True
 
-    def plan(self, began: float | None = None, *, repeats_are_recognised: bool = False) -> SendPlan:
-        """The plan of a send that began then by the monotonic clock, None: that begins now."""
+    def plan(self, began: float | None = None, *, is_idempotent: bool = False) -> SendPlan:
+        """Return the plan of a send that began at `began` (monotonic clock), or now."""
         left = self.timeout if began is None else began + self.timeout - time.monotonic()
         return SendPlan(
             time.monotonic,
             left,
             self.retries,
             queue_is_given=self.queue is not None,
-            repeats_are_recognised=repeats_are_recognised,
+            is_idempotent=is_idempotent,
             waits=self.waits,
         )
 
     def check_time(self) -> None:
-        """NotStored if the budget was used up before the first try."""
+        """Raise NotStored if the budget was used up before the first try."""
         if self.timeout <= 0.0:
             raise NotStored("its time was over before it was its turn")
 
-    def without_sharding_key(self) -> Terms:
-        """The same for messages of any key."""
+    def without_sharding_key(self) -> SendParameters:
+        """Return the same parameters without a sharding key."""
         return self if self.sharding_key is None else replace(self, sharding_key=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """A try that failed after `elapsed` seconds; `queue` is None where none was chosen."""
+class FailedAttempt:
+    """A try that failed after `elapsed` seconds; `queue` is None if none was chosen."""
 
     queue: MessageQueue | None
     error: RayMQError
@@ -142,10 +144,10 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """A try that failed, and after which there is another one in `wait` seconds.
+class PendingRetry:
+    """A failed try that is followed by another one in `wait` seconds.
 
-    `address` is that of the broker that was tried, as far as it is known.
+    `address` is that of the broker that was tried, if it is known.
     """
 
     queue: MessageQueue | None
@@ -155,58 +157,74 @@ class Failed:
 
     @property
     def may_be_stored(self) -> bool:
-        """Whether this very try may have stored the message."""
+        """Return True if this try may have stored the message."""
         return is_unknown(self.error)
 
 
-class Sends(Protocol):
-    """What sends records: a `Sender`, one that numbers its batches, or the shared actor elsewhere."""
+class RecordSender(Protocol):
+    """A sender of records: a `Sender`, an idempotent one, or the shared producer actor."""
 
-    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> SendOutcome:
         """Send contiguous records of `topic`; see `Sender.send`."""
 
 
-def make_sender(pool: ConnectionPool, routes: Routes, isolation: str | None) -> Sender:
-    """A sender with the isolation strategy of that name; each starts its round robin somewhere else."""
-    picker = QueuePicker(Shared(make_isolation(isolation, time.monotonic)), start=random.randrange(1 << 16))
+def make_sender(pool: ConnectionPool, routes: RouteCache, isolation: str | None) -> Sender:
+    """Return a sender with the isolation strategy of that name.
+
+    Each sender starts its round robin at a random queue.
+    """
+    picker = QueuePicker(
+        SynchronizedIsolation(make_isolation(isolation, time.monotonic)), start=random.randrange(1 << 16)
+    )
     return Sender(pool, routes, picker)
 
 
-#: Of so many queues of a topic whose brokers have left the routes it is known that there were such queues.
-MOST_LEFT = 1_000
+#: The most queues per topic that are remembered after their brokers have left the routes.
+MAX_DEPARTED_QUEUES = 1_000
 
 
 class Sender:
-    """Sends batches of records of one topic, each batch to one queue."""
+    """A sender of batches of records, each to one queue of one topic."""
 
-    def __init__(self, pool: ConnectionPool, routes: Routes, picker: QueuePicker) -> None:
+    def __init__(self, pool: ConnectionPool, routes: RouteCache, picker: QueuePicker) -> None:
         self._pool = pool
         self._routes = routes
         self._picker = picker
         self._listed: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
-        #: Every topic's queues, those of brokers included that are not in its route any more.
+        #: By topic: its queues, including those of brokers that have left its route.
         self._seen: dict[str, set[MessageQueue]] = {}
-        #: Above so many topics it is looked at which of them nobody sends to any more.
-        self._most_topics = MOST_TOPICS
-        #: Asks brokers that were silent whether they are back.
-        self.prober = Prober(pool, picker.isolation)
-        self._topics = TopicsUnderWay(partial(make_topic, pool, routes))
+        #: With this many topics, those that the route cache has dropped are dropped here as well.
+        self._most_topics = MAX_TOPICS
+        #: Probes the brokers that did not answer.
+        self.prober = BrokerProber(pool, picker.isolation)
+        self._topics = TopicCreator(partial(auto_create_topic, pool, routes))
 
-    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
-        """Send contiguous records of `topic`; `sizes` of each. The chosen queue's id is written into them in place.
+    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> SendOutcome:
+        """Send contiguous records of `topic`, and return the outcome.
+
+        `sizes` are the sizes of the records. The chosen queue's id is written into the records in place.
 
         Raises:
-            InvalidInput, QueueNotFound, TopicNotFound, PermissionDenied: refused before or by a broker; nothing is
+            InvalidInput, QueueNotFound, TopicNotFound, PermissionDenied: refused locally or by a broker; nothing is
                 stored.
-            NotStored, OutcomeUnknown: the tries ran out.
+            NotStored, OutcomeUnknown: no tries or no time are left.
         """
         terms.check_time()
-        return await self.go_on(terms.plan(), None, topic, records, sizes, terms)
+        return await self.resume(terms.plan(), None, topic, records, sizes, terms)
 
-    async def go_on(
-        self, plan: SendPlan, begun: Tried | None, topic: str, records: bytearray, sizes: Sizes, terms: Terms
-    ) -> Sent:
-        """The tries of a send of which one may have failed elsewhere; raises as `send`."""
+    async def resume(
+        self,
+        plan: SendPlan,
+        begun: FailedAttempt | None,
+        topic: str,
+        records: bytearray,
+        sizes: Sizes,
+        terms: SendParameters,
+    ) -> SendOutcome:
+        """Make the tries of a send; raise as `send`.
+
+        `begun` is a try that has failed elsewhere, or None.
+        """
         last: MessageQueue | None = None
         stays = False
         if begun is not None:
@@ -219,32 +237,32 @@ class Sender:
 
         while True:
             tried = await self.attempt(plan, topic, address, records, terms)
-            if isinstance(tried, Sent):
+            if isinstance(tried, SendOutcome):
                 return tried
             last, stays = tried.queue or last, tried.may_be_stored
             await self.pause(tried)
 
-    async def pause(self, failed: Failed) -> None:
-        """Wait before the next try; a connection to the broker that was tried ends the wait."""
-        if failed.address is None or not never_arrived(failed.error):
+    async def pause(self, failed: PendingRetry) -> None:
+        """Wait before the next try, or until the broker that was tried is connected."""
+        if failed.address is None or not was_never_sent(failed.error):
             await asyncio.sleep(failed.wait)
         else:
-            await self._pool.wait_for_news(failed.address, failed.wait)
+            await self._pool.wait_for_connection(failed.address, failed.wait)
 
     async def attempt(
         self,
         plan: SendPlan,
         topic: str,
-        address: Address,
+        address: QueueChooser,
         records: bytearray,
-        terms: Terms,
+        terms: SendParameters,
         *,
         sequenced: bool = False,
-    ) -> Sent | Failed:
-        """One try within `plan`; raises what `send` raises once there is no further one.
+    ) -> SendOutcome | PendingRetry:
+        """Make one try within `plan`; raise as `send` if it was the last one.
 
         Args:
-            sequenced: the first record says which batch of its producer it begins.
+            sequenced: the first record has the sequence number of its producer's batch.
         """
         began = time.monotonic()
         queue: MessageQueue | None = None
@@ -253,106 +271,121 @@ class Sender:
             route = await self._route(plan, topic, terms)
             queue, sizes = await address(route)
             host_and_port = route.addresses[queue.broker]
-            if len(records) > READ_BY_ALL_BYTES:
+            if len(records) > ALWAYS_READABLE_BYTES:
                 await self._check_bodies(plan, route, queue, longest_body(records, sizes))
-            command = self.addressed(queue, records, sizes, terms, sequenced=sequenced)
+            command = self.build_append(queue, records, sizes, terms, sequenced=sequenced)
             began_try = time.monotonic()
             answer = await self._pool.request(
                 host_and_port, command, plan.try_timeout(), eager=True, reach_timeout=plan.reach_timeout()
             )
             sent = self.answered(queue, host_and_port, answer, len(sizes), time.monotonic() - began_try)
         except RayMQError as error:
-            return self.failed(plan, Tried(queue, error, time.monotonic() - began), host_and_port)
-        if terms.insist_on_ok and sent.status is not SendStatus.SEND_OK:
-            again = plan.not_ok(queue, sent.status, time.monotonic() - began)
+            return self.failed(plan, FailedAttempt(queue, error, time.monotonic() - began), host_and_port)
+        if terms.require_send_ok and sent.status is not SendStatus.SEND_OK:
+            again = plan.record_bad_status(queue, sent.status, time.monotonic() - began)
             if again is not None:
-                return Failed(queue, again, 0.0)
-        return sent._replace(doubtful=tuple(sorted(plan.doubtful - {queue.broker}))) if plan.in_doubt else sent
+                return PendingRetry(queue, again, 0.0)
+        return sent._replace(doubtful=tuple(sorted(plan.doubtful - {queue.broker}))) if plan.is_in_doubt else sent
 
     async def _check_bodies(self, plan: SendPlan, route: TopicRoute, queue: MessageQueue, longest: int) -> None:
-        """InvalidInput where the queue's broker takes no body of `longest` bytes, also by a route of just now."""
-        if longest > limit_of(route, queue.broker):
-            route = await self._routes.get(route.topic, fresh=True, timeout=plan.try_timeout())
-            refuse_longer(longest, limit_of(route, queue.broker))
+        """Raise InvalidInput if the queue's broker accepts no body of `longest` bytes.
 
-    def addressed(
+        The limit is checked again with a fresh route before the error is raised.
+        """
+        if longest > body_limit(route, queue.broker):
+            route = await self._routes.get(route.topic, fresh=True, timeout=plan.try_timeout())
+            check_body_size(longest, body_limit(route, queue.broker))
+
+    def build_append(
         self,
         queue: MessageQueue,
         records: bytearray,
         sizes: Sizes,
-        terms: Terms,
+        terms: SendParameters,
         *,
         sequenced: bool = False,
     ) -> Command:
-        """The request that appends `records`, which are told their queue. Any thread."""
-        _address_to(records, sizes, queue.queue_id)
+        """Return the request that appends `records`. Any thread.
+
+        It writes the queue id into the records.
+        """
+        _write_queue_ids(records, sizes, queue.queue_id)
         return append_command(queue.topic, queue.queue_id, records, sizes, delayed=terms.delayed, sequenced=sequenced)
 
-    def answered_one(self, queue: MessageQueue, host_and_port: str, answer: Buffer, elapsed: float) -> SentOne:
-        """`answered` of APPEND_ONE. Any thread."""
+    def read_single_answer(
+        self, queue: MessageQueue, host_and_port: str, answer: Buffer, elapsed: float
+    ) -> SingleSendOutcome:
+        """Return the outcome in an answer to APPEND_ONE, as `answered`. Any thread."""
         try:
-            status, queue_offset, physical_offset = read_place(answer)
+            status, queue_offset, physical_offset = read_append_position(answer)
         except ProtocolError as error:
             raise _not_understood(queue, error) from error
-        self._picker.isolation.report(queue.broker, Outcome.ANSWERED, elapsed * 1000)
+        self._picker.isolation.report(queue.broker, TryOutcome.ANSWERED, elapsed * 1000)
         return status, queue, host_and_port, queue_offset, physical_offset
 
-    def answered(self, queue: MessageQueue, host_and_port: str, answer: Command, records: int, elapsed: float) -> Sent:
-        """What an answer says that took `elapsed` seconds, to so many records. Any thread.
+    def answered(
+        self, queue: MessageQueue, host_and_port: str, answer: Command, records: int, elapsed: float
+    ) -> SendOutcome:
+        """Return the outcome in an answer to an append of so many records. Any thread.
+
+        The answer arrived after `elapsed` seconds.
 
         Raises:
-            WriteUnknown: it does not say where they lie.
+            WriteUnknown: the answer has no valid positions.
         """
         try:
-            status, placed = read_appended(answer, records)
+            status, placed = read_append_answer(answer, records)
         except ProtocolError as error:
             raise _not_understood(queue, error) from error
-        self._picker.isolation.report(queue.broker, Outcome.ANSWERED, elapsed * 1000)
-        return Sent(status, queue, host_and_port, placed)
+        self._picker.isolation.report(queue.broker, TryOutcome.ANSWERED, elapsed * 1000)
+        return SendOutcome(status, queue, host_and_port, placed)
 
-    def failed(self, plan: SendPlan, tried: Tried, address: str | None = None) -> Failed:
-        """Count a failed try at that address; raises what `send` raises if it was the last one."""
+    def failed(self, plan: SendPlan, tried: FailedAttempt, address: str | None = None) -> PendingRetry:
+        """Count a failed try at that address; raise as `send` after the last one."""
         if tried.queue is not None:
             self._blame(tried.queue.broker, tried.error, tried.elapsed)
         wait = plan.failed(tried.queue, tried.error, tried.elapsed)
         if wait is not None:
-            return Failed(tried.queue, tried.error, wait, address)
+            return PendingRetry(tried.queue, tried.error, wait, address)
         if plan.is_final_refusal(tried.error):
             if tried.queue is not None:
                 tried.error.refused_by = tried.queue.broker
             raise tried.error
         raise plan.outcome() from tried.error
 
-    def ready(self, route: TopicRoute, terms: Terms) -> tuple[MessageQueue, str] | None:
-        """A first try's queue and its broker's address, where that is connected. Any thread; raises as `choose`."""
+    def ready(self, route: TopicRoute, terms: SendParameters) -> tuple[MessageQueue, str] | None:
+        """Return the first try's queue and its broker's address, if connected. Any thread.
+
+        Raise as `choose`.
+        """
         queues = self._queues(route) if terms.queue is None and terms.sharding_key is None else None
-        # One that backs off is not connected.
+        # A broker whose connection backs off is not connected.
         queue = self._picker.pick(queues) if queues else self.choose(route, terms, None)
         address = route.addresses[queue.broker]
         return (queue, address) if self._pool.is_connected(address) else None
 
     def choose(
-        self, route: TopicRoute, terms: Terms, last: MessageQueue | None, *, stays: bool = False
+        self, route: TopicRoute, terms: SendParameters, last: MessageQueue | None, *, stays: bool = False
     ) -> MessageQueue:
-        """The queue of the next try; `last` is the one that just failed. Any thread.
+        """Return the queue of the next try, after `last` has just failed. Any thread.
 
-        Whether a broker has a chosen queue it says itself: a route may be old.
+        The route may be old, so the broker itself checks whether it has a queue that the caller has fixed.
 
         Args:
-            stays: the try that failed may have stored the message: with `same_broker` the next one goes there, too.
+            stays: the failed try may have stored the message; with `same_broker` the next try goes to the same broker.
 
         Raises:
-            QueueNotFound: it is chosen, and no broker of the topic that may be written can have it.
-            BrokerUnavailable: it is chosen, or its sharding key's, and its broker is not there now.
-            PermissionDenied: there is none that may be written.
+            QueueNotFound: the queue is fixed, and no writable broker of the topic can have it.
+            BrokerUnavailable: the queue is fixed, or belongs to the sharding key, and its broker has left the routes.
+            PermissionDenied: no queue is writable.
         """
         queues = self._queues(route)
         if terms.queue is not None:
             if terms.queue in queues:
                 return terms.queue
-            if route.forbids(terms.queue):
+            if route.forbids_write(terms.queue):
                 raise PermissionDenied(f"{terms.queue} may not be written", code=PermissionDenied.wire_code)
-            if terms.queue.broker in route.addresses and route.lets_write(terms.queue.broker):
+            if terms.queue.broker in route.addresses and route.is_writable_on(terms.queue.broker):
                 return terms.queue
             known = terms.queue in self._seen.get(route.topic, ()) or terms.queue in self._routes.keyed(route)
             if known and terms.queue.broker not in route.addresses:
@@ -372,7 +405,10 @@ class Sender:
         return self._picker.pick(due or queues, last)
 
     def _queue_of_key(self, route: TopicRoute, sharding_key: str) -> MessageQueue:
-        """Its queue; BrokerUnavailable if that is on a broker that is not there now, for no other one may have it."""
+        """Return the queue of a sharding key.
+
+        Raise BrokerUnavailable if its broker has left the routes, because no other queue may take the key.
+        """
         queues = self._routes.keyed(route)
         if not queues:
             raise PermissionDenied(f"topic {route.topic} may not be written", code=PermissionDenied.wire_code)
@@ -381,8 +417,11 @@ class Sender:
             raise BrokerUnavailable(queue.broker, "it has left the routes")
         return queue
 
-    async def _route(self, plan: SendPlan, topic: str, terms: Terms) -> TopicRoute:
-        """The topic's route, a fresh one after a failure, and before it is said that there is no such queue."""
+    async def _route(self, plan: SendPlan, topic: str, terms: SendParameters) -> TopicRoute:
+        """Return the topic's route.
+
+        It is fetched again after a failure, and before the sender reports that a queue does not exist.
+        """
         try:
             fresh = bool(plan.attempts) or plan.route_is_old
             route = await self._routes.get(topic, fresh=fresh, timeout=plan.reach_timeout())
@@ -394,56 +433,59 @@ class Sender:
         return route
 
     def _queues(self, route: TopicRoute) -> list[MessageQueue]:
-        """The route's writable queues; listing them anew for every message would cost more than the send."""
+        """Return the route's writable queues, cached because listing them costs more than a send."""
         known = self._listed.get(route.topic)
         if known is None or known[0] is not route:
             if known is None and len(self._listed) >= self._most_topics:
                 self._forget_unused()
             known = self._listed[route.topic] = (route, route.writable())
             left = {queue for queue in self._seen.get(route.topic, ()) if queue.broker not in route.addresses}
-            self._seen[route.topic] = {*sorted(left)[-MOST_LEFT:], *known[1]}
+            self._seen[route.topic] = {*sorted(left)[-MAX_DEPARTED_QUEUES:], *known[1]}
             for broker, address in route.addresses.items():
-                self.prober.know(broker, address)
+                self.prober.set_address(broker, address)
         return known[1]
 
     def _forget_unused(self) -> None:
-        """Topics that the routes have forgotten. Any thread."""
+        """Drop topics that the route cache has dropped. Any thread."""
         for topic in list(self._listed):
             if not self._routes.knows(topic):
                 self._listed.pop(topic, None)
                 self._seen.pop(topic, None)
                 self._picker.forget(topic)
-        self._most_topics = max(MOST_TOPICS, 2 * len(self._listed))
+        self._most_topics = max(MAX_TOPICS, 2 * len(self._listed))
 
     def _blame(self, broker: str, error: RayMQError, elapsed: float) -> None:
-        if is_unanswered(error) or never_arrived(error):
-            outcome = Outcome.SILENT
+        if is_unanswered(error) or was_never_sent(error):
+            outcome = TryOutcome.SILENT
         else:
             is_at_fault = is_refusal_by_broker(error) and not isinstance(error, SequenceGap)
-            outcome = Outcome.REFUSED if is_at_fault else Outcome.ANSWERED
+            outcome = TryOutcome.REFUSED if is_at_fault else TryOutcome.ANSWERED
         self._picker.isolation.report(broker, outcome, elapsed * 1000)
-        if outcome is Outcome.SILENT:
+        if outcome is TryOutcome.SILENT:
             self.prober.wake()
 
 
 def _not_understood(queue: MessageQueue, error: ProtocolError) -> WriteUnknown:
-    """What an answer is from which nobody can tell where the records lie: they may be stored."""
+    """Return the error for an answer without valid positions: the records may be stored."""
     return WriteUnknown(f"{queue.broker}: {error}")
 
 
 def queue_of_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
-    """Where messages with that key go, as long as the topic has these queues."""
+    """Return the queue of messages with that sharding key.
+
+    It is the same queue as long as `queues` are the same.
+    """
     return queues[abs(java_hash(sharding_key)) % len(queues)]
 
 
-def address_one(record: bytearray, queue_id: int) -> None:
+def write_queue_id(record: bytearray, queue_id: int) -> None:
     """Write the queue id into a record; the body's CRC does not cover it."""
     _QUEUE_ID.pack_into(record, OFFSET_QUEUE_ID, queue_id)
 
 
-def _address_to(records: bytearray, sizes: Sizes, queue_id: int) -> None:
+def _write_queue_ids(records: bytearray, sizes: Sizes, queue_id: int) -> None:
     if len(sizes) == 1:
-        address_one(records, queue_id)
+        write_queue_id(records, queue_id)
         return
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     fields = np.ndarray((len(records) - _QUEUE_ID.size + 1,), ">i4", records, strides=(1,))

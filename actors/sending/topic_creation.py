@@ -1,4 +1,7 @@
-"""Making a topic by sending to it, where the cluster allows that. Runs on the event loop of the pool."""
+"""Create a topic by the first message to it, where the cluster allows that.
+
+It runs on the event loop of the connection pool.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ from functools import partial
 from raymq.actors.errors import BrokerUnavailable, TopicExists, TopicNotFound, topic_not_found
 from raymq.actors.naming import AUTO_CREATE_TOPIC, AUTO_CREATED_QUEUES
 from raymq.actors.protocol import TopicRoute
-from raymq.actors.routing import Routes
-from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.headers.admin import UpdateAndCreateTopic
+from raymq.actors.route_cache import RouteCache
+from raymq.actors.wire.connection_pool import ConnectionPool
+from raymq.actors.wire.headers.admin_headers import UpdateAndCreateTopic
 from raymq.storage.errors import number_text
 
 
-async def make_topic(pool: ConnectionPool, routes: Routes, topic: str, timeout: float) -> TopicRoute:
-    """The route of a topic that nobody had, made on every broker whose first message may do so.
+async def auto_create_topic(pool: ConnectionPool, routes: RouteCache, topic: str, timeout: float) -> TopicRoute:
+    """Create a topic on every broker that allows auto-creation, and return its route.
 
-    It is made everywhere before the first message goes anywhere: if it grew broker by broker, a sharding key would
-    change its queue on the way.
+    The topic is created everywhere before the first message is sent. If it were created broker by broker, a sharding
+    key would change its queue meanwhile.
 
     Raises:
-        TopicNotFound: messages may not make topics here.
-        BrokerUnavailable: no broker that may make it answers within `timeout` seconds.
+        TopicNotFound: the cluster does not allow auto-creation.
+        BrokerUnavailable: no broker that allows it answers within `timeout` seconds.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
@@ -36,7 +39,7 @@ async def make_topic(pool: ConnectionPool, routes: Routes, topic: str, timeout: 
         command = UpdateAndCreateTopic(topic, AUTO_CREATED_QUEUES, AUTO_CREATED_QUEUES, exclusive=True).command()
         try:
             await pool.request(address, command, deadline - loop.time())
-        except TopicExists:  # somebody else was faster, and chose otherwise
+        except TopicExists:  # another client was faster, with other settings
             return None
         except BrokerUnavailable as error:
             return error
@@ -48,23 +51,26 @@ async def make_topic(pool: ConnectionPool, routes: Routes, topic: str, timeout: 
     return await routes.get(topic, fresh=True, timeout=deadline - loop.time())
 
 
-#: Makes a topic within so many seconds, and returns its route.
-Make = Callable[[str, float], Awaitable[TopicRoute]]
+#: Creates a topic within so many seconds, and returns its route.
+CreateTopic = Callable[[str, float], Awaitable[TopicRoute]]
 
 
-class TopicsUnderWay:
-    """Topics that are being made: each once for all who wait for it, and each of them for as long as he has time."""
+class TopicCreator:
+    """Topics that are being created, each once for all callers that wait for it.
 
-    def __init__(self, make: Make) -> None:
+    Each caller waits for its own time-out.
+    """
+
+    def __init__(self, make: CreateTopic) -> None:
         self._make = make
         self._making: dict[str, asyncio.Future[TopicRoute]] = {}
 
     async def made(self, topic: str, timeout: float) -> TopicRoute:
-        """The route of the topic, when it is made.
+        """Create the topic, or wait until it is created, and return its route.
 
         Raises:
-            TopicNotFound: messages may not make topics here.
-            BrokerUnavailable: it is not made within `timeout` seconds; no message went anywhere.
+            TopicNotFound: the cluster does not allow auto-creation.
+            BrokerUnavailable: the topic was not created within `timeout` seconds; no message was sent.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -78,7 +84,7 @@ class TopicsUnderWay:
                 async with asyncio.timeout_at(deadline):
                     return await asyncio.shield(making)
             except (BrokerUnavailable, TimeoutError) as error:
-                if not begun and loop.time() < deadline:  # whoever began it had less time
+                if not begun and loop.time() < deadline:  # the caller that began the creation had less time
                     continue
                 reason = f"it is not made within {number_text(timeout, 3)} s" + (f": {error}" if str(error) else "")
                 raise BrokerUnavailable(f"topic {topic}", reason) from error
@@ -86,4 +92,4 @@ class TopicsUnderWay:
     def _ended(self, topic: str, making: asyncio.Future[TopicRoute]) -> None:
         del self._making[topic]
         if not making.cancelled():
-            making.exception()  # all who waited may have given up: somebody has to look, or asyncio complains
+            making.exception()  # all callers may have given up: without this call asyncio would complain

@@ -1,19 +1,19 @@
-"""Request and response codes: RocketMQ's, and our own above 900000.
+"""Request and response codes: RocketMQ's, and RayMQ's own above 900000.
 
-Source: RocketMQ's RequestCode and ResponseCode. Those that its clients and tools use; what is served stands in the
-`handlers` of the families.
+Source: RocketMQ's RequestCode and ResponseCode. The enums have the codes that RocketMQ's clients and tools use; which
+of them a server serves is listed in the `handlers` of the command families.
 """
 
 from __future__ import annotations
 
 import enum
 
-#: RocketMQ's codes are below, ours at and above.
+#: RocketMQ's codes are below this, RayMQ's own are at or above it.
 OWN_CODES_FROM = 900_000
 
 
 class RequestCode(enum.IntEnum):
-    """What a request asks for."""
+    """The operation that a request asks for."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -111,7 +111,7 @@ class RequestCode(enum.IntEnum):
     NOTIFICATION = 200_054
     BATCH_ACK_MESSAGE = 200_151
 
-    # Our own: msgpack headers, never sent to a peer that is not RayMQ.
+    # RayMQ's own: msgpack headers, never sent to a peer that is not RayMQ.
     APPEND_RECORDS = 900_001
     FETCH = 900_002
     STAGE_RECORDS = 900_003
@@ -151,7 +151,7 @@ class RequestCode(enum.IntEnum):
 
 
 class ResponseCode(enum.IntEnum):
-    """What an answer says."""
+    """The result that an answer reports."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -189,7 +189,7 @@ class ResponseCode(enum.IntEnum):
 
 
 def response_name(code: int) -> str:
-    """RocketMQ's name of a response code, or the number as text where it has none."""
+    """Return RocketMQ's name of a response code; without one, the number as text."""
     try:
         return ResponseCode(code).name
     except ValueError:

@@ -1,14 +1,14 @@
-"""The frame of RocketMQ's remoting protocol: the codec, and nothing that opens a socket.
+"""Encode and decode the frames of RocketMQ's remoting protocol; no function here opens a socket.
 
-    length i4 | serialisation 1 B + header length 3 B | header | body
+    length i4 | serialization 1 B + header length 3 B | header | body
 
-`length` counts all that follows it. The header is JSON (0), RocketMQ's binary form (1), or msgpack (2, ours: only
-between RayMQ's own client and server, for codes above 900000). Each frame names its own form, so a reader needs to
-know nothing in advance, and an answer is written in its request's form.
+`length` counts all bytes after itself. The header is JSON (0), RocketMQ's binary form (1), or msgpack (2, RayMQ's own:
+only between RayMQ's client and server, for codes above 900000). Each frame names the form of its header, so a reader
+needs no prior negotiation, and an answer is written in the form of its request.
 
 Binary header: code i2 | language 1 B | version i2 | opaque i4 | flag i4 | remark (i4 length) | ext fields (i4 length;
-each key i2 + bytes, value i4 + bytes). Source: RocketMQ's RocketMQSerializable. Its 16 bits fold the codes of pop
-(200050 and others) into numbers that nothing else has: a request's are folded back here.
+each key i2 + bytes, value i4 + bytes). Source: RocketMQ's RocketMQSerializable. A code has 16 bits there, so the codes
+of pop (200050 and others) are truncated to numbers that no other code uses; `decode` restores them in requests.
 """
 
 from __future__ import annotations
@@ -25,66 +25,67 @@ import msgpack
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire.codes import OWN_CODES_FROM, RequestCode
-from raymq.storage.records.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
+from raymq.storage.records.message_limits import DEFAULT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
 
-#: A frame above this is refused by closing the connection, before memory is taken for it: RocketMQ's limit. What may
-#: be longer, because messages may, is said by `frame_bytes`.
+#: RocketMQ's limit: a longer frame closes the connection before memory is allocated for it. `frame_bytes` computes the
+#: limit of brokers and clients that allow longer messages.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-#: MQVersion ordinal of RocketMQ 5.3.3: what clients read to learn what a server can do.
+#: MQVersion ordinal of RocketMQ 5.3.3: clients read it to learn which features a server has.
 PROTOCOL_VERSION = 479
-#: Opaques that we give begin again behind this; a client's may be any i4, negative ones too.
+#: The opaques that RayMQ assigns wrap around after this; a foreign client may use any i4, also negative ones.
 MAX_OPAQUE = 0x7FFFFFFF
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
-#: Ours, in answers to our own client: more answers to the same request follow.
+#: Ours, only in answers to RayMQ's client: more answers to the same request follow.
 FLAG_EARLY = 4
 
-#: What a header may hold. Each field costs far more than its bytes; no command has more than a few dozen.
+#: The most fields of a header: each costs far more memory than its bytes, and no command has more than a few dozen.
 _MAX_FIELDS = 1_000
-#: A request's JSON header is shorter: the longest, of a message of 32,767 bytes of properties, takes 200,000 bytes at
-#: worst. An answer's has the ids of a whole batch.
+#: Longest JSON header of a request: the longest valid one, of a message with 32,767 bytes of properties, takes 200,000
+#: bytes at worst. An answer may have the ids of a whole batch, so its limit is higher.
 MAX_JSON_REQUEST_BYTES = 256 * 1024
 MAX_JSON_ANSWER_BYTES = 1024 * 1024
-#: Elements of one list in a header of ours: queues of a fetch.
+#: The most elements of one list in a msgpack header, such as the queues of a fetch.
 _MAX_ELEMENTS = 65_536
 #: JSON can carry half of a surrogate pair, UTF-8 cannot: it is sent as "?".
 _LONE_SURROGATES = "replace"
-#: What may be one, or half of a whole pair.
+#: Matches an escaped surrogate: a lone one, or one half of a complete pair.
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _LENGTHS = struct.Struct(">iI")
 _MARK = struct.Struct(">I")
-#: The field in front of each frame.
+#: The length field in front of each frame.
 LENGTH = struct.Struct(">i")
 _BINARY_HEAD = struct.Struct(">HBhii")
 _KEY_LENGTH = struct.Struct(">h")
 
-#: The binary form writes a language's place in this list.
+#: The binary form encodes a language as its index in this tuple.
 LANGUAGES = tuple(
     "JAVA CPP DOTNET PYTHON DELPHI ERLANG RUBY OTHER HTTP GO PHP OMS RUST NODE_JS".split()  # noqa: SIM905 - readable
 )
 
 Buffer = bytes | bytearray | memoryview
 
-#: RocketMQ's codes that do not fit the binary form, by what is left of them there.
+#: RocketMQ's codes above 16 bits, by their lower 16 bits, which the binary form sends.
 _FOLDED = {code & 0xFFFF: code.value for code in RequestCode if 0xFFFF < code < OWN_CODES_FROM}
 
 
 def frame_bytes(max_message_bytes: int) -> int:
-    """How long a frame may be where a message's body has at most so many bytes.
+    """Return how long a frame may be if message bodies have at most `max_message_bytes`.
 
-    RocketMQ's 16 MiB where that are 4 MiB or less: a body and 12 MiB. The longest frames need these for 8 MiB of other
-    messages, of which an answer is full before the last one comes, for a header of 1 MiB, and for what a record has
-    beside its body. For longer bodies it is as much more as they are longer.
+    That is RocketMQ's 16 MiB where bodies have 4 MiB or less: one body and 12 MiB. The longest frames need the 12 MiB
+    for 8 MiB of other messages (an answer counts as full at that size, before the last message is added), for a header
+    of 1 MiB, and for the parts of a record other than its body. For longer bodies the limit grows by as much as the
+    body limit is above 4 MiB.
     """
     return MAX_FRAME_BYTES - DEFAULT_MESSAGE_BYTES + max(DEFAULT_MESSAGE_BYTES, max_message_bytes)
 
 
-#: Of frames that carry stored messages: a log may hold longer ones than its broker takes today.
-MOST_FRAME_BYTES: Final = frame_bytes(MOST_MESSAGE_BYTES)
+#: Frame limit for stored messages: a log may hold longer messages than its broker accepts today.
+MESSAGE_FRAME_BYTES: Final = frame_bytes(MAX_MESSAGE_BYTES)
 
 
 class Serialization(enum.IntEnum):
-    """How a frame's header is written."""
+    """The form in which a frame's header is written."""
 
     JSON = 0
     ROCKETMQ = 1
@@ -93,19 +94,21 @@ class Serialization(enum.IntEnum):
 
 @dataclass(slots=True)
 class Command:
-    """One request or answer.
+    """One request or one answer.
 
     Attributes:
         code: a RequestCode in a request, a ResponseCode in an answer.
-        fields: RocketMQ's extFields. Strings in the first two serialisations; any msgpack value in ours.
-        body: payload bytes. One that was received owns its memory; it may be a memoryview if it is large.
-        pieces: in a command to be sent, more of the body: buffers that follow `body` on the wire as they lie, such as
-            the `parts` of a store's lease. They must not change any more. Whoever sends needs them no longer than the
-            call of `send`: the transport copies what the socket did not take at once, or keeps the views and with them
-            the mapping. So a lease may be released as soon as its parts are in a command. Received: always empty.
+        fields: RocketMQ's extFields. Strings in the first two serializations; any msgpack value in RayMQ's own.
+        body: payload bytes. The body of a received command owns its memory; it may be a memoryview if it is large.
+        pieces: in a command to be sent, further buffers of the body, which follow `body` on the wire unchanged, such as
+            the `parts` of a store's lease. They must not be modified afterwards. The sender needs them only during the
+            call of `send`: the transport copies the bytes that the socket did not accept at once, or keeps the views
+            and with them the mapping. So a lease may be released as soon as its parts are in a command. In a received
+            command always empty.
         opaque: matches an answer to its request, per direction of a connection.
-        header_bytes: how long its header was, of one that was received.
-        half: of one that was received, the half of a surrogate pair in its header that no UTF-8 can say, "" if none is.
+        header_bytes: in a received command, the length of its header.
+        half: in a received command, a half of a surrogate pair in its header that UTF-8 cannot encode; "" if there is
+            none.
     """
 
     code: int
@@ -123,26 +126,26 @@ class Command:
 
     @property
     def body_bytes(self) -> int:
-        """The length of the whole body on the wire."""
+        """Return the length of the whole body on the wire."""
         return len(self.body) + sum(map(len, self.pieces)) if self.pieces else len(self.body)
 
-    def in_one_piece(self) -> Command:
-        """The same command with all of its body in `body`, as bytes: for who pickles it."""
+    def with_joined_body(self) -> Command:
+        """Return a copy, for pickling, whose whole body is in `body` as bytes."""
         return replace(self, body=b"".join((self.body, *self.pieces)), pieces=())
 
     @property
     def is_response(self) -> bool:
-        """Whether this answers a request."""
+        """Return True if this is an answer to a request."""
         return bool(self.flag & FLAG_RESPONSE)
 
     @property
     def is_early(self) -> bool:
-        """Whether this is an answer that is not the last one to its request."""
+        """Return True if this is an answer before the last one to its request."""
         return bool(self.flag & FLAG_EARLY)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether no answer may be sent."""
+        """Return True if no answer may be sent."""
         return bool(self.flag & FLAG_ONEWAY)
 
     def response(
@@ -154,7 +157,7 @@ class Command:
         *,
         pieces: Sequence[Buffer] = (),
     ) -> Command:
-        """An answer to this request: its opaque, its serialisation."""
+        """Return an answer to this request, with its opaque and its serialization."""
         return Command(
             code,
             fields or {},
@@ -168,7 +171,7 @@ class Command:
 
 
 def encode(command: Command, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """The frame up to its body; write it, then `command.body`, then `command.pieces`.
+    """Return the frame up to its body; write it, then `command.body`, then `command.pieces`.
 
     Raises:
         ProtocolError: header and body are longer than `max_bytes`.
@@ -185,7 +188,9 @@ def encode(command: Command, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
 def decode(
     frame: bytes | memoryview, max_header_bytes: int = MAX_FRAME_BYTES, max_json_bytes: int = MAX_JSON_ANSWER_BYTES
 ) -> Command:
-    """The command in `frame` (what follows the length field). Its body is a view if the frame is one, all else a copy.
+    """Return the command in `frame`, the bytes after the length field.
+
+    Its body is a view if `frame` is a memoryview; everything else is copied.
 
     Raises:
         ProtocolError: the header cannot be read, or is too long; the connection has to be closed.
@@ -206,11 +211,11 @@ def decode(
         command = _DECODERS[form](header)
     except ProtocolError:
         raise
-    except Exception as error:  # any garbage: whatever a parser raises, the peer gets one answer
+    except Exception as error:  # whatever a parser raises for garbage, the peer gets one error
         raise ProtocolError(f"header not readable: {error}") from error
     finally:
-        # Said, not left to the last reference: CPython 3.11.2 now and then forgets to drop that of an argument, and a
-        # buffer that somebody has a view of can neither grow nor shrink.
+        # Released explicitly: CPython 3.11.2 sometimes leaks the reference to an argument, and a buffer with a live
+        # memoryview can neither grow nor shrink.
         if isinstance(header, memoryview):
             header.release()
     command.body = frame[end:]
@@ -218,13 +223,16 @@ def decode(
     return command
 
 
-def may_say_halves(text: Buffer) -> bool:
-    """Whether JSON, which is UTF-8, may say half of a surrogate pair: it takes an escape for one."""
+def may_have_surrogates(text: Buffer) -> bool:
+    """Return True if a JSON text in UTF-8 may contain half of a surrogate pair.
+
+    Such a half can only be written as an escape.
+    """
     return _HALF.search(text) is not None
 
 
-def half_of_a_pair(value: Any) -> str:
-    """The first half of a surrogate pair without its other half in what was read from JSON; "" if there is none."""
+def find_lone_surrogate(value: Any) -> str:
+    """Return the first unpaired surrogate in a JSON value, "" if there is none."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -270,7 +278,7 @@ def _decode_json(header: bytes | memoryview) -> Command:
         language=str(data.get("language") or "OTHER"),
         version=int(data.get("version") or 0),
         serialization=Serialization.JSON,
-        half=half_of_a_pair(data) if may_say_halves(header) else "",
+        half=find_lone_surrogate(data) if may_have_surrogates(header) else "",
     )
 
 
@@ -320,7 +328,7 @@ def _decode_binary(header: bytes | memoryview) -> Command:
 
 
 def _counted(buffer: bytes | memoryview, position: int) -> tuple[bytes | memoryview, int]:
-    """The bytes behind an i4 count at `position`, and the place behind them."""
+    """Return the bytes that follow an i4 count at `position`, and the position after them."""
     (count,) = LENGTH.unpack_from(buffer, position)
     start = position + LENGTH.size
     if count < 0 or start + count > len(buffer):

@@ -1,4 +1,4 @@
-"""Settings as RocketMQ sends them: lines of `name=value`, in the dialect of java.util.Properties."""
+"""Settings in RocketMQ's form: lines of `name=value`, in the format of java.util.Properties."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-#: Settings in one body.
+#: The longest body with settings, in bytes.
 MAX_BYTES = 64 * 1024
 
 
 def write(settings: Mapping[str, str]) -> bytes:
-    """One line per setting, sorted by name; ASCII only, since Java's reader takes bytes for ISO-8859-1."""
+    """Return one line per setting, sorted by name.
+
+    The lines are ASCII, because Java's reader decodes bytes as ISO-8859-1.
+    """
     return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in sorted(settings.items())).encode("ascii")
 
 
 def read(body: Buffer) -> dict[str, str]:
-    """The settings in a body; InvalidInput if it is no text or too long. Knows comments and continued lines."""
+    """Return the settings in a body; comments and continued lines are supported.
+
+    Raises:
+        InvalidInput: the body is not UTF-8, or too long.
+    """
     if len(body) > MAX_BYTES:
         raise InvalidInput("body", f"at most {MAX_BYTES} bytes", len(body))
     try:

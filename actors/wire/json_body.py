@@ -1,4 +1,7 @@
-"""Bodies that are JSON objects: RocketMQ's shapes, written as strict JSON, which its clients read as well."""
+"""Bodies that are JSON objects, in RocketMQ's shapes.
+
+They are written as strict JSON, which RocketMQ's clients read as well.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +12,47 @@ from typing import Any
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command, half_of_a_pair, may_say_halves
-from raymq.storage.steps import Steps
+from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command, find_lone_surrogate, may_have_surrogates
+from raymq.storage.cooperative_steps import Steps
 
-#: What a request's body may be. A value costs up to a hundred bytes and half a microsecond of the loop, however few
-#: bytes say it: a list of 10,000 topics or groups fits.
+#: Limits of a request's body. A value costs up to a hundred bytes of memory and half a microsecond of the loop, even if
+#: it is only a few bytes long. A list of 10,000 topics or groups fits.
 MAX_BODY_BYTES = 4 << 20
 MAX_VALUES = 150_000
-#: Of them so many may have a fraction or an exponent: each takes a microsecond or more. No request has any.
+#: So many of the values may have a fraction or an exponent: each takes a microsecond or more, and no valid request has
+#: any.
 MAX_FLOATS = 10_000
 _SHORT_BYTES = 50_000
-#: So much is looked at together.
+#: The bytes of one part that `check` counts at a time.
 _PART_BYTES = 64 << 10
-#: Half of a surrogate pair is not taken in; one that is there all the same, from an older file, is answered as "?".
+#: Half of a surrogate pair is refused on input; one that an older file contains is sent as "?".
 _UNSAYABLE = "replace"
 
 
 def read_object(
     body: Buffer, *, max_bytes: int = MAX_BODY_BYTES, max_values: int = MAX_VALUES, max_floats: int = MAX_FLOATS
 ) -> dict[str, Any]:
-    """The object in a body.
+    """Return the JSON object in a body.
 
     Args:
-        max_bytes: a longer body is refused before it is looked at.
-        max_values: so is one of more values (elements of lists and objects, and what looks like them in texts).
-        max_floats: so many of them may have a fraction or an exponent, where the body is not short.
+        max_bytes: a longer body is refused before it is parsed.
+        max_values: a body with more values is refused, too (elements of lists and objects, and characters in strings
+            that look like them).
+        max_floats: so many values may have a fraction or an exponent, if the body is not short.
 
     Raises:
-        InvalidInput: it is none, or breaks one of these limits, or values are nested too deep, or a text in it has half
-            of a surrogate pair: whoever was told it again would get an error instead of his answer.
+        InvalidInput: the body is no JSON object, exceeds one of these limits, has values that are nested too deep, or
+            has a string with half of a surrogate pair, which could not be sent to clients later.
     """
     check(body, max_bytes, max_values)
-    return parsed(body, max_floats)
+    return parse_object(body, max_floats)
 
 
 def check(body: Buffer, max_bytes: int, max_values: int) -> None:
-    """InvalidInput, as `read_object`, where a body breaks one of these limits. No copy of it is made."""
+    """Raise InvalidInput if a body exceeds one of these limits, as in `read_object`.
+
+    The body is not copied as a whole.
+    """
     if len(body) > max_bytes:
         raise InvalidInput("body", f"at most {max_bytes} bytes of JSON", len(body))
     parts = (bytes(body[at : at + _PART_BYTES]) for at in range(0, len(body), _PART_BYTES))
@@ -53,13 +61,13 @@ def check(body: Buffer, max_bytes: int, max_values: int) -> None:
         raise InvalidInput("body", f"JSON of at most {max_values} values", values)
 
 
-def parsed(text: Buffer, max_floats: int = MAX_FLOATS) -> dict[str, Any]:
-    """The object in a text; InvalidInput as `read_object`."""
+def parse_object(text: Buffer, max_floats: int = MAX_FLOATS) -> dict[str, Any]:
+    """Return the JSON object in a text; raise InvalidInput as `read_object`."""
     try:
         is_short = len(text) <= _SHORT_BYTES
         value = json.loads(str(text, "utf-8"), parse_float=None if is_short else _counted(max_floats))
-        if may_say_halves(text):
-            check_halves(value)
+        if may_have_surrogates(text):
+            reject_lone_surrogates(value)
     except InvalidInput:
         raise
     except (ValueError, RecursionError) as error:
@@ -70,7 +78,7 @@ def parsed(text: Buffer, max_floats: int = MAX_FLOATS) -> dict[str, Any]:
 
 
 def _counted(most: int) -> Callable[[str], float]:
-    """Reads so many numbers, and no more."""
+    """Return a converter of floats that raises InvalidInput after `most` numbers."""
     left = most
 
     def read(told: str) -> float:
@@ -83,15 +91,15 @@ def _counted(most: int) -> Callable[[str], float]:
     return read
 
 
-def check_halves(value: Any) -> None:
-    """InvalidInput if what was read from JSON has half of a surrogate pair."""
-    half = half_of_a_pair(value)
+def reject_lone_surrogates(value: Any) -> None:
+    """Raise InvalidInput if a value read from JSON has half of a surrogate pair."""
+    half = find_lone_surrogate(value)
     if half:
         raise InvalidInput("body", "JSON of whole characters, no half of a surrogate pair", half)
 
 
-def text_in(told: Mapping[str, Any], name: str) -> str:
-    """The text under that name; InvalidInput: it is none, or absent."""
+def require_text(told: Mapping[str, Any], name: str) -> str:
+    """Return the string under a name; raise InvalidInput if there is none."""
     value = told.get(name)
     if not isinstance(value, str):
         raise InvalidInput(name, "a text", value)
@@ -99,19 +107,23 @@ def text_in(told: Mapping[str, Any], name: str) -> str:
 
 
 def read_answer(body: Buffer) -> dict[str, Any]:
-    """The object in the body of an answer, which may be as long as a frame; raises as `read_object`."""
+    """Return the object in an answer's body, which may be as long as a frame.
+
+    Raises:
+        InvalidInput: as `read_object`.
+    """
     return read_object(body, max_bytes=MAX_FRAME_BYTES, max_values=MAX_FRAME_BYTES, max_floats=MAX_FRAME_BYTES)
 
 
 def answer(request: Command, value: Mapping[str, Any], fields: dict[str, Any] | None = None) -> Command:
-    """SUCCESS with `value` as body."""
-    return request.response(ResponseCode.SUCCESS, fields, bytes_of(value))
+    """Return a SUCCESS answer with `value` as its JSON body."""
+    return request.response(ResponseCode.SUCCESS, fields, json_bytes(value))
 
 
-def written(items: Iterable[tuple[str, Any]], at_once: int) -> Steps[list[bytes]]:
-    """A JSON object of many members, in steps of `at_once` of them and in as many pieces.
+def object_steps(items: Iterable[tuple[str, Any]], at_once: int) -> Steps[list[bytes]]:
+    """Encode a JSON object of many members, in steps of `at_once` members, as pieces.
 
-    A long text that is put together from pieces, and again, takes longer than the pieces.
+    The pieces are not joined, because joining a long text, and again later, takes longer than encoding the pieces.
     """
     pieces, texts = [b"{"], list[str]()
     for number, (name, value) in enumerate(items):
@@ -119,44 +131,47 @@ def written(items: Iterable[tuple[str, Any]], at_once: int) -> Steps[list[bytes]
             pieces.append("".join(texts).encode(errors=_UNSAYABLE))
             texts.clear()
             yield None
-        texts.append(f"{',' if number else ''}{text_of(name)}:{text_of(value)}")
+        texts.append(f"{',' if number else ''}{json_text(name)}:{json_text(value)}")
     return [*pieces, ("".join(texts) + "}").encode(errors=_UNSAYABLE)]
 
 
 def listed(values: Sequence[Any], at_once: int) -> Steps[list[bytes]]:
-    """A JSON list of many values, as `written`."""
+    """Encode a JSON list of many values, in steps as `object_steps`."""
     pieces = [b"["]
     for at in range(0, len(values), at_once):
         if at:
             yield None
             pieces.append(b",")
-        pieces.append(bytes_of(values[at : at + at_once])[1:-1])
+        pieces.append(json_bytes(values[at : at + at_once])[1:-1])
     return [*pieces, b"]"]
 
 
-def text_of(value: Any) -> str:
-    """Strict JSON, as short as it can be."""
+def json_text(value: Any) -> str:
+    """Return a value as strict JSON without whitespace."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def bytes_of(value: Any) -> bytes:
-    """`text_of` as it is sent."""
-    return text_of(value).encode(errors=_UNSAYABLE)
+def json_bytes(value: Any) -> bytes:
+    """Return `json_text` as the bytes that are sent."""
+    return json_text(value).encode(errors=_UNSAYABLE)
 
 
-def answer_of(request: Command, members: Mapping[str, Sequence[bytes]]) -> Command:
-    """SUCCESS with an object of these members as body, the value of each JSON already, in pieces."""
+def object_response(request: Command, members: Mapping[str, Sequence[bytes]]) -> Command:
+    """Return a SUCCESS answer whose body is an object of these members.
+
+    Each value is already encoded as JSON, in pieces.
+    """
     pieces: list[bytes] = []
     for name, value in members.items():
-        pieces += (f"{',' if pieces else '{'}{text_of(name)}:".encode(errors=_UNSAYABLE), *value)
+        pieces += (f"{',' if pieces else '{'}{json_text(name)}:".encode(errors=_UNSAYABLE), *value)
     return request.response(ResponseCode.SUCCESS, pieces=[*pieces, b"}"])
 
 
 def queue_object(queue: MessageQueue) -> dict[str, Any]:
-    """A queue as RocketMQ's object."""
+    """Return a queue as RocketMQ's JSON object."""
     return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic}
 
 
 def queue_key(queue: MessageQueue) -> str:
-    """A queue as the key of a map: its object, quoted."""
+    """Return a queue as the key of a map: its JSON object as a string."""
     return json.dumps(queue_object(queue), separators=(",", ":"))

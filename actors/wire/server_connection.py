@@ -1,12 +1,13 @@
-"""One accepted connection: commands to handlers, answers out.
+"""One accepted connection: it passes commands to handlers and sends the answers.
 
-Handlers run on the server's event loop, in the order of a connection's requests, and must not block. One returns the
-answer, an awaitable of it (the connection reads on), or None for "no answer"; what it raises is answered as an error.
-What has arrived before the end of a connection is carried out, and not answered; only what may wait for long, and is
-for who asked, ends with the connection.
+Handlers run on the server's event loop, in the order of a connection's requests, and must not block. A handler returns
+the answer, an awaitable of it (the connection reads on meanwhile), or None for "no answer"; an exception is answered as
+an error. Requests that arrived before the connection ended are still carried out, but not answered; only requests that
+may wait for long, and whose result matters only to the client, are cancelled with the connection.
 
-No peer takes more than `ServerLimits` gives it. A connection is not read from while its peer leaves answers unread,
-while it has too much under way, or when it has had its slice of the loop's time; what it has sent stays in its socket.
+No peer may use more than `ServerLimits` allows. A connection is not read from while its peer leaves answers unread,
+while too many bytes of its requests are under way, or when it has used its time slice of the loop; the bytes that the
+peer has sent stay in the socket.
 """
 
 from __future__ import annotations
@@ -20,39 +21,41 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 from raymq.actors.errors import ConnectionLost, InvalidInput, ProtocolError, RayMQError
-from raymq.actors.wire import faults, own_protocol
-from raymq.actors.wire import fixed_frame as bare
+from raymq.actors.wire import bare_frame as bare
+from raymq.actors.wire import error_codec, protocol_version
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command, Serialization
-from raymq.actors.wire.host import Host
-from raymq.actors.wire.own_requests import OwnRequests
-from raymq.actors.wire.prompt_future import PromptFuture
-from raymq.actors.wire.reader import FrameReader
-from raymq.actors.wire.same_host import end_pacing
-from raymq.actors.wire.unread import Unread
-from raymq.actors.wire.wakeups import cancel_in_slices
-from raymq.actors.wire.writing import FrameWriter
+from raymq.actors.wire.frame_reader import FrameReader
+from raymq.actors.wire.frame_writer import FrameWriter
+from raymq.actors.wire.loop_queue import cancel_in_batches
+from raymq.actors.wire.residual_bytes import ResidualBytes
+from raymq.actors.wire.server_interface import ServerInterface
+from raymq.actors.wire.server_requests import ServerRequests
+from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
+from raymq.actors.wire.tcp_pacing import disable_tcp_pacing
 
 Answer = Command | None
 Handler = Callable[["ServerConnection", Command], Answer | Awaitable[Answer]]
-#: Lets a request pass or raises what is answered instead, such as PermissionDenied.
+#: Returns if a request is allowed, else raises the error to answer, such as PermissionDenied.
 Authorize = Callable[["ServerConnection", Command], None]
 
-#: Of so many refused connections one is logged.
+#: One in so many refused connections is logged.
 _REFUSALS_A_LINE = 100
-#: What a request counts beside its body, for the objects that stand for it.
+#: The bytes that a request counts besides its body, for the Python objects that represent it.
 _REQUEST_BYTES = 1024
-#: What is read of a header, such as a list of tags or queues, takes so many times the bytes that are beyond the first.
+#: The objects decoded from a header, such as a list of tags or queues, take so many times the header's bytes beyond
+#: `_REQUEST_BYTES`.
 _HEADER_GROWTH = 8
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-def without_body(handler: Handler) -> Handler:
-    """A handler of requests that may wait for long and have no body: what a client sends as one is not kept for it.
+def discard_body(handler: Handler) -> Handler:
+    """Return a handler that drops the request's body, for requests that may wait long.
 
-    They are for who asked: they end with the connection.
+    Such requests have no body by definition, so bytes that a client sends as one are not kept. Their results matter
+    only to the client, so they are cancelled when the connection ends.
     """
 
     def serve(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
@@ -66,22 +69,24 @@ def without_body(handler: Handler) -> Handler:
 class ServerConnection(asyncio.BufferedProtocol):
     """One accepted connection. Used on the server's loop only."""
 
-    def __init__(self, server: Host, *, park_seconds: float = math.inf, takes_early_answers: bool = True) -> None:
-        #: No request of this connection may be parked for longer, whatever it asks for.
+    def __init__(
+        self, server: ServerInterface, *, park_seconds: float = math.inf, accepts_early_answers: bool = True
+    ) -> None:
+        #: No request of this connection may be parked for longer, whatever time it specifies.
         self.park_seconds = park_seconds
-        #: Whether a request that allows it may have several answers.
-        self.takes_early_answers = takes_early_answers
+        #: Whether a request that allows it may get several answers.
+        self.accepts_early_answers = accepts_early_answers
         self._server = server
         limits = server.limits
         self._reader = FrameReader(limits.frame_bytes, limits.header_bytes, server.scratch, limits.json_header_bytes)
         self._transport: asyncio.Transport | None = None
         self._writer: FrameWriter | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
-        #: Those of them that end with the connection.
+        #: The subset of the tasks that are cancelled when the connection ends.
         self._parked: set[asyncio.Task[None]] = set()
-        #: While what a broken connection had brought is carried out.
-        self._unread: Unread | None = None
-        self._own_requests = OwnRequests()
+        #: Set while requests that a broken connection had delivered are carried out.
+        self._unread: ResidualBytes | None = None
+        self._own_requests = ServerRequests()
         self._writable = asyncio.Event()
         self._writable.set()
         self._request_bytes = 0
@@ -96,25 +101,28 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def tasks(self) -> frozenset[asyncio.Future[Any]]:
-        """The requests under way whose handlers wait for something."""
+        """Return the requests under way whose handlers wait for something."""
         return frozenset(self._tasks)
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody reads an answer any more; what it had brought may still be carried out."""
+        """Return True if the connection is lost, so that no answer can be sent.
+
+        Requests that it had delivered may still be carried out.
+        """
         return self._transport is None
 
     @property
     def writable(self) -> asyncio.Event:
-        """Set while the peer reads its answers, and once it is gone."""
+        """Return the event that is set while the peer reads, and after the end."""
         return self._writable
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        transport = cast("asyncio.Transport", transport)  # uvloop's class does not derive from asyncio.Transport
         if self._server.has_stopped:
             transport.close()
             return
-        if not self._server.has_place(transport.get_extra_info("socket")):
+        if not self._server.has_capacity(transport.get_extra_info("socket")):
             self._server.refused_connections += 1
             if self._server.refused_connections % _REFUSALS_A_LINE == 1:
                 _log.warning("closing connections: %d are open", len(self._server.connections))
@@ -122,33 +130,33 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         self._transport = transport
         self._writer = FrameWriter(transport, self._server.loop, self._server.limits.answer_bytes)
-        end_pacing(transport.get_extra_info("socket"))
-        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # it may have gone again
+        disable_tcp_pacing(transport.get_extra_info("socket"))
+        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # the peer may have disconnected already
         self.peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.last_read = self._server.loop.time()
         self._server.connections.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._transport is None:
-            return  # it was one too many
-        # Where it ended in order all that came was read; where the server closed it the rest is not wanted.
-        self._unread = None if error is None else Unread(self._transport)
+            return  # the connection was refused
+        # After an orderly end all bytes have been read; if the server closed the connection, the rest is not needed.
+        self._unread = None if error is None else ResidualBytes(self._transport)
         self._transport = self._writer = None
         self.frame_begun = None
         self._writable.set()
-        cancel_in_slices(self._server.loop, self._parked)
+        cancel_in_batches(self._server.loop, self._parked)
         self._own_requests.lost(self.peer)
         if self._unread is None:
             self._end()
         else:
-            self.go_on()
+            self.resume()
 
     def pause_writing(self) -> None:
         if self._writer is not None:
             self._writer.pause()
 
     def resume_writing(self) -> None:
-        self.last_read = self._server.loop.time()  # its peer lives: it reads
+        self.last_read = self._server.loop.time()  # the peer is alive, since it reads
         if self._writer is None:
             return
         self._writer.resume()
@@ -160,14 +168,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.last_read = monotonic()  # loops have the monotonic clock
+        self.last_read = monotonic()  # event loops use this clock, too
         if not self._answer_promptly(nbytes):
             self._reader.received(nbytes)
             if not self._yielding:
                 self._go_on()
 
     def send(self, command: Command) -> None:
-        """Write a command; silently nothing once the peer is gone."""
+        """Write a command; do nothing if the connection is lost."""
         if self._writer is not None:
             self._writer.write(command)
             if self._writer.unsent_bytes > self._server.limits.write_high_bytes:
@@ -175,31 +183,35 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def idle_writer(self) -> FrameWriter | None:
-        """What takes a small frame, whole; None while something else is written, and once the peer is gone."""
+        """Return the writer if it can write a small frame at once, else None.
+
+        It is None while other bytes are being written, and after the connection is lost.
+        """
         writer = self._writer
         return writer if writer is not None and writer.is_idle else None
 
     def push(self, command: Command) -> None:
-        """Send the server's own request, one-way."""
+        """Send a one-way request of the server to the client."""
         self._own_requests.number(command)
         command.flag |= FLAG_ONEWAY
         self.send(command)
 
     async def request(self, command: Command, timeout: float) -> Command:
-        """Send the server's own request and return the client's answer, whatever its code.
+        """Send a request of the server and return the client's answer, whatever its code.
 
         Raises:
             Timeout: no answer within `timeout` seconds.
-            ConnectionLost: the client is gone, or went before it answered.
+            ConnectionLost: the connection is lost, or was lost before the answer.
         """
         if self._transport is None:
             raise ConnectionLost(self.peer, "the client is gone")
         return await self._own_requests.ask(command, self.send, self.peer, timeout)
 
-    def at_end(self, callback: Callable[[], None]) -> None:
-        """Call it once when the connection is gone and all that it brought is begun; now, if that has been.
+    def add_close_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, after the connection ended and its last request began.
 
-        The place to free what belongs to the connection.
+        Call it at once if that is already the case. The callback is the place to free resources that belong to the
+        connection.
         """
         if self._ended:
             callback()
@@ -207,33 +219,33 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._at_end.append(callback)
 
     def close(self) -> None:
-        """Close at once, unsent answers included."""
+        """Close at once, without sending the answers that are still unsent."""
         if self._transport is not None:
             self._transport.abort()
         elif self._unread is not None:
             self._end()
 
     def cancel(self) -> None:
-        """`close`, and give up what is under way."""
+        """Call `close`, and cancel the requests that are under way."""
         self.close()
         for task in self._tasks:
             task.cancel()
 
     def finish(self) -> None:
-        """Close when what was written has been sent."""
+        """Close the connection after all written bytes have been sent."""
         if self._transport is not None and self._writer is not None:
             self._writer.flush()
             self._transport.close()
 
-    def go_on(self) -> None:
-        """Look again whether there is room for what waits here."""
+    def resume(self) -> None:
+        """Check again whether the limits allow this connection to continue."""
         if not self._yielding:
             self._go_on()
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Serve what has arrived, as far as the limits allow, and read on if they do."""
+        """Serve arrived requests as far as the limits allow, then resume or pause reading."""
         self._yielding = False
         if self._unread is not None:
             self._serve_unread(self._unread)
@@ -245,7 +257,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 if self._is_arriving:
                     self._arrived()
                 self._receive(command)
-                if self._reader.inside_a_frame and self._yields(begun):
+                if self._reader.is_mid_frame and self._yields(begun):
                     break
         except ProtocolError as error:
             _log.warning("closing the connection of %s: %s", self.peer, error)
@@ -254,21 +266,24 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         admitted = self._may_arrive()
         if not self._yielding and admitted and self._may_serve():
-            inside = self._reader.inside_a_frame
+            inside = self._reader.is_mid_frame
             self.frame_begun = (self.frame_begun or self.last_read) if inside else None
-            self._server.waiting_for_room.pop(self, None)
+            self._server.waiting_for_memory.pop(self, None)
             if not self._transport.is_reading():
-                self.last_read = loop.time()  # its silence was ours
+                self.last_read = loop.time()  # the pause in reading was the server's
                 self._transport.resume_reading()
             return
         self.frame_begun = None
         if not (admitted and self._is_room):
-            self._server.waiting_for_room[self] = None
+            self._server.waiting_for_memory[self] = None
         if self._transport.is_reading():
             self._transport.pause_reading()
 
     def _yields(self, begun: float) -> bool:
-        """Whether it has had its slice of the loop's time; it goes on behind the others then."""
+        """Return True if the connection has used its time slice of the loop.
+
+        It then continues in a later iteration, after the other connections.
+        """
         self._yielding = self._server.loop.time() - begun > self._server.limits.slice_seconds
         if self._yielding:
             self._server.loop.call_soon(self._go_on)
@@ -285,10 +300,10 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def _is_room(self) -> bool:
-        return self._server.room.is_there(for_more=bool(self._request_bytes))
+        return self._server.room.has_room(for_more=bool(self._request_bytes))
 
     def _may_arrive(self) -> bool:
-        """Count what has arrived of a large frame; whether there is room for more of it."""
+        """Account for the bytes of a large frame; return True if more may arrive."""
         reader = self._reader
         if not reader.large_bytes:
             return True
@@ -302,13 +317,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         )
 
     def _arrived(self) -> None:
-        """No large frame of this connection is arriving any more."""
+        """Record that no large frame of this connection is arriving any more."""
         self._is_arriving = False
         self._server.room.ended(self)
         self._server.wake_waiting()
 
-    def _serve_unread(self, unread: Unread) -> None:
-        """Carry out what a broken connection had brought, within the limits of all requests; then end it."""
+    def _serve_unread(self, unread: ResidualBytes) -> None:
+        """Carry out the unread requests of a broken connection, within all limits, then end it."""
         begun = self._server.loop.time()
         try:
             while self._may_serve():
@@ -330,10 +345,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             _log.warning("the rest of what %s sent is not carried out: %s", self.peer, error)
             self._end()
             return
-        self._server.waiting_for_room[self] = None
+        self._server.waiting_for_memory[self] = None
 
     def _end(self) -> None:
-        """Nothing comes any more: free what belongs to the connection."""
+        """Free the resources of the connection, since no more requests come."""
         if self._unread is not None:
             self._unread.close()
             self._unread = None
@@ -346,7 +361,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._leave()
 
     def _leave(self) -> None:
-        """The server forgets a connection when the last of its requests is done."""
+        """Remove the connection from the server when the last of its requests is done."""
         if self._ended and not self._tasks:
             self._server.left(self)
 
@@ -359,14 +374,17 @@ class ServerConnection(asyncio.BufferedProtocol):
     # -- serving -------------------------------------------------------------------------------------------------
 
     def _answer_promptly(self, count: int) -> bool:
-        """Answer what has just been read, if it is one bare request and nothing else is under way here."""
+        """Answer the bytes just read if they are a single bare request.
+
+        Do it only if no other request of the connection is under way. Return True if the bytes were handled.
+        """
         server, writer = self._server, self._writer
         asked = bare.read_request(server.scratch, count)
-        if asked is None or writer is None or self._tasks or self._reader.inside_a_frame or not writer.is_idle:
+        if asked is None or writer is None or self._tasks or self._reader.is_mid_frame or not writer.is_idle:
             return False
         code, opaque = asked
-        promptly = getattr(server.handlers.get(code), "promptly", None)
-        if promptly is None or server.draining or server.authorize is not None or not server.room.is_there():
+        try_answer_inline = getattr(server.handlers.get(code), "try_answer_inline", None)
+        if try_answer_inline is None or server.draining or server.authorize is not None or not server.room.has_room():
             return False
         answered = False
 
@@ -376,19 +394,19 @@ class ServerConnection(asyncio.BufferedProtocol):
             writer.write_alone(bare.answer(opaque, body))
 
         try:
-            served = promptly(server.scratch[bare.HEAD_BYTES : count], answer)
+            served = try_answer_inline(server.scratch[bare.HEAD_BYTES : count], answer)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
             if answered:
                 _log.exception("request %d failed after it was answered", code)
             else:
                 self._fail(Command(code, opaque=opaque, serialization=Serialization.MSGPACK), error)
             return True
-        if isinstance(served, PromptFuture):
+        if isinstance(served, SyncCallbackFuture):
             self._answer_then(served, _REQUEST_BYTES + count, partial(self._answer_bare, code, opaque))
             return True
         return bool(served)
 
-    def _answer_bare(self, code: int, opaque: int, body: PromptFuture[bytes]) -> None:
+    def _answer_bare(self, code: int, opaque: int, body: SyncCallbackFuture[bytes]) -> None:
         writer, error = self._writer, body.exception()
         if error is None and writer is not None and writer.is_idle:
             writer.write_alone(bare.answer(opaque, body.result()))
@@ -399,39 +417,45 @@ class ServerConnection(asyncio.BufferedProtocol):
         else:
             self._fail(request, error)
 
-    def _answer_then(self, made: PromptFuture[_T], held: int, answer: Callable[[PromptFuture[_T]], None]) -> None:
-        """Have `answer` write what is `made`, in the turn in which it is, while the peer reads its answers."""
+    def _answer_then(
+        self, made: SyncCallbackFuture[_T], held: int, answer: Callable[[SyncCallbackFuture[_T]], None]
+    ) -> None:
+        """Call `answer` with the future `made` as soon as it is done.
 
-        def done(made: PromptFuture[_T]) -> None:
+        If the peer does not read its answers at that time, the call waits until it does. Until then the request counts
+        with `held` bytes.
+        """
+
+        def done(made: SyncCallbackFuture[_T]) -> None:
             if self._writable.is_set() or made.cancelled():
                 self._finished(made, held)
                 if not made.cancelled():
                     answer(made)
-            else:  # many that wait for the same must not pile up answers
+            else:  # many requests that complete together must not pile up answers
                 self._tasks.discard(made)
                 self._keep(self._server.loop.create_task(later(made)), held)
 
-        async def later(made: PromptFuture[_T]) -> None:
+        async def later(made: SyncCallbackFuture[_T]) -> None:
             await self._writable.wait()
             answer(made)
 
         self._request_bytes += held
         self._server.room.hold(held)
         self._tasks.add(made)
-        made.when_done(done)
+        made.add_sync_callback(done)
 
     def _serve(self, request: Command) -> None:
         server = self._server
         handler = server.handlers.get(request.code)
         if server.draining:
-            self._answer(request, faults.stopping(request))
+            self._answer(request, error_codec.shutdown_response(request))
             return
         if handler is None:
-            self._answer(request, own_protocol.not_served(request))
+            self._answer(request, protocol_version.unsupported_response(request))
             return
         waits = getattr(handler, "waits", False)
         if waits and self._transport is None:
-            return  # nobody waits for it any more
+            return  # the client that waits for it is gone
         try:
             if request.half:
                 raise InvalidInput("header", "whole characters, no half of a surrogate pair", request.half)
@@ -446,7 +470,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         more = max(0, request.header_bytes - _REQUEST_BYTES)
         held = _REQUEST_BYTES + len(request.body) + _HEADER_GROWTH * more
-        if isinstance(result, PromptFuture):
+        if isinstance(result, SyncCallbackFuture):
             self._answer_then(result, held, lambda made: self._answer_made(request, made))
             return
         task = server.loop.create_task(self._finish(request, result))
@@ -456,7 +480,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         server.room.hold(held)
         self._keep(task, held)
 
-    def _answer_made(self, request: Command, made: PromptFuture[Answer]) -> None:
+    def _answer_made(self, request: Command, made: SyncCallbackFuture[Answer]) -> None:
         if (error := made.exception()) is not None:
             self._fail(request, error)
         else:
@@ -472,22 +496,22 @@ class ServerConnection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(request, error)
             return
-        await self._writable.wait()  # many parked requests that are woken together must not pile up answers
+        await self._writable.wait()  # many parked requests that complete together must not pile up answers
         self._answer(request, answer)
 
     def _finished(self, task: asyncio.Future[Any], held: int) -> None:
         self._tasks.discard(task)
         self._parked.discard(task)
         self._request_bytes -= held
-        self._server.give_back(held)
+        self._server.release_memory(held)
         if self._unread is not None or (self._transport is not None and not self._transport.is_reading()):
-            self._server.loop.call_soon(self.go_on)  # who has answered may be in the middle of something
+            self._server.loop.call_soon(self.resume)  # deferred: the code that completed the task may not have finished
         self._leave()
 
     def _fail(self, request: Command, error: BaseException) -> None:
         if not isinstance(error, RayMQError):
             _log.exception("request %d failed", request.code, exc_info=error)
-        self._answer(request, faults.to_response(request, error))
+        self._answer(request, error_codec.error_response(request, error))
 
     def _answer(self, request: Command, answer: Answer) -> None:
         if answer is None or request.is_oneway:
@@ -497,4 +521,4 @@ class ServerConnection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - nothing was written: the peer is told why
             if not isinstance(error, RayMQError):
                 _log.exception("the answer to request %d cannot be written", request.code, exc_info=error)
-            self.send(faults.to_response(request, error))
+            self.send(error_codec.error_response(request, error))

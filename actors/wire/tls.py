@@ -1,7 +1,7 @@
-"""TLS of sockets: the contexts that asyncio takes, made of a `Tls`, and made anew when its files change.
+"""TLS contexts for asyncio, made from a `Tls` and reloaded when its files change.
 
-A certificate is renewed by replacing its files: the next handshake takes the new ones, and connections that are open
-stay. Files that cannot be used yet, such as a new certificate beside the old key, leave what was there in use.
+A certificate is renewed by replacing its files: the next handshake uses the new files, and open connections stay. If
+the files cannot be used yet, such as a new certificate beside the old key, the former context stays in use.
 """
 
 from __future__ import annotations
@@ -17,17 +17,23 @@ from typing import Final
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Tls
 
-#: How often it is looked whether the files have changed, at most.
-LOOK_SECONDS: Final = 1.0
+#: The shortest time between two checks whether the files have changed.
+RELOAD_CHECK_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
 
-class RenewedContext:
-    """The context of the files as they are. Thread-safe."""
+class ReloadingContext:
+    """A TLS context that follows changes of its files. Thread-safe."""
 
     def __init__(self, tls: Tls, make: Callable[[], ssl.SSLContext]) -> None:
-        """Raises what `make` raises, InvalidInput; later failures leave the former context in use."""
+        """Create the first context with `make`.
+
+        Later failures of `make` leave the former context in use.
+
+        Raises:
+            InvalidInput: `make` raised it.
+        """
         self._tls = tls
         self._make = make
         self._lock = threading.Lock()
@@ -36,11 +42,11 @@ class RenewedContext:
         self._context = make()
 
     def now(self) -> ssl.SSLContext:
-        """For the next handshake."""
-        # Who looks already is not waited for: in a forked child that may be a thread which is not there.
+        """Return the context for the next handshake."""
+        # Does not wait for a thread that is checking: in a forked child that thread may not exist.
         if self._lock.acquire(blocking=False):
             try:
-                if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+                if time.monotonic() - self._looked_at >= RELOAD_CHECK_SECONDS:
                     self._looked_at = time.monotonic()
                     self._renew()
             finally:
@@ -53,7 +59,7 @@ class RenewedContext:
             return
         try:
             self._context = self._make()
-        except InvalidInput as error:  # they are being replaced: looked at again
+        except InvalidInput as error:  # the files are being replaced: the next check tries again
             _log.warning("the files of TLS have changed and cannot be used yet: %s", error)
         else:
             self._stamps = stamps
@@ -72,24 +78,32 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
-    """For who listens; InvalidInput where a file is missing or cannot be used."""
+    """Return the TLS context of a listening server.
+
+    Raises:
+        InvalidInput: a file is missing or cannot be used.
+    """
     if tls.cert_file is None or tls.key_file is None:
         raise InvalidInput("tls_cert_file", "a certificate, and its key as tls_key_file", tls.cert_file)
     if tls.client_auth and tls.ca_file is None:
         raise InvalidInput("tls_ca_file", "who signs the certificates of clients, for tls_client_auth", tls.ca_file)
-    renewed = RenewedContext(tls, lambda: _server_context(tls))
+    renewed = ReloadingContext(tls, lambda: _server_context(tls))
     context = _server_context(tls)
 
     def begin(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = renewed.now()
 
-    context.sni_callback = begin  # OpenSSL asks at each handshake, whether the client names a server or not
+    context.sni_callback = begin  # OpenSSL calls it at each handshake, whether the client names a server or not
     return context
 
 
-def client_context(tls: Tls) -> RenewedContext:
-    """For who connects; InvalidInput where a file is missing or cannot be used."""
-    return RenewedContext(tls, lambda: _client_context(tls))
+def client_context(tls: Tls) -> ReloadingContext:
+    """Return the reloading TLS context of a client.
+
+    Raises:
+        InvalidInput: a file is missing or cannot be used.
+    """
+    return ReloadingContext(tls, lambda: _client_context(tls))
 
 
 def _server_context(tls: Tls) -> ssl.SSLContext:
@@ -110,7 +124,7 @@ def _client_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, tls: Tls) -> None:
-    context.minimum_version = ssl.TLSVersion.TLSv1_2  # some builds of Python leave it to the system's configuration
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # some builds of Python use the system's minimum
     try:
         if tls.ca_file is not None:
             context.load_verify_locations(tls.ca_file)

@@ -1,8 +1,9 @@
-"""A listening socket whose connections make TLS's handshake first. Few are that at a time, and none for long.
+"""A listening socket whose connections start with a TLS handshake, with limits on handshakes.
 
-asyncio's own server would tell nobody of a connection before the handshake is made: it takes a descriptor and 256 KiB
-then, for a minute if its peer says nothing, beyond all limits. So here each is counted as soon as it is accepted. Where
-there are too many the one that has waited longest is given up: who speaks has made the handshake long before that.
+asyncio's own server reports a connection only after its handshake: until then it holds a descriptor and 256 KiB, for a
+minute if its peer sends nothing, outside all limits. So this listener counts each connection as soon as it is accepted.
+If there are too many, the one with the oldest handshake is closed: a peer that takes part in the handshake has
+completed it long before that.
 """
 
 from __future__ import annotations
@@ -14,45 +15,48 @@ import ssl
 from collections.abc import Sized
 from typing import Final, Protocol
 
-from raymq.actors.wire.limits import ServerLimits
+from raymq.actors.wire.server_limits import ServerLimits
 
 _ACCEPTED_AT_ONCE: Final = 16
-#: Where no descriptor or memory is left, it is tried again so much later.
+#: If no descriptor or memory is left, the listener accepts again after this time.
 _AGAIN_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
 
-class Greeter(Protocol):
-    """What it needs of its server."""
+class HandshakeServer(Protocol):
+    """The parts of a server that a TLS listener uses."""
 
     loop: asyncio.AbstractEventLoop
     limits: ServerLimits
     draining: bool
     refused_connections: int
-    #: Those that make the handshake, in the order in which they came.
-    greetings: dict[Greeting, None]
+    #: Connections whose handshake is not complete, in the order of their arrival.
+    pending_handshakes: dict[PendingHandshake, None]
 
     @property
     def connections(self) -> Sized:
-        """Those that have made it, as far as they count."""
+        """Return the connections that have completed their handshake and count towards the limit."""
 
-    def has_place(self, accepted: socket.socket) -> bool:
-        """Whether one more connection may stay."""
+    def has_capacity(self, accepted: socket.socket) -> bool:
+        """Return True if one more connection may stay open."""
 
     def accept(self) -> asyncio.BaseProtocol:
-        """The protocol of a connection whose handshake is about to be made."""
+        """Return the protocol object of a connection whose handshake is about to start."""
 
 
 class TlsListener:
-    """Used on the server's loop, as an `asyncio.Server` would be.
+    """A TLS listener, used on the server's loop in place of an `asyncio.Server`.
 
     Attributes:
-        sockets: the one that it listens on.
+        sockets: a tuple with the listening socket.
     """
 
-    def __init__(self, server: Greeter, listening: socket.socket, tls: ssl.SSLContext) -> None:
-        """`listening`: one that listens, and blocks nobody; it is closed with this."""
+    def __init__(self, server: HandshakeServer, listening: socket.socket, tls: ssl.SSLContext) -> None:
+        """Accept connections from `listening`, a non-blocking listening socket.
+
+        The listener closes the socket in `close`.
+        """
         self.sockets = (listening,)
         self._server = server
         self._listening = listening
@@ -61,7 +65,7 @@ class TlsListener:
         self._go_on()
 
     def close(self) -> None:
-        """Accept no more. May be called again."""
+        """Stop accepting and close the socket. May be called again."""
         if self._again is not None:
             self._again.cancel()
         if self._listening.fileno() >= 0:
@@ -89,21 +93,23 @@ class TlsListener:
 
     def _greet(self, accepted: socket.socket) -> None:
         server = self._server
-        counted = len(server.connections) + len(server.greetings)
-        if has_place := server.has_place(accepted) and counted < server.limits.connections:
-            greeting = Greeting(server, accepted, self._tls)
-            server.greetings[greeting] = None
+        counted = len(server.connections) + len(server.pending_handshakes)
+        if has_capacity := server.has_capacity(accepted) and counted < server.limits.connections:
+            greeting = PendingHandshake(server, accepted, self._tls)
+            server.pending_handshakes[greeting] = None
         else:
             server.refused_connections += 1
             accepted.close()
-        if server.greetings and (not has_place or len(server.greetings) > server.limits.handshakes):
-            next(iter(server.greetings)).give_up()
+        if server.pending_handshakes and (
+            not has_capacity or len(server.pending_handshakes) > server.limits.handshakes
+        ):
+            next(iter(server.pending_handshakes)).give_up()
 
 
-class Greeting:
-    """A connection that makes its handshake."""
+class PendingHandshake:
+    """A connection whose TLS handshake is under way."""
 
-    def __init__(self, server: Greeter, accepted: socket.socket, tls: ssl.SSLContext) -> None:
+    def __init__(self, server: HandshakeServer, accepted: socket.socket, tls: ssl.SSLContext) -> None:
         self._server = server
         self._accepted = accepted
         self._tls = tls
@@ -112,8 +118,8 @@ class Greeting:
         self._making.add_done_callback(self._ended)
 
     def give_up(self) -> None:
-        """Its peer has said nothing for too long, or the server stops."""
-        self._server.greetings.pop(self, None)
+        """Cancel the handshake, because its peer is too slow or the server stops."""
+        self._server.pending_handshakes.pop(self, None)
         if self._making is not None:
             self._making.cancel()
 
@@ -129,10 +135,10 @@ class Greeting:
             )
         except Exception as error:  # noqa: BLE001 - whatever its peer says instead, it is no connection
             _log.debug("no handshake with a peer: %s", error)
-            error.__traceback__ = None  # nor may it keep what has failed
+            error.__traceback__ = None  # so that the traceback keeps no objects of the handshake
 
     def _ended(self, _: asyncio.Task[None]) -> None:
-        self._making = None  # no circle of objects may keep what a handshake takes, 256 KiB, until it is looked for
-        self._server.greetings.pop(self, None)
+        self._making = None  # breaks a reference cycle that would keep 256 KiB until garbage collection
+        self._server.pending_handshakes.pop(self, None)
         if not self._begun:
             self._accepted.close()

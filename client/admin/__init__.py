@@ -1,8 +1,9 @@
-"""Administration: topics, groups, messages, dead letters, the cluster.
+"""Administration: topics, groups, messages, dead letters and the cluster.
 
 What is in it, in the order to read it:
-    admin: what a program calls; topics, groups, messages, reading, dead_letters, cluster, brokers,
-    elections: what it does.
-    broker_changes: the part of it that has brokers restarted, added, moved and taken away;
-    operation: what goes on while the program does something else.
+    admin: the class `Admin`, which programs call.
+    topic_requests, group_requests, message_search, topic_reader, dead_letter_requests, cluster_info, broker_removal,
+    election_requests: the requests that `Admin` sends.
+    broker_changes: the part of `Admin` that restarts, adds, drains, moves and removes brokers.
+    operation: a change that runs in the background, with its state, its steps and its result.
 """

@@ -1,4 +1,4 @@
-"""Administration: topics, statistics, progress of groups, single messages, dead letters, the cluster's state.
+"""Administrate topics, groups, messages, dead letters and the cluster.
 
 Each call has a twin for asyncio code, whose name begins with `a` and which may be awaited on any event loop.
 """
@@ -17,16 +17,16 @@ from raymq.actors.errors import ClientClosed
 from raymq.actors.naming import MAX_QUEUES
 from raymq.actors.protocol import MessageQueue
 from raymq.client import arguments
-from raymq.client.admin import brokers as admin_brokers
-from raymq.client.admin import cluster as admin_cluster
-from raymq.client.admin import dead_letters, elections, reading
-from raymq.client.admin import groups as admin_groups
-from raymq.client.admin import messages as admin_messages
-from raymq.client.admin import topics as admin_topics
+from raymq.client.admin import broker_removal as admin_brokers
+from raymq.client.admin import cluster_info as admin_cluster
+from raymq.client.admin import dead_letter_requests, election_requests, topic_reader
+from raymq.client.admin import group_requests as admin_groups
+from raymq.client.admin import message_search as admin_messages
+from raymq.client.admin import topic_requests as admin_topics
 from raymq.client.admin.broker_changes import BrokerChanges
-from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
+from raymq.client.admin.dead_letter_requests import DeadMessage, RedriveResult
 from raymq.client.admin.operation import Operation
-from raymq.client.admin.reading import Place
+from raymq.client.admin.topic_reader import ReadPosition
 from raymq.client.client_base import check_connection
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
@@ -46,9 +46,12 @@ if TYPE_CHECKING:
 
 
 class Admin(BrokerChanges):
-    """Asks and changes a cluster. Thread-safe; a context manager. What reaches no broker raises BrokerUnavailable.
+    """A client that inspects and changes a cluster.
 
-    A change that a broker did not take is told by an error, and may be asked for again: what is done stays done.
+    Thread-safe; a context manager. A call that reaches no broker raises BrokerUnavailable.
+
+    If a broker did not make a change, the call raises an error. It may be repeated: the brokers that made the change
+    keep it.
     """
 
     KIND = "admin client"
@@ -56,7 +59,7 @@ class Admin(BrokerChanges):
     def __init__(self, mq: Connection) -> None:
         check_connection(mq)
         super().__init__(mq)
-        #: What was there when it was last asked for, so that it is told as unknown when its broker is gone.
+        #: The brokers and queues of the previous call, so that those of an unreachable broker are reported as unknown.
         self._brokers_seen: dict[tuple[str, int], str] = {}
         self._queues_seen: dict[str, set[MessageQueue]] = defaultdict(set)
         mq.adopt(self)
@@ -67,10 +70,12 @@ class Admin(BrokerChanges):
     # -- topics --------------------------------------------------------------------------------------------------
 
     def create_topic(self, topic: str, queues: int = 4, ordered: bool = False) -> None:
-        """Make a topic of `queues` queues on every broker. Asked again with the same settings it changes nothing.
+        """Create a topic of `queues` queues on every broker.
+
+        A repeated call with the same settings changes nothing.
 
         Raises:
-            TopicExists: it is there with other settings.
+            TopicExists: the topic exists with other settings.
         """
         self._run(admin_topics.create(self._mq, topic, queues, ordered=ordered))
 
@@ -89,14 +94,17 @@ class Admin(BrokerChanges):
         permission: int | None = None,
         dry_run: bool = False,
     ) -> None:
-        """Change a topic on every broker that has it; what is None stays.
+        """Change a topic on every broker that has it.
+
+        A setting that is None stays as it is.
 
         Args:
-            queues: on each broker, to read and to write. Messages in queues beyond are kept, and not delivered.
-            read_queues, write_queues: one of the two alone. To take queues away, write fewer first, and read fewer
-                when the rest is consumed.
+            queues: the number of queues on each broker, for reading and for writing. Messages in queues beyond it are
+                kept, and not delivered.
+            read_queues, write_queues: only the number for reading, or only the one for writing. To remove queues, lower
+                `write_queues` first, and `read_queues` when the rest is consumed.
             permission: a sum of 4 (read) and 2 (write).
-            dry_run: raise what the change would, and change nothing.
+            dry_run: raise the errors that the change would raise, and change nothing.
 
         Raises:
             TopicNotFound, InvalidInput.
@@ -118,7 +126,11 @@ class Admin(BrokerChanges):
         await self._arun(self._update_topic(topic, queues, ordered, read_queues, write_queues, permission, dry_run))
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its messages on every broker; TopicNotFound if nobody has it."""
+        """Delete a topic and its messages on every broker.
+
+        Raises:
+            TopicNotFound: no broker has it.
+        """
         self._run(admin_topics.delete(self._mq, topic))
 
     async def adelete_topic(self, topic: str) -> None:
@@ -126,7 +138,10 @@ class Admin(BrokerChanges):
         await self._arun(admin_topics.delete(self._mq, topic))
 
     def topics(self, system: bool = False) -> list[str]:
-        """The names of all topics, sorted; the system's own and those of groups only with `system`."""
+        """Return the names of all topics, sorted.
+
+        System topics and the topics of groups (retry and dead-letter topics) are included only if `system` is True.
+        """
         return self._run(admin_topics.names(self._mq, system=system))
 
     async def atopics(self, system: bool = False) -> list[str]:
@@ -134,7 +149,11 @@ class Admin(BrokerChanges):
         return await self._arun(admin_topics.names(self._mq, system=system))
 
     def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
-        """What each queue of a topic holds; TopicNotFound."""
+        """Return the offsets and the last store time of each queue of a topic.
+
+        Raises:
+            TopicNotFound: the topic does not exist.
+        """
         return self._run(admin_topics.stats(self._mq, topic))
 
     async def atopic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
@@ -144,15 +163,15 @@ class Admin(BrokerChanges):
     # -- groups --------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[str]:
-        """The names of all consumer groups, sorted."""
+        """Return the names of all consumer groups, sorted."""
         return self._run(admin_groups.names(self._mq))
 
     async def agroups(self) -> list[str]:
-        """`groups` for asyncio code."""
+        """Return the same as `groups`, for asyncio code."""
         return await self._arun(admin_groups.names(self._mq))
 
     def group_list(self) -> list[GroupSummary]:
-        """All consumer groups with the number of their members and their lag, sorted by name."""
+        """Return all consumer groups with their number of members and their lag, sorted by name."""
         return self._run(admin_groups.summaries(self._mq))
 
     async def agroup_list(self) -> list[GroupSummary]:
@@ -160,19 +179,23 @@ class Admin(BrokerChanges):
         return await self._arun(admin_groups.summaries(self._mq))
 
     def delete_group(self, group: str, dead_letters: bool = False, dry_run: bool = False) -> GroupDeletion:
-        """Delete a consumer group: its offsets, what is lent to it, and its retry topic with what waits for it.
+        """Delete a consumer group.
 
-        A consumer that starts with the name makes a new group. A broker that is away keeps what it has of the group,
-        and comes back with it: call this again then.
+        Its committed offsets, its in-flight messages of simple consumers and its retry topic with the messages in it
+        are deleted. A consumer that starts with this name creates a new group. A broker that is away keeps its part of
+        the group until it is back: call this again then.
 
         Args:
-            dead_letters: delete its dead letters too; else they stay, and can be listed, exported and deleted.
-            dry_run: say what would be deleted, and change nothing.
+            dead_letters: delete the group's dead letters too; otherwise they stay, and can be listed, exported and
+                deleted.
+            dry_run: report what would be deleted, and change nothing.
 
         Raises:
-            GroupNotFound: no broker has anything of it.
-            InvalidInput: it has members, or has committed in the last 60 s (pull consumers and Spark are no members).
-            BrokerUnavailable: a broker did not answer, or is away; the others may have deleted it. Call it again.
+            GroupNotFound: no broker has anything of the group.
+            InvalidInput: the group has members, or has committed in the last 60 s (pull consumers and Spark are no
+                members).
+            BrokerUnavailable: a broker did not answer, or is away; the others may have deleted the group. Call it
+                again.
         """
         return self._run(admin_groups.delete(self._mq, group, dead_letters=dead_letters, dry_run=dry_run))
 
@@ -181,10 +204,14 @@ class Admin(BrokerChanges):
         return await self._arun(admin_groups.delete(self._mq, group, dead_letters=dead_letters, dry_run=dry_run))
 
     def forget_topic(self, group: str, topic: str) -> int:
-        """Forget a group's progress in a topic that it does not consume any more; return in how many queues it had any.
+        """Delete a group's offsets in a topic that it no longer consumes.
+
+        Returns:
+            The number of queues in which the group had an offset.
 
         Raises:
-            GroupNotFound: no broker knows the group. InvalidInput: one of its members subscribes to the topic.
+            GroupNotFound: no broker has the group.
+            InvalidInput: a member of the group subscribes to the topic.
         """
         return self._run(admin_groups.forget_topic(self._mq, group, topic))
 
@@ -193,12 +220,13 @@ class Admin(BrokerChanges):
         return await self._arun(admin_groups.forget_topic(self._mq, group, topic))
 
     def group_progress(self, group: str) -> GroupProgress:
-        """How far a group is in each queue, its retry topic included; None where unknown, never 0.
+        """Return the offsets and the lag of a group in each queue.
 
-        Its `missing_topics` are those that members wait for, since they do not exist.
+        The queues of its retry topic are included. A value that is unknown is None, never 0. `missing_topics` of the
+        result are the topics that members subscribe to and that do not exist.
 
         Raises:
-            GroupNotFound: no broker knows it.
+            GroupNotFound: no broker has the group.
         """
         return self._run(self._group_progress(group))
 
@@ -209,21 +237,22 @@ class Admin(BrokerChanges):
     def reset_offset_by_time(
         self, group: str, topic: str, timestamp: float | datetime, *, dry_run: bool = False
     ) -> dict[MessageQueue, int]:
-        """Send a group, running or not, to the first messages of `topic` stored at `timestamp` or later.
+        """Reset a group's offsets to the first messages of `topic` stored at `timestamp` or later.
 
-        A time in the future is the end. A running member goes there with its next fetch; what it was given before has
-        no effect any more: neither its commits nor the handles of a simple consumer.
+        The group may be running or not. A time in the future resets to the end of each queue. A running member
+        continues at the new offset with its next fetch. Neither commits nor receipt handles of a simple consumer for
+        messages that were delivered before the reset have an effect after it.
 
         Args:
             timestamp: seconds since 1970, or a datetime with a time zone; `math.inf` is the end.
-            dry_run: say where it would go, and change nothing.
+            dry_run: return the offsets that the reset would set, and change nothing.
 
         Returns:
-            The offset at which each queue goes on.
+            The offset at which the group continues, by queue.
 
         Raises:
             GroupNotFound, TopicNotFound.
-            InvalidInput: `timestamp` is no such time, or more than 100 years ahead (milliseconds, for example).
+            InvalidInput: `timestamp` is no valid time, or more than 100 years ahead (milliseconds, for example).
         """
         return self._run(self._reset(group, topic, timestamp, dry_run=dry_run))
 
@@ -234,7 +263,10 @@ class Admin(BrokerChanges):
         return await self._arun(self._reset(group, topic, timestamp, dry_run=dry_run))
 
     def skip(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
-        """Send a group behind the last message of `topic`; as `reset_offset_by_time` else."""
+        """Reset a group's offsets to the end of `topic`: skip all stored messages.
+
+        Otherwise as `reset_offset_by_time`.
+        """
         return self._run(self._reset(group, topic, math.inf, dry_run=dry_run))
 
     async def askip(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
@@ -244,7 +276,13 @@ class Admin(BrokerChanges):
     # -- messages ------------------------------------------------------------------------------------------------
 
     def query_by_id(self, message_id: str) -> ReceivedMessage:
-        """The message at the place that an id names: MessageNotFound, MessageExpired or BrokerUnavailable if not."""
+        """Return the message stored at the position that a message id encodes.
+
+        Raises:
+            MessageNotFound: no message is stored there.
+            MessageExpired: the message has expired.
+            BrokerUnavailable: the broker does not answer.
+        """
         return self._run(admin_messages.by_id(self._mq, message_id))
 
     async def aquery_by_id(self, message_id: str) -> ReceivedMessage:
@@ -252,11 +290,13 @@ class Admin(BrokerChanges):
         return await self._arun(admin_messages.by_id(self._mq, message_id))
 
     def query_by_unique_key(self, topic: str, unique_key: str) -> ReceivedMessage:
-        """The newest message of `topic` with that unique key, of the brokers that are there.
+        """Return the newest message of `topic` with that unique key.
+
+        Only brokers that are available are searched.
 
         Raises:
-            MessageNotFound: all brokers say that they have none.
-            BrokerUnavailable: those that are there have none; a broker of the topic is away.
+            MessageNotFound: all brokers answered, and none has the message.
+            BrokerUnavailable: no available broker has the message, and a broker of the topic is away.
         """
         return self._run(admin_messages.by_unique_key(self._mq, topic, unique_key))
 
@@ -272,7 +312,9 @@ class Admin(BrokerChanges):
         end: float | datetime | None = None,
         limit: int = 64,
     ) -> FoundMessages[ReceivedMessage]:
-        """Messages of `topic` that carry `key`, newest store time first, at most `limit` over all brokers.
+        """Return messages of `topic` that carry `key`, newest store time first.
+
+        At most `limit` messages are returned over all brokers.
 
         Args:
             begin, end: store time, inclusive, in whole seconds: seconds since 1970, or datetimes with a time zone.
@@ -282,7 +324,7 @@ class Admin(BrokerChanges):
                 the result names such brokers, and a warning is logged.
 
         Returns:
-            a list whose `.truncated` says whether there are more; `query_messages` goes on to the end.
+            a list whose `.truncated` says whether there are more; `query_messages` returns all of them.
         """
         return self._run(admin_messages.by_key(self._mq, topic, key, begin, end, limit))
 
@@ -300,13 +342,15 @@ class Admin(BrokerChanges):
     def query_messages(
         self, topic: str, key: str, begin: float | datetime | None = None, end: float | datetime | None = None
     ) -> Iterator[ReceivedMessage]:
-        """All messages of `topic` that carry `key`, newest store time first, a page of each broker in memory at a time.
+        """Iterate over all messages of `topic` that carry `key`, newest store time first.
+
+        One page of each broker is in memory at a time.
 
         Args:
             begin, end: as in `query_by_key`.
 
         Raises:
-            TopicNotFound, InvalidInput, and the rest as `query_by_key`: with the first message.
+            TopicNotFound, InvalidInput, and the rest as `query_by_key`: when the first message is read.
         """
         found = admin_messages.all_by_key(self._mq, topic, key, begin, end)
         while (message := self._run(admin_messages.following(found))) is not None:
@@ -323,111 +367,117 @@ class Admin(BrokerChanges):
     def read_table(
         self,
         topic: str,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: ReadPosition = "earliest",
+        end: ReadPosition = "latest",
         tags: str = "*",
         columns: Sequence[str] | None = None,
         max_rows: int | None = None,
     ) -> pa.Table:
-        """Return the messages of `topic` from `start` to `end` (not included) as an Arrow table. It leaves no group.
+        """Return the messages of `topic` from `start` to `end` (exclusive) as an Arrow table.
 
-        Which messages these are is fixed when it is called. Rows come queue by queue, in the queue's order; columns are
-        those of a Spark read, with the queue as `broker` and `queue_id`. All of it is in memory at once. The dead
-        letters of a group that has none are a table without rows.
+        No consumer group is created. The range of offsets is fixed at the time of the call. Rows come queue by queue,
+        in the queue's order; columns are those of a Spark read, with the queue as `broker` and `queue_id`. The whole
+        table is in memory at once. For the dead-letter topic of a group without dead letters, the table has no rows.
 
         Args:
             start, end: "earliest", "latest", a time (seconds since 1970, or a datetime with a time zone), "group:NAME"
-                (where the group goes on) or {MessageQueue: offset}, which leaves out the queues that it does not name.
+                (the offsets at which the group continues) or {MessageQueue: offset}, which leaves out the queues that
+                it does not name.
             tags: "*", "a" or "a || b".
-            columns: only these, in this order; without "body" bodies do not leave the brokers.
-            max_rows: read no more than so many; None: all.
+            columns: only these, in this order; without "body" the brokers send no bodies.
+            max_rows: read at most this many rows; None: all.
 
         Raises:
-            TopicNotFound, GroupNotFound, QueueNotFound, OffsetOutOfRange, InvalidInput: what is named is not there.
+            TopicNotFound, GroupNotFound, QueueNotFound, OffsetOutOfRange, InvalidInput: the topic, group, queue or
+                offset that an argument names does not exist, or an argument breaks its rule.
             OffsetOutOfRange: also where messages expire while they are read.
             BrokerUnavailable: a broker of the topic did not come back within 30 s.
             StoreCorrupt: a message is damaged in its broker's file.
         """
         self._check_open()
-        return reading.table(self._mq, topic, start, end, tags, columns, max_rows)
+        return topic_reader.table(self._mq, topic, start, end, tags, columns, max_rows)
 
     async def aread_table(
         self,
         topic: str,
-        start: Place = "earliest",
-        end: Place = "latest",
+        start: ReadPosition = "earliest",
+        end: ReadPosition = "latest",
         tags: str = "*",
         columns: Sequence[str] | None = None,
         max_rows: int | None = None,
     ) -> pa.Table:
-        """`read_table` for asyncio code: it reads on another thread."""
+        """`read_table` for asyncio code; the read runs on another thread."""
         return await asyncio.to_thread(self.read_table, topic, start, end, tags, columns, max_rows)
 
     def tail(
-        self, topic: str, start: Place = "latest", tags: str = "*", *, follow: bool = True
+        self, topic: str, start: ReadPosition = "latest", tags: str = "*", *, follow: bool = True
     ) -> Generator[ReceivedMessage]:
-        """The messages of `topic` from `start` on, and with `follow` those that come, without end. It leaves no group.
+        """Iterate over the messages of `topic` from `start` on, without a consumer group.
 
-        Messages come in the order of their queues; damaged ones are passed over.
+        With `follow` the iterator does not end: it goes on with messages that arrive later. Messages come in the order
+        of their queues; damaged messages are skipped.
 
         Args:
             start: as in `read_table`.
             tags: "*", "a" or "a || b".
-            follow: False: end where the topic ends now.
+            follow: False: stop at the end that the topic has at the time of the call.
 
         Raises:
-            TopicNotFound, InvalidInput, and the rest as `read_table`: with the first message.
+            TopicNotFound, InvalidInput, and the rest as `read_table`: when the first message is read.
         """
-        found = reading.messages(self._mq, topic, start, tags, follow=follow)
+        found = topic_reader.messages(self._mq, topic, start, tags, follow=follow)
         try:
-            while (message := self._run(reading.following(found))) is not None:
+            while (message := self._run(topic_reader.following(found))) is not None:
                 yield message
         finally:
             with contextlib.suppress(ClientClosed):
-                self._run(reading.close(found))
+                self._run(topic_reader.close(found))
 
     async def atail(
-        self, topic: str, start: Place = "latest", tags: str = "*", *, follow: bool = True
+        self, topic: str, start: ReadPosition = "latest", tags: str = "*", *, follow: bool = True
     ) -> AsyncIterator[ReceivedMessage]:
         """`tail` for asyncio code: `async for message in admin.atail(topic)`."""
-        found = reading.messages(self._mq, topic, start, tags, follow=follow)
+        found = topic_reader.messages(self._mq, topic, start, tags, follow=follow)
         try:
-            while (message := await self._arun(reading.following(found))) is not None:
+            while (message := await self._arun(topic_reader.following(found))) is not None:
                 yield message
         finally:
             with contextlib.suppress(ClientClosed):
-                await self._arun(reading.close(found))
+                await self._arun(topic_reader.close(found))
 
     # -- dead letters --------------------------------------------------------------------------------------------
 
     def dlq_list(self, group: str, limit: int = 1000) -> FoundMessages[DeadMessage]:
-        """The messages that a group gave up on, the oldest death first, at most `limit` over all brokers.
+        """Return a group's dead letters, the oldest first, at most `limit` over all brokers.
 
-        What is damaged in a broker's files is left out: `.unreadable` of the result names it, and it is logged.
-        `.truncated` of the result says whether there are more; `dlq_messages` goes on to the end.
+        They are ordered by the time at which they entered the dead-letter queue. Entries that are damaged in a broker's
+        files are left out: `.unreadable` of the result names them, and they are logged. `.truncated` of the result says
+        whether there are more; `dlq_messages` returns all of them.
 
         Raises:
-            GroupNotFound: no broker knows the group.
+            GroupNotFound: no broker has the group.
             BrokerUnavailable: none was found, and a broker is away. Where some were found, `.not_asked` of the result
                 names such brokers, and a warning is logged.
         """
-        return self._run(dead_letters.first(self._mq, group, limit))
+        return self._run(dead_letter_requests.first(self._mq, group, limit))
 
     async def adlq_list(self, group: str, limit: int = 1000) -> FoundMessages[DeadMessage]:
         """`dlq_list` for asyncio code."""
-        return await self._arun(dead_letters.first(self._mq, group, limit))
+        return await self._arun(dead_letter_requests.first(self._mq, group, limit))
 
     def dlq_messages(self, group: str) -> Iterator[DeadMessage]:
-        """All messages that a group gave up on, a page in memory at a time; broker by broker, the oldest death first.
+        """Iterate over all dead letters of a group, broker by broker, the oldest first.
+
+        One page is in memory at a time.
 
         Raises:
-            GroupNotFound: no broker knows the group; raised by the call, not by the first message.
+            GroupNotFound: no broker has the group; raised by the call, not when the first message is read.
         """
         self._run(admin_groups.check_exists(self._mq, group, dead_letters=True))
-        found = dead_letters.read(self._mq, group)
+        found = dead_letter_requests.read(self._mq, group)
 
         def messages() -> Iterator[DeadMessage]:
-            while (message := self._run(dead_letters.following(found))) is not None:
+            while (message := self._run(dead_letter_requests.following(found))) is not None:
                 yield message
 
         return messages()
@@ -435,27 +485,28 @@ class Admin(BrokerChanges):
     async def adlq_messages(self, group: str) -> AsyncIterator[DeadMessage]:
         """`dlq_messages` for asyncio code: `async for message in admin.adlq_messages(group)`."""
         await self._arun(admin_groups.check_exists(self._mq, group, dead_letters=True))
-        found = dead_letters.read(self._mq, group)
-        while (message := await self._arun(dead_letters.following(found))) is not None:
+        found = dead_letter_requests.read(self._mq, group)
+        while (message := await self._arun(dead_letter_requests.following(found))) is not None:
             yield message
 
     def dlq_delete(self, group: str, ids: Iterable[str] | None = None) -> int:
-        """Delete dead letters of a group; return how many there were. They are listed and redriven no more.
+        """Delete dead letters of a group and return how many were deleted.
 
-        Their bytes stay in the brokers' logs until these expire, as those of any message.
+        They can no longer be listed or redriven. Their bytes stay in the brokers' logs until these expire, as those of
+        any message.
 
         Args:
             ids: which ones, by the message ids of `dlq_list`; None = all.
 
         Raises:
-            GroupNotFound: no broker knows the group.
+            GroupNotFound: no broker has the group.
             BrokerUnavailable: a broker did not answer, or one is away and no other one has any of them. Call it again.
         """
-        return self._run(dead_letters.delete(self._mq, group, ids))
+        return self._run(dead_letter_requests.delete(self._mq, group, ids))
 
     async def adlq_delete(self, group: str, ids: Iterable[str] | None = None) -> int:
         """`dlq_delete` for asyncio code."""
-        return await self._arun(dead_letters.delete(self._mq, group, ids))
+        return await self._arun(dead_letter_requests.delete(self._mq, group, ids))
 
     def dlq_redrive(
         self,
@@ -466,20 +517,22 @@ class Admin(BrokerChanges):
         *,
         force: bool = False,
     ) -> RedriveResult:
-        """Send dead letters to their group, and to that group only, once more: with no retry behind them.
+        """Redrive dead letters: deliver them once more to their group, and to no other group.
+
+        Their count of retries starts again at 0.
 
         Args:
             ids: which ones, by the message ids of `dlq_list`; None = all.
-            rate: at most so many a second.
-            dry_run: say what would be done, and do nothing.
-            force: also those that were redriven before.
+            rate: the maximum number of messages per second; None: no limit.
+            dry_run: report what would be redriven, and change nothing.
+            force: redrive also those that were redriven before.
 
         Raises:
-            GroupNotFound: no broker knows the group.
-            BrokerUnavailable: a broker did not answer, or one is away and no other one has any of them. Asked again,
-                what was redriven meanwhile is in `already`.
+            GroupNotFound: no broker has the group.
+            BrokerUnavailable: a broker did not answer, or one is away and no other one has any of them. When the call
+                is repeated, `already` of the result lists what was redriven before.
         """
-        return self._run(dead_letters.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force))
+        return self._run(dead_letter_requests.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force))
 
     async def adlq_redrive(
         self,
@@ -491,12 +544,15 @@ class Admin(BrokerChanges):
         force: bool = False,
     ) -> RedriveResult:
         """`dlq_redrive` for asyncio code."""
-        return await self._arun(dead_letters.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force))
+        return await self._arun(dead_letter_requests.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force))
 
     # -- the cluster ---------------------------------------------------------------------------------------------
 
     def cluster_info(self) -> ClusterInfo:
-        """The brokers, name servers and scheduler as they answer now; one that does not is "unreachable"."""
+        """Return the current state of the brokers, name servers, keepers and scheduler.
+
+        A server that does not answer is reported as "unreachable".
+        """
         return self._run(self._cluster_info())
 
     async def acluster_info(self) -> ClusterInfo:
@@ -506,15 +562,15 @@ class Admin(BrokerChanges):
     def elect(
         self, broker: str, replica: int | None = None, unclean: bool = False, *, dry_run: bool = False
     ) -> Operation[Election]:
-        """See to it that a broker has a master, and that it is `replica`, if that is named.
+        """Elect a master for a broker group, or make `replica` its master.
 
-        A replica becomes master only if it has everything that was acknowledged; a master that serves hands over to it,
-        and producers go on within a second or two. Nothing is done where no replica is named and a master serves.
+        A replica becomes master only if it has everything that was acknowledged. A serving master hands over to it, and
+        producers continue within a second or two. If `replica` is None and a master serves, nothing changes.
 
         Args:
             replica: counted from 0, as in `cluster_info()`.
-            unclean: where no replica in sync is there, let one become master that may lack acknowledged messages.
-            dry_run: say how the broker stands, and change nothing.
+            unclean: if no in-sync replica is available, elect a replica that may lack acknowledged messages.
+            dry_run: report the current state of the broker group, and change nothing.
 
         Returns:
             the operation; its `wait` raises ElectionFailed, BrokerGroupNotFound or BrokerUnavailable.
@@ -522,25 +578,27 @@ class Admin(BrokerChanges):
         Raises:
             InvalidInput: an argument breaks its rule.
         """
-        name, number = elections.checked(broker, replica)
-        doing = elections.elect(self._mq, name, number, unclean=unclean, dry_run=dry_run)
-        return Operation(f"election of a master of {name}", self._mq.submit(doing), elections.in_words)
+        name, number = election_requests.checked(broker, replica)
+        doing = election_requests.elect(self._mq, name, number, unclean=unclean, dry_run=dry_run)
+        return Operation(f"election of a master of {name}", self._mq.submit(doing), election_requests.in_words)
 
     async def aelect(
         self, broker: str, replica: int | None = None, unclean: bool = False, *, dry_run: bool = False
     ) -> Election:
-        """`elect` for asyncio code: returns once it is done."""
-        name, number = elections.checked(broker, replica)
-        return await self._arun(elections.elect(self._mq, name, number, unclean=unclean, dry_run=dry_run))
+        """`elect` for asyncio code; it returns when the election is done."""
+        name, number = election_requests.checked(broker, replica)
+        return await self._arun(election_requests.elect(self._mq, name, number, unclean=unclean, dry_run=dry_run))
 
     def forget_broker(self, broker: str) -> None:
-        """Say that a broker which is away is gone for good, so that new sinks and streams need not wait for it.
+        """Declare that an unavailable broker is permanently gone.
 
-        What only it knew is lost with it: of a series of writes or a stream that has its home there nobody else can say
-        what was committed. It must not be started again with its directory. All other brokers have to be there.
+        New sinks and streams then no longer wait for it. The state that only this broker had is lost: for a series of
+        writes or a stream whose coordinator it was, no other broker can report what was committed. The broker must not
+        be started again with its directory. All other brokers have to be available.
 
         Raises:
-            InvalidInput: it is there. BrokerUnavailable: a broker or name server does not answer; call it again.
+            InvalidInput: the broker is available.
+            BrokerUnavailable: a broker or name server does not answer; call it again.
         """
         self._run(admin_brokers.forget(self._mq, broker))
 

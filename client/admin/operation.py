@@ -1,4 +1,4 @@
-"""Something that goes on in the cluster while the program does something else."""
+"""Track a change that runs in the cluster in the background."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from raymq.storage.errors import number_text
 _T = TypeVar("_T")
 
 
-class ToldSteps:
-    """The steps of a change that goes on, in words. One writer, any readers."""
+class StepLog:
+    """The steps of a running change, in words. One writer, any number of readers."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
 
     def __call__(self, step: str) -> None:
-        """Another step begins; what is said twice in a row is one."""
+        """Append a step, unless it equals the previous one."""
         if not self.steps or self.steps[-1] != step:
             self.steps.append(step)
 
 
 class Operation(Generic[_T]):
-    """A change that an administrator has asked for. Any thread.
+    """A change that an administrator requested and that runs in the background.
 
-    `state` is "running", "done", "failed" or "cancelled"; `progress` says in words how far it is.
+    It may be used from any thread. `state` is "running", "done", "failed" or "cancelled"; `progress` describes the
+    current step or the outcome.
     """
 
     def __init__(
@@ -35,20 +36,27 @@ class Operation(Generic[_T]):
         what: str,
         future: concurrent.futures.Future[_T],
         told: Callable[[_T], str],
-        progress: ToldSteps | None = None,
+        progress: StepLog | None = None,
     ) -> None:
-        """`told`: the result in words. `progress`: where the steps are told that it goes through."""
+        """Create the operation of a future.
+
+        Args:
+            what: its name in messages.
+            future: yields the result.
+            told: returns the result in words.
+            progress: collects the steps of the change.
+        """
         self._what = what
         self._future = future
         self._told = told
-        self._progress = progress or ToldSteps()
+        self._progress = progress or StepLog()
 
     def __repr__(self) -> str:
         return f"<Operation {self._what}: {self.state}>"
 
     @property
     def state(self) -> str:
-        """How it stands."""
+        """Return "running", "done", "failed" or "cancelled"."""
         if not self._future.done():
             return "running"
         if self._future.cancelled():
@@ -57,7 +65,7 @@ class Operation(Generic[_T]):
 
     @property
     def progress(self) -> str:
-        """How far it is, or what has become of it."""
+        """Return the current step, or the outcome once the change has ended, in words."""
         if self.state == "done":
             return self._told(self._future.result())
         if self.state == "failed":
@@ -66,14 +74,15 @@ class Operation(Generic[_T]):
 
     @property
     def steps(self) -> list[str]:
-        """What it has done so far, in words, and what it does now; empty of what is one step."""
+        """Return the steps so far, the current one last; empty for a one-step change."""
         return list(self._progress.steps)
 
     def wait(self, timeout: float | None = None) -> _T:
-        """What came of it.
+        """Wait for the end of the change and return its result.
 
         Raises:
-            Timeout: it goes on after `timeout` seconds. RayMQError: it failed, or was cancelled.
+            Timeout: the change has not ended after `timeout` seconds.
+            RayMQError: the change failed, or was cancelled.
         """
         try:
             return self._future.result(timeout)
@@ -85,5 +94,8 @@ class Operation(Generic[_T]):
             raise Timeout(self._what, f"it goes on after {number_text(timeout or 0.0, 3)} s") from error
 
     def cancel(self) -> None:
-        """Wait for it no more. What the cluster was asked for already may be carried out all the same."""
+        """Cancel the change.
+
+        The cluster may still carry out requests that were sent before.
+        """
         self._future.cancel()

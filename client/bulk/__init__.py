@@ -1,6 +1,8 @@
-"""What moves whole tables: Spark's door into the client.
+"""Read and write whole tables; Spark uses this package.
 
 What is in it, in the order to read it:
-    wish, range_reader: fixed ranges as Arrow tables; staging, committing: records that become visible together;
-    home: the broker that keeps what is kept on one only; streams: which messages each batch of a stream reads.
+    read_spec, range_reader: reads of fixed ranges of offsets as Arrow tables.
+    staged_writer, staged_write: writes whose records become visible together.
+    coordinator_lookup: finds the coordinator, the one broker that keeps a series of writes or the plans of a stream.
+    batch_plans: the plans of a stream's batches: which messages each batch reads.
 """

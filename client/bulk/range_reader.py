@@ -1,4 +1,4 @@
-"""Whole ranges of queues as Arrow tables, for Spark's tasks and others."""
+"""Read whole ranges of queues as Arrow tables, for Spark's tasks and others."""
 
 from __future__ import annotations
 
@@ -14,75 +14,88 @@ import pyarrow.compute as pc
 
 from raymq.actors.errors import OffsetReset, ProtocolError, RayMQError
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.commands.fetch import Fetched
-from raymq.client.bulk.streams import kept_of
-from raymq.client.bulk.wish import Lived, Wish
-from raymq.client.requests.fetching import CHUNK_BYTES, fetch
+from raymq.actors.wire.commands.fetch_commands import Fetched
+from raymq.client.bulk.batch_plans import retained_end
+from raymq.client.bulk.read_spec import ReadFence, ReadSpec
+from raymq.client.requests.fetch_request import CHUNK_BYTES, fetch
 from raymq.client.task_connection import TaskConnection
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.records.table import tables_from_records
+from raymq.storage.records.record_table import tables_from_records
 
-#: All messages, with all that they have.
-EVERYTHING = Wish()
-#: Whatever is there.
-ANYTHING = Lived()
+#: All messages with all columns.
+READ_ALL = ReadSpec()
+#: No check whether the topic or the log has changed.
+NO_FENCE = ReadFence()
 _AGAIN = "read it anew"
 
 
 class RangeLost(RayMQError):
-    """Messages that were planned to be read are gone, and others have their offsets."""
+    """The error that messages of a planned read are lost and others have their offsets."""
 
 
-def made_anew(topic: str, broker: str) -> RangeLost:
-    """Return the error of a range whose topic was deleted and made anew."""
+def topic_recreated(topic: str, broker: str) -> RangeLost:
+    """Return the error of a range whose topic was deleted and recreated."""
     told = f"topic {topic} was deleted and made anew on {broker} since the read was planned"
     return RangeLost(told, remedy=_AGAIN)
 
 
-def lost(queue: MessageQueue, kept: int) -> RangeLost:
-    """Return the error of a range of which a loss of power took the messages from offset `kept` on."""
+def range_lost(queue: MessageQueue, kept: int) -> RangeLost:
+    """Return the error of a range that lost its messages from offset `kept` on.
+
+    They were lost by a power failure.
+    """
     told = f"a loss of power took messages of {queue} from {kept} on since the read was planned"
     return RangeLost(told, remedy=_AGAIN)
 
 
 def _begun(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Tables of which the first is made: whatever is wrong with their records has been raised."""
+    """Create the first table now, so that an error in the records is raised here."""
     first = next(tables, None)
     return iter(()) if first is None else chain((first,), tables)
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A range that is read. `lived` is brought up to date where nothing of it is lost."""
+class _RangeRead:
+    """The state of the read of a range.
+
+    `fence` is updated to the broker's current epoch if no message of the range is lost.
+    """
 
     session: str
     queue: MessageQueue
     end: int
-    wish: Wish
-    lived: Lived
+    wish: ReadSpec
+    fence: ReadFence
 
 
 class RangeReader(TaskConnection):
-    """Reads fixed ranges of queues as Arrow tables. For tasks of other processes: it needs addresses only."""
+    """A reader of fixed ranges of queues as Arrow tables.
+
+    For tasks of other processes: it needs addresses only.
+    """
 
     def table(
-        self, queue: MessageQueue, start: int, end: int, wish: Wish = EVERYTHING, lived: Lived = ANYTHING
+        self, queue: MessageQueue, start: int, end: int, wish: ReadSpec = READ_ALL, fence: ReadFence = NO_FENCE
     ) -> Iterator[pa.Table]:
-        """The messages of offsets `start` (inclusive) to `end` (exclusive) that are wished for, in tables of about
-        8 MB of records, whose bodies are at most 64 MiB (and one) when they are decompressed.
+        """Iterate over the selected messages of a range of offsets as Arrow tables.
+
+        The range is from `start` (inclusive) to `end` (exclusive). A table has about 8 MB of records, whose bodies are
+        at most 64 MiB (and one body) when they are decompressed.
 
         Args:
-            lived: when the range was looked up; what has come in the place of its messages since is not read.
+            wish: the messages and columns to read.
+            fence: the incarnation of the topic and the recovery epoch at the time when the range was planned; messages
+                that have replaced those of the range since are not read.
 
         Raises:
-            RayMQError: the topic is another one of the same name, or a loss of power has taken some of the range.
+            RayMQError: the topic was deleted and recreated, or a power failure has lost some of the range.
             OffsetOutOfRange: part of the range is not there (any more).
             BrokerUnavailable: the broker did not come back within 30 s.
             StoreCorrupt: a record's CRC is wrong.
-            ProtocolError: the broker's answer makes no sense.
+            ProtocolError: the broker's answer is invalid.
         """
         session = f"range-{id(self)}-{time.monotonic_ns()}"
-        asked = _Asked(session, queue, end, wish, lived)
+        asked = _RangeRead(session, queue, end, wish, fence)
 
         def begin(position: int) -> Future[Fetched]:
             return self._begin_patiently(queue.topic, lambda: self._part(asked, position))
@@ -93,15 +106,19 @@ class RangeReader(TaskConnection):
             while coming is not None:
                 part, tables = self._tables(coming, asked, position)
                 position = part.next_offset
-                # The broker looks for the next part while this one is worked on.
+                # The broker reads the next part while this one is processed.
                 coming = begin(position) if position < end else None
                 yield from (table for table in tables if table.num_rows)
         finally:
             if coming is not None:
                 coming.cancel()
 
-    def _tables(self, coming: Future[Fetched], asked: _Asked, position: int) -> tuple[Fetched, Iterator[pa.Table]]:
-        """What is there, and its tables: nothing but the first of them can fail, and that is made."""
+    def _tables(self, coming: Future[Fetched], asked: _RangeRead, position: int) -> tuple[Fetched, Iterator[pa.Table]]:
+        """Wait for a part, and return it with its tables.
+
+        Only the first table can raise an error, and it is created here. If a record is damaged, the part is fetched
+        again with `check_crc`.
+        """
         part = self._mq.wait(coming)
         try:
             return part, _begun(_tables(part, asked))
@@ -109,14 +126,14 @@ class RangeReader(TaskConnection):
             part = self._patiently(asked.queue.topic, lambda: self._part(asked, position, check_crc=True))
             return part, _begun(_tables(part, asked))
 
-    async def _part(self, asked: _Asked, position: int, *, check_crc: bool = False) -> Fetched:
-        queue, epoch = asked.queue, asked.lived.epoch
+    async def _part(self, asked: _RangeRead, position: int, *, check_crc: bool = False) -> Fetched:
+        queue, epoch = asked.queue, asked.fence.epoch
         told: list[int] = []
         parts = await fetch(
             self._mq,
             queue.broker,
             asked.session,
-            [asked.wish.of(queue, position, asked.lived)],
+            [asked.wish.of(queue, position, asked.fence)],
             asked.end - position,
             CHUNK_BYTES,
             0.0,
@@ -124,26 +141,33 @@ class RangeReader(TaskConnection):
             bodies=asked.wish.bodies,
             on_epoch=told.append,
         )
-        if epoch is not None and told and told[0] != epoch:  # what has come may be what is stored there now
-            kept = await kept_of(self._mq, queue, epoch)
+        if epoch is not None and told and told[0] != epoch:  # the answer may have records that replaced lost ones
+            kept = await retained_end(self._mq, queue, epoch)
             if kept is not None and asked.end > kept:
-                raise lost(queue, kept)
-            asked.lived = asked.lived._replace(epoch=told[0])
+                raise range_lost(queue, kept)
+            asked.fence = asked.fence._replace(epoch=told[0])
             return await self._part(asked, position, check_crc=check_crc)
         if not parts:
             raise RayMQError(f"{queue} ends at {position}, before the planned end {asked.end}")
         error = parts[0].error
         if isinstance(error, OffsetReset):
-            raise lost(queue, error.offset) if error.incarnation is None else made_anew(queue.topic, queue.broker)
+            raise (
+                range_lost(queue, error.offset)
+                if error.incarnation is None
+                else topic_recreated(queue.topic, queue.broker)
+            )
         if error is not None:
             raise error
-        if parts[0].next_offset <= position:  # it would be asked for without end
+        if parts[0].next_offset <= position:  # it would be fetched again without end
             raise ProtocolError(f"{queue.broker} gives nothing of {queue} at {position}, and says to go on there")
         return parts[0]
 
 
-def _tables(part: Fetched, asked: _Asked) -> Iterator[pa.Table]:
-    """What is wished for of a part, up to the range's end: what passes a filter may lie behind it."""
+def _tables(part: Fetched, asked: _RangeRead) -> Iterator[pa.Table]:
+    """Iterate over the tables of a part that match, up to the range's end.
+
+    With a filter a part may go beyond the end.
+    """
     wish = asked.wish
     count = int(np.searchsorted(part.offsets, asked.end))
     sizes = part.sizes[:count]

@@ -1,6 +1,6 @@
-"""Membership of groups: heartbeats, subscriptions, shares of queues, locks.
+"""Membership of groups: heartbeats, subscriptions, assignment of queues, locks.
 
 What is in it, in the order to read it:
-    subscription: what is wanted; membership: who belongs to the group; rebalance: who has which queue.
-    queue_locks, lock_table: queues in order.
+    tag_filter: subscriptions; membership: the members of the group; assignment_strategies: the queues of each member.
+    queue_locks, lock_table: locks of queues for ordered consumption.
 """

@@ -1,11 +1,12 @@
-"""A consumer's membership: heartbeats to every broker of its topics, and the list of its fellow members.
+"""Register a consumer in its group by heartbeats, and list the group's members.
 
-Runs on the connection's event loop. A broker that restarts forgets its members; a new connection to a broker is
-therefore followed by a heartbeat at once, and the members are asked from all brokers and united. Between two heartbeats
-a member sleeps: the end of a connection and another route wake it.
+Heartbeats go to every broker of the consumer's topics. Runs on the connection's event loop. A broker that restarts
+loses its list of members; each new connection to a broker is therefore followed by a heartbeat at once, and the members
+are queried from all brokers and merged. The wait between two heartbeats ends early when a connection ends or a route
+changes.
 
-A topic that does not exist is waited for: the connection polls for it (`raymq.client.missing_topics`), and meanwhile
-every master gets heartbeats, since any of them may get the topic.
+If a topic does not exist, the connection polls for it (`raymq.client.missing_topics`), and meanwhile every master gets
+heartbeats, since any of them may get the topic.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from raymq.actors.errors import (
-    NOBODY_ANSWERS,
+    NO_CLUSTER_HINT,
     BrokerUnavailable,
     GroupNotFound,
     RayMQError,
@@ -27,34 +28,35 @@ from raymq.actors.errors import (
     topic_not_found,
 )
 from raymq.actors.protocol import MessageQueue, TopicRoute
-from raymq.actors.wire.commands import group as wire_group
-from raymq.actors.wire.commands.group import Member
-from raymq.actors.wire.connection import WireConnection
+from raymq.actors.wire.commands import group_commands as wire_group
+from raymq.actors.wire.commands.group_commands import Member
+from raymq.actors.wire.connection_pool import WireConnection
 from raymq.client.connection import Connection
 
 HEARTBEAT_SECONDS = 10.0
 _REQUEST_SECONDS = 3.0
-#: Brokers that are silent for so long are worth a line in the log; those that are restarted are back sooner.
+#: Brokers that do not answer for this time are logged; restarting brokers are back sooner.
 _LOG_AWAY_SECONDS = 5.0
-#: What failed, or is missing, is tried again after this; what wakes a member is looked at after the shorter pause.
-AGAIN_SECONDS = 1.0
+#: The pause before a retry after a failure or for a missing topic, and the shorter one after an event that ends the
+#: wait early.
+RETRY_SECONDS = 1.0
 _SOON_SECONDS = 0.1
-#: A member that is missing from the lists for less than this is still counted: its broker may have restarted.
+#: A member that is missing from the lists for less than this still counts: its broker may have restarted.
 VANISHED_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
-#: What a program's owner reads of its consumers.
+#: The log of a program's consumers, for its operators.
 _consumer_log = logging.getLogger("raymq.consumer")
 
 
 class Membership:
-    """One client id in one group.
+    """The membership of one client id in one group.
 
     Args:
-        retry_max_times: becomes the group's, once at each broker; None leaves it.
-        owners: whether `members` asks who fetches which queue, too.
+        retry_max_times: set as the group's value, once at each broker; None leaves the group's value.
+        owners: whether `members` also queries which member fetches each queue.
         on_found: called with the topics that were missing and exist now.
-        on_superseded: called once, when a broker says that a subscription of a higher version is in force.
+        on_superseded: called once, when a broker reports that a subscription of a higher version is in force.
     """
 
     def __init__(
@@ -75,38 +77,41 @@ class Membership:
         self._on_found = on_found
         self._on_superseded = on_superseded
         self._is_superseded = False
-        #: Greet all brokers anew, whenever they were greeted last: the group has changed.
-        self.greets_all = False
-        #: Subscribed topics that a broker or a name server says it does not have, and what `routes` answers for each.
+        #: Whether the next heartbeat goes to all brokers, even if their last one is recent: the group has changed.
+        self.is_greeting_all = False
+        #: Subscribed topics that a broker or a name server reports as missing, with the value that `routes` returns for
+        #: each.
         self._missing: dict[str, TopicNotFound | TopicRoute] = {}
-        #: Those of them that do not exist at all, as a name server says.
+        #: Those that do not exist at all, as a name server reports.
         self._waits_for: frozenset[str] = frozenset()
         #: Addresses of brokers that get heartbeats only because a topic is missing.
         self._beyond: frozenset[str] = frozenset()
-        #: Topics that other members wait for, or have until a moment ago, as `members` was told last.
+        #: Topics that other members wait for, or waited for a moment ago, as of the last `members`.
         self.awaited_by_group: frozenset[str] = frozenset()
         self._greeted: dict[str, tuple[WireConnection, float, Member]] = {}
-        #: Where a greeting was sent, whatever became of the answer: those brokers may know of this member.
+        #: Addresses to which a heartbeat was sent, also without an answer: those brokers may have registered this
+        #: member.
         self._may_know: set[str] = set()
-        #: Addresses of brokers that could not be greeted yet, and never were.
+        #: Addresses of brokers to which no heartbeat has succeeded so far.
         self._unmet: frozenset[str] = frozenset()
-        #: The brokers of the last heartbeat, and whether all of them took it and nothing was missing.
+        #: The brokers of the last heartbeat, and whether all of them accepted it and no route was missing.
         self._current: Sequence[str] = ()
         self._is_well = False
-        #: Since when some of its brokers have not answered, and whether that was logged.
+        #: The time since which some brokers do not answer, and whether that was logged.
         self._away_since: float | None = None
         self._has_logged_away = False
         self._woken = asyncio.Event()
         self._last_seen: dict[str, float] = {}
-        self.settled = True
+        self.is_stable = True
         self._asks_owners = owners
-        #: Who fetched each queue last, as far as a broker has ever told: one that restarted learns it anew.
+        #: The last member that fetched each queue, merged from all answers so far: a restarted broker has to learn it
+        #: again.
         self.owners: dict[MessageQueue, str] = {}
 
     async def keep(self, succeeded: Callable[[], None]) -> None:
-        """Greet every broker again and again until cancelled, and call `succeeded` after each time.
+        """Send heartbeats to every broker until cancelled, and call `succeeded` after each round.
 
-        A broker that is new, or was reached over a connection that has ended, is greeted within a second.
+        A broker that is new, or whose connection has ended, gets a heartbeat within a second.
         """
         lost, changed = self._mq.pool.on_lost, self._mq.routes.on_change
         lost.add(self._connection_lost)
@@ -131,15 +136,15 @@ class Membership:
 
     def _seconds_until_due(self) -> float:
         if not self._is_well or self._missing or not self._greeted.keys() >= set(self._current):
-            return AGAIN_SECONDS
-        # The members of one process do not all ask for the same route at the same moment.
-        until_old = self._mq.routes.seconds_until_old(self._member.subscriptions) + random.uniform(0.0, AGAIN_SECONDS)
+            return RETRY_SECONDS
+        # Jitter: the members of one process should not all query the same route at the same moment.
+        until_old = self._mq.routes.seconds_until_stale(self._member.subscriptions) + random.uniform(0.0, RETRY_SECONDS)
         oldest = min(self._greeted[address][1] for address in self._current)
         return max(_SOON_SECONDS, min(until_old, oldest + HEARTBEAT_SECONDS - self._clock()))
 
-    def greet_all(self) -> None:
-        """Have the next heartbeat, which is due now, greet every broker."""
-        self.greets_all = True
+    def heartbeat_all(self) -> None:
+        """Send a heartbeat to every broker now."""
+        self.is_greeting_all = True
         self._woken.set()
 
     def _wake(self) -> None:
@@ -150,21 +155,24 @@ class Membership:
             self._woken.set()
 
     async def heartbeat(self, *, strict: bool = False) -> None:
-        """Greet every broker whose connection is new or whose last heartbeat is old.
+        """Send a heartbeat to each broker that is due for one.
+
+        A heartbeat is due if the connection is new, the last heartbeat is old, the member has changed, or
+        `heartbeat_all` was called.
 
         Args:
-            strict: raise if no broker could be greeted, or one refused, as at the start.
+            strict: raise if no broker accepted the heartbeat, or one refused it; used at the start.
 
         Raises:
-            SubscriptionMismatch: the group subscribes to something else.
-            BrokerUnavailable: no broker answers; where another one does, the next heartbeats try again.
+            SubscriptionMismatch: the group has another subscription.
+            BrokerUnavailable: no broker answers; if some brokers answer, the next heartbeats try the others again.
         """
         if self._is_superseded:
             return
         addresses, knows_all = await self._addresses()
         if strict and not addresses:
-            raise BrokerUnavailable("cluster", "no broker is registered at the name server", remedy=NOBODY_ANSWERS)
-        anew, self.greets_all = self.greets_all, False
+            raise BrokerUnavailable("cluster", "no broker is registered at the name server", remedy=NO_CLUSTER_HINT)
+        anew, self.is_greeting_all = self.is_greeting_all, False
         errors = await asyncio.gather(*(self._greet(address, anew=anew) for address in addresses))
         failures = {address: error for address, error in zip(addresses, errors, strict=True) if error is not None}
         if strict:
@@ -175,22 +183,25 @@ class Membership:
                 raise failures[addresses[0]]
         self._current = addresses
         self._is_well = knows_all and bool(addresses) and not failures
-        unmet = failures.keys() - self._greeted.keys()
+        unreached = failures.keys() - self._greeted.keys()
         for error in failures.values():
             if isinstance(error, SubscriptionMismatch) and error.in_force is not None:
                 self.supersede(error)
                 return
         for address, error in failures.items():
-            level = logging.WARNING if address in unmet - self._unmet else logging.DEBUG
+            level = logging.WARNING if address in unreached - self._unmet else logging.DEBUG
             _log.log(level, "heartbeat of %s: %s", self._member.group, error)
-        self._unmet = frozenset(unmet)
+        self._unmet = frozenset(unreached)
         away = [error for address, error in failures.items() if isinstance(error, BrokerUnavailable)]
         if not addresses and not self._missing:
             away.append(BrokerUnavailable("cluster", "no broker of its topics is registered"))
         self._log_brokers_away(away[0] if away else None)
 
     def _log_brokers_away(self, error: RayMQError | None) -> None:
-        """Log once that brokers have not answered for a while, and once that all do again; None: all do now."""
+        """Log once when brokers have not answered for a while, and once when all do.
+
+        `error` is that of a broker; None: all brokers answer now.
+        """
         now = self._clock()
         if error is None:
             if self._away_since is not None and self._has_logged_away:
@@ -206,40 +217,47 @@ class Membership:
             _consumer_log.warning("group %s waits for a broker that does not answer: %s", self._member.group, error)
 
     def supersede(self, error: SubscriptionMismatch) -> None:
-        """End: members of the group subscribe by a higher version, as a broker says. Heard once."""
+        """End this membership and call `on_superseded`, once.
+
+        A broker reports that members of the group subscribe with a higher version.
+        """
         if not self._is_superseded:
             self._is_superseded = True
             _consumer_log.warning("group %s: a consumer of it ends: %s", self._member.group, error)
             self._on_superseded(error)
 
-    def is_unmet(self, address: str | None) -> bool:
-        """Whether the broker there could not be greeted so far: it does not know of this member.
+    def is_unreached(self, address: str | None) -> bool:
+        """Return True if no heartbeat to the broker at this address has succeeded so far.
 
-        Its queues are another's for those who ask only that broker for the members, so they must not be consumed yet.
+        The broker does not list this member then. Members that query only that broker assign its queues to others, so
+        this member must not consume them yet.
         """
         return address in self._unmet
 
     async def members(self) -> list[str]:
-        """All members as any broker knows them, sorted; [] if no broker answers.
+        """Return all members that any broker lists, sorted; [] if no broker answers.
 
-        `settled` tells afterwards whether the list holds only members that a broker named just now.
+        After the call `is_stable` is True if the list has only members that a broker listed just now.
         """
         awaited: set[str] = set()
         addresses, _ = await self._addresses()
-        lists = await asyncio.gather(*(self._ask(address, awaited) for address in addresses))
+        lists = await asyncio.gather(*(self._request(address, awaited) for address in addresses))
         self.awaited_by_group = frozenset(awaited)
         now = self._clock()
         named = {member for found in lists for member in found}
         self._last_seen |= dict.fromkeys(named, now)
         self._last_seen = {m: seen for m, seen in self._last_seen.items() if now - seen < VANISHED_SECONDS}
-        self.settled = named == set(self._last_seen)
+        self.is_stable = named == set(self._last_seen)
         if named and self._member.client_id not in named:
-            self.greet_all()
+            self.heartbeat_all()
             await self.heartbeat()
         return sorted(self._last_seen) if named else []
 
     async def leave(self) -> None:
-        """Tell the brokers, so that the others take over at once; those too that have not answered a greeting."""
+        """Unregister this member at the brokers, so that the others take over at once.
+
+        Brokers that have not answered a heartbeat are included.
+        """
         if self._missing:
             self._mq.missing_topics.wait_for(self, set())
         await self._leave(self._may_know)
@@ -257,9 +275,10 @@ class Membership:
     # -- topics that do not exist ---------------------------------------------------------------------------------
 
     async def routes(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, TopicRoute | RayMQError]:
-        """Return what `Routes.get_all` does; a name server is not asked for topics that are known to be missing."""
+        """Return the same as `RouteCache.get_all`, without querying topics known to be missing."""
         names = list(topics)
-        answers = await self._mq.routes.get_all([name for name in names if name not in self._missing], fresh=fresh)
+        missing = {name: self._missing[name] for name in names if name in self._missing}
+        answers = await self._mq.routes.get_all([name for name in names if name not in missing], fresh=fresh)
         absent: list[str] = []
         for topic, route in answers.items():
             if topic in self._member.subscriptions:
@@ -267,24 +286,25 @@ class Membership:
                     self._missing[topic] = route
                     absent.append(topic)
                 elif isinstance(route, TopicRoute) and not route.addresses and not route.away:
-                    self._missing[topic] = route  # dead letters of a group that has none
+                    self._missing[topic] = route  # the dead-letter topic of a group that has no dead letters
         if self._missing:
             self._wait_for(absent)
-        return {name: self._missing.get(name) or answers[name] for name in names}
+        # A poll may have found a missing topic meanwhile: the next call asks for its route.
+        return {name: self._missing.get(name) or answers.get(name) or missing[name] for name in names}
 
     def doubt(self, topic: str, error: TopicNotFound) -> None:
-        """A broker says that it does not have the topic: see soon whether any has."""
+        """Record that a broker does not have the topic, and poll whether any broker has."""
         if topic in self._member.subscriptions and topic not in self._missing:
             self._missing[topic] = error
             self._wait_for(())
 
     def topics_listed(self, existing: frozenset[str]) -> None:
-        """See `missing_topics.Waiter`."""
+        """Handle the topics that a poll found; see `missing_topics.Waiter`."""
         found = frozenset(existing & self._waits_for)
         is_any_back = bool(existing & self._missing.keys())
         for topic in existing:
             self._missing.pop(topic, None)
-            self._mq.routes.outdate(topic)
+            self._mq.routes.invalidate(topic)
         self._waits_for -= existing
         self._wait_for([topic for topic, known in self._missing.items() if isinstance(known, TopicNotFound)])
         if found:
@@ -293,7 +313,7 @@ class Membership:
             self._on_found(found)
 
     def _wait_for(self, absent: Iterable[str]) -> None:
-        """Look for all that is missing; `absent` are topics of which a name server says that they do not exist."""
+        """Poll for all missing topics; `absent` are those that a name server reports as missing."""
         self._mq.missing_topics.wait_for(self, set(self._missing))
         new = sorted(set(absent) - self._waits_for)
         if new:
@@ -305,7 +325,7 @@ class Membership:
             self._member = replace(self._member, waits_for=self._waits_for)
 
     async def _addresses(self) -> tuple[Sequence[str], bool]:
-        """Return the brokers of the subscribed topics, and whether the routes of all topics are known."""
+        """Return the subscribed topics' brokers, and whether all routes are known."""
         found: set[str] = set()
         knows_all = True
         for topic, route in (await self.routes(self._member.subscriptions)).items():
@@ -343,13 +363,13 @@ class Membership:
             return error
         return None
 
-    async def _ask(self, address: str, awaited: set[str]) -> list[str]:
+    async def _request(self, address: str, awaited: set[str]) -> list[str]:
         try:
             command = wire_group.members_command(self._member.group, owners=self._asks_owners)
             answer = await self._mq.pool.request(address, command, _REQUEST_SECONDS)
             if self._asks_owners:
                 self.owners |= wire_group.read_owners(answer)
-            awaited |= wire_group.read_awaited(answer)
+            awaited |= wire_group.read_awaited_topics(answer)
             return wire_group.read_members(answer)
         except GroupNotFound:
             return []

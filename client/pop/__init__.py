@@ -1,7 +1,10 @@
-"""The simple consumer: messages are lent for a time.
+"""The simple consumer, which receives messages under a lease.
 
 What is in it, in the order to read it:
-    simple_consumer: what a program calls; engine: where its messages come from; requests: what it asks of brokers.
-    kept: what was popped and not received; receiver: one call that receives.
-    settling: what becomes of lent messages, for a push consumer that pops.
+    simple_consumer: the public class.
+    pop_consumer_engine: membership, pops and notifications.
+    pop_requests: the requests to brokers.
+    pop_buffer: messages that were popped and not yet received.
+    receive_call: one call of `receive`.
+    settlement_batcher: settle leased messages, for a push consumer with mode="pop".
 """

@@ -1,11 +1,16 @@
-"""Producing: single sends, batches, lingering, the outbox.
+"""Send messages: single sends, batches, lingering and the outbox.
 
 What is in it, in the order to read it:
-    producer: what a program calls; options: of each send; paths: the ways that its messages go; shared_producer: over
-    an actor.
-    encoding, message_batch: messages as records, and their futures; batcher: gathering them; body_limits: how long
-    they may be.
-    turns, queue_lines: what goes to one queue, one after the other; frames: which calls other threads are in.
-    sent_results: what brokers answered; recalling: calling back.
-    outbox, outbox_file: what no broker took.
+    producer: the public class.
+    send_options: the options of each send.
+    send_pipeline: the parts through which a producer's messages are sent.
+    shared_producer: send through a producer actor.
+    message_encoder, message_batch: encode messages as records, and hold their futures.
+    batcher: gather messages so that they are sent together.
+    body_limits: how long a message body may be.
+    keyed_mutex, queue_accumulator: send the batches of one queue one after the other.
+    stack_frames: find the producer calls that threads are in.
+    sent_results: turn the brokers' responses into results.
+    message_recall: withdraw delayed messages.
+    outbox, outbox_file: keep and send later the messages that no broker accepted.
 """

@@ -1,8 +1,8 @@
-"""Gathering messages for `linger` seconds, so that many travel in one append.
+"""Gather messages for `linger` seconds, so that many are sent in one append.
 
-A caller's thread only puts its message into the open batch of its topic. The connection's event loop takes batches that
+A caller's thread only adds its message to the open batch of its topic. The connection's event loop takes batches that
 are full or old enough, encodes each in one step and sends it. Back-pressure counts the bytes of the batches that are
-taken and not answered yet.
+taken and have no response yet.
 """
 
 from __future__ import annotations
@@ -33,40 +33,41 @@ from raymq.actors.errors import (
 )
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending.send_plan import is_unanswered
-from raymq.actors.sending.sender import Sends, Terms, queue_of_sharding_key
-from raymq.actors.sending.topic_creation import make_topic
+from raymq.actors.sending.sender import RecordSender, SendParameters, queue_of_sharding_key
+from raymq.actors.sending.topic_creation import auto_create_topic
 from raymq.client.connection import Connection
 from raymq.client.message import Message, key_numbers
-from raymq.client.produce.body_limits import BodyLimits, too_long_ones
-from raymq.client.produce.encoding import encode_messages, packed_host
-from raymq.client.produce.frames import is_within
+from raymq.client.produce.body_limits import BodyLimits, find_oversized
+from raymq.client.produce.keyed_mutex import KeyedMutex
 from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, Outcome, PendingResult
-from raymq.client.produce.outbox import NOT_THAT_QUEUE, is_to_be_kept
-from raymq.client.produce.queue_lines import Encoded, QueueLines
+from raymq.client.produce.message_encoder import encode_messages, packed_host
+from raymq.client.produce.outbox import QUEUE_ERRORS, belongs_in_outbox
+from raymq.client.produce.queue_accumulator import Encoded, QueueAccumulator
 from raymq.client.produce.sent_results import results_of
-from raymq.client.produce.turns import KeyedTurns
+from raymq.client.produce.stack_frames import is_in_call
 
-#: A batch that holds this much is sent at once.
+#: A batch of this size is sent at once.
 BATCH_BYTES: Final = 1 << 20
-#: What a record has beside its body, roughly; only for the bounds.
+#: The approximate size of a record without its body, used only for the bounds.
 _OVERHEAD_BYTES: Final = 192
 
-#: A topic; or a topic, the terms, and whether each message has a sharding key.
-_Key = str | tuple[str, Terms, bool]
-#: What keeps its order over all terms: a topic's messages to one queue; with None those with sharding keys.
+#: The key of an open batch: a topic, or a topic, the terms and whether each message has a sharding key.
+_Key = str | tuple[str, SendParameters, bool]
+#: Messages whose order is kept across all terms: a topic's messages to one queue, or with None those with sharding
+#: keys.
 _Lane = tuple[str, MessageQueue | None]
-#: Puts batches of a topic where they are sent from later, each on its terms, and says so in the error of their send.
-Keep = Callable[[str, Sequence[tuple[bytearray, Terms]], RayMQError], Awaitable[None]]
+#: Stores batches of a topic, each with its terms, to be sent later, and marks the error of their send accordingly.
+Keep = Callable[[str, Sequence[tuple[bytearray, SendParameters]], RayMQError], Awaitable[None]]
 
 
 class Batcher:
-    """One producer's. `add` and `flush` from any thread."""
+    """The open and unsent batches of one producer. Any thread may call `add` and `flush`."""
 
     def __init__(
         self,
         mq: Connection,
-        sends: Sends,
-        usual_terms: Terms,
+        sends: RecordSender,
+        usual_terms: SendParameters,
         *,
         linger: float,
         buffer_bytes: int,
@@ -74,12 +75,14 @@ class Batcher:
         owner: object = None,
         keep: Keep | None = None,
     ) -> None:
-        """`linger` in seconds; `when_full` is what happens to a message once `buffer_bytes` wait for answers.
+        """Initialize the batcher.
 
-        `owner`, which has to be closed, lives for as long as something is gathered or under way: the loop has this
-        batcher then, also if nobody else has.
-
-        `keep`: what `sends` does with batches that it could not send.
+        Args:
+            linger: how many seconds a batch is gathered.
+            when_full: what happens to a message while `buffer_bytes` or more wait for responses.
+            owner: an object that has to be closed. The batcher refers to it, and the loop refers to the batcher while
+                messages are gathered or in flight, so the owner is not garbage-collected meanwhile.
+            keep: stores batches that `sends` could not send.
         """
         self._mq = mq
         self._owner = owner
@@ -91,36 +94,40 @@ class Batcher:
         self._batch_bytes = min(BATCH_BYTES, buffer_bytes)
         self._limits = BodyLimits(mq)
         self._block = when_full == "block"
-        #: A signal handler may send, too, on the thread that it has interrupted here.
+        #: Reentrant: a signal handler may send on the thread that it has interrupted here.
         self._lock = threading.RLock()
         self._answered = threading.Condition(self._lock)
-        #: What can travel together: a topic's messages on the same terms, all with a sharding key or none; by the topic
-        #: alone those without on the usual terms.
+        #: The open batches. Messages can be sent together if they have the same topic and terms, and all or none of
+        #: them have a sharding key. The topic alone is the key of messages without sharding keys on the usual terms.
         self._open: dict[_Key, MessageBatch] = {}
-        #: Of those whose order counts: a lane's last one. What is before it is taken.
+        #: The last batch of each lane, for messages whose order is kept. The lane's earlier batches are taken.
         self._last: dict[_Lane, MessageBatch] = {}
-        #: The batches that the loop does not send yet.
+        #: The batches that the loop is not sending yet.
         self._gathered: set[MessageBatch] = set()
         self._taken_bytes = 0
         self._closed = False
-        #: Those that it sends.
+        #: The batches that the loop is sending.
         self._sending: dict[MessageBatch, asyncio.Task[None]] = {}
-        #: What goes to one queue goes one after the other: order of sending is order of delivery.
-        self._lines = QueueLines(self._store, BATCH_BYTES)
-        #: By topic: keys get their queues one batch after the other, though it may take one longer than the next.
-        self._choosing: KeyedTurns[str] = KeyedTurns()
-        #: Those whose keys have no queues yet.
+        #: Sends the batches of one queue one after the other: the order of sending is the order of delivery.
+        self._lines = QueueAccumulator(self._store, BATCH_BYTES)
+        #: By topic: the batches choose queues for their sharding keys one after the other, even if one takes longer
+        #: than the next.
+        self._choosing: KeyedMutex[str] = KeyedMutex()
+        #: The batches that have not chosen queues for their sharding keys.
         self._choosers: set[MessageBatch] = set()
         self._ends = False
 
-    def add(self, message: Message, terms: Terms | None = None, sharding_key: str | None = None) -> PendingResult:
-        """Put a message into its batch.
+    def add(
+        self, message: Message, terms: SendParameters | None = None, sharding_key: str | None = None
+    ) -> PendingResult:
+        """Add a message to its batch.
 
         Args:
-            terms: without a sharding key; None = the usual ones.
+            terms: the terms without the sharding key; None = the usual ones.
+            sharding_key: the message's sharding key, if it has one.
 
         Raises:
-            BufferFull: there was no room for it, at once or within its budget.
+            BufferFull: there was no room for the message, at once or within its time budget.
             ClientClosed: `close` was called.
         """
         topic = message.topic
@@ -137,9 +144,9 @@ class Batcher:
                     batch = self._begin(key, topic, terms)
                 index = batch.count
                 delivery = PendingResult(batch, index)
-                # Interrupts and signal handlers come behind calls, and from here to the end of the loop there is one,
-                # its last step. A handler that sends or closes finds nothing of this message or all of it, and so does
-                # who was interrupted.
+                # Interrupts and signal handlers run only after calls. From here to the end of the loop there is one
+                # call, its last step. So a handler that sends or closes, and an interrupted caller, find either nothing
+                # of this message or all of it.
                 if batch.count != index or batch.is_taken:
                     continue
                 batch.count = index + 1
@@ -152,33 +159,40 @@ class Batcher:
                 self._take(batch)
         return delivery
 
-    def _begin(self, key: _Key, topic: str, terms: Terms | None) -> MessageBatch:
-        """With the lock held: a batch, which the loop takes in its time, whatever becomes of who has begun it."""
+    def _begin(self, key: _Key, topic: str, terms: SendParameters | None) -> MessageBatch:
+        """Open a batch, which the loop takes in time even if the caller is interrupted.
+
+        The lock must be held.
+        """
         batch = MessageBatch(topic, terms or self._usual_terms, self._mq.callbacks)
         self._gathered.add(batch)
         self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
         lane = _lane(key)
-        # A signal handler may begin one, too: whichever is the lane's last one is so in one step.
+        # A signal handler may open a batch, too. Which one is the lane's last is decided in one atomic step.
         while lane is not None and (before := self._last.setdefault(lane, batch)) is not batch:
-            self._take(before)  # whatever is sent to it on its terms from now on is behind this one
+            self._take(before)  # later messages on its terms come after this batch
             self._take(self._last.pop(lane))
         self._open[key] = batch
         return batch
 
     def flush(self, timeout: float) -> bool:
-        """Send what was gathered and wait for the answers; False if they are not all there after `timeout` seconds.
+        """Send the gathered messages and wait for the responses.
 
-        What other threads send from now on is not waited for.
+        Return False if some are missing after `timeout` seconds. Messages that other threads send from now on are not
+        awaited.
         """
         with self._lock:
             gathered = list(self._gathered)
             for batch in gathered:
                 self._take(batch)
-            pending = [*gathered, *list(self._sending)]  # first the former: none is in neither as it goes over
+            pending = [
+                *gathered,
+                *list(self._sending),
+            ]  # a batch only moves from left to right
             return self._answered.wait_for(lambda: all(batch.done for batch in pending), timeout)
 
     def begin_close(self) -> None:
-        """Take nothing more; what was gathered is sent at once."""
+        """Accept no further messages, and send the gathered ones at once."""
         with self._lock:
             self._closed = True
             self._answered.notify_all()
@@ -186,22 +200,25 @@ class Batcher:
                 self._take(batch)
 
     def close(self, timeout: float) -> bool:
-        """Take nothing more, and `flush`."""
+        """Accept no further messages, and do `flush`."""
         self.begin_close()
         return self.flush(timeout)
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the calling thread has the lock, as a signal handler finds it that has interrupted a call of this.
+        """Return True if the calling thread holds the lock in an interrupted call.
 
-        It must not wait for the lock then.
+        The caller is then a signal handler that must not wait for the lock.
         """
-        return is_within(inspect.currentframe(), _LOCKING, self)
+        return is_in_call(inspect.currentframe(), _LOCKING, self)
 
     def _wait_for_room(self, timeout: float) -> None:
-        """With the lock held; it is free while waiting."""
+        """Wait for room in the buffer.
+
+        The lock must be held. It is released while waiting.
+        """
         if self._on_the_loop():
-            return  # a delivery's callback: it would wait for itself
+            return  # a callback of a result would wait for itself
         if not self._block or not self._answered.wait_for(self._has_room, timeout):
             raise BufferFull(f"{self._taken_bytes} bytes wait for their brokers' answers")
         if self._closed:
@@ -217,7 +234,10 @@ class Batcher:
             return False
 
     def _take(self, batch: MessageBatch) -> None:
-        """Hand a batch to the loop, with the lock held: batches are sent in the order in which they were taken."""
+        """Hand a batch to the loop. The lock must be held.
+
+        Batches are sent in the order in which they are taken.
+        """
         if not batch.is_taken:
             batch.is_taken, self._taken_bytes = True, self._taken_bytes + batch.bytes
         self._mq.loop.call_soon_threadsafe(self._start, batch)
@@ -225,15 +245,18 @@ class Batcher:
     # -- on the event loop ---------------------------------------------------------------------------------------
 
     async def end(self) -> None:
-        """Once it is closed, and `sends` sends nothing more and keeps what it is given: see that it is given all."""
+        """Wait until all batches have been given to `sends`, after `close`.
+
+        By then `sends` sends nothing more and stores what it is given.
+        """
         self._ends = True
         while self._sending:
             waited_for = [task for batch, task in self._sending.items() if batch not in self._choosers]
-            if not waited_for:  # what was before them is kept before them, and each before the next one
+            if not waited_for:  # the batches before them are stored first, then these one by one
                 waited_for = [next(iter(self._sending.values()))]
                 waited_for[0].cancel()
             await asyncio.wait(waited_for)
-            await asyncio.sleep(0)  # `_ended`, too
+            await asyncio.sleep(0)  # let `_ended` run, too
 
     def _close_later(self, key: _Key, batch: MessageBatch) -> None:
         self._mq.loop.call_later(self._linger, self._close, key, batch)
@@ -242,7 +265,7 @@ class Batcher:
         with self._lock:
             if (
                 batch in self._gathered
-            ):  # also one that was taken: its taker may have been interrupted before this had it
+            ):  # also if it is taken: the thread that took it may have been interrupted before the loop was notified
                 self._take(batch)
             if self._open.get(key) is batch:
                 del self._open[key]
@@ -259,7 +282,7 @@ class Batcher:
 
     async def _send(self, batch: MessageBatch) -> None:
         try:
-            if not batch.messages:  # who has begun it was interrupted
+            if not batch.messages:  # the thread that opened it was interrupted
                 batch.finish(tuple)
             elif batch.sharding_keys:
                 await self._send_by_key(batch)
@@ -275,17 +298,19 @@ class Batcher:
 
     def _ended(self, batch: MessageBatch, _: asyncio.Task[None]) -> None:
         del self._sending[batch]
-        if not batch.done:  # it was cancelled before it began
+        if not batch.done:  # the task was cancelled before it began
             batch.fail(ClientClosed("closed before it was sent"))
         with self._lock:
             self._taken_bytes -= batch.bytes
             self._answered.notify_all()
 
-    async def _send_together(self, messages: Sequence[Message], terms: Terms, deadline: float) -> MakeOutcomes:
-        """Send messages of one topic to one queue; returns what makes their results.
+    async def _send_together(self, messages: Sequence[Message], terms: SendParameters, deadline: float) -> MakeOutcomes:
+        """Send messages of one topic to one queue.
+
+        Return the function that makes their results.
 
         Args:
-            deadline: where `terms` fix a queue: the monotonic time until which they may wait and be sent.
+            deadline: if `terms` fix a queue, the monotonic time until which the messages may wait and be sent.
         """
         encoded = self._encode(messages)
         if terms.queue is None:
@@ -296,20 +321,20 @@ class Batcher:
         numbers = key_numbers(messages)
         return numbers, *encode_messages(messages, numbers, packed_host(self._mq.pool.local_host))
 
-    async def _store(self, messages: Sequence[Message], encoded: Encoded, terms: Terms) -> MakeOutcomes:
-        """`_send_together` when it is their turn. Bodies that are too long for the brokers fail alone."""
+    async def _store(self, messages: Sequence[Message], encoded: Encoded, terms: SendParameters) -> MakeOutcomes:
+        """Send messages whose turn has come. Oversized messages fail alone."""
         numbers, records, sizes = encoded
         topic, queue = messages[0].topic, terms.queue
         limit = self._limits.known(topic, queue)
-        long = {} if limit is None or int(sizes.max()) <= limit else too_long_ones(messages, limit)
+        long = {} if limit is None or int(sizes.max()) <= limit else find_oversized(messages, limit)
         began = time.monotonic()
         if not long:
             try:
                 sent = await self._sends.send(topic, records, sizes, terms)
-            except InvalidInput:  # by a broker whose limit was not known, or is another one by now
+            except InvalidInput:  # the broker's limit was not known, or has changed
                 if len(messages) > 1:
                     limit = await self._limits.learn(topic, queue, _left(terms, began), fresh=True)
-                    long = {} if limit is None else too_long_ones(messages, limit)
+                    long = {} if limit is None else find_oversized(messages, limit)
                 if not long:
                     raise
             else:
@@ -332,11 +357,14 @@ class Batcher:
 
         return outcomes
 
-    async def _queues(self, topic: str, terms: Terms, began: float, *, fresh: bool = False) -> list[MessageQueue]:
-        """What its sharding keys choose from; NotStored, TopicNotFound, PermissionDenied.
+    async def _queues(
+        self, topic: str, terms: SendParameters, began: float, *, fresh: bool = False
+    ) -> list[MessageQueue]:
+        """Return the queues from which sharding keys choose.
 
-        Looking for a route is no try: it is repeated within the budget of the send, which began then by the monotonic
-        clock. A name server that hangs has its share: a route that is known serves all the same.
+        Raise NotStored, TopicNotFound or PermissionDenied if there are none. Looking up a route is not an attempt to
+        send: it is repeated within the time budget of the send, which began at `began` by the monotonic clock. A name
+        server that hangs gets only a share of the time, and a known route is used meanwhile.
         """
         plan = terms.plan(began)
         routes = self._mq.routes
@@ -346,12 +374,12 @@ class Batcher:
                 try:
                     route = await routes.get(topic, fresh=fresh, timeout=plan.reach_timeout())
                 except TopicNotFound:
-                    route = await make_topic(self._mq.pool, routes, topic, plan.reach_timeout())
+                    route = await auto_create_topic(self._mq.pool, routes, topic, plan.reach_timeout())
                 queues = routes.keyed(route) or routes.keyed(
                     await routes.get(topic, fresh=True, timeout=plan.reach_timeout())
                 )
             except (BrokerUnavailable, ServerBusy) as error:
-                # What has no answer here is a request for a route or a topic: no message was sent.
+                # Only requests for a route or a topic can lack a response here: no message was sent.
                 missed = BrokerUnavailable(topic, str(error)) if is_unanswered(error) else error
                 wait = plan.failed(None, missed, time.monotonic() - tried_at)
                 if wait is None:
@@ -363,7 +391,10 @@ class Batcher:
             return queues
 
     async def _send_by_key(self, batch: MessageBatch) -> None:
-        """Part a batch by the queues that its sharding keys mean; each part has an outcome of its own."""
+        """Split a batch by the queues of its sharding keys, and send the parts.
+
+        Each part has its own outcome.
+        """
         terms = batch.terms
         began = time.monotonic()
         deadline = began + terms.timeout
@@ -373,8 +404,8 @@ class Batcher:
             self._choosers.discard(batch)
             sends = await self._begin_parts(batch, everything, queues, deadline, elsewhere=True)
         outcomes = await sends
-        if refused := [index for index, outcome in outcomes.items() if isinstance(outcome, NOT_THAT_QUEUE)]:
-            try:  # the route was old: the keys mean other queues now
+        if refused := [index for index, outcome in outcomes.items() if isinstance(outcome, QUEUE_ERRORS)]:
+            try:  # the route was stale: the keys belong to other queues now
                 terms = replace(terms, timeout=max(0.0, deadline - time.monotonic()))
                 async with self._kept_if_refused(batch, refused), self._chooses(batch.topic, terms):
                     queues = await self._queues(batch.topic, batch.terms, began, fresh=True)
@@ -394,14 +425,17 @@ class Batcher:
         *,
         elsewhere: bool = False,
     ) -> Awaitable[dict[int, Outcome]]:
-        """Begin to send some of a batch by their keys; what comes to the outcomes. `elsewhere` as in `_send_part`."""
+        """Start to send messages of a batch by their keys.
+
+        Return an awaitable of the outcomes by index. `elsewhere` is as in `_send_part`.
+        """
         members: dict[MessageQueue, list[int]] = {}
         for index in indices:
             members.setdefault(queue_of_sharding_key(queues, batch.sharding_keys[index]), []).append(index)
         parts = (self._send_part(batch, mine, queue, deadline, elsewhere=elsewhere) for queue, mine in members.items())
         sends = asyncio.gather(*parts, return_exceptions=True)
         try:
-            await asyncio.sleep(0)  # each part has gone its first step, to its place behind the others of its queue
+            await asyncio.sleep(0)  # let each part take its place behind the others of its queue
         except asyncio.CancelledError:
             sends.cancel()
             raise
@@ -417,10 +451,13 @@ class Batcher:
     async def _send_part(
         self, batch: MessageBatch, mine: Sequence[int], queue: MessageQueue, deadline: float, *, elsewhere: bool
     ) -> Sequence[Outcome]:
-        """Send those of a batch whose keys mean this queue. What an outbox has to keep it has with the keys.
+        """Send the messages of a batch whose keys belong to one queue.
+
+        Failed messages go into the outbox with their keys, if there is one.
 
         Args:
-            elsewhere: what such a queue does not take the caller sends to another one.
+            elsewhere: the caller sends messages that this queue does not accept to another queue, so they are not
+                stored.
         """
         messages = [batch.messages[index] for index in mine]
         try:
@@ -430,8 +467,8 @@ class Batcher:
             outcomes = [error] * len(mine)
         if self._keep is not None:
             for failure in {id(each): each for each in outcomes if isinstance(each, RayMQError)}.values():
-                if is_to_be_kept(failure, batch.terms) and not (elsewhere and isinstance(failure, NOT_THAT_QUEUE)):
-                    told = copy(failure)  # of what went along to the queue it is the error, too, and may not be kept
+                if belongs_in_outbox(failure, batch.terms) and not (elsewhere and isinstance(failure, QUEUE_ERRORS)):
+                    told = copy(failure)  # a copy: other messages share this error and may not be stored
                     its = [index for index, each in zip(mine, outcomes, strict=True) if each is failure]
                     with contextlib.suppress(RayMQError):
                         await self._keep_by_key(batch, told, its)
@@ -440,7 +477,7 @@ class Batcher:
 
     @asynccontextmanager
     async def _kept_if_refused(self, batch: MessageBatch, indices: Sequence[int]) -> AsyncIterator[None]:
-        """Where no queues can be found for these of a batch, and so they are not sent, the outbox has them by key."""
+        """Store messages in the outbox by key if no queues can be found for them."""
         self._choosers.add(batch)
         try:
             yield
@@ -471,8 +508,11 @@ class Batcher:
         await self._keep(batch.topic, parts, error)
 
     @asynccontextmanager
-    async def _chooses(self, topic: str, terms: Terms) -> AsyncIterator[None]:
-        """Behind the batches of its topic that look for their keys' queues; NotStored where that takes too long."""
+    async def _chooses(self, topic: str, terms: SendParameters) -> AsyncIterator[None]:
+        """Wait for earlier batches of the topic to choose queues for their keys.
+
+        Raise NotStored if that takes too long.
+        """
         async with self._choosing.take(topic, terms.timeout) as in_time:
             if not in_time:
                 raise NotStored("its time was over before it was its turn")
@@ -480,17 +520,20 @@ class Batcher:
 
 
 def _lane(key: _Key) -> _Lane | None:
-    """Where the messages of such a batch keep their order; None: they are spread over all queues."""
+    """Return the lane in which the messages of a batch keep their order.
+
+    Return None if they are distributed over all queues.
+    """
     if isinstance(key, str):
         return None
     topic, terms, have_sharding_keys = key
     return (topic, terms.queue) if have_sharding_keys or terms.queue is not None else None
 
 
-#: What has the lock on a program's thread.
+#: The methods that hold the lock on a caller's thread.
 _LOCKING: Final = {Batcher.add.__code__, Batcher.flush.__code__, Batcher.begin_close.__code__}
 
 
-def _left(terms: Terms, began: float) -> float:
-    """What is left of a send's time that began then, seconds."""
+def _left(terms: SendParameters, began: float) -> float:
+    """Return how many seconds are left of a send's time, which began at `began`."""
     return max(0.0, terms.timeout - (time.monotonic() - began))

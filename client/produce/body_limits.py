@@ -1,4 +1,7 @@
-"""How long a body may be on the brokers of a topic: what their routes say, looked at before anything is sent."""
+"""Check message bodies against the limits of the topic's brokers before sending.
+
+The limits come from the routes.
+"""
 
 from __future__ import annotations
 
@@ -10,52 +13,60 @@ from typing import Final
 
 from raymq.actors.errors import InvalidInput, RayMQError, TopicNotFound
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES, refuse_longer, too_long
+from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES, body_too_long, check_body_size
 from raymq.actors.sending.send_plan import try_seconds
-from raymq.actors.sending.sender import Terms
-from raymq.actors.sending.topic_creation import make_topic
+from raymq.actors.sending.sender import SendParameters
+from raymq.actors.sending.topic_creation import auto_create_topic
 from raymq.client.connection import Connection
 from raymq.client.message import Message
-from raymq.client.produce.encoding import BatchParts
+from raymq.client.produce.message_encoder import BatchParts
 
 _body: Final = attrgetter("body")
 
 
 class BodyLimits:
-    """Of the topics of one connection. A broker or name server that does not say its limit refuses by itself."""
+    """The body limits of the topics of one connection.
+
+    A broker or name server that does not report its limit rejects longer bodies itself.
+    """
 
     def __init__(self, mq: Connection) -> None:
         self._mq = mq
 
     def known(self, topic: str, queue: MessageQueue | None = None) -> int | None:
-        """The longest body that every broker of `topic` takes, or that of `queue`; None where it is not known.
+        """Return the longest body that every broker of `topic` accepts, or that of `queue`.
 
-        Any thread.
+        Return None if it is not known. Any thread may call this.
         """
         route = self._mq.routes.known(topic)
         return None if route is None else route.max_body_bytes(None if queue is None else queue.broker)
 
     async def learn(self, topic: str, queue: MessageQueue | None, timeout: float, *, fresh: bool = False) -> int | None:
-        """`known`, asked of a name server where no route is known, or where it shall be `fresh`. On the loop.
+        """Return `known`, after a request for the route if that is necessary.
 
-        A topic that sending makes is made. Where nobody has the topic, or answers within `timeout` seconds, it is not
-        known; the send itself says why.
+        The route is requested if none is known, or if `fresh` is set. Runs on the loop. A topic that the brokers create
+        automatically is created. If no name server has the topic or responds within `timeout` seconds, return None; the
+        send itself then raises the error.
         """
         routes = self._mq.routes
         try:
             try:
                 await routes.get(topic, fresh=fresh, timeout=timeout)
             except TopicNotFound:
-                await make_topic(self._mq.pool, routes, topic, timeout)
+                await auto_create_topic(self._mq.pool, routes, topic, timeout)
         except RayMQError:
             return None
         return self.known(topic, queue)
 
-    def check(self, topic: str, parts: BatchParts, terms: Terms) -> Terms:
-        """Refuse a batch or a table before any of it is sent; the terms with what is left of their time.
+    def check(self, topic: str, parts: BatchParts, terms: SendParameters) -> SendParameters:
+        """Reject a batch or a table with an oversized body before any part is sent.
 
-        Where the limit is not known it is asked for only if there are several parts: a single one is stored whole or
-        refused whole. Where a body is longer it is asked for anew: it may have been raised. Not on the loop.
+        If the limit is not known, it is requested only if there are several parts, since a single part is stored or
+        refused as a whole. If a body is longer than the known limit, the limit is requested again, since it may have
+        been raised. These requests are not made if the caller is on the loop.
+
+        Returns:
+            the terms, with the remaining time.
 
         Raises:
             InvalidInput: a body is longer than the brokers allow.
@@ -67,8 +78,8 @@ class BodyLimits:
         _refuse(parts.longest_body, limit)
         return terms
 
-    async def acheck(self, topic: str, parts: BatchParts, terms: Terms) -> Terms:
-        """`check`, on the loop."""
+    async def acheck(self, topic: str, parts: BatchParts, terms: SendParameters) -> SendParameters:
+        """Do `check` on the loop."""
         is_long = _is_long(parts.longest_body, self.known(topic, terms.queue))
         is_new = parts.are_several and self._mq.routes.known(topic) is None and terms.timeout > 0.0
         if not is_long and not is_new:
@@ -80,20 +91,24 @@ class BodyLimits:
             return terms
         return replace(terms, timeout=max(0.0, terms.timeout - (time.monotonic() - began)))
 
-    async def check_one(self, message: Message, terms: Terms) -> None:
-        """InvalidInput for a single message that is longer than its brokers allow, and so long that they would not
-        even read it: for a send whose outcome nobody is told. On the loop.
+    async def check_one(self, message: Message, terms: SendParameters) -> None:
+        """Raise InvalidInput for a single message that is longer than its brokers allow.
+
+        This checks only messages so long that brokers would not even read them. It is used by sends whose outcome is
+        not reported. Runs on the loop.
         """
         longest = len(message.body)
-        if longest > READ_BY_ALL_BYTES:
+        if longest > ALWAYS_READABLE_BYTES:
             limit = await self.learn(message.topic, terms.queue, terms.timeout)
             if _is_long(longest, limit):
                 _refuse(longest, await self.learn(message.topic, terms.queue, terms.timeout, fresh=True))
 
 
-def too_long_ones(messages: Sequence[Message], limit: int) -> dict[int, InvalidInput]:
-    """The messages whose body is longer than `limit`, by their places, each with its error."""
-    return {place: too_long(size, limit) for place, size in enumerate(map(len, map(_body, messages))) if size > limit}
+def find_oversized(messages: Sequence[Message], limit: int) -> dict[int, InvalidInput]:
+    """Return the errors of the messages whose body is longer than `limit`, by index."""
+    return {
+        place: body_too_long(size, limit) for place, size in enumerate(map(len, map(_body, messages))) if size > limit
+    }
 
 
 def _is_long(longest: int, limit: int | None) -> bool:
@@ -102,4 +117,4 @@ def _is_long(longest: int, limit: int | None) -> bool:
 
 def _refuse(longest: int, limit: int | None) -> None:
     if limit is not None:
-        refuse_longer(longest, limit)
+        check_body_size(longest, limit)

@@ -1,4 +1,4 @@
-"""Messages that travel together, and a future for each that costs next to nothing until somebody looks at it."""
+"""Hold messages that are sent together, and a cheap future for each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Final
 
 from raymq.actors.errors import OutcomeUnknown
-from raymq.actors.sending.sender import Terms
-from raymq.client.callbacks import Callbacks
+from raymq.actors.sending.sender import SendParameters
+from raymq.client.callback_executor import CallbackExecutor
 from raymq.client.message import Message
 from raymq.client.results import SendResult
-from raymq.storage.records import compiled
+from raymq.storage.records import native_kernels
 
 _PARTS: Final = frozenset(vars(Future()))
 
@@ -25,37 +25,41 @@ MakeOutcomes = Callable[[], Sequence[Outcome]]
 
 
 class MessageBatch:
-    """Gathered messages of one topic, sent on the same terms.
+    """Gathered messages of one topic that are sent on the same terms.
 
-    Whoever gathers holds a lock of its own while it adds; the rest is thread-safe.
+    The code that adds messages holds a lock of its own meanwhile. All other methods are thread-safe.
     """
 
-    def __init__(self, topic: str, terms: Terms, callbacks: Callbacks | None = None) -> None:
-        """`callbacks` runs those of its deliveries; None: who settles them does."""
+    def __init__(self, topic: str, terms: SendParameters, callbacks: CallbackExecutor | None = None) -> None:
+        """Initialize an empty batch.
+
+        Args:
+            callbacks: runs the callbacks of the batch's futures. None: the thread that settles a future runs them.
+        """
         self.topic = topic
         self.callbacks = callbacks
         self.terms = terms
         self.messages: list[Message] = []
         self.count = 0
-        #: Whether it is on its way, so that nothing is added any more.
+        #: Whether the batch was handed over for sending, so that no message is added any more.
         self.is_taken = False
-        #: Of each message, or none: where some have one, all have.
+        #: One sharding key per message, or no entry if the messages have none.
         self.sharding_keys: list[str] = []
         self.bytes = 0
         self._lock = threading.RLock()
         self._done = False
         self._make_outcomes: MakeOutcomes | None = None
         self._outcomes: Sequence[Outcome] = ()
-        #: The deliveries that are real futures by now.
+        #: The pending results that have become real futures.
         self._looked_at: list[PendingResult] = []
 
     @property
     def done(self) -> bool:
-        """Whether the outcomes are known."""
+        """Return True if the outcomes are known."""
         return self._done
 
     def outcomes(self) -> Sequence[Outcome]:
-        """What became of each message of a batch that is done."""
+        """Return the outcome of each message of a batch that is done."""
         make = self._make_outcomes
         if make is not None:
             self._outcomes = make()
@@ -63,7 +67,7 @@ class MessageBatch:
         return self._outcomes
 
     def finish(self, make_outcomes: MakeOutcomes) -> None:
-        """The batch was answered. The outcomes are made when somebody asks for one."""
+        """Mark the batch as done. The outcomes are made at the first access."""
         self._make_outcomes = make_outcomes
         with self._lock:
             self._done = True
@@ -73,26 +77,29 @@ class MessageBatch:
             self._settle(delivery)
 
     def fail(self, error: BaseException) -> None:
-        """One outcome for all."""
+        """Mark the batch as done, with one error for all messages."""
         count = len(self.messages)
         self.finish(lambda: [error] * count)
 
     def look_at(self, delivery: PendingResult) -> None:
-        """Make `delivery` the future that it claims to be."""
+        """Initialize `delivery` as a real future."""
         with self._lock:
             if "_condition" in delivery.__dict__:
                 return
-            if compiled.kernels is not None:
-                compiled.kernels.track(delivery)
+            if native_kernels.kernels is not None:
+                native_kernels.kernels.track(delivery)
             Future.__init__(delivery)
-            delivery.set_running_or_notify_cancel()  # handed over: there is no way back
+            delivery.set_running_or_notify_cancel()  # already handed over, so it cannot be cancelled
             if not self._done:
                 self._looked_at.append(delivery)
                 return
         self._settle(delivery)
 
     def outcome(self, index: int) -> Outcome:
-        """What became of one message of a batch that is done, also where that cannot be made of the answer."""
+        """Return the outcome of one message of a batch that is done.
+
+        If it cannot be made from the response, return an OutcomeUnknown error.
+        """
         try:
             return self.outcomes()[index]
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits has to know
@@ -111,42 +118,46 @@ class MessageBatch:
 class PendingResult(Future[SendResult]):
     """The future of one message of a batch. It cannot be cancelled.
 
-    A `concurrent.futures.Future` costs more than all else that is done for a small message, so its parts are made when
+    A `concurrent.futures.Future` costs more than all other work for a small message, so its attributes are created when
     they are first used: by waiting, by a callback, by `concurrent.futures.wait`.
     """
 
     def __init__(self, batch: MessageBatch, index: int) -> None:
         self.batch = batch
         self.index = index
-        kernels = compiled.kernels
+        kernels = native_kernels.kernels
         if kernels is not None:
-            # Until it is looked at it refers to its batch, which does not know it: it is part of no circle. Programs
-            # hold hundreds of thousands, and the garbage collector would go through all of them again and again.
+            # Until it is first used, this object refers to its batch but the batch does not refer to it, so it is in no
+            # reference cycle. Programs hold hundreds of thousands of them, which the garbage collector would traverse
+            # again and again.
             kernels.untrack(self)
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for what is missing: one of the parts that Future.__init__ makes, or nothing of ours.
+        # Called only for missing attributes: those of Future.__init__, or unknown ones.
         if name not in _PARTS:
             raise AttributeError(name)
         self.batch.look_at(self)
         return self.__dict__[name]
 
     def add_done_callback(self, fn: Callable[[Future[SendResult]], object]) -> None:
-        """Call `fn` with this future once its outcome is known, on the connection's thread for that."""
+        """Call `fn` with this future once it is done, on the connection's callback thread."""
         callbacks = self.batch.callbacks
         super().add_done_callback(fn if callbacks is None else partial(callbacks.run, fn))
 
     def on_outcome(self, call: Callable[[Future[SendResult]], object]) -> None:
-        """`add_done_callback` of what does not block: it runs on whichever thread settles this."""
+        """Add a callback that does not block.
+
+        It runs on the thread that settles this future.
+        """
         super().add_done_callback(call)
 
     async def outcome(self) -> SendResult:
-        """As `result`, waited for on the caller's event loop, without a thread in between."""
+        """Wait for the result on the caller's event loop, without another thread."""
         loop = asyncio.get_running_loop()
         known: asyncio.Future[None] = loop.create_future()
 
         def tell(_: Future[SendResult]) -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop is gone
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed
                 loop.call_soon_threadsafe(lambda: None if known.done() else known.set_result(None))
 
         self.on_outcome(tell)
@@ -154,11 +165,14 @@ class PendingResult(Future[SendResult]):
         return self.result()
 
     def done(self) -> bool:
-        """Whether the outcome is known."""
+        """Return True if the outcome is known."""
         return self.batch.done
 
     def result(self, timeout: float | None = None) -> SendResult:
-        """The result, or the error raised; TimeoutError after `timeout` seconds."""
+        """Return the result or raise the error.
+
+        Raise TimeoutError after `timeout` seconds.
+        """
         if not self.batch.done:
             return super().result(timeout)
         outcome = self.batch.outcome(self.index)

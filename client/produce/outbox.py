@@ -1,4 +1,4 @@
-"""Sending with an outbox: what no broker took is kept in a file, and sent later in the background, in order."""
+"""Keep messages that no broker accepted in a file and send them later, in order."""
 
 from __future__ import annotations
 
@@ -23,67 +23,80 @@ from raymq.actors.errors import (
     SendError,
     ServerBusy,
 )
-from raymq.actors.sending.sender import Sends, Sent, Sizes, Terms
-from raymq.actors.supervision import Supervisor
-from raymq.client.produce.outbox_file import KeptBatch, OutboxFile, ToKeep, UnsentSend
+from raymq.actors.sending.sender import RecordSender, SendOutcome, SendParameters, Sizes
+from raymq.actors.supervisor import Supervisor
+from raymq.client.produce.outbox_file import OutboxBatch, OutboxEntry, OutboxFile, UnsentBatches
 from raymq.storage.clock import boottime
 from raymq.storage.records.record import split
 
-#: How often the file is looked at while it is empty or another process sends.
+#: How often the file is checked while it is empty or another process sends from it.
 _LOOK_SECONDS: Final = 1.0
-#: A sender that died is replaced this long after what its last send could have taken.
+#: After a crash of the sending process, another process takes over this long after the longest possible end of its last
+#: send.
 _CLAIM_MARGIN_SECONDS: Final = 5.0
-#: The longest pause between two tries of a topic whose kept batches nobody takes.
+#: The longest pause between two attempts for a topic whose batches no broker accepts.
 _REST_SECONDS: Final = 15.0
-#: How long who closes it waits for the answer to a kept batch that is on its way: else it would be sent once more.
+#: How long `close` waits for the response to a batch from the file that is in flight. Without the response the batch
+#: would be sent again.
 _LAST_SECONDS: Final = 3.0
-#: What says that other queues are meant than those of an old route: it has fewer, or a broker is drained.
-NOT_THAT_QUEUE: Final = (QueueNotFound, PermissionDenied)
-#: So many sends that failed are written into the file at once, and those that wait for longer.
+#: The errors which show that a route is stale: it has fewer queues now, or a broker is drained.
+QUEUE_ERRORS: Final = (QueueNotFound, PermissionDenied)
+#: How many waiting failed sends are written into the file together.
 _KEPT_TOGETHER: Final = 100
-#: How long a send that failed tries to write what it could not send into a file that is locked or full.
+#: How long a failed send tries to write its messages into a file that is locked or full.
 _KEEP_SECONDS: Final = 30.0
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class OutboxSends:
-    """As the `Sends` that it is wrapped around, on their event loop. Until `close` it also sends what is in the file.
+class OutboxSender:
+    """A wrapper around a `RecordSender` that keeps unsent batches in a file.
 
-    A failed send raises what it would without an outbox, with `.kept` set: the messages go out later, and sending them
-    again would send them twice. Where the outcome was unknown they may be stored already. `close` ends the sends that
-    are under way so, too. Only a broker's own answer refuses messages for good: that the routes do not know a topic or
-    a queue may be so because the brokers are away.
+    It runs on the wrapped sender's event loop. Until `close` it also sends the batches of the file.
 
-    The file is only touched on a thread of its own: it may be locked by other processes for long.
+    A failed send raises the same error as without an outbox, with `.kept` set: the messages are sent later, and sending
+    them again would store them twice. If the outcome is unknown, they may be stored already. `close` ends the sends in
+    flight in the same way. Only the response of a broker itself refuses messages permanently: a topic or queue may be
+    missing in the routes only because its brokers are down.
+
+    Only a separate thread accesses the file, since other processes may lock it for long.
     """
 
-    def __init__(self, sends: Sends, file: OutboxFile, terms: Terms, owner: object = None) -> None:
-        """`terms` are those on which kept batches are sent; `owner` lives as long as this sends."""
+    def __init__(self, sends: RecordSender, file: OutboxFile, terms: SendParameters, owner: object = None) -> None:
+        """Initialize the sender.
+
+        Args:
+            terms: the terms on which batches of the file are sent.
+            owner: an object that is kept alive while this sender runs.
+        """
         self._sends = sends
         self._file = file
         self._terms = terms
         self._owner = owner
         self._thread = ThreadPoolExecutor(1, "raymq-outbox")
         self._kept = asyncio.Event()
-        #: What is to be written into the file, in its order.
-        self._to_keep: dict[object, UnsentSend] = {}
-        #: Whether a kept batch is on its way, or what became of it is not written down yet.
+        #: The sends whose batches are to be written into the file, in order.
+        self._to_keep: dict[object, UnsentBatches] = {}
+        #: Whether a batch of the file is in flight, or its outcome is not written yet.
         self._emptying = False
-        #: Whether nothing is sent any more, and what still comes is kept; whether the file is closed, too.
+        #: `_closing_down`: nothing is sent any more, and further batches are kept. `_closed`: the file is closed, too.
         self._closing_down = self._closed = False
-        #: Sends under way; a send is busy until it has an outcome, and that is in the file where it has to be.
-        self._sending: set[asyncio.Future[Sent]] = set()
+        #: The sends in flight. A send counts as busy until it has an outcome, which is written into the file if
+        #: necessary.
+        self._sending: set[asyncio.Future[SendOutcome]] = set()
         self._busy = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._task = Supervisor("outbox").keep("sending of what is kept", self._empty)
         self._closing: asyncio.Task[None] | None = None
-        self._resting = _Resting(boottime)
+        self._topic_backoffs = _TopicBackoffs(boottime)
 
-    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
-        """As `Sender.send`; what it raises says whether the batch is kept. ClientClosed after `close`."""
+    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> SendOutcome:
+        """Send records, as `Sender.send`. The error shows whether the batch is kept.
+
+        Raise ClientClosed after `close`.
+        """
         if self._closed:
             raise ClientClosed("the outbox is closed")
         self._busy += 1
@@ -93,7 +106,7 @@ class OutboxSends:
                 raise NotStored("closed before it was its turn")
             return await self._send(topic, records, sizes, terms)
         except RayMQError as error:
-            if not terms.by_key and is_to_be_kept(error, terms):
+            if not terms.by_key and belongs_in_outbox(error, terms):
                 await self.keep(topic, [(records, terms)], error)
             raise
         except asyncio.CancelledError:
@@ -108,7 +121,7 @@ class OutboxSends:
             if not self._busy:
                 self._idle.set()
 
-    async def _send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+    async def _send(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> SendOutcome:
         sending = asyncio.ensure_future(self._sends.send(topic, records, sizes, terms))
         self._sending.add(sending)
         try:
@@ -116,17 +129,18 @@ class OutboxSends:
         finally:
             self._sending.discard(sending)
 
-    async def keep(self, topic: str, parts: Sequence[tuple[bytearray, Terms]], error: RayMQError) -> None:
-        """Put what was not sent into the file, each batch with its terms, all of it or nothing, and say so in the error
-        of the send.
+    async def keep(self, topic: str, parts: Sequence[tuple[bytearray, SendParameters]], error: RayMQError) -> None:
+        """Write unsent batches into the file, all or none.
+
+        Each batch is written with its terms. The error of the send is marked as kept.
         """
         batches = [
-            # An idempotent sender may have written its number into the records: their sizes are taken anew.
-            ToKeep(records, split(memoryview(records)), terms.queue, terms.sharding_key, terms.delayed)
+            # An idempotent sender may have added its number to the records, so compute their sizes again.
+            OutboxEntry(records, split(memoryview(records)), terms.queue, terms.sharding_key, terms.delayed)
             for records, terms in parts
         ]
         mine = object()
-        self._to_keep[mine] = UnsentSend(topic, batches, _first_line(error))
+        self._to_keep[mine] = UnsentBatches(topic, batches, _first_line(error))
         try:
             await self._patiently(partial(self._keep_with_others, mine), _KEEP_SECONDS)
         except sqlite3.Error as failure:
@@ -139,9 +153,10 @@ class OutboxSends:
         error.remedy = "it is in the outbox and will be sent from there"
 
     def _keep_with_others(self, mine: object) -> None:
-        """On the file's thread: keep what is before it, and what comes behind it along, unless somebody has done so.
+        """Write a send's batches together with those of other waiting sends.
 
-        When brokers go away the tries of many sends run out together, and each write waits for the disk.
+        Runs on the file's thread. It does nothing if another call has written them. If brokers go down, many sends fail
+        at the same time, and each write waits for the disk.
         """
         waiting = list(self._to_keep.items())
         last = next((place for place, (who, _) in enumerate(waiting) if who is mine), None)
@@ -152,19 +167,20 @@ class OutboxSends:
                 self._to_keep.pop(who, None)
 
     async def close(self, gathered: Callable[[], Awaitable[None]] | None = None) -> None:
-        """End the sends that are under way, which are kept, and send no more from the file; what is in it stays.
+        """End the sends in flight, whose messages are kept, and stop sending from the file.
 
-        A kept batch that is on its way has a few seconds to be answered. Whoever else has begun it is waited for.
+        The batches stay in the file. A batch of the file that is in flight gets a few seconds for its response. If
+        another caller has begun to close, wait for that.
 
         Args:
-            gathered: ends what waits to be sent by this, by which it is kept.
+            gathered: ends the batches that wait to be sent by this sender, which keeps them.
         """
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close(gathered))
         await asyncio.shield(self._closing)
 
     async def close_if_idle(self) -> None:
-        """`close`, unless sends are under way: these have their time to be answered."""
+        """Do `close`, unless sends are in flight, which get their time for a response."""
         if not self._busy:
             await self.close()
 
@@ -185,12 +201,15 @@ class OutboxSends:
         self._thread.shutdown(wait=False)
 
     async def _empty(self) -> None:
-        """Send the oldest batch of each topic until it is stored or refused, then the next one, until it is closed."""
+        """Send the oldest batch of each topic until it is stored or refused.
+
+        Then send the next one, until the sender is closed.
+        """
         trouble = Backoff()
         while not self._closing_down:
             self._kept.clear()
             try:
-                batch = await self._aside(self._next, self._resting.topics())
+                batch = await self._aside(self._next, self._topic_backoffs.topics())
             except sqlite3.Error as error:
                 _log.warning("the outbox cannot be read: %s", error)
                 await asyncio.sleep(trouble.next_delay())
@@ -205,10 +224,10 @@ class OutboxSends:
                 finally:
                     self._emptying = False
 
-    async def _send_kept(self, batch: KeptBatch) -> None:
-        """Try one batch of the file, and write down what became of it."""
-        # A topic whose brokers are away must not hold up the others: it rests, and is tried again.
-        terms = Terms(
+    async def _send_kept(self, batch: OutboxBatch) -> None:
+        """Try to send one batch of the file, and write its outcome into the file."""
+        # A topic whose brokers are down must not delay the others: it pauses and is retried.
+        terms = SendParameters(
             self._terms.timeout,
             self._terms.retries,
             batch.queue,
@@ -219,33 +238,33 @@ class OutboxSends:
         try:
             await self._sends.send(batch.topic, bytearray(batch.records), batch.sizes, terms)
         except RayMQError as error:
-            refused = is_for_good(error, terms)
+            refused = is_permanent(error, terms)
             if not refused:
-                self._resting.failed(batch.topic)
+                self._topic_backoffs.failed(batch.topic)
             await self._written(partial(self._file.failed, batch.id, _first_line(error), refused=refused))
         except Exception:  # noqa: BLE001 - one batch's trouble, whatever it is, is not that of the others
             _log.exception("batch %d of the outbox cannot be sent", batch.id)
             await self._written(partial(self._file.failed, batch.id, "an unexpected error", refused=True))
         else:
             await self._written(partial(self._file.remove, batch.id))
-            self._resting.stored(batch.topic)
+            self._topic_backoffs.stored(batch.topic)
 
-    def _next(self, resting: list[str]) -> KeptBatch | None:
-        """On the file's thread: what is to be sent now, by us."""
+    def _next(self, resting: list[str]) -> OutboxBatch | None:
+        """Return the next batch if this process may send now. Runs on the file's thread."""
         while True:
             began = boottime()
             if not self._file.claim(self._terms.timeout + _CLAIM_MARGIN_SECONDS):
                 return None
             batch = self._file.next(resting)
-            if boottime() - began < _CLAIM_MARGIN_SECONDS / 2:  # else the file was locked for long: claim it anew
+            if boottime() - began < _CLAIM_MARGIN_SECONDS / 2:  # else the file was locked for long: renew the claim
                 return batch
 
     async def _written(self, change: Callable[[], object]) -> None:
-        """Write down what became of a batch, however long it takes: else it would be sent once more."""
+        """Write a batch's outcome, however long it takes, so that it is not sent again."""
         await self._patiently(change, float("inf"))
 
     async def _patiently(self, call: Callable[[], _T], seconds: float) -> _T:
-        """`call` on the file's thread, again and again while it fails, for so long."""
+        """Run `call` on the file's thread, and retry it for `seconds` while it fails."""
         until = boottime() + seconds
         backoff = Backoff(first=0.1, cap=5.0)
         while True:
@@ -263,62 +282,69 @@ class OutboxSends:
 
     async def _look_again(self) -> None:
         try:
-            async with asyncio.timeout(self._resting.seconds(_LOOK_SECONDS)):  # other processes may put something in
+            async with asyncio.timeout(self._topic_backoffs.seconds(_LOOK_SECONDS)):  # other processes may add batches
                 await self._kept.wait()
         except TimeoutError:
             return
 
 
-class _Resting:
-    """The topics whose batches nobody took, each until it is tried again: one's trouble is not that of the others."""
+class _TopicBackoffs:
+    """The topics whose batches no broker accepted, each with the time of its next attempt.
+
+    The topics do not delay each other.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._until: dict[str, tuple[Backoff, float]] = {}
 
     def failed(self, topic: str) -> None:
-        """Nobody took its oldest batch."""
+        """Record that no broker accepted the topic's oldest batch."""
         backoff, _ = self._until.get(topic) or (Backoff(cap=_REST_SECONDS), 0.0)
         self._until[topic] = backoff, self._clock() + backoff.next_delay()
 
     def stored(self, topic: str) -> None:
-        """Its oldest batch was taken."""
+        """Record that the topic's oldest batch was stored."""
         self._until.pop(topic, None)
 
     def topics(self) -> list[str]:
-        """Those that are not to be tried now."""
+        """Return the topics that must not be tried now."""
         now = self._clock()
         return [topic for topic, (_, until) in self._until.items() if until > now]
 
     def seconds(self, most: float) -> float:
-        """Until the next of them is tried; at most so long."""
+        """Return the seconds until the next topic is tried, at most `most`."""
         now = self._clock()
         return min([most, *(until - now for _, until in self._until.values() if until > now)])
 
 
-def is_to_be_kept(error: RayMQError, terms: Terms) -> bool:
-    """Whether what failed so is put into the outbox."""
-    return not isinstance(error, ClientClosed) and not is_for_good(error, terms)
+def belongs_in_outbox(error: RayMQError, terms: SendParameters) -> bool:
+    """Return True if messages that failed with `error` are put into the outbox."""
+    return not isinstance(error, ClientClosed) and not is_permanent(error, terms)
 
 
-def is_for_good(error: RayMQError, terms: Terms) -> bool:
-    """Whether another try would be in vain, too: the input is wrong, or a broker itself has refused it.
+def is_permanent(error: RayMQError, terms: SendParameters) -> bool:
+    """Return True if another attempt would fail, too.
 
-    A broker that does not take it, as it is drained, has not refused it for others, where no queue is fixed.
+    That is so if the input is not valid or a broker itself refused it. A broker that is drained refuses only for
+    itself: if no queue is fixed, other brokers may accept the messages.
     """
     if isinstance(error, SendError | BrokerUnavailable | ServerBusy | ClientClosed):
         return False
-    if terms.queue is None and isinstance(error, NOT_THAT_QUEUE):
+    if terms.queue is None and isinstance(error, QUEUE_ERRORS):
         return False
     return isinstance(error, InvalidInput) or error.refused_by is not None
 
 
 def _first_line(error: RayMQError) -> str:
-    """As the file can hold it: what a broker says may have halves of characters."""
+    """Return the error's first line in a form that the file can store.
+
+    The text from a broker may contain unpaired surrogates.
+    """
     return f"{type(error).__name__}: {error}".splitlines()[0].encode(errors="backslashreplace").decode()
 
 
 def _is_given_up() -> bool:
-    """Whether who awaits this was cancelled itself, and not only what it awaits."""
+    """Return True if the caller itself was cancelled, not only the task that it awaits."""
     caller = asyncio.current_task()
     return caller is None or bool(caller.cancelling())

@@ -1,7 +1,8 @@
-"""The outbox: an SQLite file of batches that no broker took, in the order in which their tries ran out.
+"""Store batches that no broker accepted in an SQLite file, in the order of failure.
 
-A batch is kept as the records that were to be sent, so that it is the same messages, with the same unique keys,
-whenever it goes out. What is kept survives the death of its process. Any process may read and add; one at a time sends.
+A batch is stored as the records that were to be sent, so its messages and their unique keys stay the same whenever it
+is sent. The batches survive a crash of the process. Any process may read and add batches. One process at a time sends
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
-from raymq.client.forking import let_go_before_fork
+from raymq.client.fork_hooks import register_fork_hooks
 from raymq.storage.clock import boot_id, boottime
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records.record import Record, decode
@@ -47,17 +48,20 @@ CREATE TABLE IF NOT EXISTS lease (
     one INTEGER PRIMARY KEY CHECK (one = 1), owner TEXT NOT NULL, boot TEXT NOT NULL, until REAL NOT NULL
 );
 """
-#: What SQLite files of ours say of themselves: "RyOb".
+#: The application id in the SQLite header of an outbox: "RyOb".
 _APPLICATION: Final = 0x52794F62
-#: The least that an outbox of any version has.
+#: The columns that every version of the outbox has.
 _COLUMNS: Final = {"id", "kept_at", "topic", "records", "sizes", "state", "tries"}
-#: How long a call waits for a file that another process has locked.
+#: How long a call waits for a file that another process has locked, in seconds.
 _BUSY_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBatch:
-    """One batch of the outbox. `state` is "refused" once a broker refused it for good: then it waits for a decision."""
+class OutboxBatch:
+    """One batch of the outbox.
+
+    `state` is "refused" once a broker refused it permanently. The batch then waits for a user's decision.
+    """
 
     id: int
     kept_at: float
@@ -72,7 +76,7 @@ class KeptBatch:
     error: str
 
     def messages(self) -> list[Record]:
-        """Its messages, as they would be stored; StoreCorrupt if the row is damaged."""
+        """Decode the batch's messages. Raise StoreCorrupt if the row is damaged."""
         starts = np.cumsum(self.sizes) - self.sizes
         if not len(starts) or int(self.sizes.min()) <= 0 or int(self.sizes.sum(dtype=np.int64)) != len(self.records):
             raise StoreCorrupt("outbox", 0, f"batch {self.id} is damaged")
@@ -82,8 +86,8 @@ class KeptBatch:
             raise StoreCorrupt("outbox", 0, f"batch {self.id} is damaged: {error}") from error
 
 
-class ToKeep(NamedTuple):
-    """A batch that is to be kept: its records, the size of each, and where it goes."""
+class OutboxEntry(NamedTuple):
+    """A batch to keep: its records, their sizes, and its destination."""
 
     records: bytearray
     sizes: npt.NDArray[np.int32]
@@ -92,22 +96,22 @@ class ToKeep(NamedTuple):
     delayed: bool = False
 
 
-class UnsentSend(NamedTuple):
-    """What one send keeps: its batches, and why they could not be sent."""
+class UnsentBatches(NamedTuple):
+    """The batches of one send, and why they could not be sent."""
 
     topic: str
-    batches: Sequence[ToKeep]
+    batches: Sequence[OutboxEntry]
     error: str
 
 
 class OutboxFile:
-    """Thread-safe. What it holds has wall times, in seconds.
+    """The file of an outbox. Thread-safe. Times are wall times in seconds.
 
-    It is closed while the process forks, and opened anew by who uses it next. SQLite keeps books of its own of the
-    locks that a process has, and a child believes its parent's: it would take a file for locked by itself that nobody
-    has locked, write into a log that the parent deletes, or wait for a thread that it does not have.
+    The file is closed while the process forks, and the next call opens it again. SQLite has internal records of the
+    locks that a process holds, and a child inherits its parent's records. The child could find the file locked although
+    no process has locked it, write into a log that the parent deletes, or wait for a thread that it does not have.
 
-    Each method raises `sqlite3.Error` if the file is locked for long, or the disk is full; then nothing has changed.
+    Each method raises `sqlite3.Error` if the file is locked for long or the disk is full. Nothing has changed then.
     """
 
     def __init__(
@@ -118,25 +122,28 @@ class OutboxFile:
         elapsed: Callable[[], float] = boottime,
         boot: str | None = None,
     ) -> None:
-        """Open or make the file; InvalidInput if it cannot be, or is another program's, which is left as it is.
+        """Open or create the file.
+
+        Raise InvalidInput if it cannot be opened or belongs to another program. Such a file is not changed.
 
         Args:
-            read_only: change nothing; the file has to be there.
-            elapsed: seconds since the machine started.
-            boot: names that start of the machine; None: as the system does.
+            read_only: change nothing; the file must exist.
+            elapsed: returns the seconds since the machine booted.
+            boot: the id of the machine's boot; None: the system's id.
         """
         self._elapsed = elapsed
         self._boot = boot_id() if boot is None else boot
-        #: Who has it uses the file. Whoever forks has it meanwhile, a signal handler perhaps.
+        #: Held while the file is used, and during a fork, which a signal handler may do.
         self._lock = threading.RLock()
-        #: Where one waits for that: the others behind it, so that a fork waits for one use and not for all.
+        #: Held while a thread waits for `_lock`. The others wait behind it, so a fork waits for one use and not for
+        #: all.
         self._door = threading.RLock()
         self._owner = uuid.uuid4().hex
         self._uri = f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-        #: None before it is used for the first time, and behind a fork.
+        #: None before the first use, and after a fork.
         self._opened: sqlite3.Connection | None = None
         self._closed = False
-        let_go_before_fork(self, OutboxFile._let_go, OutboxFile._go_on)
+        register_fork_hooks(self, OutboxFile._let_go, OutboxFile._go_on)
         with self._using():
             try:
                 self._check_ours(path, read_only)
@@ -162,7 +169,7 @@ class OutboxFile:
 
     @property
     def _db(self) -> sqlite3.Connection:
-        """With the lock held."""
+        """Return the open database. The lock must be held."""
         if self._closed:
             raise sqlite3.ProgrammingError("the outbox is closed")
         if self._opened is None:
@@ -187,7 +194,10 @@ class OutboxFile:
         self._door.release()
 
     def _check_ours(self, path: str | Path, read_only: bool) -> None:
-        """InvalidInput if the file holds what another program has put there. Older ones of ours do not say so."""
+        """Raise InvalidInput if the file contains data of another program.
+
+        Older outbox files have no application id.
+        """
         (application,) = self._db.execute("PRAGMA application_id").fetchone()
         tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         columns = {row[1] for row in self._db.execute("PRAGMA table_info(batches)")}
@@ -195,8 +205,11 @@ class OutboxFile:
         if not is_new and (application not in (0, _APPLICATION) or not columns >= _COLUMNS):
             raise InvalidInput("outbox", "an outbox of RayMQ, or a file that is not there yet", str(path))
 
-    def keep(self, *sends: UnsentSend) -> list[int]:
-        """Add batches behind all others, all of them or none; their numbers. All of them cost one sync of the disk."""
+    def keep(self, *sends: UnsentBatches) -> list[int]:
+        """Add batches after all others, all of them or none, and return their numbers.
+
+        Together they cost one sync of the disk.
+        """
         numbers: list[int] = []
         with self._using():
             self._db.execute("BEGIN IMMEDIATE")
@@ -214,37 +227,46 @@ class OutboxFile:
                     numbers.append(cursor.lastrowid)
                 self._db.execute("COMMIT")
             except BaseException:
-                with contextlib.suppress(sqlite3.Error):  # where the disk is full it is done already
+                with contextlib.suppress(sqlite3.Error):  # if the disk is full, SQLite has rolled back already
                     self._db.execute("ROLLBACK")
                 raise
         return numbers
 
-    def batches(self) -> list[KeptBatch]:
-        """All of them, oldest first."""
+    def batches(self) -> list[OutboxBatch]:
+        """Return all batches, oldest first."""
         return self._select("ORDER BY id")
 
-    def next(self, resting: Iterable[str] = ()) -> KeptBatch | None:
-        """The batch that goes out next; none of the topics that rest."""
+    def next(self, resting: Iterable[str] = ()) -> OutboxBatch | None:
+        """Return the batch to send next, or None. Topics in `resting` are skipped."""
         due = "WHERE state = 'waiting' AND topic NOT IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT 1"
         return next(iter(self._select(due, json.dumps(list(resting)))), None)
 
     def remove(self, number: int) -> bool:
-        """A batch was sent, or shall not be; False if it was not there."""
+        """Remove a batch that was sent or is not to be sent.
+
+        Return False if there was no such batch.
+        """
         return self._change("DELETE FROM batches WHERE id = ?", number)
 
     def failed(self, number: int, error: str, *, refused: bool) -> None:
-        """A batch was tried in vain; `refused` = another try would be, too."""
+        """Record a failed attempt of a batch.
+
+        `refused` means that another attempt would fail, too: the batch is not sent until `retry`.
+        """
         state = "refused" if refused else "waiting"
         self._change("UPDATE batches SET tries = tries + 1, error = ?, state = ? WHERE id = ?", error, state, number)
 
     def retry(self, number: int) -> bool:
-        """Let a batch wait again, in its old place; False if it was not there."""
+        """Let a refused batch wait again, in its old position.
+
+        Return False if there is no such batch.
+        """
         return self._change("UPDATE batches SET state = 'waiting' WHERE id = ?", number)
 
     def claim(self, seconds: float) -> bool:
-        """Be the one that sends for so long; False while somebody else is. To be called again before that.
+        """Claim the right to send for `seconds`. Return False while another process has it.
 
-        Whoever sent before the machine was started anew is gone, whatever it had claimed.
+        The claim must be renewed before it ends. Claims from before the machine's last boot do not count.
         """
         now = self._elapsed()
         return self._change(
@@ -258,9 +280,9 @@ class OutboxFile:
         )
 
     def close(self) -> None:
-        """Let others send at once, and close the file. May be called again."""
+        """Give up the right to send (see `claim`), and close the file. May be called again."""
         with self._using():
-            with contextlib.suppress(sqlite3.Error):  # closed before, or locked: then the claim ends by itself
+            with contextlib.suppress(sqlite3.Error):  # closed before, or locked: the claim expires
                 self._db.execute("DELETE FROM lease WHERE owner = ?", (self._owner,))
             self._disconnect()
             self._closed = True
@@ -269,12 +291,12 @@ class OutboxFile:
         with self._using():
             return self._db.execute(statement, values).rowcount > 0
 
-    def _select(self, rest: str, *values: object) -> list[KeptBatch]:
+    def _select(self, rest: str, *values: object) -> list[OutboxBatch]:
         columns = "id, kept_at, topic, broker, queue_id, sharding_key, delayed, records, sizes, state, tries, error"
         with self._using():
             rows = self._db.execute(f"SELECT {columns} FROM batches {rest}", values).fetchall()  # noqa: S608 - constants
         return [
-            KeptBatch(
+            OutboxBatch(
                 number,
                 kept_at,
                 topic,
@@ -309,7 +331,10 @@ def _pack(sizes: npt.NDArray[np.int32]) -> bytes:
 
 
 def _unpack(sizes: object) -> npt.NDArray[np.int32]:
-    """None where they are damaged, which `KeptBatch.messages` tells."""
+    """Return the sizes of a batch's records, or an empty array if they are damaged.
+
+    `OutboxBatch.messages` then raises an error.
+    """
     if not isinstance(sizes, bytes) or len(sizes) % 4:
         return np.zeros(0, np.int32)
     return np.frombuffer(sizes, "<i4").astype(np.int32)

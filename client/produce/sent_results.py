@@ -1,6 +1,7 @@
-"""What brokers answered to a batch, as one result per message: vectorised, and not before somebody asks for one.
+"""Turn the responses of brokers into one result per message.
 
-Where a batch failed half-way, `batch_error` and `table_error` make the error that says what became of each message.
+The results are computed with NumPy, at the first access. `batch_error` and `table_error` make the error of a batch or
+table that failed halfway, with the outcome of each message or part.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import numpy as np
 
 from raymq.actors.errors import Attempt, NotStored, OutcomeUnknown, PartlyStored, RayMQError, SendError
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.sender import Sent, SentOne
+from raymq.actors.sending.sender import SendOutcome, SingleSendOutcome
 from raymq.client import unique_key
-from raymq.client.produce.encoding import FEW, key_texts, strings
+from raymq.client.produce.message_encoder import FEW, key_texts, strings
 from raymq.client.results import PartResult, SendResult
 from raymq.storage.records import message_id
 from raymq.storage.records.record import pack_host
-from raymq.storage.records.unique_keys import hexadecimal
+from raymq.storage.records.unique_key_generator import hexadecimal
 
 
-def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]:
-    """The result of each message of `sent`, whose unique keys are `key_numbers`."""
+def results_of(sent: SendOutcome, key_numbers: Sequence[str | int]) -> list[SendResult]:
+    """Return the result of each message of `sent`, whose unique keys are `key_numbers`."""
     placed = sent.placed
     if len(key_numbers) == 1:
         return [result_of_one(sent.one(), key_numbers[0])]
@@ -44,10 +45,10 @@ def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]
     return list(map(SendResult._make, columns))
 
 
-def runs_of(sent: Sent) -> list[tuple[MessageQueue, int, int]]:
-    """Where the messages of `sent` lie: the queue, and the first offset and the length of each run.
+def offset_runs(sent: SendOutcome) -> list[tuple[MessageQueue, int, int]]:
+    """Return the queue, first offset and length of each run of messages of `sent`.
 
-    They lie in one run unless their broker lost power, and has stored what was missing when they were sent again.
+    There is one run, unless the broker lost power and stored the lost messages when they were sent again.
     """
     offsets = np.asarray(sent.placed.queue_offsets)
     begins = np.append(0, np.flatnonzero(np.diff(offsets) != 1) + 1)
@@ -56,15 +57,15 @@ def runs_of(sent: Sent) -> list[tuple[MessageQueue, int, int]]:
     return [(sent.queue, offset, length) for offset, length in runs]
 
 
-#: What became of a part of a batch.
-PartOutcome = Sent | RayMQError
+#: The outcome of a part of a batch.
+PartOutcome = SendOutcome | RayMQError
 
 
 def batch_error(outcomes: Sequence[tuple[int, PartOutcome]], key_numbers: Sequence[str | int]) -> RayMQError:
-    """The error of a batch that failed half-way, with an entry per message.
+    """Return the error of a batch that failed halfway, with an entry per message.
 
     Args:
-        outcomes: of each part that was tried how many messages it has and what became of it, in order.
+        outcomes: the message count and the outcome of each attempted part, in order.
         key_numbers: the unique keys of all messages.
     """
     entries: list[SendResult | NotStored | OutcomeUnknown] = []
@@ -78,11 +79,12 @@ def batch_error(outcomes: Sequence[tuple[int, PartOutcome]], key_numbers: Sequen
 
 
 def table_error(outcomes: Sequence[tuple[int, PartOutcome]], first_keys: Sequence[str], rows: int) -> RayMQError:
-    """The error of a table of so many rows that failed half-way, with an entry per part.
+    """Return the error of a table that failed halfway, with an entry per part.
 
     Args:
-        outcomes: as `batch_error`'s, in rows. What was never tried is one entry.
-        first_keys: the unique key of the first row of each part, of those that were tried at least.
+        outcomes: as in `batch_error`, counted in rows. All rows that were never attempted are one entry.
+        first_keys: the unique key of the first row of each part, at least of the attempted parts.
+        rows: the number of rows of the table.
     """
     entries: list[SendResult | NotStored | OutcomeUnknown] = []
     for (count, outcome), key in zip(outcomes, first_keys, strict=False):
@@ -108,7 +110,10 @@ def _never_tried() -> NotStored:
 
 
 def _entry(error: RayMQError) -> NotStored | OutcomeUnknown:
-    """The entry of what failed so; a refusal of another kind has stored nothing."""
+    """Return the entry of a message or part that failed with `error`.
+
+    An error of another kind is a refusal, after which nothing is stored.
+    """
     if isinstance(error, NotStored | OutcomeUnknown):
         return copy(error)
     refused = NotStored(str(error), [Attempt(error.refused_by, None, error.code, str(error), 0.0)])
@@ -125,7 +130,7 @@ def _what_became_of(entry: SendResult | NotStored | OutcomeUnknown) -> str:
 
 
 def _error(entries: Sequence[SendResult | NotStored | OutcomeUnknown], outcomes: Sequence[PartOutcome]) -> RayMQError:
-    """What a send of several messages raises that came to these entries."""
+    """Return the error of a send of several messages with these entries."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, RayMQError)]
     rows = [getattr(entry, "rows", 1) for entry in entries]
     counts = Counter[str]()
@@ -134,7 +139,7 @@ def _error(entries: Sequence[SendResult | NotStored | OutcomeUnknown], outcomes:
     is_any_stored = any(isinstance(entry, SendResult) for entry in entries)
     is_any_unknown = any(isinstance(entry, OutcomeUnknown) for entry in entries)
     if not is_any_stored and not is_any_unknown and not isinstance(failures[0], SendError):
-        return failures[0]  # it refuses all of them, and says so better
+        return failures[0]  # the original refusal applies to all messages and is more precise
     attempts = [each for failure in failures if isinstance(failure, SendError) for each in failure.attempts]
     text = ", ".join(f"{count} {words}" for words, count in counts.items())
     error: SendError
@@ -151,8 +156,8 @@ def _error(entries: Sequence[SendResult | NotStored | OutcomeUnknown], outcomes:
     return error
 
 
-def result_of_one(sent: SentOne, key_number: str | int) -> SendResult:
-    """The result of a message that was sent alone."""
+def result_of_one(sent: SingleSendOutcome, key_number: str | int) -> SendResult:
+    """Return the result of a message that was sent alone."""
     status, queue, address, queue_offset, physical_offset = sent
     key = key_number if isinstance(key_number, str) else unique_key.text(key_number)
     return SendResult(status, f"{_id_prefix(address)}{physical_offset:016X}", key, queue, queue_offset)
@@ -160,16 +165,24 @@ def result_of_one(sent: SentOne, key_number: str | int) -> SendResult:
 
 @lru_cache(maxsize=256)
 def _id_prefix(address: str) -> str:
-    """What the ids of a broker's messages begin with."""
+    """Return the common beginning of the ids of a broker's messages."""
     host, _, port = address.rpartition(":")
     return message_id.prefix(host.strip("[]"), int(port))
 
 
 class BatchResults(Sequence[SendResult]):
-    """The result of each message of a batch that was sent in parts, in the messages' order. Does not change."""
+    """The results of a batch that was sent in parts, in message order.
 
-    def __init__(self, sent: Sequence[Sent], key_numbers: Sequence[str | int]) -> None:
-        """`sent` are the parts' answers, `key_numbers` the unique keys of all messages."""
+    The sequence is immutable.
+    """
+
+    def __init__(self, sent: Sequence[SendOutcome], key_numbers: Sequence[str | int]) -> None:
+        """Initialize the results.
+
+        Args:
+            sent: the responses of the parts.
+            key_numbers: the unique keys of all messages.
+        """
         self._sent = sent
         self._key_numbers = key_numbers
         self._made: list[SendResult] | None = None
@@ -209,7 +222,7 @@ class BatchResults(Sequence[SendResult]):
         return self._made
 
 
-def _message_ids(sent: Sent) -> list[str]:
+def _message_ids(sent: SendOutcome) -> list[str]:
     host, _, port = sent.address.rpartition(":")
     host = host.strip("[]")
     offsets = np.asarray(sent.placed.physical_offsets)

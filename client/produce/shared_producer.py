@@ -1,4 +1,7 @@
-"""Sending through a group's producer actor. The only file of the client that imports Ray, and only when asked to."""
+"""Send through a group's producer actor.
+
+This is the only file of the client that imports Ray, and it is imported only for shared producers.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,33 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
-from raymq.actors import handles
+from raymq.actors import actor_calls
 from raymq.actors.actor_options import make_producer
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError, SendError
 from raymq.actors.naming import producer_name
 from raymq.actors.producer_actor import IDLE_SECONDS, ProducerSpec
 from raymq.actors.sending.send_plan import is_unknown
-from raymq.actors.sending.sender import Sent, Terms
+from raymq.actors.sending.sender import SendOutcome, SendParameters
 from raymq.client.connection import Connection
 
-#: Ray needs about so long to restart an actor.
+#: About how long Ray needs to restart an actor.
 _RESTART_SECONDS = 0.5
-#: What the call to the actor may take beyond the send's own budget.
+#: How long the call to the actor may take in addition to the send's own time budget.
 _MARGIN_SECONDS = 2.0
 
 
-class SharedSends:
-    """Hands records to the actor. Tries at brokers are the actor's; one that finds the actor dead is made here."""
+class SharedSender:
+    """A sender that hands records to the producer actor.
+
+    The actor makes the attempts at brokers. If the actor has died, this class retries with a new actor.
+    """
 
     def __init__(self, mq: Connection, group: str, isolation: str | None, *, idempotent: bool) -> None:
-        """`isolation` is what the group's first producer says."""
+        """Initialize the sender.
+
+        Args:
+            isolation: the isolation strategy. The setting of the group's first producer applies.
+        """
         if mq.namespace is None:
             raise InvalidInput("shared", "a connection that reaches Ray (cluster.connect(namespace=...))", True)
         self._name = producer_name(group)
@@ -41,33 +51,36 @@ class SharedSends:
         self._handle = make_producer(self._spec, mq.namespace)
         self._answered_at = time.monotonic()
 
-    async def send(self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
-        """As `Sender.send`.
+    async def send(
+        self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], terms: SendParameters
+    ) -> SendOutcome:
+        """Send records, as `Sender.send`.
 
-        An actor that dies is tried again, as a broker is, once Ray may have restarted it. Its successor does not know
-        its numbers, so an idempotent send that it may have stored ends with OutcomeUnknown. Nor does it know what the
-        former one has sent: what it refuses may be stored all the same, and what it stores may be stored twice.
+        If the actor dies, the send is retried, as for a broker, when Ray may have restarted the actor. The new actor
+        does not have the old actor's sequence numbers, so an idempotent send that the old one may have stored ends with
+        OutcomeUnknown. The new actor does not know either what the old one sent: messages that it refuses may still be
+        stored, and messages that it stores may be stored twice.
         """
         terms.check_time()
         if time.monotonic() - self._answered_at >= self._spec.idle_seconds / 2:
-            await self._began_anew()  # it may have ended since nobody used it: then it has not died under this send
+            await self._renew_actor()  # an idle actor may have ended by itself, and did not die during this send
         plan = terms.plan()
-        # As it was given, so that the actor finds it equal to others' and lets them travel together.
+        # Unchanged, so that the actor finds the terms equal to those of other sends and can join them.
         left = terms
         while True:
             began = time.monotonic()
             try:
                 sent = await self._call(topic, bytes(records), sizes, left)
             except BrokerUnavailable as error:
-                self._answered_at = float("-inf")  # whoever sends next looks first, also where this is not tried again
+                self._answered_at = float("-inf")  # the next send checks the actor first
                 wait = plan.failed(None, error, time.monotonic() - began)
                 if wait is None or not plan.remaining or (self._idempotent and is_unknown(error)):
                     raise plan.outcome() from error
-                if not await self._began_anew():
+                if not await self._renew_actor():
                     await asyncio.sleep(max(wait, min(_RESTART_SECONDS, plan.remaining / 2)))
                 left = replace(terms, timeout=plan.remaining)
             except RayMQError as error:
-                if not plan.in_doubt:
+                if not plan.is_in_doubt:
                     raise
                 if isinstance(error, SendError):
                     plan.attempts += error.attempts
@@ -75,25 +88,33 @@ class SharedSends:
                     plan.failed(None, error, time.monotonic() - began)
                 raise plan.outcome() from error
             else:
-                return await self._with_doubtful(sent, plan.remaining) if plan.in_doubt and terms.delayed else sent
+                return await self._with_doubtful(sent, plan.remaining) if plan.is_in_doubt and terms.delayed else sent
 
-    async def _with_doubtful(self, sent: Sent, seconds: float) -> Sent:
-        """Of a delayed message that an actor which died may have sent to any broker: a recall has to ask them all."""
+    async def _with_doubtful(self, sent: SendOutcome, seconds: float) -> SendOutcome:
+        """Add all brokers to the result of a delayed message.
+
+        An actor that died may have sent the message to any broker, so a recall has to ask all of them.
+        """
         brokers = set(sent.doubtful)
         with contextlib.suppress(RayMQError):
             brokers.update((await self._routes.get(sent.queue.topic, timeout=seconds)).addresses)
         return sent._replace(doubtful=tuple(sorted(brokers - {sent.queue.broker})))
 
-    async def _began_anew(self) -> bool:
-        """Whether there is another actor than before: one that ended since nobody used it is not started by Ray."""
+    async def _renew_actor(self) -> bool:
+        """Return True if there is a new actor.
+
+        Ray does not restart an actor that ended because it was idle, so it is created here.
+        """
         before = self._handle
-        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it is just ending: looked at again
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # the actor is ending now: it is checked again
             self._handle = await asyncio.to_thread(make_producer, self._spec, self._namespace)
         return bool(self._handle != before)
 
-    async def _call(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
+    async def _call(
+        self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: SendParameters
+    ) -> SendOutcome:
         timeout = terms.timeout + _MARGIN_SECONDS
         arguments = (topic, records, sizes, terms, self._idempotent)
-        sent: Sent = await handles.acall(self._name, self._handle, "send", *arguments, timeout=timeout)
+        sent: SendOutcome = await actor_calls.call_async(self._name, self._handle, "send", *arguments, timeout=timeout)
         self._answered_at = time.monotonic()
         return sent

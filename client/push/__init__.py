@@ -1,12 +1,18 @@
-"""The push consumer: messages are brought to a listener.
+"""The push consumer, which calls a listener with messages.
 
 What is in it, in the order to read it:
-    push_consumer, consumer_settings: what a program calls; listener: what its function answers.
-    pop_engine, leases: with mode="pop", which messages are lent to it; the rest is the same in both modes.
-    engine, assignment: which queues are its, and what is done to come to them; start_positions: from where.
-    fetching, fetch_window, queue_backoff, examining: what is fetched of them, and what becomes of those in trouble.
-    delivery, delivery_order, listener_threads, pace, rate, outage: which call of the listener begins when;
-    process_queue: what is not done.
-    committing, send_back: what succeeded and what failed is told; failures: why it failed, for the message and the log;
-    trace: to who watches, too.
+    push_consumer, consumer_settings: the public class and its settings.
+    listener: call the listener and read its results.
+    push_pop_engine, message_leases: with mode="pop", which messages are leased to the consumer.
+    push_consumer_engine, queue_assignment: which queues the consumer owns, and how it takes them over and releases
+    them.
+    start_offsets: where a group starts in a queue without a committed offset.
+    queue_fetcher, fetch_window, queue_backoff: what is fetched, how much, and which queues are skipped after errors.
+    offset_recovery: how to go on in a queue that cannot be read at the next offset.
+    consume_message_service, delivery_order: which listener call begins when, and with which messages.
+    listener_threads, listener_latency, token_bucket, circuit_breaker: threads, speed, rate limit and outages of calls.
+    process_queue: which messages of a queue are not finished.
+    offset_committer, send_back_client: commit offsets, and send failed messages back to the broker.
+    failures: why calls failed, for the message and for the log.
+    trace: report each step of a message to a trace function.
 """

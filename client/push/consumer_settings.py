@@ -1,4 +1,4 @@
-"""The settings of a push consumer, checked."""
+"""Check and hold the settings of a push consumer."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from dataclasses import dataclass
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
 from raymq.client import arguments
-from raymq.client.members.rebalance import strategy_named
-from raymq.client.members.subscription import SqlWanted, TagFilter, check_missing_topics
+from raymq.client.members.assignment_strategies import get_strategy
+from raymq.client.members.tag_filter import SqlSubscription, TagFilter, check_missing_topics
 from raymq.client.push.fetch_window import MAX_MESSAGES
 from raymq.client.push.trace import Trace
-from raymq.client.requests.offsets import ConsumeFrom
+from raymq.client.requests.offset_requests import ConsumeFrom
 
-#: What an ordered consumer may wait before it repeats a failed list (RocketMQ's suspendCurrentQueueTimeMillis).
+#: How long an ordered consumer may wait before it repeats a failed list (RocketMQ's suspendCurrentQueueTimeMillis).
 LEAST_RETRY_SECONDS = 0.01
-MOST_RETRY_SECONDS = 30.0
-#: A broker lends a message for at most this long at a time.
+MAX_RETRY_SECONDS = 30.0
+#: The longest lease that a broker grants at a time.
 MAX_LEASE_SECONDS = 12 * 3600.0
-#: More threads of one consumer are surely a mistake.
-MOST_THREADS = 10_000
+#: More threads per consumer are almost certainly a mistake.
+MAX_THREADS = 10_000
 
 
 class MessageModel(enum.Enum):
-    """Whether members share the messages out or each gets all; the values are RocketMQ's names."""
+    """The message model: members share the messages, or each member gets all.
+
+    The values are RocketMQ's names.
+    """
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
 
 
-#: With a rate limit, what is fetched ahead of the listener per queue is worth so many seconds; the rest stays there.
+#: With a rate limit, the consumer fetches at most this many seconds' worth of messages per queue ahead of the listener.
+#: Further messages stay on the broker.
 _AHEAD_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """What `PushConsumer` was given; its docstring says what each means."""
+    """The arguments of a `PushConsumer`, which documents their meaning."""
 
     group: str
-    filters: Mapping[str, TagFilter | SqlWanted]
+    filters: Mapping[str, TagFilter | SqlSubscription]
     model: MessageModel = MessageModel.CLUSTERING
     consume_from: ConsumeFrom = ConsumeFrom.FIRST
     consume_timestamp: float | None = None
@@ -73,14 +77,14 @@ class ConsumerSettings:
             arguments.timestamp("consume_timestamp", self.consume_timestamp)
         elif self.consume_from is ConsumeFrom.TIMESTAMP:
             raise InvalidInput("consume_timestamp", "a time with ConsumeFrom.TIMESTAMP", None)
-        arguments.whole("threads", self.threads, 1, MOST_THREADS)
+        arguments.whole("threads", self.threads, 1, MAX_THREADS)
         arguments.whole("batch_size", self.batch_size, 1)
         if self.max_reconsume_times is not None:
             arguments.whole("max_reconsume_times", self.max_reconsume_times, 0)
-        strategy_named(self.strategy)
+        get_strategy(self.strategy)
         arguments.duration("consume_timeout", self.consume_timeout, above=True)
         arguments.duration("hang_after", self.hang_after, above=True)
-        least, most = LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS
+        least, most = LEAST_RETRY_SECONDS, MAX_RETRY_SECONDS
         interval = self.ordered_retry_interval
         arguments.number("ordered_retry_interval", interval, f"{least}..{most} seconds", least=least, most=most)
         if self.rate_limit is not None:
@@ -119,17 +123,20 @@ class ConsumerSettings:
 
     @property
     def pops(self) -> bool:
-        """Whether messages are lent by the brokers, instead of queues being owned."""
+        """Return True if brokers lease messages to the consumer instead of assigning queues."""
         return self.mode == "pop"
 
     @property
     def lease_ms(self) -> int:
-        """For how long the brokers lend a message."""
+        """Return the length of a message's lease in milliseconds."""
         return max(1, int(self.lease * 1000))
 
     @property
     def fetched_messages(self) -> int:
-        """How many messages of one queue may be fetched and not finished; with `prefetch`, and wait for their calls."""
+        """Return how many messages of one queue may be fetched and not finished.
+
+        If `prefetch` is set, only messages whose calls have not begun count.
+        """
         most = MAX_MESSAGES if self.prefetch is None or self.pops else min(MAX_MESSAGES, self.prefetch)
         if self.rate_limit is None:
             return most

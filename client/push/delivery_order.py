@@ -1,10 +1,11 @@
-"""Which messages of a queue may go to the listener next: anything ready (unordered), or strictly in order. No I/O.
+"""Decide which messages of a queue the listener gets next, unordered or ordered. No I/O.
 
-An order decides for one `ProcessQueue`; `Delivery` asks it and tells it outcomes. Times are monotonic seconds.
+An order decides for one `ProcessQueue`. `ConsumeMessageService` takes messages from it and reports the outcomes. Times
+are monotonic seconds.
 
-A strict order lets one call run at a time; a failure repeats the same messages in place. With `park_failed_keys` a
-failure holds up only the messages of its key: they wait aside, in their order, while the rest of the queue goes on.
-The key is the sharding key that the message was sent with, else its first key.
+An ordered queue has one call at a time, and a failure repeats the same messages in place. With `park_failed_keys` a
+failure delays only the messages of its key: they are parked in their order while the rest of the queue goes on. The key
+is the sharding key with which the message was sent, or its first key if there is none.
 """
 
 from __future__ import annotations
@@ -18,52 +19,64 @@ from raymq.client.push.failures import CallFailure
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.storage.records import property_names as properties
 
-#: What became of each message of a call: None where it succeeded.
+#: The failure of each message of a call, None if it succeeded.
 Failures = list[CallFailure | None]
 
 
 def all_succeeded(failures: Failures) -> bool:
-    """Whether a listener failed on nothing."""
+    """Return True if no message of a call failed."""
     return failures.count(None) == len(failures)
 
 
 @dataclass(frozen=True, slots=True)
 class OrderDecision:
-    """What becomes of a call's messages; those in neither list are repeated in place, by the order itself."""
+    """The outcome of a call's messages.
+
+    The order itself repeats messages that are in neither list.
+    """
 
     finished: list[ReceivedMessage]
     returned: list[tuple[ReceivedMessage, CallFailure]]
 
 
 class DeliveryOrder(Protocol):
-    """One queue's order of delivery. While `blocked` an ordered one lets nothing go."""
+    """One queue's order of delivery.
+
+    While `blocked`, an ordered queue returns no messages.
+    """
 
     process: ProcessQueue
     blocked: bool
 
     @property
     def waits_for_call(self) -> bool:
-        """Whether something in it may go when the call that runs has ended. Any thread may ask."""
+        """Return True if messages may be delivered once the running call has ended.
+
+        Any thread may call this.
+        """
 
     def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:
-        """Messages for one call of the listener; [] if none may go now."""
+        """Return the messages for one listener call, or [] if none may go now."""
 
     def wait_seconds(self, now: float) -> float | None:
-        """How long until `next_batch` may have something, 0 for now; None until something happens."""
+        """Return in how many seconds `next_batch` may have messages, 0 for now.
+
+        Return None if that depends on another event.
+        """
 
     def done(self, messages: list[ReceivedMessage], failures: Failures, now: float) -> OrderDecision:
-        """A call ended."""
+        """Process the outcomes of a call that has ended."""
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
-        """A call did not count (an outage): its messages are as they were before."""
+        """Restore the messages of a call that does not count, because of an outage."""
 
     def forget_call(self) -> None:
-        """A call ended, and its messages are looked after elsewhere."""
+        """Forget a call that has ended, whose messages are handled elsewhere."""
 
 
 @dataclass(slots=True)
-class AnyOrder:
-    """Any number of calls at a time; what fails is sent back to its broker."""
+class ConcurrentDelivery:
+    """An order with any number of calls at a time. Failed messages are sent back."""
 
     process: ProcessQueue
     blocked: bool = False
@@ -93,18 +106,19 @@ class AnyOrder:
 
 @dataclass(slots=True)
 class _Parked:
-    """The messages of one key that wait aside, the failed ones first."""
+    """The parked messages of one key, the failed ones first."""
 
     messages: deque[ReceivedMessage]
     retry_at: float
 
 
 @dataclass(slots=True)
-class StrictOrder:
-    """One call at a time, in order; a failure repeats the same list after `retry_seconds`.
+class OrderedDelivery:
+    """An order with one call at a time.
 
-    `max_reconsume_times` None repeats without end; else what failed once more than that is returned with level -1, to
-    the dead letters. Other delay levels have no meaning here; -1 is obeyed at once.
+    A failure repeats the same list after `retry_seconds`. If `max_reconsume_times` is None, this has no limit;
+    otherwise a message that fails once more than that is returned with level -1, to the dead letters. Other delay
+    levels have no effect here. A level of -1 applies at once.
     """
 
     process: ProcessQueue
@@ -151,7 +165,7 @@ class StrictOrder:
         elif all(failure is None for _, failure in left):
             finished = [m for m, _ in left]
         else:
-            self.process.put_back([m.tried_again(None if failure is None else failure.reason) for m, failure in left])
+            self.process.put_back([m.with_failure(None if failure is None else failure.reason) for m, failure in left])
             self._retry_at = now + self.retry_seconds
         self._running, self._running_key = False, None
         self._count_parked()
@@ -200,13 +214,16 @@ class StrictOrder:
         return batch
 
     def _park(self, left: list[tuple[ReceivedMessage, CallFailure | None]], now: float) -> list[ReceivedMessage]:
-        """Set aside what failed, and what follows it under its key; the rest is finished."""
+        """Park the failed messages and those that follow them under the same key.
+
+        Return the other messages, which are finished.
+        """
         finished = []
         aside: dict[str, list[ReceivedMessage]] = {}
         for message, failure in left:
             key = _key(message)
             if failure is not None:
-                aside.setdefault(key, []).append(message.tried_again(failure.reason))
+                aside.setdefault(key, []).append(message.with_failure(failure.reason))
             elif key in aside:
                 aside[key].append(message)
             else:

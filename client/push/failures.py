@@ -1,6 +1,6 @@
-"""Why calls of a listener failed, and what the log says of them: at most one line a second of each kind.
+"""Describe why listener calls failed, and log at most one line per second and kind.
 
-A mode of the consumer makes a `CallFailure` of each message that failed, and hands the call to its `FailureLog`.
+The consumer makes a `CallFailure` for each message that failed, and passes the call to its `FailureLog`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from raymq.storage.records.failure_reason import failure_reason
 #: The logger of consumers' failures, which users know by this name.
 _log = logging.getLogger("raymq.consumer")
 
-#: Of one kind at most one line in so many seconds.
+#: At most one line of a kind is logged in this many seconds.
 _LINE_SECONDS = 1.0
-#: A kind that did not occur for so long is logged in full again.
+#: A kind that did not occur for this long is logged in full again.
 _FULL_AGAIN_SECONDS = 60.0
-#: So many kinds are told apart.
-_MOST_KINDS = 1_000
-#: No more characters of what an exception says are looked at.
-_MOST_CHARACTERS = 4_096
+#: How many kinds are distinguished.
+_MAX_KINDS = 1_000
+#: How many characters of an exception's text are used at most.
+_MAX_CHARACTERS = 4_096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,10 +34,10 @@ class CallFailure:
     """Why a call failed for one of its messages.
 
     Attributes:
-        level: the delay level of its retry: 0 by the ladder, -1 straight to the dead letters.
+        level: the delay level of its retry: 0 by the number of retries, -1 straight to the dead letters.
         kind: failures of one kind share their lines in the log.
-        reason: what is kept with the message, such as "ValueError: no such account".
-        error: what the listener raised.
+        reason: the text that is stored with the message, such as "ValueError: no such account".
+        error: the exception that the listener raised.
     """
 
     level: int
@@ -47,7 +47,10 @@ class CallFailure:
 
     @classmethod
     def raised(cls, error: BaseException, *, with_text: bool = True) -> CallFailure:
-        """The listener raised `error`; `with_text` False keeps only its type as the reason."""
+        """Return the failure of a listener that raised `error`.
+
+        `with_text` False keeps only the error's type as the reason.
+        """
         name = type(error).__name__
         where = error.__traceback__
         while where is not None and where.tb_next is not None:
@@ -58,25 +61,28 @@ class CallFailure:
 
     @classmethod
     def asked_for(cls, result: object, level: int) -> CallFailure:
-        """The listener returned a result that asks for another try: RECONSUME_LATER, or a Retry."""
+        """Return the failure of a listener that returned RECONSUME_LATER or a Retry."""
         return cls(level, "asked", "the listener asked for it" if level < 0 else f"listener returned {result}")
 
     @classmethod
     def no_result(cls, answer: object) -> CallFailure:
-        """The listener returned what is no result at all; only None and booleans are shown."""
+        """Return the failure of a listener that returned an invalid result.
+
+        Of the result only None and booleans are shown.
+        """
         shown = repr(answer) if answer is None or isinstance(answer, bool) else f"a {type(answer).__name__}"
         reason = f"listener returned {shown}, which counts as failed; return ConsumeResult.SUCCESS"
         return cls(0, f"returned {shown}", failure_reason(reason))
 
     @classmethod
     def wrong_count(cls, results: int, messages: int) -> CallFailure:
-        """The listener returned a list of another length than that of its messages."""
+        """Return the failure of a listener whose list of results has a wrong length."""
         reason = f"listener returned {results} results for {messages} messages, which counts as failed"
         return cls(0, "number of results", f"{reason}; return one result, or one per message")
 
     @classmethod
     def timed_out(cls, seconds: float) -> CallFailure:
-        """The listener did not return within its consume time-out."""
+        """Return the failure of a listener that did not return within its consume time-out."""
         return cls(0, "time-out", f"no answer within {number_text(seconds)} s")
 
     def to_dead_letters(self) -> CallFailure:
@@ -86,7 +92,7 @@ class CallFailure:
 
 def _first_line(error: BaseException) -> str:
     try:
-        lines = str(error)[:_MOST_CHARACTERS].strip().splitlines()
+        lines = str(error)[:_MAX_CHARACTERS].strip().splitlines()
     except Exception:  # noqa: BLE001 - the exception is the user's own, and so is its text
         return ""
     return lines[0].strip() if lines else ""
@@ -94,7 +100,11 @@ def _first_line(error: BaseException) -> str:
 
 @dataclass(slots=True)
 class _Kind:
-    """What was logged of one kind of failure, and what was only counted since."""
+    """The log state of one kind of failure.
+
+    It holds the time of the last log line, the time of the last failure, and the failures that were only counted since
+    that line.
+    """
 
     logged_at: float
     seen_at: float
@@ -104,16 +114,20 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line that a failure gets: with its traceback where `in_full`, and how many others it speaks for."""
+    """One log line for a failure.
+
+    It has a traceback if `in_full` is set, and counts `others` further failures.
+    """
 
     in_full: bool
     others: int
 
 
 class LogThrottle:
-    """Decides which failures get a line: of each kind the first in full, then at most one a second with a count.
+    """Decides which failures are logged.
 
-    `clock` is monotonic seconds. Used by one thread at a time.
+    The first failure of a kind is logged in full, then at most one per second with a count. `clock` is monotonic
+    seconds. Used by one thread at a time.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -121,10 +135,12 @@ class LogThrottle:
         self._kinds: dict[str, _Kind] = {}
 
     def admit(self, kind: str, shown: Callable[[], str] = str) -> LogLine | None:
-        """Return the line that a failure of this kind gets now, or None: it is only counted.
+        """Return the line for a failure of this kind, or None.
+
+        None: the failure is only counted.
 
         Args:
-            shown: what `overdue` says of it, if it is the last one by then.
+            shown: returns the text for `overdue`, if this failure is the last one by then.
         """
         now = self._clock()
         known = self._kinds.pop(kind, None)
@@ -137,13 +153,16 @@ class LogThrottle:
         else:
             line = None
             known.seen_at, known.count, known.last = now, known.count + 1, shown()
-        self._kinds[kind] = known  # at the end: the one that did not occur for longest is the first
-        while len(self._kinds) > _MOST_KINDS:
+        self._kinds[kind] = known  # at the end, so that the kind that did not occur for longest is the first
+        while len(self._kinds) > _MAX_KINDS:
             del self._kinds[next(iter(self._kinds))]
         return line
 
     def overdue(self, *, all_of_them: bool = False) -> list[tuple[str, int, str]]:
-        """Return kind, count and last occurrence of what was counted and may have its line now; it counts as logged."""
+        """Return kind, count and last text of the kinds that may have a line now.
+
+        They count as logged then.
+        """
         now = self._clock()
         found = []
         for kind, known in self._kinds.items():
@@ -154,22 +173,28 @@ class LogThrottle:
 
 
 class FailureLog:
-    """Logs the failed calls and the dead letters of one consumer. Used on its event loop."""
+    """Logs the failed calls and the dead letters of one consumer.
+
+    Used on the consumer's event loop.
+    """
 
     def __init__(self, group: str, clock: Callable[[], float]) -> None:
         self._group = group
         self._throttle = LogThrottle(clock)
 
     def admit(self, failure: CallFailure, message: ReceivedMessage) -> LogLine | None:
-        """Return the line for a call that failed, which the caller is to `write`; None: it is only counted."""
+        """Return the line for a failed call, or None if it is only counted.
+
+        The caller passes the line to `write`.
+        """
         return self._throttle.admit(failure.kind, lambda: f"{_place(message)}: {failure.reason}")
 
     def write(self, line: LogLine, failure: CallFailure, messages: list[ReceivedMessage], follows: str) -> None:
         """Log a failed call.
 
         Args:
-            messages: those of the call that failed, the one that `failure` is of first.
-            follows: what becomes of them: "it comes again in 10 s".
+            messages: the messages of the call that failed, the one of `failure` first.
+            follows: what happens to them, such as "it comes again in 10 s".
         """
         more = f" and {len(messages) - 1} more of its call" if len(messages) > 1 else ""
         others = f"; {line.others} other calls failed so since the last line" if line.others else ""
@@ -193,7 +218,10 @@ class FailureLog:
             _warn("consumer of group %s: %s is a dead letter now: %s%s", self._group, _place(message), reason, others)
 
     def flush(self, *, all_of_them: bool = False) -> None:
-        """Log what was only counted and is to have its line by now; to be called once a second, and at the end."""
+        """Log the failures that were only counted and may have their line by now.
+
+        To be called once a second and at the end.
+        """
         for kind, count, last in self._throttle.overdue(all_of_them=all_of_them):
             if kind == _DEAD_LETTER:
                 _warn("consumer of group %s: %d more dead letters, the last %s", self._group, count, last)
@@ -216,7 +244,7 @@ def _described(error: BaseException) -> str:
 
 
 def _of_listener(error: BaseException) -> TracebackType | None:
-    """The traceback without the frames of ours that called the listener."""
+    """Return the traceback without the frames of this package that called the listener."""
     own = error.__traceback__
     while own is not None and own.tb_next is not None and own.tb_frame.f_globals.get("__name__") in _CALLERS:
         own = own.tb_next
@@ -228,7 +256,10 @@ _CALLERS = frozenset({"raymq.client.push.listener"})
 
 
 def _place(message: Any) -> str:
-    """Which message it is. One that is damaged around its body has only its place."""
+    """Return a text that identifies a message.
+
+    A message whose metadata is damaged is identified by its queue and offset only.
+    """
     queue = message.queue
     place = f"{queue.broker} queue {queue.queue_id} offset {message.queue_offset}"
     try:

@@ -1,4 +1,4 @@
-"""What a listener answers, and what its answer means for each message."""
+"""Call a listener and interpret its result for each message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raymq.client.push.failures import CallFailure
 
 
 class ConsumeResult(enum.Enum):
-    """A listener's answer."""
+    """The result that a listener returns for its messages."""
 
     SUCCESS = "SUCCESS"
     RECONSUME_LATER = "RECONSUME_LATER"
@@ -28,7 +28,11 @@ class ConsumeResult(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Come again: `delay_level` k >= 1 after that level's wait, 0 by the ladder, -1 straight to the dead letters."""
+    """The listener's result for a message to be delivered again.
+
+    `delay_level` k >= 1 waits for the delay of that level. 0 chooses the level by the number of retries so far. -1
+    sends the message to the dead-letter queue without a further retry.
+    """
 
     delay_level: int = 0
 
@@ -39,9 +43,9 @@ class Retry:
             raise InvalidInput("delay_level", "at least -1", self.delay_level)
 
 
-#: What was awaited came to: an answer, or an error.
+#: The outcome of an awaitable: the listener's result, or an error.
 _Awaited = tuple[Any, BaseException | None]
-#: How often it is looked whether the program has closed its loop amid a call.
+#: How often a waiting thread checks whether the program has closed its event loop during a call.
 _LOOK_SECONDS: Final = 1.0
 _LOOP_CLOSED: Final = "the event loop on which the consumer was started is closed; await ashutdown() before it ends"
 
@@ -50,16 +54,16 @@ Answer = Outcome | Sequence[Outcome] | None
 Listener = Callable[[list[ReceivedMessage]], Answer | Awaitable[Answer]]
 
 
-#: Whose listener runs here: in the thread or the task that calls it, and in what these begin.
+#: The runner whose listener runs in the current thread or task, and in the tasks that it starts.
 _calling: ContextVar[ListenerRunner | None] = ContextVar("raymq_listener", default=None)
 
 
 class ListenerRunner:
-    """Calls a listener and reads its answer. Thread-safe; what it has to await runs on the program's event loop.
+    """Calls a listener and reads its result. Thread-safe.
 
-    That is the loop on which the consumer was started; where it was started on none, a loop of the runner's own.
-    Whether something has to be awaited its answer says: a coroutine function is only one of the things that return an
-    awaitable.
+    Awaitables that the listener returns run on the program's event loop, the one of `PushConsumer.astart`. If the
+    consumer was started without an event loop, they run on a loop of the runner. Whether to await is decided by the
+    returned object, since not only coroutine functions return awaitables.
     """
 
     def __init__(
@@ -69,7 +73,11 @@ class ListenerRunner:
         failure_text: bool = True,
         program_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`failure_text` False keeps only the type of what the listener raises as a failure's reason."""
+        """Initialize the runner.
+
+        Args:
+            failure_text: False keeps only the type of the listener's exception as the reason of a failure.
+        """
         if not callable(listener):
             raise TypeError("listener must be callable")
         self._listener = listener
@@ -78,32 +86,35 @@ class ListenerRunner:
         self._starting = threading.Lock()
         self._closed = False
         self._loop: EventLoopThread | None = None
-        #: Calls that run on the program's loop.
+        #: The calls that run on the program's loop.
         self._on_program_loop: set[Future[Any]] = set()
 
     @property
     def is_caller(self) -> bool:
-        """Whether who asks is the listener itself, in one of its calls."""
+        """Return True if the calling code is the listener itself, inside one of its calls."""
         return _calling.get() is self
 
     @property
     def is_on_program_loop(self) -> bool:
-        """Whether the calling thread runs the loop that the listener's coroutines need, so that it must not block."""
+        """Return True if the calling thread runs the loop that the listener's coroutines need.
+
+        Such a thread must not block.
+        """
         with contextlib.suppress(RuntimeError):
             return asyncio.get_running_loop() is self._program_loop
         return False
 
     @property
     def loop(self) -> EventLoopThread | None:
-        """Where it awaits, once it had to."""
+        """Return the runner's own event loop, or None if it has not been needed."""
         return self._loop
 
     def call(self, messages: list[ReceivedMessage]) -> list[CallFailure | None]:
-        """Call the listener; per message None if it succeeded."""
+        """Call the listener and return one entry per message, None if it succeeded."""
         token = _calling.set(self)
         count = len(messages)
         try:
-            answer: Any = self._listener(messages.copy())  # its own: it may take out what it has done
+            answer: Any = self._listener(messages.copy())  # a copy: the listener may remove messages
             if answer is ConsumeResult.SUCCESS:
                 return [None] * count
             if inspect.isawaitable(answer):
@@ -115,7 +126,7 @@ class ListenerRunner:
             _calling.reset(token)
 
     def close(self) -> None:
-        """Cancel what is awaited; end the event loop, if there is one of its own."""
+        """Cancel the running coroutines and stop the runner's own event loop, if there is one."""
         with self._starting:
             self._closed = True
             loop = self._loop
@@ -146,7 +157,7 @@ class ListenerRunner:
         call: Future[_Awaited] | None = None
         try:
             if not loop.is_closed():
-                with contextlib.suppress(RuntimeError):  # it has been closed just now
+                with contextlib.suppress(RuntimeError):  # the loop was closed since the check
                     call = asyncio.run_coroutine_threadsafe(coroutine, loop)
             if call is None:
                 raise RuntimeError(_LOOP_CLOSED)
@@ -154,11 +165,11 @@ class ListenerRunner:
             if self._closed:
                 call.cancel()
             while not wait((call,), _LOOK_SECONDS).done:
-                if loop.is_closed():  # nobody runs the call any more, nor cancels it
+                if loop.is_closed():  # a closed loop neither runs nor cancels the call
                     raise RuntimeError(_LOOP_CLOSED)
             return call.result()
         except RuntimeError:
-            for each in (coroutine, answer):  # never begun, it would be missed by Python
+            for each in (coroutine, answer):  # Python warns about a coroutine that was never awaited
                 if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
                     each.close()
             raise
@@ -168,18 +179,25 @@ class ListenerRunner:
 
 
 async def _outcome(answer: Awaitable[Any]) -> _Awaited:
-    """What it comes to. What would end the loop on which others are awaited, too, is an outcome like any other."""
+    """Await the listener's awaitable and return its result or its error.
+
+    An error that would end the event loop is returned like any other error, since other awaitables run on the same
+    loop.
+    """
     task = asyncio.current_task()
     try:
         return await answer, None
     except BaseException as error:
-        if task is None or task.cancelling():  # the loop is ended
+        if task is None or task.cancelling():  # the runner cancelled the call, or the loop ends
             raise
         return None, error
 
 
 def read_answer(answer: Any, count: int) -> list[CallFailure | None]:
-    """What an answer says of each of `count` messages; what is no answer at all counts as failure."""
+    """Return one entry per message for a listener's result, None if the message succeeded.
+
+    A result that is not valid counts as failure for all messages.
+    """
     if isinstance(answer, list | tuple):
         if len(answer) == count:
             return [_read(one) for one in answer]

@@ -1,8 +1,8 @@
-"""The threads that make a consumer's calls: as many as these keep busy, up to a limit.
+"""Run listener calls on as few threads as the load needs, up to a limit.
 
-A thread that has ended a call takes the next one itself, and one thread at a time is woken: by who hands over a call,
-or by the one that was woken before if there is more to do. So calls that end at once are made by few threads, which do
-not fight for the interpreter, and calls that wait for something by as many as there may be.
+A thread that has ended a call takes the next one itself. Only one thread at a time is woken: by the thread that hands
+over a call, or by the thread that was woken last if there are more calls. So few threads make quick calls and do not
+compete for the interpreter, and as many threads as allowed make calls that wait.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 class ListenerThreads(Generic[_Call]):
-    """Makes each call by `run(call)`. Calls are handed over, and it is closed, by one thread.
+    """A pool of threads that run `run(call)` for each call.
 
-    What `run` raises ends neither its thread nor other calls: it is logged, and told to `failed`.
-
-    The threads are daemons: a program that ends stops its consumers, which wait for what runs.
+    One thread hands over calls and closes the pool. An exception of `run` ends neither its thread nor other calls: it
+    is logged and passed to `failed`. The threads are daemons. A program that ends stops its consumers, which wait for
+    the running calls.
     """
 
     def __init__(
@@ -34,50 +34,60 @@ class ListenerThreads(Generic[_Call]):
         failed: Callable[[BaseException], object] = lambda error: _log.error("a call failed", exc_info=error),
         lacking: Callable[[RuntimeError], object] = lambda error: _log.error("no thread can be started: %s", error),
     ) -> None:
-        """`lacking` is told when the system has no room for one more thread: `urge` tries again."""
+        """Initialize the pool.
+
+        Args:
+            lacking: called if the system cannot start another thread. `start_pending` tries again.
+        """
         self._most = most
         self._name = name
         self._run = run
         self._failed = failed
         self._lacking = lacking
         self._calls: deque[_Call] = deque()
-        #: Each thread that sleeps waits for a lock of its own.
+        #: The locks of the sleeping threads; each waits for its own.
         self._sleeping: list[threading.Lock] = []
         self._on_its_way = False
         self._started = 0
         self._closed = False
 
     def submit(self, call: _Call) -> None:
-        """Make this call, after those that were handed over before; nothing once it is closed."""
+        """Hand over a call, after the earlier ones. A closed pool ignores it."""
         if self._closed:
             return
         self._calls.append(call)
-        self.urge()
+        self.start_pending()
 
-    def urge(self) -> bool:
-        """See to it that what waits is made; False if it lacks a thread. To be called again and again, too."""
+    def start_pending(self) -> bool:
+        """Wake or start a thread for the waiting calls.
+
+        Return False if a thread is needed and cannot be started. May be called repeatedly.
+        """
         if self._closed or len(self._calls) <= len(self._sleeping) + self._on_its_way or self._started >= self._most:
             if self._calls:
                 self._wake_one()
             return True
         try:
             threading.Thread(target=self._work, name=f"{self._name}_{self._started}", daemon=True).start()
-        except RuntimeError as error:  # the system has no room for one more now
-            if threading.main_thread().is_alive():  # else the program ends: then none can be started
+        except RuntimeError as error:  # the system cannot start another thread now
+            if threading.main_thread().is_alive():  # else the program ends and no thread can be started
                 self._lacking(error)
             return False
         self._started += 1
         return True
 
     def withdraw(self) -> list[_Call]:
-        """Take back what was handed over and not begun, in its order."""
+        """Remove and return the calls that have not begun, in order."""
         left = []
         while (call := self._next()) is not None:
             left.append(call)
         return left
 
     def close(self) -> list[_Call]:
-        """End the threads, each when its call has ended; the calls that were not begun."""
+        """End each thread when its call has ended.
+
+        Return the calls that have not begun.
+        """
         self._closed = True
         left = self.withdraw()
         while self._sleeping:
@@ -91,7 +101,10 @@ class ListenerThreads(Generic[_Call]):
             return None
 
     def _wake_one(self) -> None:
-        """Any thread. Two that come here together wake one thread each, at worst."""
+        """Wake one sleeping thread, unless one is waking already. Any thread may call this.
+
+        If two threads call this at the same time, each wakes one thread at worst.
+        """
         if not self._on_its_way and self._sleeping:
             try:
                 sleeper = self._sleeping.pop()
@@ -118,13 +131,16 @@ class ListenerThreads(Generic[_Call]):
                 self._sleep(sleep)
 
     def _sleep(self, lock: threading.Lock) -> None:
-        """Until somebody wakes this thread. A call that came while it lay down is seen here, or by whom it wakes it."""
+        """Sleep until another thread wakes this one.
+
+        A call that arrives meanwhile is found here, or by the thread that wakes this one.
+        """
         self._sleeping.append(lock)
         if self._calls or self._closed:
             try:
                 self._sleeping.remove(lock)
             except ValueError:
-                pass  # somebody is about to release it
+                pass  # another thread is about to release it
             else:
                 return
         lock.acquire()

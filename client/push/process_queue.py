@@ -1,7 +1,7 @@
-"""One queue as its consumer sees it: what was fetched and not finished, how far a commit may go. No I/O.
+"""Track the messages of one queue that were fetched and not finished. No I/O.
 
-The commit offset is the lowest offset that is still in flight: what finished behind it waits, and is delivered again
-if the consumer dies before the gap closes.
+The commit offset is the lowest offset that is still in flight. Messages above it that are finished are delivered again
+if the consumer crashes before the gap closes.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ _USUAL_WINDOW = FetchWindow()
 
 @dataclass(slots=True, eq=False)
 class ProcessQueue:
-    """Used on one thread. `next_offset` is where the next fetch starts, `epoch` the recovery epoch that its broker had
-    when all before was fetched (0: not known).
+    """The fetched messages of one queue. Used on one thread.
 
-    A message is ready from `extend` until `take`, and in flight from `extend` until `finish`.
+    `next_offset` is where the next fetch starts. `epoch` is the recovery epoch that the broker had when all messages
+    before it were fetched (0: not known). A message is ready from `extend` until `take`, and in flight from `extend`
+    until `finish`.
     """
 
     queue: MessageQueue
     next_offset: int
     window: FetchWindow = _USUAL_WINDOW
-    #: Of the topic in which the offsets are meant.
+    #: The incarnation of the topic to which the offsets apply.
     incarnation: int = 0
     dropped: bool = False
-    #: The group was sent elsewhere when this was dropped already: how far it is done counts no more.
+    #: The group's offset was reset after this queue was dropped, so its position no longer counts.
     is_void: bool = False
     epoch: int = 0
-    #: Nothing is fetched until it has room again.
+    #: True if nothing is fetched until there is room again.
     waits_for_room: bool = False
-    #: It cannot have some before as few messages are in flight, those aside not counted.
+    #: The queue cannot have room before at most this many messages are in flight, not counting parked ones.
     worth_below: int = MAX_SPAN_PARKED
-    #: How many of the messages in flight wait aside, behind a failed one of their key.
+    #: How many of the messages in flight are parked behind a failed message of their key.
     parked: int = 0
     _ready: deque[ReceivedMessage] = field(default_factory=deque)
     _in_flight: dict[int, int] = field(default_factory=dict)
-    #: The offsets in flight in their order; finished ones leave when they come to the front.
+    #: The offsets in flight in order. Finished ones are removed when they reach the front.
     _order: deque[int] = field(default_factory=deque)
     _bytes: int = 0
 
     def extend(self, messages: Sequence[ReceivedMessage], sizes_bytes: Sequence[int]) -> None:
-        """Messages were fetched; offsets come in rising order."""
+        """Add fetched messages, which are in order of their offsets and behind those added before."""
         if not messages:
             return
         offsets = [message.queue_offset for message in messages]
@@ -58,14 +59,14 @@ class ProcessQueue:
         self.next_offset = max(self.next_offset, offsets[-1] + 1)
 
     def extend_in_flight(self, offset: int, size_bytes: int) -> None:
-        """One message was fetched and is taken already."""
+        """Add one fetched message that is taken already."""
         self._in_flight[offset] = size_bytes
         self._order.append(offset)
         self._bytes += size_bytes
         self.next_offset = max(self.next_offset, offset + 1)
 
     def take(self, limit: int) -> list[ReceivedMessage]:
-        """The next ready messages in order, at most `limit`."""
+        """Remove and return the next ready messages in order, at most `limit`."""
         ready = self._ready
         return [ready.popleft() for _ in range(min(limit, len(ready)))]
 
@@ -74,22 +75,22 @@ class ProcessQueue:
         self._ready.extendleft(reversed(messages))
 
     def finish(self, offset: int) -> None:
-        """A message is done: consumed, or safely sent back."""
+        """Finish a message that was consumed or safely sent back."""
         self._bytes -= self._in_flight.pop(offset, 0)
 
     @property
     def ready(self) -> int:
-        """How many messages wait for a listener."""
+        """Return how many messages wait for a listener call."""
         return len(self._ready)
 
     @property
     def in_flight(self) -> int:
-        """How many messages are fetched and not finished."""
+        """Return how many messages are fetched and not finished."""
         return len(self._in_flight)
 
     @property
     def commit_offset(self) -> int:
-        """Everything below is finished."""
+        """Return the offset below which all messages are finished."""
         order = self._order
         while order and order[0] not in self._in_flight:
             order.popleft()
@@ -97,24 +98,30 @@ class ProcessQueue:
 
     @property
     def room(self) -> int:
-        """How many messages more may be fetched."""
+        """Return how many more messages may be fetched."""
         span = self.next_offset - self.commit_offset
         return self.window.room(len(self._in_flight), self.parked, self._bytes, span, len(self._ready))
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for so many that a fetch is worth its while; `worth_below` is brought up to date."""
+        """Return True if there is room for enough messages to make a fetch worthwhile.
+
+        Update `worth_below`.
+        """
         room = self.room
         self.worth_below = self.window.worth_below(room)
         return room >= self.window.worth
 
     @property
     def lacking(self) -> int:
-        """So many messages at least have to be finished before it can have room. Any thread."""
+        """Return how many messages at least must be finished before there can be room.
+
+        Any thread may call this.
+        """
         return len(self._in_flight) - self.parked - self.worth_below
 
     def validate(self) -> None:
-        """Invariants, asserted after every unit test."""
+        """Assert the invariants, after every unit test."""
         offsets = list(self._in_flight)
         assert offsets == sorted(offsets)
         assert offsets == [offset for offset in self._order if offset in self._in_flight]

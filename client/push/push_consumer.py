@@ -1,5 +1,7 @@
-"""Consuming by listener: messages are brought to a function; what it fails on comes again, and at last rests in the
-group's dead-letter queue.
+"""Consume messages with a listener function that the consumer calls.
+
+A message on which the listener fails is delivered again. After its last retry it is moved to the group's dead-letter
+queue.
 """
 
 from __future__ import annotations
@@ -19,43 +21,44 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from raymq.actors.errors import ClientClosed, InvalidInput, RayMQError, SubscriptionMismatch
-from raymq.actors.supervision import Failure
+from raymq.actors.supervisor import WorkFailure
 from raymq.client import arguments
 from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
-from raymq.client.forking import leave_to_parent, renew_in_child
-from raymq.client.health import Health, hanging, raise_persistent
-from raymq.client.members.subscription import Sql, expressions, parse_subscriptions
+from raymq.client.consumer_health import Health, hanging, raise_persistent
+from raymq.client.fork_hooks import keep_for_parent, register_child_reset
+from raymq.client.members.tag_filter import Sql, expressions, parse_subscriptions
 from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
-from raymq.client.push.engine import Consuming
 from raymq.client.push.listener import Listener, ListenerRunner
+from raymq.client.push.push_consumer_engine import PushConsumerEngine
 from raymq.client.push.trace import Trace
-from raymq.client.requests.offsets import ConsumeFrom
+from raymq.client.requests.offset_requests import ConsumeFrom
 
 if TYPE_CHECKING:
-    from raymq.client.push.pop_engine import PopEngine
+    from raymq.client.push.push_pop_engine import PushPopEngine
 
-    #: What brings a consumer its messages, by its mode.
-    Engine = Consuming | PopEngine
+    #: The engine that fetches a consumer's messages, chosen by the consumer's mode.
+    Engine = PushConsumerEngine | PushPopEngine
 
-#: What the last commits and the farewell may take beyond the time for running listeners.
+#: Seconds that the last commits and leaving the group may take in addition to the time for running listeners.
 _STOP_SECONDS = 10.0
-#: Python calls signal handlers on the main thread, which a signal does not wake if another thread got it: the kernel
-#: may choose any for one that came while the process was stopped (SIGSTOP, Ctrl-Z).
+#: Python calls signal handlers on the main thread. A signal that the kernel delivered to another thread does not wake
+#: the main thread, and the kernel may choose any thread for a signal that came while the process was stopped (SIGSTOP,
+#: Ctrl-Z). So the main thread wakes up this often.
 _SIGNAL_POLL_SECONDS = 0.5
-#: What is left to do, by who shuts it down, when it has stopped.
+#: Seconds to wait for the thread that shuts the consumer down to finish, once the engine has stopped.
 _REST_SECONDS = 1.0
 
 
 class _Attempt:
-    """One try to start a consumer, which may be given up at any moment.
+    """One attempt to start a consumer, which may be given up at any moment.
 
     Attributes:
-        task: what joins, on the connection's loop.
-        begun: what has joined.
-        is_given_up: nobody wants it any more.
-        is_paused: it calls the listener only once it is resumed.
-        program_loop: the event loop on which it was asked for, where coroutine listeners run.
+        task: the task that joins the group, on the connection's loop.
+        begun: the engine that has joined the group.
+        is_given_up: the caller has cancelled the attempt.
+        is_paused: the engine calls the listener only after `resume`.
+        program_loop: the event loop of the `astart` call, where coroutine listeners run.
     """
 
     __slots__ = ("begun", "is_given_up", "is_paused", "program_loop", "task")
@@ -68,7 +71,7 @@ class _Attempt:
 
 
 class _StartInterrupted(BaseException):
-    """A signal came while `run` was still starting the consumer."""
+    """The exception that a signal raises while `run` is still starting the consumer."""
 
 
 def _check_runs_on_main_thread() -> None:
@@ -91,57 +94,70 @@ def _check_runs_on_main_thread() -> None:
 
 
 class PushConsumer(ClientBase):
-    """A member of a consumer group. A context manager: enters started, leaves shut down.
+    """A member of a consumer group that calls a listener with messages.
 
-    Every message that was acknowledged to its producer is delivered to the group at least once. It may come again:
-    after a crash, or when queues move between members; a listener should not mind.
+    As a context manager, it starts on entry and shuts down on exit. Every message that was acknowledged to its producer
+    is delivered to the group at least once. A message may be delivered more than once, for example after a crash or
+    when queues move between members, so listeners should be idempotent.
 
     Args:
         mq: the connection to the cluster.
-        group: members of one group share the messages; all must subscribe to the same.
-        subscriptions: topic to tag expression: "*", "paid", "paid || shipped"; or to `Sql("price > 3")`.
-        listener: gets a list of its own of at most `batch_size` messages of one queue, in at most `threads` calls at a
-            time, on threads that are not the caller's; may be a coroutine function, which runs on the event loop of
-            `astart`, after `start` on one of the consumer's own. It returns `ConsumeResult.SUCCESS`,
-            `ConsumeResult.RECONSUME_LATER` or `Retry(level)`, one for all or a list with one per message. What it
-            raises, None and anything else is a failure: a WARNING of the logger `raymq.consumer`, the first of its
-            kind with its traceback, then at most one a second with a count.
-        ordered: one call per queue at a time, in the queue's order, under a lock that its broker keeps; a failure
-            repeats the same list after `ordered_retry_interval` seconds (0.01..30), and what follows waits.
-        model: CLUSTERING shares out; BROADCASTING gives every member all messages, keeps its progress in the process
-            and does not retry.
-        consume_from, consume_timestamp: where to start in a queue in which the group never committed. LAST is the end
-            of those that are there when the group's first member starts; others begin at their first message.
-            The timestamp is seconds since 1970, or a datetime with a time zone, of ConsumeFrom.TIMESTAMP.
-        max_reconsume_times: retries before a message goes to the dead letters; None = the group's (16), ordered
-            without end. What a member sets holds for its group until another sets it anew.
-        consume_timeout: seconds after which a call counts as failed, whatever it answers later (not ordered).
-        hang_after: seconds after which `health` counts the listener as hanging: when all its calls that run have run
-            for longer, `health.ok` is False and `health.hanging` names their queues.
-        strategy: how queues are shared out, the same in all members: "average", "sticky" or "consistent-hash".
-        rate_limit: messages per second of this member; what is above it stays on the broker.
-        on_outage: "pause": when nearly every message fails, keep them and try one call at a time until one succeeds,
-            instead of sending a whole topic back.
-        park_failed_keys: ordered: a failure holds up only the messages of its sharding key (else first key).
-        trace: called with each step of each message; see `raymq.client.push.trace`.
-        missing_topics: "wait": a topic that does not exist is waited for, with one warning in the log, and consumed
-            from its first message on within 2 s of its creation; "error": `start` raises TopicNotFound.
-        failure_text: False keeps only the type of what the listener raised with the message (`failure` of the next
-            try, `reason` of the dead letter), for exceptions whose text may hold a secret; the log has it all the same.
-        subscription_version: raise it where a deployment changes `subscriptions`. The highest version of the connected
-            members is in force: members of a lower one finish what they have and end with SubscriptionMismatch.
-        mode: "queue" shares out the topics' queues between the members, which own them. "pop" lends each message to
-            any member that is free: more members than queues share the work, a slow message holds up no other one, and
-            a message whose listener kills its process is a dead letter after `max_reconsume_times` lives. Without
-            order, broadcasting and `park_failed_keys`.
-        lease: with "pop", the seconds for which a message is lent, above 0, at most 12 h. It is renewed while a call
-            runs. When a process dies, its messages come again after this. A message whose lease was lost all the same
-            has `lease_lost` set: another member may get it.
-        prefetch: how many messages are fetched before their calls can begin: in each queue, and with "pop" in all.
-            None: enough for quick listeners; with "pop" none for slow ones, at most one call's worth per thread.
+        group: the consumer group. Its members share the messages, and all must have the same subscriptions.
+        subscriptions: a mapping from topic to a tag expression ("*", "paid", "paid || shipped") or to an SQL filter,
+            `Sql("price > 3")`.
+        listener: a function that is called with a list of its own of at most `batch_size` messages of one queue, in at
+            most `threads` calls at a time, on threads other than the caller's. It may be a coroutine function.
+            Coroutines run on the event loop of the `astart` call, or after `start` on an event loop of the consumer. It
+            returns `ConsumeResult.SUCCESS`, `ConsumeResult.RECONSUME_LATER` or `Retry(level)`: one for all messages or
+            a list with one per message. An exception, None and any other value count as failure. A failure is logged as
+            a WARNING of the logger `raymq.consumer`: the first one of its kind with its traceback, then at most one
+            line per second with a count.
+        ordered: call the listener once at a time per queue, in the queue's order, under a lock that the queue's broker
+            keeps. After a failure the same list is repeated after `ordered_retry_interval` seconds (0.01..30), and the
+            following messages wait.
+        model: CLUSTERING shares the messages between the members. BROADCASTING gives every member all messages, keeps
+            the offsets in the process and does not retry.
+        consume_from, consume_timestamp: where to start in a queue in which the group never committed an offset. LAST is
+            the end of the queues that exist when the group's first member starts; queues created later are read from
+            their first message. The timestamp, for ConsumeFrom.TIMESTAMP, is seconds since 1970 or a datetime with a
+            time zone.
+        max_reconsume_times: how many retries a message gets before it goes to the dead-letter queue. None is the
+            group's setting (16), or no limit if ordered. A value that one member sets applies to its group until
+            another member sets a different one.
+        consume_timeout: seconds after which a call counts as failed, whatever it returns later (not if ordered).
+        hang_after: seconds after which `health` reports the listener as hanging: if all running calls have run for
+            longer, `health.ok` is False and `health.hanging` lists their queues.
+        strategy: how queues are assigned to members: "average", "sticky" or "consistent-hash". It must be the same in
+            all members.
+        rate_limit: the highest number of messages per second for this member. Messages above the rate stay on the
+            broker.
+        on_outage: "pause": if nearly every message fails, keep the messages and try one call at a time until one
+            succeeds, instead of sending all messages of the topic back to the broker.
+        park_failed_keys: if ordered, a failure delays only the messages with the same sharding key (or first key, if
+            there is no sharding key).
+        trace: a function that is called with each step of each message; see `raymq.client.push.trace`.
+        missing_topics: "wait": wait for a topic that does not exist, with one warning in the log, and consume it from
+            its first message on within 2 s of its creation. "error": `start` raises TopicNotFound.
+        failure_text: False stores only the type of the listener's exception with the message (`failure` of the next
+            try, `reason` of the dead letter), for exceptions whose text may hold a secret. The log always contains the
+            text.
+        subscription_version: a number to increase when a deployment changes `subscriptions`. The highest version among
+            the connected members is in force: members with a lower version finish the messages that they have and end
+            with SubscriptionMismatch.
+        mode: "queue" assigns the topics' queues to the members. "pop" leases each message to any member that has a free
+            thread: more members than queues can share the work, a slow message does not delay other messages, and a
+            message whose listener crashes its process `max_reconsume_times` times becomes a dead letter. "pop" does not
+            support `ordered`, broadcasting and `park_failed_keys`.
+        lease: with "pop", the seconds for which a message is leased, above 0 and at most 12 h. The lease is renewed
+            while a call runs. After a crash of the process its messages are delivered again when their leases expire.
+            If the lease of a message is lost while its call runs, the message's `lease_lost` is True, and another
+            member may get the message.
+        prefetch: how many messages are fetched before their calls can begin: in each queue, or with "pop" in all queues
+            together. None: enough for quick listeners; with "pop" none for slow listeners, at most one call's batch per
+            thread.
 
     Raises:
-        InvalidInput: a name, an expression or a number breaks its rule.
+        InvalidInput: a name, an expression or a number is not valid.
     """
 
     KIND = "consumer"
@@ -211,23 +227,23 @@ class PushConsumer(ClientBase):
         self._consuming: Engine | None = None
         self._last_consuming: Engine | None = None
         self._paused = False
-        #: A signal handler that shuts it down may have interrupted a thread that has it.
+        #: Reentrant: a signal handler that shuts the consumer down may have interrupted the thread that holds the lock.
         self._ending = threading.RLock()
-        #: What ends it, once that was begun.
+        #: The future of the shutdown, once it has begun.
         self._stopping: Future[None] | None = None
-        #: One start at a time.
+        #: Allows one start at a time.
         self._starting = threading.Lock()
-        #: The thread that starts it.
+        #: The id of the thread that is starting the consumer.
         self._starter: int | None = None
         self._ended = threading.Event()
-        #: Why it ends by itself.
+        #: The error with which the consumer ends without a call of `shutdown`.
         self._ended_by: SubscriptionMismatch | None = None
-        #: Counts what `wait` waits for: something failed unexpectedly, or the consumer has ended.
+        #: The number of events for which `wait` waits: an unexpected failure, or the end of the consumer.
         self._told = 0
         self._news = threading.Condition()
-        #: Who waits for news on an event loop is called.
+        #: Callbacks of `run` and `await_`, called at each event.
         self._hearers: set[Callable[[], None]] = set()
-        renew_in_child(self, PushConsumer._leave_to_parent)
+        register_child_reset(self, PushConsumer._leave_to_parent)
         mq.adopt(self)
 
     def _shown(self) -> dict[str, object]:
@@ -259,14 +275,16 @@ class PushConsumer(ClientBase):
         await self.ashutdown()
 
     def start(self) -> None:
-        """Join the group; returns when the brokers know this member and its start positions are fixed.
+        """Join the group, and return once this member is registered with the brokers.
+
+        The start positions of the queues are fixed by then.
 
         Raises:
-            InvalidInput: an SQL expression cannot be read.
-            SubscriptionMismatch, BrokerUnavailable: it did not join; may be tried again.
-            TopicNotFound: so with `missing_topics="error"`.
-            WorkFailed: it runs already, and something of it fails again and again.
-            ClientClosed: it was shut down.
+            InvalidInput: an SQL expression is not valid.
+            SubscriptionMismatch, BrokerUnavailable: the consumer did not join. It may be started again.
+            TopicNotFound: a topic does not exist, with `missing_topics="error"`.
+            WorkFailed: the consumer is running already, and one of its background tasks keeps failing.
+            ClientClosed: the consumer was shut down.
         """
         self._start(_Attempt())
 
@@ -288,7 +306,7 @@ class PushConsumer(ClientBase):
         runner = ListenerRunner(
             self._listener, failure_text=self._settings.failure_text, program_loop=attempt.program_loop
         )
-        with self._ending:  # who shuts down before this finds that it was never started
+        with self._ending:  # a shutdown before this line finds a consumer that was never started
             self._check_open()
             self._runner = runner
         try:
@@ -296,7 +314,7 @@ class PushConsumer(ClientBase):
             with self._ending:
                 if attempt.is_given_up:
                     raise CancelledError
-                self._mq.hold(self)
+                self._mq.retain(self)
                 self._consuming = consuming
         except BaseException as error:
             with self._ending:
@@ -305,19 +323,22 @@ class PushConsumer(ClientBase):
             self._undo(attempt, runner)
             if self._closed:
                 self._has_ended()
-                if isinstance(error, RayMQError):  # whatever it was, it is closed now
+                if isinstance(error, RayMQError):  # the close is the cause, whatever the error was
                     raise ClientClosed("the consumer was closed as it started") from error
             raise
-        if self._closed:  # meanwhile, by another thread or by the listener, whose first call has begun by now
+        if self._closed:  # by another thread or by the listener, whose first call may have begun by now
             self.shutdown()
-        elif self._paused != attempt.is_paused:  # somebody has changed his mind meanwhile
+        elif self._paused != attempt.is_paused:  # `pause` or `resume` was called during the start
             (self.pause if self._paused else self.resume)()
 
     async def astart(self) -> None:
-        """`start` for asyncio code. Cancelled, it has not joined, or leaves again at once; it may be started again.
+        """Do `start` for asyncio code.
 
-        A coroutine listener runs on the event loop that this is called on, and may use what belongs to that loop. Calls
-        fail, and are tried again as any that fail, where that loop was closed before `ashutdown`.
+        If it is cancelled, the consumer has not joined the group or leaves it at once, and it may be started again.
+
+        A coroutine listener runs on the event loop on which this is called, and may use objects that belong to that
+        loop. If that loop is closed before `ashutdown`, the listener's calls fail and are retried like other failed
+        calls.
         """
         attempt = _Attempt(asyncio.get_running_loop())
         try:
@@ -327,21 +348,24 @@ class PushConsumer(ClientBase):
             raise
 
     def run(self, timeout: float = 30.0) -> None:
-        """Start, and block until SIGTERM or SIGINT; then leave the group in order, and return.
+        """Start, block until SIGTERM or SIGINT, then leave the group and return.
 
-        Calls that run may go on for at most `timeout` seconds, what they did is committed, and the brokers hear that
-        this member leaves. A second signal ends the wait for calls: what they have comes again. It also returns when
-        the consumer is shut down from elsewhere. Signal handlers are what they were before when it returns.
+        Running calls may take at most `timeout` seconds more. Their results are committed, and the member deregisters
+        at the brokers. A second signal ends the wait for running calls: their messages are delivered again. The method
+        also returns if the consumer is shut down by another thread or by its listener. It restores the signal handlers
+        before it returns.
 
         Raises:
-            InvalidInput: called on another thread than the main one, where no signal arrives, or on an event loop.
-            WorkFailed: something of it fails again and again with what nobody expected; the consumer has left.
-            SubscriptionMismatch: it has ended, since a higher `subscription_version` is in force; and as `start`.
-            BrokerUnavailable, TopicNotFound, ClientClosed: as `start`.
+            InvalidInput: the caller is not the main thread, where signals arrive, or runs on an event loop.
+            WorkFailed: one of the consumer's background tasks keeps failing with an unexpected error. The consumer has
+                left the group.
+            SubscriptionMismatch: the consumer ended because a higher `subscription_version` is in force, or see
+                `start`.
+            BrokerUnavailable, TopicNotFound, ClientClosed: see `start`.
         """
         arguments.duration("timeout", timeout)
         _check_runs_on_main_thread()
-        news: SimpleQueue[bool] = SimpleQueue()  # may be used by signal handlers
+        news: SimpleQueue[bool] = SimpleQueue()  # SimpleQueue is safe in signal handlers
         signals, starting = 0, True
 
         def ask(_: int, __: FrameType | None) -> None:
@@ -351,7 +375,7 @@ class PushConsumer(ClientBase):
             if starting:
                 raise _StartInterrupted
             if signals > 1 and self._last_consuming is not None:
-                self._last_consuming.hasten()
+                self._last_consuming.force_stop()
 
         hear = partial(news.put, False)
         before = {which: signal.signal(which, ask) for which in (signal.SIGTERM, signal.SIGINT)}
@@ -376,10 +400,10 @@ class PushConsumer(ClientBase):
         self._end_reached()
 
     def _give_up(self, attempt: _Attempt) -> None:
-        """Nobody wants what an attempt brings. Waits for nothing."""
+        """Cancel an attempt whose result is no longer needed, without waiting."""
         with self._ending:
             attempt.is_given_up = True
-            if self._consuming is None or self._consuming is not attempt.begun:  # who makes the attempt sees to it
+            if self._consuming is None or self._consuming is not attempt.begun:  # that thread cleans up
                 with contextlib.suppress(ClientClosed, RuntimeError):  # the connection has ended
                     self._mq.submit(_cancel(attempt))
                 return
@@ -387,16 +411,20 @@ class PushConsumer(ClientBase):
         self._undo(attempt, runner)
 
     def _undo(self, attempt: _Attempt, runner: ListenerRunner | None) -> None:
-        """End what an attempt has begun, behind it; who interrupted that cannot know how far it came."""
-        with contextlib.suppress(ClientClosed, RuntimeError):  # the connection has ended, and that with it
+        """End what an attempt has begun, without waiting.
+
+        A caller that was interrupted cannot know how far the attempt got, so the end is scheduled on the connection's
+        loop.
+        """
+        with contextlib.suppress(ClientClosed, RuntimeError):  # the connection is closed
             self._mq.submit(_end(attempt))
-        self._mq.let_go(self)
+        self._mq.release(self)
         if runner is not None:
             runner.close()
 
     @property
     def health(self) -> Health:
-        """How it fares: what runs for it, what failed although nobody expected that, what could not be read."""
+        """Return the consumer's health: background tasks, unexpected failures and unreadable messages."""
         consuming = self._consuming or self._last_consuming
         if consuming is None:
             return Health(running=False, ended_by=self._ended_by)
@@ -412,26 +440,27 @@ class PushConsumer(ClientBase):
             ended_by=self._ended_by,
         )
 
-    def _failures_of_loops(self) -> list[Failure]:
-        """What ended an event loop that this consumer needs, from within; it was run again."""
+    def _failures_of_loops(self) -> list[WorkFailure]:
+        """Return the errors that ended an event loop of this consumer, which was restarted."""
         of_listener = None if self._runner is None else self._runner.loop
         loops = {"the connection's event loop": self._mq.loop_thread, "the listener's event loop": of_listener}
         return [
-            Failure(name, repr(loop.last_failure), loop.failures, 0, loop.failed_at)
+            WorkFailure(name, repr(loop.last_failure), loop.failures, 0, loop.failed_at)
             for name, loop in loops.items()
             if loop is not None and loop.failures
         ]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the consumer was shut down, by another thread or from inside its listener.
+        """Wait until the consumer is shut down, by another thread or by its listener.
 
         Returns:
-            False if it still runs after `timeout` seconds (None: however long it takes).
+            False if the consumer still runs after `timeout` seconds (None: wait without a limit).
 
         Raises:
-            WorkFailed: something of it fails again and again with what nobody expected. It is tried on all the same.
-            SubscriptionMismatch: it has ended, since a higher `subscription_version` is in force.
-            RuntimeError: called on the event loop that `astart` was called on, which its coroutine listener needs.
+            WorkFailed: one of the consumer's background tasks keeps failing with an unexpected error. The task is still
+                retried.
+            SubscriptionMismatch: the consumer ended because a higher `subscription_version` is in force.
+            RuntimeError: the caller runs on the event loop of the `astart` call, which the coroutine listener needs.
         """
         self._check_not_on_program_loop("wait() would block", "use await await_()")
         if timeout is not None:
@@ -449,7 +478,10 @@ class PushConsumer(ClientBase):
                 self._news.wait_for(lambda: self._told != told, left)  # noqa: B023 - called before the next round
 
     async def await_(self, timeout: float | None = None) -> bool:
-        """`wait` for asyncio code, on any event loop. Cancelled, it leaves no thread that goes on waiting."""
+        """Do `wait` for asyncio code, on any event loop.
+
+        If it is cancelled, no thread is left waiting.
+        """
         if timeout is not None:
             arguments.duration("timeout", timeout)
         loop, news = asyncio.get_running_loop(), asyncio.Event()
@@ -477,38 +509,48 @@ class PushConsumer(ClientBase):
                 self._hearers.discard(hear)
 
     def _end_reached(self) -> bool:
-        """True, or the error with which it has ended."""
+        """Return True, or raise the error with which the consumer ended."""
         if self._ended_by is not None:
             raise copy(self._ended_by)
         return True
 
     def _superseded(self, error: SubscriptionMismatch) -> None:
-        """A subscription of a higher version is in force: finish what is in hand, and leave. Called on the loop."""
+        """Shut down, since a subscription of a higher version is in force.
+
+        Called on the connection's loop. Messages in flight are finished first.
+        """
         self._ended_by = error
         threading.Thread(target=self.shutdown, name=f"raymq-shutdown-{self.group}").start()
 
     @property
     def is_calling(self) -> bool:
-        """Whether who asks is its listener, in one of its calls, which cannot wait for its own end."""
+        """Return True if the caller is this consumer's listener, inside one of its calls.
+
+        Such a caller cannot wait for the end of its own call.
+        """
         return self._runner is not None and self._runner.is_caller
 
     def pause(self) -> None:
-        """Call the listener no more until `resume`; running calls end, the queues stay this member's.
+        """Stop calling the listener until `resume`.
 
-        When it returns no further call begins. One that is paused before it starts joins, and calls nothing.
+        Running calls end normally, and the queues stay assigned to this member. After this method returns, no further
+        call begins. A consumer that is paused before its start joins the group but does not call its listener.
         """
         self._paused = True
         if self._consuming is not None:
             self._on_loop(self._consuming.pause)
 
     def resume(self) -> None:
-        """Call the listener again."""
+        """Call the listener again after `pause`."""
         self._paused = False
         if self._consuming is not None:
             self._on_loop(self._consuming.resume)
 
     def _on_loop(self, do: Callable[[], None]) -> None:
-        """Do it on the connection's loop; when this returns it is done, unless the caller is on that loop."""
+        """Run a function on the connection's loop and wait until it is done.
+
+        If the caller is on that loop, the function runs at once.
+        """
         if self._mq.is_on_loop:
             do()
             return
@@ -519,14 +561,14 @@ class PushConsumer(ClientBase):
         self._mq.run(done())
 
     def shutdown(self, timeout: float = 30.0) -> None:
-        """Wait for running listeners, at most `timeout` seconds, commit what they did, and leave the group.
+        """Wait for running listener calls, commit their results and leave the group.
 
-        From inside the listener it returns at once, since the call that runs cannot be waited for: it ends like any
-        other, what it answers counts, and the rest is done behind it. So it does from a signal handler that has
-        interrupted `start`. `wait` tells when.
+        The wait takes at most `timeout` seconds. A call from inside the listener returns at once, since it cannot wait
+        for its own end: the running call ends normally, its result counts, and a thread does the rest afterwards. The
+        same holds for a signal handler that has interrupted `start`. `wait` returns when the shutdown is complete.
 
         Raises:
-            RuntimeError: called on the event loop that `astart` was called on, which its coroutine listener needs.
+            RuntimeError: the caller runs on the event loop of the `astart` call, which the coroutine listener needs.
         """
         self._check_not_on_program_loop("shutdown() would block", "use await ashutdown()")
         self.begin_close(arguments.duration("timeout", timeout))()
@@ -537,9 +579,9 @@ class PushConsumer(ClientBase):
             raise RuntimeError(f"the listener runs on this event loop, which {what}: {remedy}")
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
-        """As any client's: it stops at once, and what is returned waits for the end of it."""
+        """Start the shutdown and return a function that waits for its end."""
         if self._runner is not None and self._runner.is_on_program_loop and not self.is_calling:
-            timeout = 0.0  # no call of a coroutine listener can end while its loop waits here
+            timeout = 0.0  # no call of a coroutine listener can end while its loop is blocked here
         with self._ending:
             self._closed = True
             consuming, self._consuming = self._consuming, None
@@ -554,15 +596,20 @@ class PushConsumer(ClientBase):
         return partial(self._wait_for_other, timeout)
 
     def _wait_for_other(self, timeout: float) -> None:
-        """Somebody else shuts it down, or has, or will when it has started, or it was never started."""
+        """Wait for a shutdown that another thread does, if there is one.
+
+        Another thread may be shutting the consumer down, may have done so, or will do so when the start is complete. If
+        the consumer was never started, mark it as ended.
+        """
         if self._starter == threading.get_ident():
-            return  # a signal handler that has interrupted the start, which ends it behind it
+            return  # a signal handler interrupted `start`, which shuts down when it goes on
         if self._runner is None:
             self._has_ended()
         elif not self._runner.is_caller:
             stopping = self._stopping
             if stopping is not None:
-                # He may be whom a signal handler, which waits here, has interrupted: then he goes on behind it.
+                # The thread that shuts down may be the one that this signal handler has interrupted. It can go on only
+                # after the handler returns, so the wait is bounded.
                 wait([stopping], timeout)
                 timeout = min(timeout, _REST_SECONDS)
             self._ended.wait(timeout)
@@ -582,7 +629,7 @@ class PushConsumer(ClientBase):
             stopping.cancel()
             if self._runner is not None:
                 self._runner.close()
-            self._mq.let_go(self)
+            self._mq.release(self)
             self._has_ended()
 
     def _has_ended(self) -> None:
@@ -598,37 +645,43 @@ class PushConsumer(ClientBase):
             hear()
 
     async def ashutdown(self, timeout: float = 30.0) -> None:
-        """`shutdown` for asyncio code."""
+        """Do `shutdown` for asyncio code."""
         await asyncio.to_thread(self.shutdown, timeout)
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: a consumer that runs is the parent's, with its queues, locks and commits."""
+        """Reset this consumer in a forked child.
+
+        A consumer that runs belongs to the parent, with its queues, locks and commits, and is closed in the child.
+        """
         self._starting, self._ending, self._news = threading.Lock(), threading.RLock(), threading.Condition()
         self._starter = None
         self._ended, self._hearers = threading.Event(), set()
         if self._runner is not None:
-            leave_to_parent((self._consuming, self._last_consuming, self._runner))
+            keep_for_parent((self._consuming, self._last_consuming, self._runner))
             self._consuming = self._last_consuming = self._runner = self._stopping = None
             self._closed = self._is_parents = True
         if self._closed:
             self._ended.set()
-        else:  # it was not started yet: the child may
+        else:  # not started yet: the child may start it
             self._mq.adopt(self)
 
     def close(self, timeout: float = 10.0) -> None:
-        """`shutdown`, as a connection calls it that is closed."""
+        """Do `shutdown`, as a connection that is closed calls it."""
         self.shutdown(timeout)
 
     def wait_for_end(self, timeout: float) -> bool:
-        """`wait` whatever fails: False if it still runs after `timeout` seconds."""
+        """Wait for the end of the consumer, ignoring failures.
+
+        Return False if it still runs after `timeout` seconds.
+        """
         return self._ended.wait(timeout)
 
     def _make_engine(self, runner: ListenerRunner) -> Engine:
         if not self._settings.pops:
-            return Consuming(self._mq, self._settings, runner, self._superseded)
-        from raymq.client.push.pop_engine import PopEngine
+            return PushConsumerEngine(self._mq, self._settings, runner, self._superseded)
+        from raymq.client.push.push_pop_engine import PushPopEngine
 
-        return PopEngine(self._mq, self._settings, runner, self._superseded)
+        return PushPopEngine(self._mq, self._settings, runner, self._superseded)
 
     async def _begin(self, runner: ListenerRunner, attempt: _Attempt) -> Engine:
         if attempt.is_given_up:
@@ -641,7 +694,7 @@ class PushConsumer(ClientBase):
             consuming.pause()
         try:
             await consuming.start()
-        except BaseException as error:  # nobody waits for the end of what was given up
+        except BaseException as error:  # an attempt that was given up may take the full time to stop
             await consuming.stop(0.0 if isinstance(error, RayMQError) else _STOP_SECONDS)
             raise
         attempt.begun = consuming
@@ -654,7 +707,7 @@ async def _cancel(attempt: _Attempt) -> None:
 
 
 async def _end(attempt: _Attempt) -> None:
-    """Have nothing be left of an attempt that was cancelled: it ends itself, unless it had come to its end."""
+    """End an attempt that was cancelled, including an engine that has already joined."""
     if attempt.task is not None:
         await asyncio.wait((attempt.task,))
     if attempt.begun is not None:

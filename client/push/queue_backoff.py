@@ -1,4 +1,7 @@
-"""Which queues are left alone for a while: each by its own failures. One's trouble is not the others'. No I/O."""
+"""Track which queues are skipped for a while after errors. No I/O.
+
+Each queue is skipped for its own failures only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class QueueBackoffs:
         self._not_before: dict[MessageQueue, float] = {}
 
     def failed(self, queue: MessageQueue) -> float:
-        """It could not be read; for how many seconds it is left alone."""
+        """Record that a queue could not be read, and return its pause in seconds."""
         backoff = self._backoffs.get(queue)
         if backoff is None:
             backoff = self._backoffs[queue] = Backoff(first=FIRST_SECONDS, cap=LONGEST_SECONDS)
@@ -30,16 +33,16 @@ class QueueBackoffs:
         return delay
 
     def succeeded(self, queue: MessageQueue) -> None:
-        """It was read, or is somebody else's now: nothing is held against it."""
+        """Forget the failures of a queue that was read or now belongs to another member."""
         self._backoffs.pop(queue, None)
         self._not_before.pop(queue, None)
 
     def queues(self) -> list[MessageQueue]:
-        """Those against which something is held."""
+        """Return the queues with recorded failures."""
         return list(self._backoffs)
 
     def is_due(self, queue: MessageQueue) -> bool:
-        """Whether it may be tried."""
+        """Return True if a queue may be tried."""
         if not self._not_before:
             return True
         return self._not_before.get(queue, 0.0) <= self._clock()

@@ -1,4 +1,7 @@
-"""What becomes of each message in a consumer, for those who want to watch: ready, in flight, then its end."""
+"""Report the steps of each message in a consumer to a trace function.
+
+The steps are: ready, in flight, then the end of the delivery.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,11 @@ from raymq.client.message import ReceivedMessage
 
 
 class TraceState(enum.Enum):
-    """A message is READY when it was fetched and IN_FLIGHT while a listener has it; the other three end a delivery."""
+    """The step of a message.
+
+    A message is READY when it was fetched, and IN_FLIGHT while a listener call has it. The other three states end a
+    delivery.
+    """
 
     READY = "ready"
     IN_FLIGHT = "in flight"
@@ -27,5 +34,6 @@ class TraceEvent:
     message: ReceivedMessage
 
 
-#: Called on the connection's event loop: it must not block. What it raises is logged and otherwise ignored.
+#: A trace function. It is called on the connection's event loop and must not block. An exception that it raises is
+#: logged and otherwise ignored.
 Trace = Callable[[TraceEvent], None]

@@ -1,7 +1,9 @@
-"""Asking brokers: fetches, fan-out, offsets.
+"""Requests to brokers: fetches, requests to all brokers, offsets.
 
 What is in it, in the order to read it:
-    asking, fan_out: one broker is asked, or all; offsets: how far a group is.
-    fetching, fetch_shares: fetches of many queues; direct_fetching: by the thread that waits; read_ahead: by the loop,
-    before anybody asks; early_fetches: what was begun early, for both.
+    broker_requests, fan_out: requests to one broker, and to all; offset_requests: a group's committed offsets.
+    fetch_request, queue_batches: fetches of many queues in one request.
+    blocking_fetcher: fetches by the calling thread, over its own socket.
+    read_ahead: fetches that the event loop starts in advance; prefetch_table: the table of fetches that were started in
+    advance, for both.
 """

@@ -1,4 +1,7 @@
-"""The next fetch of a queue, under way while its reader looks at what the last one brought; on the event loop."""
+"""Fetch the next messages of a queue in advance, on the event loop.
+
+The fetch runs while the reader processes the messages of the previous one.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,38 @@ from collections.abc import Callable, Coroutine
 
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.commands.fetch import Fetched
-from raymq.client.requests.early_fetches import EarlyFetches
+from raymq.actors.wire.commands.fetch_commands import Fetched
+from raymq.client.requests.prefetch_table import PrefetchTable
 
 _Task = asyncio.Task[list[Fetched]]
 
 
 class ReadAhead:
-    """Fetches begun early. `fetch` reads a queue from an offset, so many messages at most, without waiting for any."""
+    """The fetches in advance of one reader.
+
+    `fetch` reads a queue from an offset, at most that many messages, without waiting for new ones.
+    """
 
     def __init__(self, fetch: Callable[[MessageQueue, int, int], Coroutine[None, None, list[Fetched]]]) -> None:
         self._fetch = fetch
-        self._ahead: EarlyFetches[_Task] = EarlyFetches(_give_up, _is_ours)
+        self._ahead: PrefetchTable[_Task] = PrefetchTable(_give_up, _is_ours)
 
     def begin(self, queue: MessageQueue, offset: int, max_messages: int) -> None:
-        """Fetch what comes next; instead of what was begun before for this queue, or for the one longest ago."""
+        """Start a fetch in advance.
+
+        It replaces the one of this queue; if the table is full, the oldest one is dropped, too.
+        """
         self._ahead.make_room(queue)
         task = asyncio.get_running_loop().create_task(self._fetch(queue, offset, max_messages))
         task.add_done_callback(_look_at)
         self._ahead.put(queue, offset, max_messages, task)
 
     async def take(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetched | None:
-        """What was begun for this very fetch; None if nothing was, or it brought nothing or failed: fetch now."""
+        """Return the result of the fetch in advance with these parameters.
+
+        Return None if there is none, or if it failed or returned no records or an error: the caller then sends a new
+        fetch.
+        """
         task = self._ahead.take(queue, offset, max_messages)
         if task is None:
             return None
@@ -39,20 +52,20 @@ class ReadAhead:
         return parts[0] if parts and parts[0].error is None else None
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Whether something was begun for a queue. Any thread."""
+        """Return True if a queue has a fetch in advance. Any thread."""
         return queue in self._ahead
 
     def forget(self, queue: MessageQueue) -> None:
-        """Give up what was begun for a queue, if anything."""
+        """Drop the fetch in advance of a queue, if any."""
         self._ahead.forget(queue)
 
     def clear(self) -> None:
-        """Give up everything."""
+        """Drop all fetches in advance."""
         self._ahead.clear()
 
 
 def _is_ours(task: _Task) -> bool:
-    """Whether this process began it; after a fork it is the parent's."""
+    """Return True if this process started the task; after a fork it is the parent's."""
     return task.get_loop() is asyncio.get_running_loop()
 
 
@@ -62,6 +75,9 @@ def _give_up(task: _Task) -> None:
 
 
 def _look_at(task: _Task) -> None:
-    """A failure that nobody came for is none: who comes asks again."""
+    """Retrieve the exception of an unused fetch, so that asyncio does not log it.
+
+    The reader sends the fetch again when it needs the messages.
+    """
     if not task.cancelled():
         task.exception()

@@ -1,8 +1,10 @@
-"""`raymq doctor`: what is wrong, where, and what to do about it.
+"""The checks of `raymq doctor`: what is wrong, where, and how to fix it.
 
 What is in it, in the order to read it:
-    finding: what a check says.
-    machine, stores, brokers, processes, nodes: checks, plain functions of what was read.
-    probes: what is read of a machine; asking: what is asked of a cluster, by its sockets and through Ray.
-    diagnosis: all of it together.
+    check_result: the result of a check.
+    host_checks, store_checks, broker_checks, process_checks, node_checks: the checks; all but node_checks are plain
+        functions of data that was read before.
+    host_probes: reads the data of a machine.
+    broker_runtime: requests figures from the brokers of a cluster by its sockets.
+    diagnosis: runs all of it.
 """

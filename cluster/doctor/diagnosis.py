@@ -1,4 +1,4 @@
-"""All checks together: of this machine, and of a cluster as far as it can be reached."""
+"""Run all checks of this machine, and of a cluster if it can be reached."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from pathlib import Path
 from raymq.actors.errors import RayMQError
 from raymq.client import Admin
 from raymq.client.results import ClusterInfo
-from raymq.cluster import found as notes
+from raymq.cluster import cluster_file as notes
 from raymq.cluster.bootstrap import Cluster
-from raymq.cluster.doctor import probes
-from raymq.cluster.doctor.asking import figures_of
-from raymq.cluster.doctor.brokers import check_cluster
-from raymq.cluster.doctor.finding import Finding, Severity, fine, note, problem
-from raymq.cluster.doctor.machine import check_machine
-from raymq.cluster.doctor.processes import orphans
-from raymq.cluster.doctor.stores import check_store
+from raymq.cluster.doctor import host_probes
+from raymq.cluster.doctor.broker_checks import check_cluster
+from raymq.cluster.doctor.broker_runtime import fetch_runtime_figures
+from raymq.cluster.doctor.check_result import CheckResult, Severity, fine, note, problem
+from raymq.cluster.doctor.host_checks import check_machine
+from raymq.cluster.doctor.process_checks import check_orphans
+from raymq.cluster.doctor.store_checks import check_store
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
-    """What is looked at.
+class DiagnosisTarget:
+    """The machine and the cluster to check.
 
     Attributes:
-        connect: a connection to the cluster; raises RayMQError where there is none.
-        is_named: whether somebody said which cluster, so that it is wrong that there is none.
-        namespace, address: where it is looked for in Ray; None: wherever there is one.
-        root: a folder with directories of brokers on this machine, beside those of the brokers that answer.
-        spark: Java is wanted whether Spark is installed or not.
-        ray: whether it is looked through Ray, too.
+        connect: returns a connection to the cluster; raises RayMQError if there is none.
+        is_named: whether the user named the cluster, so that its absence is a problem.
+        namespace, address: of the cluster and its Ray; with None for `address` any Ray that is found is used.
+        root: a folder with directories of brokers on this machine, in addition to those of the brokers that answer.
+        spark: whether Java is required even if Spark is not installed.
+        ray: whether nodes and actors are checked through Ray, too.
     """
 
     connect: Callable[[], Cluster]
@@ -45,8 +45,8 @@ class Patient:
     ray: bool
 
 
-def diagnose(patient: Patient) -> Iterator[Finding]:
-    """Everything, as it is found."""
+def diagnose(patient: DiagnosisTarget) -> Iterator[CheckResult]:
+    """Run all checks, and yield each result when it is found."""
     with_ray = list(_join_ray(patient)) if patient.ray else []
     yield from with_ray
     has_ray = bool(with_ray) and all(each.severity is Severity.FINE for each in with_ray)
@@ -54,7 +54,7 @@ def diagnose(patient: Patient) -> Iterator[Finding]:
     try:
         with patient.connect() as mq, Admin(mq) as admin:
             info = _with_real_paths(admin.cluster_info())
-            figures, clocks = figures_of(mq, info)
+            figures, clocks = fetch_runtime_figures(mq, info)
         yield from check_cluster(info, figures)
         yield from clocks
     except RayMQError as error:
@@ -62,42 +62,45 @@ def diagnose(patient: Patient) -> Iterator[Finding]:
         found = f"no cluster was found, and only this machine is looked at: {Exception.__str__(error)}"
         yield (problem if patient.is_named else note)("cluster", found, patient.namespace, remedy)
     directories = _directories(patient, info, has_ray=has_ray)
-    seen = probes.read_machine(directories, spark=patient.spark)
+    seen = host_probes.read_machine(directories, spark=patient.spark)
     yield from check_machine(seen)
-    processes = probes.read_processes()
-    yield from orphans(processes, seen.host)
+    processes = host_probes.read_processes()
+    yield from check_orphans(processes, seen.host)
     brokers = None if info is None else info.brokers
     for directory in directories:
-        yield from check_store(probes.read_store(directory, processes), brokers, seen.host)
+        yield from check_store(host_probes.read_store(directory, processes), brokers, seen.host)
     if has_ray:
-        from raymq.cluster.doctor import nodes
+        from raymq.cluster.doctor import node_checks
 
-        yield from nodes.check_nodes(patient.spark, seen.host)
+        yield from node_checks.check_nodes(patient.spark, seen.host)
         if info is not None:
-            yield from nodes.check_actors(patient.namespace)
+            yield from node_checks.check_actors(patient.namespace)
 
 
 def _with_real_paths(info: ClusterInfo) -> ClusterInfo:
-    """With the brokers' directories as they are called without links; those that do not answer do not say theirs."""
+    """Return the cluster with the directories of its brokers resolved from links.
+
+    Brokers that do not answer do not report their directories.
+    """
     brokers = [replace(each, store=each.store and str(Path(each.store).resolve())) for each in info.brokers]
     return replace(info, brokers=brokers)
 
 
-def _directories(patient: Patient, info: ClusterInfo | None, *, has_ray: bool) -> list[str]:
-    """Those of brokers on this machine, as far as they are known."""
+def _directories(patient: DiagnosisTarget, info: ClusterInfo | None, *, has_ray: bool) -> list[str]:
+    """Return the known directories of brokers on this machine."""
     roots = [] if patient.root is None else [patient.root]
     if has_ray and info is not None:
-        from raymq.cluster import launching
+        from raymq.cluster import cluster_launch
 
         with contextlib.suppress(RayMQError):
-            roots.append(Path(launching.told_arguments(patient.namespace)["root"]))
+            roots.append(Path(cluster_launch.start_arguments(patient.namespace)["root"]))
     told = [] if info is None else [each.store for each in info.brokers if each.store]
     there = {each for each in told if Path(each, "commitlog").is_dir()}
-    return sorted(there.union(*map(probes.stores_below, roots)))
+    return sorted(there.union(*map(host_probes.stores_below, roots)))
 
 
-def _join_ray(patient: Patient) -> Iterator[Finding]:
-    """Join the cluster's Ray, or say why that cannot be."""
+def _join_ray(patient: DiagnosisTarget) -> Iterator[CheckResult]:
+    """Join the cluster's Ray, or yield the reason why that fails."""
     host = socket.gethostname()
     try:
         from raymq.cluster import ray_runtime

@@ -16,7 +16,7 @@ cdef enum:
     ID_DIGITS = 32
 
 #: More of them, or fewer, are more microseconds than 64 bits hold.
-cdef int64_t MOST_MILLISECONDS = 9_223_372_036_854_775
+cdef int64_t MAX_MILLISECONDS = 9_223_372_036_854_775
 
 cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
@@ -129,7 +129,7 @@ def heads(const uint8_t[::1] records not None, const int64_t[::1] starts not Non
 
 
 cdef inline int64_t microseconds(int64_t milliseconds) noexcept nogil:
-    return min(max(milliseconds, -MOST_MILLISECONDS), MOST_MILLISECONDS) * 1000
+    return min(max(milliseconds, -MAX_MILLISECONDS), MAX_MILLISECONDS) * 1000
 
 
 #: The two digits of each byte.

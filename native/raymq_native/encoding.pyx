@@ -18,7 +18,7 @@ include "layout.pxi"
 cdef enum:
     NUMBER_DIGITS = 12
 
-cdef int64_t MOST_BYTES = 0x7FFFFFFF
+cdef int64_t MAX_BYTES = 0x7FFFFFFF
 
 
 cdef struct Frame:
@@ -33,7 +33,7 @@ cdef struct Frame:
 cdef inline int64_t size_of(Frame *frame, int64_t body_bytes, int64_t properties_bytes) noexcept nogil:
     """The size of a record; 0 if its properties are too long."""
     cdef int64_t properties = frame.key_bytes + NUMBER_DIGITS + 1 + properties_bytes
-    if properties > MOST_PROPERTIES:
+    if properties > MAX_PROPERTIES:
         return 0
     return AT_BODY + body_bytes + frame.topic_bytes + 2 + properties
 
@@ -113,7 +113,7 @@ def join_columns(bytes header not None, bytes topic not None, bytes key not None
             properties_bytes = property_offsets[i + 1] - property_offsets[i]
         size = size_of(&frame, body_offsets[i + 1] - body_offsets[i], properties_bytes)
         total += size
-        if not size or total > MOST_BYTES:
+        if not size or total > MAX_BYTES:
             return None
         sizes[i] = <int32_t>size
     records = PyByteArray_FromStringAndSize(NULL, total)
@@ -157,7 +157,7 @@ def join_lists(bytes header not None, bytes topic not None, bytes key not None, 
             return None
         size = size_of(&frame, PyBytes_GET_SIZE(body), PyBytes_GET_SIZE(own))
         total += size
-        if not size or total > MOST_BYTES:
+        if not size or total > MAX_BYTES:
             return None
         sizes[i] = <int32_t>size
     records = PyByteArray_FromStringAndSize(NULL, total)
@@ -179,7 +179,7 @@ def join_one(bytes header not None, bytes topic not None, bytes key not None, in
     cdef Frame frame = frame_of(header, topic, key)
     cdef int64_t size = size_of(&frame, PyBytes_GET_SIZE(body), PyBytes_GET_SIZE(properties))
     cdef uint8_t *to
-    if not size or size > MOST_BYTES:
+    if not size or size > MAX_BYTES:
         return None
     record = PyByteArray_FromStringAndSize(NULL, size)
     to = <uint8_t *>PyByteArray_AS_STRING(record)

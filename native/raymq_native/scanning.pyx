@@ -307,7 +307,7 @@ cdef object one_of(const uint8_t *record, int64_t size, bint check_crc, int64_t 
         return None
     if load_i32(record + AT_MAGIC) != MAGIC_V1 or not locate(record, size, check_crc, &parts):
         return None
-    if not 0 < parts.body_length <= most_body or not 0 < size - parts.properties_at <= MOST_PROPERTIES:
+    if not 0 < parts.body_length <= most_body or not 0 < size - parts.properties_at <= MAX_PROPERTIES:
         return None
     if size - parts.properties_at >= SECTOR and memchr(record + parts.properties_at, 0, size - parts.properties_at) != NULL:
         return None

@@ -1,15 +1,19 @@
-"""Topics as a data source of Spark 4.2: `spark.read | readStream | write | writeStream.format("raymq")`.
+"""Topics as a Spark 4.2 data source: `spark.read.format("raymq")`, also for streams and writes.
 
-Spark 4 has sources and sinks in Python, and 4.2 lets them limit a batch and end with `availableNow`. What is here says
-in Spark's words what the bridge's core does for every Spark: plans, ranges, staged writes and their one commit.
+The format works with `spark.read`, `readStream`, `write` and `writeStream`. Spark 4 supports sources and sinks in
+Python, and since 4.2 they can limit a batch and end with `availableNow`. This package adapts the bridge's core to
+Spark's interfaces: plans, ranges, staged writes and their single commit.
 
 What is in it, in the order to read it:
-    options: what a user may say, checked; offsets: how far a stream is, as Spark keeps it in its checkpoint;
-    columns: what a schema asks for, and what a row must have to be a message;
-    reading, writing: Spark's readers and writers; data_source: all of them under one name; register: for a session.
+    source_options: the user's options, checked.
+    checkpoint_offsets: the offsets of a stream, as Spark keeps them in its checkpoint.
+    source_columns: the columns of a schema for reads, and of a row for writes.
+    source_reader, source_writer: Spark's readers and writers.
+    data_source: all of them under one name.
+    source_registration: registers the source in a session.
 
-A message's way: `option(...)` -> `options` -> `reading` plans ranges on the driver -> `tasks.FetchRanges` in Spark's
-Python workers; a row's: `columns` -> `tasks.StageRows` -> `writing` commits on the driver.
-
-Only `options`, `offsets` and `columns` can be imported with Spark 3.5, whose users get nothing of this.
+The path of a message: `option(...)` -> `source_options` -> `source_reader` plans ranges on the driver ->
+`worker_tasks.FetchRanges` in Spark's Python workers. The path of a row: `source_columns` -> `worker_tasks.StageRows` ->
+`source_writer` commits on the driver. Only `source_options`, `checkpoint_offsets` and `source_columns` can be imported
+with Spark 3.5, where this source is not available.
 """

@@ -1,4 +1,4 @@
-"""`format("raymq")`: Spark 4.2's door. Importing this needs Spark 4.2."""
+"""The data source of `format("raymq")`. Importing this module requires Spark 4.2."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from raymq.client.errors import InvalidInput
-from raymq.spark_bridge.schema import message_schema
-from raymq.spark_bridge.source.columns import checked_columns, selected
-from raymq.spark_bridge.source.options import read_options, sink_options, stream_options, write_options
-from raymq.spark_bridge.source.reading import TopicReader, TopicStreamReader
-from raymq.spark_bridge.source.writing import TopicStreamWriter, TopicWriter
+from raymq.spark_bridge.dataframe_schema import message_schema
+from raymq.spark_bridge.source.source_columns import check_columns, selection_of_schema
+from raymq.spark_bridge.source.source_options import read_options, sink_options, stream_options, write_options
+from raymq.spark_bridge.source.source_reader import TopicReader, TopicStreamReader
+from raymq.spark_bridge.source.source_writer import TopicStreamWriter, TopicWriter
 
 #: The name of the format.
 NAME = "raymq"
 
 
 class TopicSource(DataSource):  # type: ignore[misc]
-    """Spark makes one of it for each read and write, with the options that the user gave."""
+    """The data source; Spark creates one for each read and write, with the user's options."""
 
-    #: The options of who gives none; those of a session are in a class that is made for it.
+    #: The options that the user does not give. A session has its own in a subclass that is made for it.
     defaults: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -30,32 +30,35 @@ class TopicSource(DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """Return the name for `format(...)`."""
         return NAME
 
     def schema(self) -> StructType:
-        """The columns of a read that was given no schema."""
+        """Return the columns of a read without a schema."""
         return message_schema()
 
     def reader(self, schema: StructType) -> TopicReader:
-        """Spark's call for `spark.read`. InvalidInput."""
+        """Create the reader of `spark.read`. Raise InvalidInput if an option is invalid."""
         options = read_options(self._options, self.defaults)
-        return TopicReader(options, selected(schema, options.format, options.tags, options.filter))
+        return TopicReader(options, selection_of_schema(schema, options.format, options.tags, options.filter))
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark's name
-        """Spark's call for `spark.readStream`. InvalidInput."""
+        """Create the reader of `spark.readStream`. Raise InvalidInput if an option is invalid."""
         options = stream_options(self._options, self.defaults)
-        return TopicStreamReader(options, selected(schema, options.format, options.tags, options.filter))
+        return TopicStreamReader(options, selection_of_schema(schema, options.format, options.tags, options.filter))
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
-        """Spark's call for `df.write`. Raises as `SparkBridge.write` before anything runs."""
+        """Create the writer of `df.write`.
+
+        Raises as `SparkBridge.write` before any task runs.
+        """
         _check_appends("mode", overwrite)
-        return TopicWriter(write_options(self._options, self.defaults), checked_columns(schema))
+        return TopicWriter(write_options(self._options, self.defaults), check_columns(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802
-        """Spark's call for `df.writeStream`. InvalidInput."""
+        """Create the writer of `df.writeStream`. Raise InvalidInput if an option is invalid."""
         _check_appends("outputMode", overwrite)
-        return TopicStreamWriter(sink_options(self._options, self.defaults), checked_columns(schema))
+        return TopicStreamWriter(sink_options(self._options, self.defaults), check_columns(schema))
 
 
 def _check_appends(field: str, overwrite: Any) -> None:

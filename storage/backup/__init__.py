@@ -1,10 +1,13 @@
-"""Backups of a store directory: made of a running or a stopped one, looked through, and restored.
+"""Make, verify and restore backups of a running or stopped store.
 
 What is in it, in the order to read it:
-    manifest: what a backup consists of, as a file that is written last; nothing in it is believed unchecked.
-    progress: what is told meanwhile.
-    target: where backups are: a local folder, or whatever Arrow's file systems reach.
-    source: what is backed up: the log up to a place, and the state of that moment; here that of a stopped directory.
-    making, copied: a backup is made, of what the target does not have already; pruning: former ones go.
-    reading: the bytes of a backup, each checked; verifying, restoring: what is done with them.
+    backup_manifest: the manifest of a backup, a file that is written last and checked completely when it is read.
+    backup_progress: progress reports of a running operation.
+    backup_target: where backups are stored: a local folder, or any file system that Arrow supports.
+    backup_source: what is backed up: the log up to an offset, and the state at that moment; here of a stopped
+        directory.
+    backup_writer, extent_writer: make a backup, and copy only bytes that the target lacks; backup_retention: remove old
+        backups.
+    backup_reader: read the bytes of a backup and check them; backup_verification, backup_restore: check and restore
+        backups.
 """

@@ -1,4 +1,4 @@
-"""Who owns a store directory: one process, and one store of it."""
+"""Lock a store directory: one process owns it, with one store."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from raymq.storage.files import fileutil
 _log = logging.getLogger(__name__)
 #: struct flock of a 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
-#: File systems whose locks one kernel decides alone. A lock of any other proves nothing about other machines.
+#: File systems of one machine. A lock on any other file system proves nothing about other machines.
 _LOCAL: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 
 
 class DirectoryLock:
-    """Ownership of a store directory until `release` or the death of the process.
+    """Ownership of a store directory until `release` or the end of the process.
 
     A POSIX record lock on byte 0 of the lock file (what RocketMQ takes) keeps other processes out, and so does `flock`
-    on the same open file. Neither may be tried by the owner's own process, where the former does not apply and is lost
-    as soon as any descriptor of the file is closed: there the set of files that are held decides.
+    on the same open file. The owning process itself must try neither: a record lock does not exclude its own process,
+    and is lost as soon as any descriptor of the file is closed. Within the process, the set of held lock files decides.
     """
 
     CONTENT: Final = b"lock"
@@ -35,10 +35,10 @@ class DirectoryLock:
     _taking: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, path: Path, pid_hint: Path) -> None:
-        """Take the lock; `pid_hint` is a file in which the holder wrote its process id.
+        """Take the lock; `pid_hint` is a file that holds the owner's process id.
 
         Raises:
-            StoreLocked: somebody has it.
+            StoreLocked: another store has the lock.
             StoreFull, StoreFailed: the lock file could not be made.
         """
         self._fd = -1
@@ -64,16 +64,17 @@ class DirectoryLock:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise fileutil.failed("lock", path, error) from error
+                raise fileutil.io_error("lock", path, error) from error
             raise StoreLocked(path.parent, _holder(fd) or _read_pid(pid_hint)) from None
 
     @classmethod
     def holder(cls, path: Path) -> int | None:
-        """The process that has the lock file's lock: None if nobody has, 0 if it is not visible from here.
+        """Return the id of the process that holds the lock.
 
-        Looking takes nothing and changes nothing. StoreBusy, StoreFailed: it cannot be looked at.
+        Return None if no process holds it, and 0 if its holder is not visible from here. The call takes no lock and
+        changes nothing. Raise StoreBusy or StoreFailed if the lock cannot be examined.
         """
-        with cls._taking:  # closing a descriptor of the file would give a lock of this process's own free
+        with cls._taking:  # closing a descriptor of the file would release this process's own lock
             try:
                 if cls._held.get(_identity(os.stat(path))) == os.getpid():
                     return os.getpid()
@@ -81,12 +82,12 @@ class DirectoryLock:
             except FileNotFoundError:
                 return None
             try:
-                return _asked(fd)
+                return _requested(fd)
             finally:
                 fileutil.close(fd)
 
     def release(self) -> None:
-        """Give the directory free; may be called again."""
+        """Release the directory; may be called again."""
         with self._taking:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -95,24 +96,25 @@ class DirectoryLock:
 
 
 class ProcessLock:
-    """`flock` of the directory itself, which a process takes once and keeps until it ends.
+    """A `flock` of the directory itself, kept from its first use until the process ends.
 
-    A `DirectoryLock` is released whenever a store is closed, and its process may go on; so only this lock proves that
-    the process which had it before is dead. The kernel releases it behind the last thread of a killed process.
+    A `DirectoryLock` is released whenever a store is closed, while its process may go on. Only this lock therefore
+    proves that the process which held it before has ended. The kernel releases it after the last thread of a killed
+    process has ended.
 
     Attributes:
         place: which lock this is: a digest of the machine's start (boot id) and of the directory's device and inode,
             which no other directory has while a process keeps this one open. A copy or a restored backup of the
-            directory, and the directory on another machine, have another place. "" where the file system is none of
-            `_LOCAL`, or the kernel does not say: there the lock proves nothing.
+            directory, and the directory on another machine, have another place. "" if the file system is not in
+            `_LOCAL`, or the kernel does not report one of the values: the lock proves nothing then.
     """
 
     def __init__(self, directory: Path, pid_hint: Path, boot: str) -> None:
         """Take the lock.
 
         Args:
-            pid_hint: a file in which the holder wrote its process id.
-            boot: as `storage.clock.boot_id` says.
+            pid_hint: a file that holds the owner's process id.
+            boot: the boot id, as returned by `storage.clock.boot_id`.
 
         Raises:
             StoreLocked: another process, or another lock of this one, has it.
@@ -126,11 +128,11 @@ class ProcessLock:
         except BlockingIOError:
             self.release()
             raise StoreLocked(directory, _read_pid(pid_hint)) from None
-        except OSError as error:  # a network file system may lock no directories
+        except OSError as error:  # a network file system may not support locks of directories
             _log.debug("%s is not locked: %s", directory, error)
 
     def release(self) -> None:
-        """Let another process have it; may be called again."""
+        """Release the lock for other processes; may be called again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -144,7 +146,7 @@ def _place(fd: int, boot: str) -> str:
 
 
 def _file_system(fd: int) -> str:
-    """The type of the file system that an open file is on, such as "ext4"; "": not known."""
+    """Return an open file's file system type, such as "ext4"; "" if unknown."""
     try:
         told = Path(f"/proc/self/fdinfo/{fd}").read_text("ascii").splitlines()
         mount = next(line.split()[1] for line in told if line.startswith("mnt_id:"))
@@ -159,12 +161,18 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _holder(fd: int) -> int | None:
-    """The process that holds a record lock in our way; None if it is this one, or not visible here."""
-    return _asked(fd) or None
+    """Return the process that holds a conflicting record lock.
+
+    Return None if that is this process, or is not visible here.
+    """
+    return _requested(fd) or None
 
 
-def _asked(fd: int) -> int | None:
-    """The process that holds a record lock in our way; None: there is none, 0: one that is not visible here."""
+def _requested(fd: int) -> int | None:
+    """Return the process that holds a conflicting record lock.
+
+    Return None if there is none, and 0 if the process is not visible here.
+    """
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else max(0, int(pid))

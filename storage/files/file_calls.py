@@ -1,8 +1,9 @@
-"""The system calls that change files, behind one seam: `fileutil` makes them through `current`.
+"""Make the system calls that change files, in one replaceable place.
 
-This is where a test stands between the store and the disk: tests/faulty_calls.py lets a chosen call fail as a disk
-would, and whatever overrides `fsync` and `fdatasync` sees what is on disk after a loss of power. Reading bytes has no
-seam, and neither has the memory of a mapping: bytes reach it without a call, and its disk with `fdatasync`.
+`fileutil` makes all of them through `current`, so that tests can replace them: tests/faulty_calls.py makes a chosen
+call fail as a disk would, and a subclass that overrides `fsync` and `fdatasync` observes what is on disk after a loss
+of power. Reading bytes and accessing the memory of a mapping cannot be replaced: bytes reach a mapping without a call,
+and reach its disk with `fdatasync`.
 """
 
 from __future__ import annotations
@@ -15,27 +16,30 @@ from pathlib import Path
 
 
 class FileCalls:
-    """The real calls; each raises OSError as the one of the system does. Any thread."""
+    """The real system calls; each raises OSError as the system call does. Any thread."""
 
     def open(self, path: Path, flags: int) -> int:
-        """A descriptor, closed in child programs; new files get mode 0644."""
+        """Open a file and return its descriptor.
+
+        The descriptor is closed in child programs; new files get mode 0644.
+        """
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
     def scan(self, folder: Path) -> list[os.DirEntry[str]]:
-        """What is in a folder; a descriptor is taken meanwhile."""
+        """Return the entries of a folder; a descriptor is in use during the call."""
         with os.scandir(folder) as entries:
             return list(entries)
 
     def duplicate(self, fd: int) -> int:
-        """Another descriptor of the same open file."""
+        """Return another descriptor of the same open file."""
         return os.dup(fd)
 
     def map(self, fd: int, size: int, flags: int) -> mmap.mmap:
-        """The file's memory, which takes a descriptor of its own."""
+        """Return the file's mapped memory, which takes a descriptor of its own."""
         return mmap.mmap(fd, size, flags=flags)
 
     def write(self, fd: int, content: bytes | memoryview) -> int:
-        """How many bytes were written, which may be fewer than there are."""
+        """Write bytes and return how many were written, which may be fewer than given."""
         return os.write(fd, content)
 
     def truncate(self, fd: int, size: int) -> None:
@@ -43,19 +47,19 @@ class FileCalls:
         os.ftruncate(fd, size)
 
     def allocate(self, fd: int, start: int, length: int) -> None:
-        """Give a range of the file real blocks."""
+        """Allocate real blocks for a range of the file."""
         os.posix_fallocate(fd, start, length)
 
     def fsync(self, fd: int) -> None:
-        """Bring a file's data and metadata, or a folder's names, to disk."""
+        """Sync a file's data and metadata, or a folder's names, to disk."""
         os.fsync(fd)
 
     def fdatasync(self, fd: int) -> None:
-        """Bring a file's data to disk, those written through a mapping too."""
+        """Sync a file's data to disk, including data written through a mapping."""
         os.fdatasync(fd)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file or folder another name, in place of what has it."""
+        """Rename a file or folder, replacing an existing target."""
         os.rename(source, target)
 
     def unlink(self, path: Path) -> None:
@@ -72,7 +76,7 @@ class FileCalls:
 
 
 class WrappedCalls(FileCalls):
-    """Calls that `real` makes: for whoever has to see or to change some of them, and overrides those."""
+    """Calls that are forwarded to `real`; subclasses override those that they observe or change."""
 
     def __init__(self, real: FileCalls) -> None:
         self.real = real
@@ -117,13 +121,13 @@ class WrappedCalls(FileCalls):
         self.real.remove_folder(path)
 
 
-#: What `fileutil` calls. Replaced by tests, through `replaced`.
+#: The calls that `fileutil` makes. Tests replace them with `replaced`.
 current = FileCalls()
 
 
 @contextmanager
 def replaced(calls: FileCalls) -> Iterator[None]:
-    """All stores of this process use `calls` until the end of the `with`."""
+    """Make all stores of this process use `calls` until the `with` block ends."""
     global current  # noqa: PLW0603 - the one seam
     before, current = current, calls
     try:

@@ -1,8 +1,8 @@
-"""What makes files safe: fsync, atomic replacement, allocation. Nobody else calls these system functions.
+"""Write files safely: fsync, atomic replacement, allocation.
 
-Whatever changes a file goes through `file_calls`. A call that fails is a StoreError that names the file and says what
-to do: StoreFull where there is no room and nothing is in doubt, StoreBusy where descriptors or memory have run out,
-StoreFailed for all else, and for every fsync.
+Only this module calls these system functions, and every change of a file goes through `file_calls`. A failed call
+raises a StoreError that names the file and the action: StoreFull if there is no space and the content of the file is
+certain, StoreBusy if descriptors or memory are exhausted, StoreFailed for everything else and for every failed fsync.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from weakref import WeakValueDictionary
 from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import file_calls
-from raymq.storage.files.descriptors import NONE_LEFT, RESERVE
-from raymq.storage.files.room import ROOM
+from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE, EXHAUSTED_ERRNOS
+from raymq.storage.files.enospc_fallback import ENOSPC_FALLBACK
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NOT_NOW: Final = (*NONE_LEFT, errno.ENOMEM)
+_NOT_NOW: Final = (*EXHAUSTED_ERRNOS, errno.ENOMEM)
 _T = TypeVar("_T")
 
 
-#: So much of a file is read at once.
+#: The most bytes that one read call returns.
 _READ_BYTES: Final = 16 << 20
 
 
@@ -37,13 +37,14 @@ def fdatasync(fd: int, path: Path) -> None:
     """Wait until the file's data are on disk; releases the GIL.
 
     Raises:
-        StoreFailed: they may never get there. The kernel counts the pages as written from then on, so that a second
-            call would succeed and mean nothing: only writing them anew helps, which is what opening the store does.
+        StoreFailed: the data may never reach the disk. The kernel marks the pages as written even after the failure, so
+            a second call would succeed without meaning anything. Only writing the data again helps, and opening the
+            store does so.
     """
     try:
         file_calls.current.fdatasync(fd)
     except OSError as error:
-        raise failed("fdatasync", path, error) from error
+        raise io_error("fdatasync", path, error) from error
 
 
 def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
@@ -58,11 +59,12 @@ _sync_file_range = _load_sync_file_range()
 _START_WRITING: Final = 2
 
 
-def start_writing(path: Path) -> None:
-    """Have the kernel begin to write a file's changed pages, without waiting; a file that is gone is passed over.
+def start_writeback(path: Path) -> None:
+    """Ask the kernel to start writing a file's changed pages, without waiting.
 
-    Who is to sync many files does so with all of them first: their `fdatasync` finds them written, and one commit of
-    the file system's journal does for all. It says nothing of whether that has succeeded.
+    A missing file is skipped. A caller that syncs many files calls this for all of them first: each `fdatasync` then
+    finds its pages written, and one commit of the file system's journal serves all files. The call does not report
+    whether the writing succeeded.
     """
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -74,14 +76,21 @@ def start_writing(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable; StoreFull, StoreFailed: they may not be."""
+    """Make the names in `directory` durable.
+
+    Raise StoreFull or StoreFailed if they may not be durable.
+    """
     with opened_directory(directory) as fd:
         sync_opened_directory(fd, directory)
 
 
 @contextlib.contextmanager
 def opened_directory(directory: Path) -> Iterator[int]:
-    """A descriptor for `sync_opened_directory`, for who must not fail for want of one later; raises as `replace`."""
+    """Yield a descriptor of the directory for `sync_opened_directory`.
+
+    Opening the directory early ensures that a later sync cannot fail for lack of a descriptor. Raise the same errors as
+    `replace`.
+    """
     fd = open_file(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield fd
@@ -90,18 +99,21 @@ def opened_directory(directory: Path) -> Iterator[int]:
 
 
 def sync_opened_directory(fd: int, directory: Path) -> None:
-    """`sync_directory` of one that is open; StoreFailed as `fdatasync`."""
+    """Make the names in a directory that is already open durable.
+
+    Raise StoreFailed as `fdatasync` does.
+    """
     try:
         file_calls.current.fsync(fd)
     except OSError as error:
-        raise failed("fsync", directory, error) from error
+        raise io_error("fsync", directory, error) from error
 
 
 def make_folder(path: Path, *, durable: bool = True) -> None:
-    """Make a folder and those above it, as far as they are missing.
+    """Make a folder and its missing parents.
 
     Args:
-        durable: their names are on disk when it returns.
+        durable: the names of the new folders are on disk when the call returns.
 
     Raises:
         StoreFull, StoreFailed: the disk has no room, or fails.
@@ -116,12 +128,15 @@ def make_folder(path: Path, *, durable: bool = True) -> None:
 
 
 def open_for_append(path: Path) -> int:
-    """A descriptor that writes behind the file's end, wherever that is; StoreFull, StoreFailed as `replace`."""
+    """Open a file for appending and return its descriptor.
+
+    Every write goes to the end that the file has at that moment. Raise StoreFull or StoreFailed as `replace` does.
+    """
     return open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
 class _Turn:
-    """Who replaces a file; others who want to replace the same one wait."""
+    """The lock of one path: threads that replace the same file take turns."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -132,7 +147,10 @@ _taking_turns: Final = threading.Lock()
 
 
 def open_to_read(path: Path) -> int:
-    """A descriptor to read with, FileNotFoundError if there is no such file; StoreFailed: it could not be opened."""
+    """Open a file for reading and return its descriptor.
+
+    Raise FileNotFoundError if the file does not exist, and StoreFailed if it cannot be opened.
+    """
     try:
         return attempt("open", path, lambda: file_calls.current.open(path, os.O_RDONLY), reserved=True)
     except StoreFailed as error:
@@ -142,9 +160,9 @@ def open_to_read(path: Path) -> int:
 
 
 def entries_of(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder, by name; nothing if there is no such folder.
+    """Return a folder's entries sorted by name; empty if the folder does not exist.
 
-    Only that it is not there means that: what cannot be listed now may be there all the same.
+    A folder that exists but cannot be listed now raises an error, because it may contain entries.
 
     Raises:
         StoreBusy, StoreFailed: it cannot be read (now).
@@ -153,7 +171,10 @@ def entries_of(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """`entries_of`, only the names, in no order: of a long folder sorting them would be most of the work."""
+    """Return the names of a folder's entries, unsorted.
+
+    It otherwise works as `entries_of`. For a long folder, sorting would take most of the time.
+    """
     return [entry.name for entry in _listed(folder)]
 
 
@@ -167,12 +188,15 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def paths_in(folder: Path) -> list[Path]:
-    """`entries_of` as paths; raises as that."""
+    """Return the entries of `entries_of` as paths; raise as `entries_of`."""
     return [folder / entry.name for entry in entries_of(folder)]
 
 
 def read_head(path: Path, count: int) -> bytes:
-    """The first `count` bytes of a file, as far as there are so many; raises as `open_to_read`."""
+    """Return the first `count` bytes of a file, fewer if the file is shorter.
+
+    Raise as `open_to_read` does.
+    """
     fd = open_to_read(path)
     try:
         return os.pread(fd, count, 0)
@@ -181,15 +205,18 @@ def read_head(path: Path, count: int) -> bytes:
 
 
 def read_whole(path: Path) -> bytes:
-    """All of a file. Only that it is not there means that: what cannot be read now may be there all the same.
+    """Return the whole content of a file.
+
+    FileNotFoundError is raised only if the file does not exist; a file that cannot be read now may still exist.
 
     Raises:
-        FileNotFoundError: there is no such file. StoreBusy, StoreFailed: it cannot be read (now).
+        FileNotFoundError: there is no such file.
+        StoreBusy, StoreFailed: it cannot be read (now).
     """
     fd = open_to_read(path)
     try:
         parts = []
-        left = os.fstat(fd).st_size  # memory for what is there, and not for more
+        left = os.fstat(fd).st_size  # allocate memory for the file's size only
         while part := os.read(fd, min(max(left, 0) + 1, _READ_BYTES)):
             parts.append(part)
             left -= len(part)
@@ -201,29 +228,33 @@ def read_whole(path: Path) -> bytes:
 
 
 def replace(path: Path, content: bytes | memoryview) -> None:
-    """Write `path` anew so that a crash leaves the old content or the new one, whole, and the new one is durable.
+    """Replace the content of `path` atomically and durably.
 
-    Any thread: two that replace the same file do so one after the other.
+    After a crash, the file has either its whole old content or its whole new content. Any thread may call it; threads
+    that replace the same file do so one after the other.
 
     Raises:
         StoreFull: the disk has no room; the old content stays.
-        StoreFailed: the disk fails; the old content stays, or the new one is there and may not outlive the machine.
+        StoreFailed: the disk failed; the file has the old content, or the new content, which a crash of the machine may
+            lose.
     """
     with _taking_turns:
         turn = _turns.setdefault(str(path), _Turn())
     with turn.lock:
-        close(write_successor(path, content))
+        close(write_temp_file(path, content))
         failpoint("replace.before_rename")
-        rename(successor_of(path), path)
+        rename(temp_path_of(path), path)
 
 
-def write_successor(path: Path, content: bytes | memoryview) -> int:
-    """The first half of `replace`: a descriptor, for appending, of a durable file that is to take the place of `path`.
+def write_temp_file(path: Path, content: bytes | memoryview) -> int:
+    """Write a durable temporary file that will replace `path`, and return its descriptor.
+
+    This is the first half of `replace`. The descriptor is open for appending.
 
     Raises:
-        StoreFull, StoreFailed: it could not be made.
+        StoreFull, StoreFailed: the file could not be made.
     """
-    successor = successor_of(path)
+    successor = temp_path_of(path)
     failpoint("replace.before_write")
     fd = open_file(successor, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     try:
@@ -232,30 +263,35 @@ def write_successor(path: Path, content: bytes | memoryview) -> int:
         try:
             file_calls.current.fsync(fd)
         except OSError as error:
-            raise failed("fsync", successor, error) from error
+            raise io_error("fsync", successor, error) from error
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def give_place(path: Path) -> None:
-    """The second half of `replace`, not durable yet: the successor is the file from now on.
+def install_temp_file(path: Path) -> None:
+    """Rename the temporary file to `path`, not durably yet.
+
+    This is the second half of `replace`.
 
     Raises:
-        StoreFull, StoreFailed: it is not, the old file stays.
+        StoreFull, StoreFailed: the rename failed; the old file stays.
     """
-    _rename(successor_of(path), path)
+    _rename(temp_path_of(path), path)
 
 
-def successor_of(path: Path) -> Path:
-    """What `replace` writes before it takes the place of `path`; it stays where a process dies in between."""
+def temp_path_of(path: Path) -> Path:
+    """Return the path of the temporary file that `replace` renames to `path`.
+
+    The temporary file remains if the process crashes before the rename.
+    """
     return path.with_name(path.name + ".tmp")
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a file or folder and make that durable; StoreFull, StoreFailed as `replace`."""
-    with contextlib.ExitStack() as stack:  # Opened first: the rename is not done if there is no descriptor left.
+    """Rename a file or folder durably; raise StoreFull or StoreFailed as `replace` does."""
+    with contextlib.ExitStack() as stack:  # Opened first, so that lack of a descriptor prevents the rename.
         folders = dict.fromkeys((target.parent, source.parent))
         opened = [(stack.enter_context(opened_directory(folder)), folder) for folder in folders]
         _rename(source, target)
@@ -269,24 +305,33 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or folder, for good once both folders are synced; StoreFull, StoreFailed: not done."""
+    """Rename a file or folder, durable once both folders are synced.
+
+    Raise StoreFull or StoreFailed if the rename was not done.
+    """
     _with_room("rename", source, lambda: file_calls.current.rename(source, target))
 
 
 def unlink(path: Path) -> None:
-    """Remove a file, if it is there, for good once its folder is synced; StoreFailed if the disk fails."""
+    """Remove a file if it exists, durable once its folder is synced.
+
+    Raise StoreFailed if the disk fails.
+    """
     _remove(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there, and make that durable; StoreFailed if the disk fails."""
+    """Remove a file durably if it exists; raise StoreFailed if the disk fails."""
     if path.exists():
         _remove(path)
         sync_directory(path.parent)
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it, if it is there, and make that durable; StoreFailed as `remove`."""
+    """Remove a folder and its content durably if it exists.
+
+    Raise StoreFailed as `remove` does.
+    """
     if folder.is_dir():
         _remove_all(folder)
         sync_directory(folder.parent)
@@ -314,23 +359,27 @@ def _remove(path: Path) -> None:
 
 
 def write_all(fd: int, content: bytes | memoryview, path: Path) -> None:
-    """Write all of it; from then on it survives the process. StoreFull, StoreFailed: a part may be written."""
+    """Write all of `content`; from then on it survives a crash of the process.
+
+    Raise StoreFull or StoreFailed if that fails; a part may be written then.
+    """
     view = memoryview(content)
     while view:
         try:
             view = view[file_calls.current.write(fd, view) :]
         except OSError as error:
-            if not ROOM.gives(error, path):
+            if not ENOSPC_FALLBACK.release_for(error, path):
                 raise _not_done("write", path, error) from error
 
 
 def write_at(path: Path, size: int, at: int, content: bytes | memoryview) -> None:
-    """Write into the file at `path`, which is created or grown to `size` bytes as `create_sparse` does.
+    """Write `content` at byte `at` of the file at `path`.
 
-    It may use a reserved descriptor, which it gives back at once.
+    The file is created, or grown to `size` bytes, as `create_sparse` does. The call may use a reserved descriptor,
+    which it returns at once.
 
     Raises:
-        StoreFull, StoreFailed: not written, or a part of it.
+        StoreFull, StoreFailed: nothing was written, or only a part.
     """
     fd = create_sparse(path, size, reserved=True)
     try:
@@ -338,22 +387,24 @@ def write_at(path: Path, size: int, at: int, content: bytes | memoryview) -> Non
         write_all(fd, content, path)
     finally:
         os.close(fd)
-        RESERVE.refill()
+        DESCRIPTOR_RESERVE.refill()
 
 
 def truncate(fd: int, size: int, path: Path) -> None:
-    """Cut or grow a file; StoreFull, StoreFailed if that could not be done."""
+    """Cut or grow a file; raise StoreFull or StoreFailed if that fails."""
     _with_room("resize", path, lambda: file_calls.current.truncate(fd, size))
 
 
 def create_sparse(path: Path, size: int, *, reserved: bool = False) -> int:
-    """A descriptor of the file at `path`, created or grown to `size` bytes of which none is allocated.
+    """Open the file at `path`, at least `size` bytes long, and return its descriptor.
+
+    A missing file is created and a shorter one is grown, without allocating blocks.
 
     Args:
         reserved: as in `attempt`.
 
     Raises:
-        StoreFull, StoreFailed: it could not be made.
+        StoreFull, StoreFailed: the file could not be made.
     """
     fd = open_file(path, os.O_RDWR | os.O_CREAT, reserved=reserved)
     try:
@@ -366,7 +417,9 @@ def create_sparse(path: Path, size: int, *, reserved: bool = False) -> int:
 
 
 def allocate(fd: int, start: int, length: int, path: Path) -> None:
-    """Give the bytes from `start` on real blocks, so that writing them through a mapping cannot fail.
+    """Allocate blocks for `length` bytes from `start` on.
+
+    Writing these bytes through a mapping then cannot fail.
 
     Raises:
         StoreFull: the disk or the quota has no room.
@@ -381,7 +434,9 @@ def close(fd: int) -> None:
 
 
 def zero_from(fd: int, start: int, size: int, path: Path) -> None:
-    """Drop everything from `start` on; the file keeps `size` bytes, zeros there. It must not be mapped.
+    """Replace all bytes from `start` on with zeros, keeping the file `size` bytes long.
+
+    The file must not be mapped.
 
     Raises:
         StoreFull, StoreFailed: as `truncate`; the file may be shorter then.
@@ -391,67 +446,71 @@ def zero_from(fd: int, start: int, size: int, path: Path) -> None:
 
 
 def attempt(action: str, path: Path, call: Callable[[], _T], *, reserved: bool) -> _T:
-    """What `call`, which takes a descriptor, returns.
+    """Run `call`, which takes a descriptor, and return its result.
 
     Args:
-        reserved: it may have one of those that are held back; see `descriptors`.
+        reserved: the call may use one of the reserved descriptors; see `descriptor_reserve`.
 
     Raises:
-        StoreBusy: no descriptor or memory is left. StoreFull, StoreFailed: as any call.
+        StoreBusy: no descriptor or memory is left.
+        StoreFull, StoreFailed: as any call.
     """
     while True:
         try:
             done = call()
         except OSError as error:
-            if reserved and error.errno in NONE_LEFT and RESERVE.give():
+            if reserved and error.errno in EXHAUSTED_ERRNOS and DESCRIPTOR_RESERVE.release_one():
                 continue
-            if ROOM.gives(error, path):
+            if ENOSPC_FALLBACK.release_for(error, path):
                 continue
             raise _not_done(action, path, error) from error
-        RESERVE.refill()
+        DESCRIPTOR_RESERVE.refill()
         return done
 
 
 def open_file(path: Path, flags: int, *, reserved: bool = True) -> int:
-    """A descriptor; raises as `attempt`."""
+    """Open a file and return its descriptor; raise as `attempt`."""
     return attempt("open", path, lambda: file_calls.current.open(path, flags), reserved=reserved)
 
 
 def map_file(fd: int, size: int, flags: int, path: Path, *, reserved: bool = False) -> mmap.mmap:
-    """A file's memory; raises as `attempt`."""
+    """Map a file and return its memory; raise as `attempt`."""
     return attempt("map", path, lambda: file_calls.current.map(fd, size, flags), reserved=reserved)
 
 
 def duplicate(fd: int, path: Path) -> int:
-    """Another descriptor of an open file; raises as `attempt`."""
+    """Return another descriptor of an open file; raise as `attempt`."""
     return attempt("open", path, lambda: file_calls.current.duplicate(fd), reserved=True)
 
 
 def _with_room(action: str, path: Path, call: Callable[[], None]) -> None:
-    """Do `call`, once more where it finds no room and some is given back; StoreFull, StoreFailed: not done."""
+    """Run `call`, and retry it each time reserved disk space could be released for it.
+
+    Raise StoreFull or StoreFailed if the call was not done.
+    """
     while True:
         try:
             call()
         except FileExistsError:
             raise
         except OSError as error:
-            if ROOM.gives(error, path):
+            if ENOSPC_FALLBACK.release_for(error, path):
                 continue
             raise _not_done(action, path, error) from error
         return
 
 
 def _not_done(action: str, path: Path, error: OSError) -> StoreError:
-    """What to raise when a call was refused and nothing is in doubt."""
+    """Return the error for a call that was refused and changed nothing."""
     if error.errno in _NO_ROOM:
         return StoreFull(f"no room to {action} {path}: {_words(error)}")
     if error.errno in _NOT_NOW:
         return StoreBusy(f"could not {action} {path} now: {_words(error)}")
-    return failed(action, path, error)
+    return io_error(action, path, error)
 
 
-def failed(action: str, path: Path, error: OSError) -> StoreFailed:
-    """What to raise when a call has failed; `action` is what it was to do, as a verb."""
+def io_error(action: str, path: Path, error: OSError) -> StoreFailed:
+    """Return the StoreFailed error for a failed call; `action` is a verb for it."""
     return StoreFailed(f"could not {action} {path}: {_words(error)}")
 
 

@@ -1,4 +1,4 @@
-"""Where a sparse file has data: what the file system knows to be a hole is not read."""
+"""Find where a sparse file has data; known holes are not read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ _ZEROS: Final = bytes(_SCAN_BYTES)
 
 
 def data_ranges(fd: int, start: int, end: int, path: Path) -> Iterator[tuple[int, int]]:
-    """The ranges within start..end that may hold anything but zeros (where the file system knows its holes).
+    """Yield the ranges within start..end that may hold nonzero bytes.
+
+    The holes come from the file system, as far as it reports them.
 
     Raises:
-        StoreFailed: the disk does not say; `path` is the file's name in it.
+        StoreFailed: the file system does not report them; the message contains `path`.
     """
     position = start
     while position < end:
@@ -30,19 +32,22 @@ def data_ranges(fd: int, start: int, end: int, path: Path) -> Iterator[tuple[int
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return
-            raise fileutil.failed("find the data of", path, error) from error
+            raise fileutil.io_error("find the data of", path, error) from error
         yield begin, position
 
 
 def last_data(fd: int, start: int, end: int, path: Path) -> int:
-    """One past the last byte within start..end that is not zero; `start` if all are zero. StoreFailed: see above."""
+    """Return the position after the last nonzero byte within start..end.
+
+    Return `start` if all bytes are zero. Raise StoreFailed as `data_ranges` does, or if the file cannot be read.
+    """
     last = start
     for begin, stop in data_ranges(fd, start, end, path):
         for at in range(begin, stop, _SCAN_BYTES):
             try:
                 content = os.pread(fd, min(_SCAN_BYTES, stop - at), at)
             except OSError as error:
-                raise fileutil.failed("read", path, error) from error
-            if content != _ZEROS[: len(content)]:  # A hundred times faster than to strip them.
+                raise fileutil.io_error("read", path, error) from error
+            if content != _ZEROS[: len(content)]:  # A hundred times faster than stripping zeros.
                 last = at + len(content.rstrip(b"\0"))
     return last

@@ -1,7 +1,8 @@
-"""A configuration file as RocketMQ keeps it: JSON, with the content before the last write beside it as `.bak`.
+"""Read and write RocketMQ's configuration files: JSON, with a backup beside it as `.bak`.
 
-RocketMQ's writer leaves integer keys unquoted (`{"offsetTable":{1:17}}`), which strict JSON forbids; it reads quoted
-ones as well. So we read both and write quoted ones.
+The backup holds the content before the last write. RocketMQ's writer leaves integer keys unquoted
+(`{"offsetTable":{1:17}}`), which strict JSON forbids; RocketMQ's reader also accepts quoted keys. This module therefore
+reads both and writes quoted keys.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ _STRING_OR_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', 
 
 T = TypeVar("T")
 
-#: What stands last in an object with a checksum. RocketMQ passes over it, and leaves it out of what it writes.
+#: The end of an object with a checksum. RocketMQ ignores the field when it reads, and does not write it.
 _SEAL = re.compile(rb',"raymqCrc":([0-9]{1,10})\}\Z')
 
-#: No table nests deeper. What would is refused where it is read: later, on a fuller stack, it could not be written.
+#: No table nests deeper. Deeper values are refused when read, because writing them later on a deeper stack would fail.
 _DEEPEST: Final = 64
-#: What reading a value raises that has another form than was written: a list for a number, 1e999, a thousand brackets.
-ANOTHER_FORM: Final = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
+#: Errors raised by reading a value of an unexpected form: a list for a number, 1e999, a thousand brackets.
+DECODE_ERRORS: Final = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 
 
 def parse(text: str, *, within: int = 0) -> dict[str, Any]:
-    """The JSON object in `text`, integer keys quoted or not (they arrive as strings); ValueError if it is none.
+    """Parse the JSON object in `text`; integer keys may be unquoted.
+
+    Keys are returned as strings. Raise ValueError if `text` is not a JSON object.
 
     Args:
-        within: so many objects are around it in its file, and count for how deep that is.
+        within: the number of objects around this one in its file; they count towards the nesting limit.
     """
     levels = _DEEPEST - within
     try:
@@ -68,30 +71,32 @@ def _value_of(text: str, levels: int) -> Any:
 
 
 def read(text: str, interpret: Callable[[dict[str, Any]], T]) -> T:
-    """What `interpret` makes of the JSON object in `text`.
+    """Return the result of `interpret` for the JSON object in `text`.
 
     Raises:
-        ValueError: it is no such object, or `interpret` finds another form than it knows.
+        ValueError: it is not such an object, its checksum is wrong, or `interpret` finds an unexpected form.
     """
     if not _is_as_written(text.encode("utf-8", "surrogatepass")):
         raise ValueError("its checksum is another one: if it was changed by hand, take raymqCrc out of it")
     value = parse(text)
     try:
         return interpret(value)
-    except ANOTHER_FORM as error:
+    except DECODE_ERRORS as error:
         raise ValueError(f"of another form: {error!r}") from error
 
 
 def load_as(path: Path, interpret: Callable[[dict[str, Any]], T]) -> T:
-    """What `interpret` makes of the object in `path`, or in its `.bak` if that is missing or broken; of {} if neither
-    exists. That a `.bak` is taken, which is older, the log tells.
+    """Return the result of `interpret` for the object in `path`, or in its `.bak`.
+
+    The `.bak`, which is older, is used if `path` is missing or broken; a warning is logged then. If neither file
+    exists, `interpret` gets {}.
 
     Raises:
-        StoreCorrupt: what exists is broken, or has another form; with what to do.
-        StoreBusy, StoreFailed: it cannot be read now; its `.bak`, which is older, does not stand for it.
+        StoreCorrupt: the existing files are broken, or have another form; with what to do.
+        StoreBusy, StoreFailed: the file cannot be read now; its older `.bak` is not used instead.
     """
     problem: StoreCorrupt | None = None
-    for candidate in (path, spare_of(path)):
+    for candidate in (path, backup_path_of(path)):
         try:
             text = fileutil.read_whole(candidate).decode("utf-8")
             if not text.strip():
@@ -113,48 +118,55 @@ def load_as(path: Path, interpret: Callable[[dict[str, Any]], T]) -> T:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The object itself, whatever is in it; raises as `load_as`."""
+    """Return the object in `path`, whatever it contains; raise as `load_as`."""
     return load_as(path, lambda raw: raw)
 
 
-def spare_of(path: Path) -> Path:
-    """Where the content before the last write is kept."""
+def backup_path_of(path: Path) -> Path:
+    """Return the path of the backup, which holds the content before the last write."""
     return path.with_name(path.name + ".bak")
 
 
 def remedy_for(path: Path) -> str:
-    """What to do where a file of a store directory cannot be read; for others that its owner may restore it."""
+    """Return the advice for a file that cannot be read.
+
+    For files of a store directory it names a repair command; other files must be restored by their owner.
+    """
     if path.parent.name in ("config", "raymq"):
         return f"`raymq store repair {path.parent.parent} --dry-run` says what can be made anew"
     return "put back a copy of it, or remove it"
 
 
 def encode(value: Any) -> str:
-    """A value as JSON of one line. json's fast encoder makes no other."""
+    """Encode a value as JSON on one line, the only form of json's fast encoder."""
     return _ENCODER.encode(value)
 
 
-def sealed(content: bytes) -> bytes:
-    """An object, as JSON, with its checksum: a digit that has changed would be read as it stands."""
+def with_checksum(content: bytes) -> bytes:
+    """Add a checksum to an object in JSON.
+
+    Without it, a changed digit would be read unnoticed.
+    """
     return b'%b,"raymqCrc":%d}' % (content[:-1], zlib.crc32(content))
 
 
 def _is_as_written(content: bytes) -> bool:
-    """Whether an object has the checksum that it says, if it says one."""
+    """Return True if an object's checksum is right, or if it has none."""
     seal = _SEAL.search(content)
     return seal is None or zlib.crc32(content[: seal.start()] + b"}") == int(seal[1])
 
 
 def save(path: Path, content: Mapping[str, Any], interpret: Callable[[dict[str, Any]], object]) -> None:
-    """Write `content` durably and keep what was there as `.bak`, unless that cannot be read: then the `.bak` stays.
+    """Write `content` durably and keep the previous content as `.bak`.
+
+    If the previous content cannot be read, the existing `.bak` stays. The first write also makes a `.bak` with the same
+    content, so that a broker can start even if the file is found empty later.
 
     Args:
-        interpret: what reads the file (`load_as`). What it raises for is as good as broken.
-
-    With the first content there is a `.bak` of it, too: a file that is found empty later keeps no broker down.
+        interpret: the function that reads the file (`load_as`). Content for which it raises counts as broken.
 
     Raises:
-        StoreFull, StoreFailed: not written; what was there stays.
+        StoreFull, StoreFailed: nothing was written; the previous content stays.
     """
     save_encoded(path, encode(content).encode(), interpret)
 
@@ -162,17 +174,18 @@ def save(path: Path, content: Mapping[str, Any], interpret: Callable[[dict[str, 
 def save_encoded(
     path: Path, content: bytes, interpret: Callable[[dict[str, Any]], object], last_saved: bytes | None = None
 ) -> None:
-    """`save` of what is JSON already.
+    """Save content that is JSON already, as `save` does.
 
     Args:
-        last_saved: what the caller wrote last. If it is what is there, it is whole, and needs not be read to know it.
+        last_saved: the content that the caller wrote last. If the file still has it, the content is known to be whole
+            without parsing it.
     """
     fileutil.make_folder(path.parent)
     try:
         before = fileutil.read_whole(path)
     except FileNotFoundError:
         before = b""
-    spare = spare_of(path)
+    spare = backup_path_of(path)
     is_whole = bool(before) and (before == last_saved or _is_readable(before, interpret))
     if is_whole or not spare.exists():
         failpoint("settings.before_backup")
@@ -189,10 +202,10 @@ def _is_readable(content: bytes, interpret: Callable[[dict[str, Any]], object]) 
     return True
 
 
-def unknown(raw: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """What `raw` says and `written` does not, or says otherwise: settings of RocketMQ's that we have no use for.
+def foreign_fields(raw: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `raw` that `written` lacks or has with another value.
 
-    They are kept, so that a broker of RocketMQ's finds them again.
+    These are settings of RocketMQ's that RayMQ does not use. They are kept so that a RocketMQ broker finds them again.
     """
     return {name: value for name, value in raw.items() if name not in written or written[name] != value}
 
@@ -207,14 +220,14 @@ class DataVersion:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any] | None) -> DataVersion:
-        """From RocketMQ's object; zeros without."""
+        """Create a version from RocketMQ's object; zeros without one."""
         raw = raw or {}
         return cls(int(raw.get("counter", 0)), int(raw.get("timestamp", 0)), int(raw.get("stateVersion", 0)))
 
     def to_json(self) -> dict[str, int]:
-        """RocketMQ's object."""
+        """Return RocketMQ's object."""
         return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp_ms}
 
     def next(self) -> DataVersion:
-        """After one more change, now."""
+        """Return the version after one more change, made now."""
         return DataVersion(self.counter + 1, int(time.time() * 1000), self.state_version)

@@ -1,7 +1,7 @@
 """One file of fixed size, mapped into memory as a whole.
 
-The mapping is closed when the last view of it is gone: `close` drops the file's own reference, a lease that still
-holds a slice keeps the memory. Nothing here knows what the bytes mean or how far they are written.
+The mapping is closed when its last view is released: `close` drops only the file's own reference, and a lease that
+holds a slice keeps the memory mapped. This module neither interprets the bytes nor tracks how far they are written.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Final
 
 from raymq.storage.errors import StoreBusy, StoreFull
 from raymq.storage.files import fileutil, holes
-from raymq.storage.files.file_work import Ahead
+from raymq.storage.files.background_preparer import BackgroundPreparer
 
 _MAP_NORESERVE: Final = 0x4000
-#: Of a file that is only read: what is written stays in memory, and no memory is set aside for that.
+#: Flags for a read-only file: writes stay in memory, and no memory is reserved for them.
 _PRIVATE: Final = mmap.MAP_PRIVATE | _MAP_NORESERVE
 
 
-#: Linux 5.14: fault pages in, for reading or for writing; an older kernel refuses it.
+#: madvise values that fault pages in for reading or for writing (Linux 5.14; older kernels refuse them).
 POPULATE_READ: Final = 22
 POPULATE_WRITE: Final = 23
-_MOST_AHEAD_BYTES: Final = 512 << 10
+_MAX_AHEAD_BYTES: Final = 512 << 10
 _NEVER: Final = 1 << 63
 
 
@@ -43,9 +43,9 @@ _madvise = _load_madvise()
 
 
 class MappedFile:
-    """A mapped file; `start` is the position of its first byte in the sequence of files it belongs to.
+    """A mapped file; `start` is the position of its first byte in the file sequence.
 
-    Thread rule: writing and `allocate` belong to the store's writer, `sync` may be called from any thread.
+    Thread rule: writing and `allocate` belong to the store's writer; `sync` may be called from any thread.
     """
 
     def __init__(
@@ -56,36 +56,38 @@ class MappedFile:
         *,
         writable: bool,
         allocate_step_bytes: int = 0,
-        ahead: Ahead | None = None,
+        ahead: BackgroundPreparer | None = None,
         reserved: bool = False,
     ) -> None:
-        """Map `path`, which is created or grown to `size` if `writable`.
+        """Map the file at `path`; create it or grow it to `size` if `writable`.
 
-        Otherwise nothing reaches the disk: what is written to `view` stays in memory, as does a file that is missing.
+        If not `writable`, nothing reaches the disk: bytes written to `view` stay in memory, and a missing file is all
+        zeros in memory.
 
         Args:
             allocate_step_bytes: how far ahead of a write blocks are allocated; 0 = the whole file.
-            ahead: where the file asks for what lies behind its writes to be prepared; None = nowhere.
-            reserved: it may have descriptors that are held back; see `descriptors`.
+            ahead: the thread that prepares the pages behind the file's writes; None = no preparation.
+            reserved: the file may use reserved descriptors; see `descriptor_reserve`.
 
         Raises:
-            StoreBusy: no descriptor or memory is left for it. StoreFull, StoreFailed: it cannot be made or opened.
+            StoreBusy: no descriptor or memory is left for it.
+            StoreFull, StoreFailed: it cannot be made or opened.
         """
         self.path = path
         self.start = start
         self.size = size
-        #: Set by whoever finds the file, for `OpenFiles`.
+        #: Set by each access; `MappedFileCache` clears it (second chance).
         self.used = True
         #: Whether `close` was called.
         self.closed = False
         self._step = allocate_step_bytes or size
         self._allocated_from = self._allocated_to = 0
-        #: What `allocate_ahead` has allocated; one value, for it is read and written by different threads.
+        #: The range that `allocate_ahead` has allocated; one tuple, because two threads read and write it.
         self._prepared = (0, 0)
         self._asked_to = 0
         self._ask_at = 0 if ahead is not None and writable else _NEVER
         self._ahead = ahead
-        #: Held by whoever closes the descriptor, or uses it in another thread than the writer's.
+        #: Held while the descriptor is closed, or used in a thread other than the writer's.
         self._descriptor = threading.Lock()
         self._writable = writable
         if writable:
@@ -99,7 +101,7 @@ class MappedFile:
                     self._fd, size, mmap.MAP_SHARED if writable else _PRIVATE, path, reserved=reserved
                 )
             else:
-                # Read-only and cut off: what is missing shows as zeros.
+                # Read-only and shorter than `size`: the missing bytes read as zeros.
                 self._mapping = mmap.mmap(-1, size)
                 self._mapping[:present] = os.pread(self._fd, present, 0)
         except BaseException:
@@ -108,13 +110,13 @@ class MappedFile:
         self.view = memoryview(self._mapping)
 
     def allocate(self, begin: int, end: int) -> None:
-        """Make sure that bytes begin..end of the file have blocks, so that writing them cannot raise SIGBUS.
+        """Make sure that bytes begin..end have blocks, so that writing cannot raise SIGBUS.
 
         Raises:
             StoreFull: the disk has no room; nothing was written.
         """
         if end >= self._ask_at:
-            self._ask(end)
+            self._request(end)
         if (self._allocated_from <= begin and end <= self._allocated_to) or not self._writable:
             return
         prepared_from, prepared_to = self._prepared
@@ -131,26 +133,30 @@ class MappedFile:
             fileutil.allocate(self._fd, self._allocated_to, target - self._allocated_to, self.path)
         except StoreBusy:
             raise
-        except StoreFull:  # the last of the disk is enough for what is written now
+        except StoreFull:  # allocate only this write's pages: the disk may have room for them
             target = min(self.size, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
             fileutil.allocate(self._fd, self._allocated_to, target - self._allocated_to, self.path)
         self._allocated_to = target
 
     @property
     def ready_to(self) -> int:
-        """Up to where `allocate` would have nothing to do behind what was allocated last: there surely are blocks."""
+        """Return the position up to which blocks are allocated for certain.
+
+        A write behind the last allocation that ends before it needs no work from `allocate`.
+        """
         return min(self._allocated_to, self._ask_at) if self._writable else self.size
 
-    def _ask(self, end: int) -> None:
-        """Have prepared what the next writes need, if they go on like those since it was asked the last time.
+    def _request(self, end: int) -> None:
+        """Request preparation of the pages that the next writes are expected to need.
 
-        A file that gets an entry now and then asks for nothing: all its pages would be written to the disk.
+        The amount is derived from the bytes written since the last request. A file that receives an entry only now and
+        then requests nothing: otherwise all its pages would be written to the disk.
         """
         written = end - self._asked_to
         if self._ask_at and self._ahead is not None:
-            stop = min(self.size, end + min(_MOST_AHEAD_BYTES, 4 * written))
+            stop = min(self.size, end + min(_MAX_AHEAD_BYTES, 4 * written))
             if stop > end:
-                self._ahead.ask(partial(self._prepare, end, stop))
+                self._ahead.submit(partial(self._prepare, end, stop))
             written = stop - end
         self._asked_to = end
         self._ask_at = end + max(mmap.PAGESIZE, written // 2) if self._ask_at else end + mmap.PAGESIZE
@@ -161,7 +167,10 @@ class MappedFile:
         self.populate(begin, end, POPULATE_WRITE)
 
     def allocate_ahead(self, begin: int, end: int) -> None:
-        """`allocate` for the one other thread that prepares the file piece by piece; releases the GIL."""
+        """Allocate blocks from the one thread that prepares the file; releases the GIL.
+
+        It does what `allocate` does for the writer, piece by piece.
+        """
         with self._descriptor:
             if self._fd < 0:
                 return
@@ -171,21 +180,24 @@ class MappedFile:
         self._prepared = (prepared_from, max(prepared_to, end)) if connected else (begin, end)
 
     def populate(self, begin: int, end: int, advice: int) -> None:
-        """Fault the pages of begin..end in, as `advice` says, without the GIL; the kernel may refuse it silently."""
+        """Fault in the pages of begin..end as `advice` says, without holding the GIL.
+
+        The kernel may refuse it, without an error.
+        """
         with self._descriptor:
             if self._fd < 0:
                 return
-            view = self.view  # Keeps the mapping, also when the file is closed meanwhile.
+            view = self.view  # Keeps the mapping alive if the file is closed meanwhile.
         begin -= begin % mmap.PAGESIZE
         first = ctypes.c_char.from_buffer(view, begin)
         _madvise(ctypes.addressof(first), end - begin, advice)
 
     def find(self, needle: bytes, begin: int, end: int) -> int:
-        """The first position of `needle` within begin..end, holes skipped; -1 if it is not there."""
+        """Return the first position of `needle` within begin..end, skipping holes; -1 if absent."""
         for start, stop in holes.data_ranges(self._fd, begin, end, self.path):
-            # A needle may begin in one range and end in the next, or begin before a range that starts with its tail.
+            # The needle may cross the border of two ranges, so each range is searched with a margin on both sides.
             first, until = max(begin, start - len(needle)), min(end, stop + len(needle))
-            # CPython before 3.11.5 looks at one byte behind what it searches (gh-105235), where nothing may be mapped.
+            # CPython before 3.11.5 reads one byte beyond the searched range (gh-105235), which may be unmapped.
             at = self._mapping.find(needle, first, min(until, self.size - 1))
             if at >= 0:
                 return at
@@ -195,21 +207,23 @@ class MappedFile:
         return -1
 
     def last_data(self, begin: int, end: int) -> int:
-        """One past the last byte within begin..end that is not zero, `begin` if all are."""
+        """Return the position after the last nonzero byte within begin..end.
+
+        Return `begin` if all bytes are zero.
+        """
         return holes.last_data(self._fd, begin, end, self.path)
 
     def rewrite(self, begin: int, end: int) -> None:
-        """Make the pages of begin..end that have blocks count as changed."""
+        """Mark the allocated pages of begin..end as changed."""
         for start, stop in holes.data_ranges(self._fd, begin, end, self.path):
             for at in (*range(start, stop, mmap.PAGESIZE), stop - 1):
                 self.view[at] = self.view[at]
 
     def sync(self) -> None:
-        """Wait until what was written before the call is on disk; releases the GIL. StoreFailed if it may not be.
+        """Wait until all bytes written before the call are on disk; releases the GIL.
 
-        StoreBusy: nothing was done, for want of a descriptor.
-
-        A file that was closed is opened for that, and left alone if it was deleted. Any thread.
+        A closed file is opened for the sync, and skipped if it was deleted. Any thread. Raise StoreFailed if the bytes
+        may not be on disk, and StoreBusy if nothing was done because no descriptor was left.
         """
         with self._descriptor:
             fd = fileutil.duplicate(self._fd, self.path) if self._fd >= 0 else -1
@@ -222,19 +236,22 @@ class MappedFile:
             os.close(fd)
 
     def close(self) -> None:
-        """Let go of the file; live views stay valid and keep the memory mapped. May be called again."""
+        """Close the file; may be called again.
+
+        Live views stay valid and keep the memory mapped.
+        """
         with self._descriptor:
             if self._fd < 0:
                 return
             os.close(self._fd)
             self._fd = -1
             self.closed = True
-            # The mapping goes with its last reference, which a lease may hold: it is never closed by hand.
+            # Never closed explicitly: the mapping ends with its last reference, which a lease may hold.
             del self.view, self._mapping
 
 
 def sync_path(path: Path) -> None:
-    """`MappedFile.sync` of a file that is not mapped."""
+    """Sync a file that is not mapped, as `MappedFile.sync` does."""
     try:
         fd = fileutil.open_to_read(path)
     except FileNotFoundError:

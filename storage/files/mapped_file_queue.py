@@ -1,6 +1,7 @@
-"""A sequence of files of equal size, each named by the position of its first byte in 20 digits.
+"""A sequence of files of equal size, named by their first byte's position.
 
-Files are mapped when they are first touched. There are no gaps but at the beginning (what was deleted).
+The name is the position in 20 digits. Files are mapped when they are first accessed. The sequence has no gaps; only
+files at its beginning may have been deleted.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from pathlib import Path
 from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file import MappedFile, sync_path
-from raymq.storage.files.open_files import OpenFiles
+from raymq.storage.files.mapped_file_cache import MappedFileCache
 
 _NAME = re.compile(r"[0-9]{20}")
-#: Folders above the files' own that a store may have made: the queue's topic, consumequeue/ or commitlog/, the root.
+#: Parent folders that a store may have made: the queue's topic, consumequeue/ or commitlog/, the root.
 _LEVELS = 3
 
 
 def file_name(start: int) -> str:
-    """The name of the file that begins at `start`."""
+    """Return the name of the file that begins at `start`."""
     return f"{start:020d}"
 
 
 class MappedFileQueue:
     """The files of one folder.
 
-    Thread rule: one writer; `sync` and its parts may run in another thread at the same time, and so may `write`, in
-    one, of what nobody maps or reads yet.
+    Thread rule: one writer. `sync` and its parts may run in another thread at the same time. `write` may run in one
+    other thread, for positions that are neither mapped nor read yet.
     """
 
     def __init__(
@@ -42,20 +43,21 @@ class MappedFileQueue:
         *,
         writable: bool,
         allocate_step_bytes: int = 0,
-        open_files: OpenFiles | None = None,
+        open_files: MappedFileCache | None = None,
         whole_to: int | None = None,
         reserved: bool = False,
     ) -> None:
-        """Look what is there; nothing is created yet.
+        """Look up the existing files; nothing is created yet.
 
         Args:
-            open_files: bounds how many files are mapped, these among others; None = as many as are touched.
+            open_files: limits how many files are mapped, shared with other sequences; None = no limit.
             reserved: as in `MappedFile`.
-            whole_to: the position up to which all was on disk when the machine died; None = it did not.
+            whole_to: the position up to which everything was on disk when the machine crashed; None = the machine did
+                not crash.
 
         Raises:
-            StoreCorrupt: a file of another size, or a gap. A shorter file that is the last one, or ends behind
-                `whole_to`, is taken as cut off and grown.
+            StoreCorrupt: a file has another size, or is missing. A shorter file is treated as cut off, and grown, if it
+                is the last one or ends behind `whole_to`.
         """
         self.folder = folder
         self._folder_text = str(folder)
@@ -63,11 +65,11 @@ class MappedFileQueue:
         self._writable = writable
         self._step = allocate_step_bytes
         self._files: dict[int, MappedFile | None] = {}
-        #: The file that was extended last, if it is still mapped.
+        #: The file that `extend` returned last, if it is still mapped.
         self._newest: MappedFile | None = None
-        #: Whether a file's name may not be on disk.
+        #: Whether the name of a file may be missing on disk.
         self._new_names = False
-        self._open_files = open_files
+        self._file_cache = open_files
         self._reserved = reserved
         self._prepared: dict[int, MappedFile] = {}
         self._creating = threading.Lock()
@@ -89,21 +91,21 @@ class MappedFileQueue:
 
     @property
     def start(self) -> int:
-        """Position of the first byte that is there; 0 without files."""
+        """Return the position of the first existing byte; 0 without files."""
         return next(iter(self._files), 0)
 
     @property
     def end(self) -> int:
-        """One past the last file's last byte; 0 without files."""
+        """Return the position after the last file's last byte; 0 without files."""
         return next(reversed(self._files)) + self.file_bytes if self._files else 0
 
     @property
     def starts(self) -> list[int]:
-        """Where the files begin, ascending."""
+        """Return the positions where the files begin, ascending."""
         return list(self._files)
 
     def file_at(self, position: int) -> MappedFile:
-        """The file in which `position` lies; KeyError if there is none."""
+        """Return the file that contains `position`, mapped; raise KeyError if there is none."""
         start = position - position % self.file_bytes
         file = self._files[start]
         if file is None:
@@ -113,7 +115,10 @@ class MappedFileQueue:
         return file
 
     def read(self, position: int, length: int) -> bytes:
-        """At most `length` bytes of the file in which `position` lies; a file that is not mapped stays so."""
+        """Return at most `length` bytes at `position`, from one file.
+
+        A file that is not mapped stays unmapped.
+        """
         start = position - position % self.file_bytes
         at = position - start
         file = self._files[start]
@@ -127,7 +132,10 @@ class MappedFileQueue:
 
     @contextlib.contextmanager
     def reading(self, start: int) -> Iterator[Callable[[int, int], bytes]]:
-        """What reads of the file that begins at `start`, by place in it and length, and opens it once at most."""
+        """Yield a function that reads from the file that begins at `start`.
+
+        The function takes a position within the file and a length. The file is opened once at most.
+        """
         file = self._files[start]
         if file is not None:
             view = file.view
@@ -140,19 +148,22 @@ class MappedFileQueue:
             os.close(fd)
 
     def _open_to_read(self, start: int) -> int:
-        # A text, not a Path: opening a store with many queues does this very often.
+        # A string is faster than a Path, and opening a store with many queues calls this very often.
         path = f"{self._folder_text}/{file_name(start)}"
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # once more, for an error of ours
+        except OSError:  # try again, to raise a StoreError
             return fileutil.open_to_read(Path(path))
 
     def _read(self, fd: int, at: int, length: int) -> bytes:
-        # A file that was cut off goes on with zeros, as its mapping would.
+        # Missing bytes of a cut-off file read as zeros, as in its mapping.
         return os.pread(fd, length, at).ljust(min(length, self.file_bytes - at), b"\0")
 
     def extend(self, position: int) -> MappedFile:
-        """The file in which `position` lies, created behind the last one if need be (or as the first)."""
+        """Return the file that contains `position`, creating it if needed.
+
+        A new file must follow the last file, or be the first one.
+        """
         newest = self._newest
         if newest is not None and 0 <= position - newest.start < self.file_bytes:
             newest.used = True
@@ -171,10 +182,12 @@ class MappedFileQueue:
         return self._newest
 
     def write(self, position: int, content: bytes) -> None:
-        """Write bytes at `position` without mapping a file; folder and files are made where they are missing.
+        """Write bytes at `position` without mapping a file.
+
+        Missing folders and files are made.
 
         Raises:
-            StoreFull, StoreFailed: not written, or a part of it.
+            StoreFull, StoreFailed: nothing was written, or only a part.
         """
         view = memoryview(content)
         while view:
@@ -194,7 +207,10 @@ class MappedFileQueue:
             position += len(part)
 
     def prepare(self, position: int) -> MappedFile:
-        """The file in which `position` lies, made before `extend` asks for it. For one other thread than the writer."""
+        """Make the file that contains `position` before `extend` needs it, and return it.
+
+        One thread other than the writer may call it.
+        """
         start = position - position % self.file_bytes
         with self._creating:
             if start not in self._files:
@@ -205,23 +221,28 @@ class MappedFileQueue:
         return self._map(start)
 
     def close_mapping(self, start: int) -> None:
-        """Let go of one file; it is mapped again when it is touched."""
+        """Close one file's mapping; the next access maps it again."""
         self._close(start)
 
     def detach_before(self, position: int) -> list[tuple[Path, MappedFile | None]]:
-        """Forget the files that end at or before `position`, but never the last one; they are on disk and open yet."""
+        """Forget the files that end at or before `position`, except the last file.
+
+        Return their paths and mappings: the files are still on disk and open.
+        """
         gone = [start for start in self.starts[:-1] if start + self.file_bytes <= position]
         detached = [(self.folder / file_name(start), self._files[start]) for start in gone]
-        if gone:  # Another mapping object: other threads may be walking through this one.
+        if gone:  # A new dict, because other threads may be iterating over the old one.
             with self._creating:
                 self._files = {start: file for start, file in self._files.items() if start not in gone}
         return detached
 
     def zero_from(self, position: int, *, durably: bool = False) -> None:
-        """Drop all bytes from `position` on: later files are deleted, its own keeps its size with zeros behind.
+        """Drop all bytes from `position` on.
+
+        Later files are deleted; the file that contains `position` keeps its size, filled with zeros.
 
         Args:
-            durably: the zeros are on disk when this returns; that files are gone always is.
+            durably: the zeros are on disk when this returns. Deletions of files always are.
         """
         for start in reversed(self.starts):
             if start > position or (start == position and len(self._files) > 1):
@@ -239,7 +260,10 @@ class MappedFileQueue:
                     fileutil.close(fd)
 
     def last_data(self, begin: int) -> int:
-        """One past the last byte from `begin` on that is not zero; `begin` if there is none."""
+        """Return the position after the last nonzero byte at or behind `begin`.
+
+        Return `begin` if there is none.
+        """
         last = begin
         for start in self.starts:
             if start + self.file_bytes > begin:
@@ -249,12 +273,15 @@ class MappedFileQueue:
         return last
 
     def rewrite(self, begin: int, end: int) -> None:
-        """Have the next `sync` write begin..end again, also where the kernel believes that it is on disk."""
+        """Make the next `sync` write begin..end again.
+
+        This includes pages that the kernel considers written.
+        """
         for file, start, stop in self.ranges(begin, end):
             file.rewrite(start, stop)
 
     def ranges(self, begin: int, end: int) -> Iterator[tuple[MappedFile, int, int]]:
-        """The files that hold begin..end, each with the part within the file."""
+        """Yield the files that hold begin..end, each with the range within the file."""
         while begin < end:
             file = self.file_at(begin)
             stop = min(end, file.start + self.file_bytes)
@@ -262,30 +289,34 @@ class MappedFileQueue:
             begin = stop
 
     def sync(self, begin: int, end: int, *, names: bool = False) -> None:
-        """Bring begin..end and the names of new files to disk (what was never mapped was not written).
+        """Sync begin..end and the names of new files to disk.
+
+        Files that were never mapped have no bytes to sync.
 
         Args:
-            names: all names, also those of files that were there when the store was opened.
+            names: sync all names, also of files that existed when the store was opened.
         """
         if names or self._new_names:
             try:
                 for folder in self.take_new_names(anyway=names):
                     fileutil.sync_directory(folder)
             except StoreError:
-                self._new_names = True  # the next one has to do it
+                self._new_names = True  # the next sync has to do it
                 raise
         self.sync_data(begin, end)
 
-    def trust_names(self, end: int) -> None:
-        """The names of the files that hold the bytes before `end` are on disk."""
+    def mark_names_synced(self, end: int) -> None:
+        """Record that the names of files with bytes before `end` are on disk."""
         if self._files and end > next(reversed(self._files)):
             self._new_names = False
 
     def take_new_names(self, *, anyway: bool = False) -> list[Path]:
-        """The folders to be synced so that the files' names are on disk; none if they are, or were asked for before.
+        """Return the folders to sync so that the files' names are on disk.
+
+        Return an empty list if the names are on disk, or if an earlier call returned the folders.
 
         Args:
-            anyway: also where they are.
+            anyway: return the folders even if the names are on disk.
         """
         if not (self._new_names or (anyway and self._files)):
             return []
@@ -293,32 +324,38 @@ class MappedFileQueue:
         return [self.folder, *self.folder.parents[:_LEVELS]]
 
     def start_sync(self, begin: int, end: int) -> None:
-        """Have the kernel begin with what `sync_data` waits for."""
+        """Make the kernel start the writes that `sync_data` waits for."""
         for start in self.starts:
             if start < end and begin < start + self.file_bytes:
-                fileutil.start_writing(self.folder / file_name(start))
+                fileutil.start_writeback(self.folder / file_name(start))
 
     def sync_data(self, begin: int, end: int) -> None:
-        """Bring begin..end to disk, but no names."""
+        """Sync begin..end to disk, without the files' names."""
         for start, file in self._files.copy().items():
             if start < end and begin < start + self.file_bytes:
                 if file is not None:
                     file.sync()
-                elif self._open_files is not None:  # It may have been written, and closed since.
+                elif self._file_cache is not None:  # The cache may have closed it after a write.
                     sync_path(self.folder / file_name(start))
 
     def close(self) -> None:
-        """Let go of all files, and remove those that were prepared and not needed; leases stay valid."""
+        """Close all files and remove prepared files that were not used.
+
+        Leases stay valid.
+        """
         for start in self.starts:
             self._close(start)
         while self._prepared:
             _, file = self._prepared.popitem()
             file.close()
-            with contextlib.suppress(StoreError):  # An empty file behind the last one harms nobody.
+            with contextlib.suppress(StoreError):  # An empty file behind the last one is harmless.
                 fileutil.remove(file.path)
 
     def _map(self, start: int) -> MappedFile:
-        """A file of the sequence, mapped if it is not; the writer and `prepare` get the same one."""
+        """Return a file of the sequence, mapping it if needed.
+
+        The writer and `prepare` get the same object.
+        """
         with self._creating:
             file = self._files[start]
             if file is None:
@@ -326,9 +363,9 @@ class MappedFileQueue:
             return file
 
     def _bound(self, file: MappedFile) -> None:
-        """One more file is mapped; another one may be closed for it. Only the writer does so."""
-        if self._open_files is not None:
-            self._open_files.add(self, file)
+        """Register a newly mapped file, which may close another file; writer only."""
+        if self._file_cache is not None:
+            self._file_cache.add(self, file)
 
     def _open(self, start: int) -> MappedFile:
         path = self.folder / file_name(start)
@@ -351,7 +388,7 @@ class MappedFileQueue:
 
 
 def _sizes(folder: Path) -> dict[int, int]:
-    """The sizes of the files of a sequence, by where they begin."""
+    """Return the sizes of the sequence's files in `folder` by their start positions."""
     sizes: dict[int, int] = {}
     for entry in fileutil.entries_of(folder):
         if _NAME.fullmatch(entry.name):
@@ -363,7 +400,10 @@ def _sizes(folder: Path) -> dict[int, int]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of a sequence in `folder`, ascending; anything else in it is not ours and left alone."""
+    """Return the files of the sequence in `folder`, ascending.
+
+    All other files in the folder are ignored.
+    """
     return [
         folder / entry.name for entry in fileutil.entries_of(folder) if _NAME.fullmatch(entry.name) and entry.is_file()
     ]

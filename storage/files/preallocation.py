@@ -1,13 +1,13 @@
-"""The thread that prepares a log's files ahead of its writer, so that appending never waits for the file system.
+"""Prepare a log's files ahead of its writer, in a thread.
 
 Writing into fresh pages of a file is twenty times slower than writing into pages that are in memory and mapped: the
-kernel has to find blocks, to zero a page and to enter it in the page table, 4 KiB at a time, within the writer's own
-store instruction and with the GIL held. This thread does that beforehand, for a window in front of the writer and in
-small steps: it makes the next file, allocates its blocks and faults its pages in. None of its system calls holds the
-GIL. It changes no byte of a file, and whatever it has not done or could not do the writer does itself.
+kernel has to find blocks, zero a page and enter it in the page table, 4 KiB at a time, within the writer's store
+instruction and with the GIL held. This thread does that beforehand, in small steps, for a window in front of the
+writer: it makes the next file, allocates its blocks and faults its pages in. None of its system calls holds the GIL.
+The thread changes no byte of a file; the writer does whatever the thread has not done or could not do.
 
-Blocks cost no memory but may cost the file system a wait for the disk, tens of milliseconds: they are allocated as far
-ahead as has been written since the start, up to `BLOCKS_BYTES`.
+Blocks take no memory, but allocating them may make the file system wait for the disk for tens of milliseconds. The
+thread therefore allocates as many bytes ahead as were written since the start, up to `BLOCKS_BYTES`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ from typing import Final
 from raymq.storage.errors import StoreError
 from raymq.storage.files.mapped_file import POPULATE_READ, POPULATE_WRITE
 from raymq.storage.files.mapped_file_queue import MappedFileQueue
-from raymq.storage.files.work_thread import WorkThread, begin
+from raymq.storage.files.worker_thread import WorkerThread, begin
 
 WINDOW_BYTES: Final = 64 << 20
 BLOCKS_BYTES: Final = 256 << 20
 _STEP_BYTES: Final = 1 << 20
 _BLOCKS_STEP_BYTES: Final = 16 << 20
-#: Smaller files are prepared by the writer: there is little to gain.
+#: Smaller files are not prepared by the thread: there is little to gain.
 _LEAST_FILE_BYTES: Final = 8 << 20
 
 
-class Preallocator(WorkThread):
-    """Keeps the window behind the writer's position ready; `advance` belongs to the writer, it never waits."""
+class Preallocator(WorkerThread):
+    """The thread that prepares the window behind the writer's position.
+
+    `advance` belongs to the writer and does not block.
+    """
 
     def __init__(self, files: MappedFileQueue, *, clean: bool) -> None:
-        """Nothing happens before `start`.
+        """Create the thread without starting it; see `start`.
 
         Args:
             clean: map pages only for reading. They stay clean, so that an fdatasync by the writer does not have to
-                write zeros to the disk first; the first write to each costs a short fault.
+                write zeros to the disk first; the first write to each page costs a short fault.
         """
         super().__init__("raymq-allocate")
         self._files = files
@@ -63,17 +66,17 @@ class Preallocator(WorkThread):
         self.advance(position)
 
     def advance(self, position: int) -> None:
-        """The log ends at `position` now."""
+        """Record `position` as the log's new end."""
         self._position = position
         if position >= self._wake_at:
             self._wake_at = position + _STEP_BYTES
             self._work.set()
 
     def flushed(self, length: int) -> None:
-        """So many bytes were brought to disk, and with them whatever was prepared: its pages are clean again.
+        """Record that `length` bytes were synced to disk, which made the prepared pages clean.
 
-        A page's first change after that is slow. As much as was flushed is likely to be written next, so that much
-        is faulted in anew; more would have the disk write zeros all the time. Any thread.
+        The first write to a clean page is slow. About as many bytes as were flushed are likely to be written next, so
+        that many are faulted in again; more would make the disk write zeros all the time. Any thread.
         """
         if not self._clean:
             self._cleaned = min(self._window, length)
@@ -87,15 +90,15 @@ class Preallocator(WorkThread):
                 self._step()
             while not self._stopping and self._allocate_more():
                 pass
-            # Half a window later: a burst shorter than that has the processor and its caches to itself.
+            # Wake half a window later, so that a shorter burst of writes does not share the processor and its caches.
             self._wake_at = self._prepared_to - self._window // 2
         except (StoreError, OSError):
-            # No room, or a disk that fails: the writer meets it too if it gets so far, and says so.
+            # If the writer gets that far, it gets the same error of the full or failing disk and raises it.
             self._prepared_to = max(self._prepared_to, self._position + _STEP_BYTES)
             self._allocated_to = max(self._allocated_to, self._position + _BLOCKS_STEP_BYTES)
 
     def _prepare_again(self) -> None:
-        """After a flush; see `flushed`."""
+        """Fault the pages in again after a flush; see `flushed`."""
         length, self._cleaned = self._cleaned, 0
         begin = self._position
         end = min(self._prepared_to, begin + length)
@@ -106,7 +109,7 @@ class Preallocator(WorkThread):
             begin = stop
 
     def _allocate_more(self) -> bool:
-        """Allocate the next piece's blocks; whether there was one."""
+        """Allocate the blocks of the next piece; return False if there was none."""
         ahead = max(self._window, min(self._most_blocks, self._position - self._started_at))
         begin = max(self._allocated_to, self._position - self._position % mmap.PAGESIZE)
         if begin >= self._position + ahead:
@@ -118,7 +121,7 @@ class Preallocator(WorkThread):
         return True
 
     def _step(self) -> None:
-        """Fault the next piece's pages in, or skip what the writer has overtaken."""
+        """Fault in the pages of the next piece, skipping what the writer has passed."""
         begin = max(self._prepared_to, self._position - self._position % mmap.PAGESIZE)
         file = self._files.prepare(begin)
         end = min(file.start + file.size, begin + _STEP_BYTES, self._allocated_to)

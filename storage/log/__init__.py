@@ -1,14 +1,19 @@
-"""The log and what is derived from it: commit log, queues, index of keys, and the start that puts them right.
+"""Store records in the commit log, with the consume queues and index derived from it.
 
 What is in it, in the order to read it:
-    checking, writing: an append, from its check to its place; commit_log: where it is written.
-    dispatch, queue_table, consume_queue, queue_end, entry_writer: the entries of queues; key_index, index_file,
-    index_sizes: of keys.
-    confirm_point, veils: what readers may see; reading, lease: what they get.
-    flush, checkpoint, walk_start: what is on disk, and where the next start begins to look.
-    recovery, offset_plausibility, queue_repair, damaged: what a start, or a read, puts right; delay_tables: what was
-    in force. past_damage: a walk that no damage ends.
-    retention: what expires.
-    shipping: what a master ships; following: a replica's end of the log; record_runs: where records stand in bytes;
-    cut_place: where a log can be cut.
+    record_checker, message_writer: check the records of an append and write them.
+    commit_log: the log's files and appends to them.
+    dispatch, queue_table, consume_queue, queue_end, entry_writer: the entries of consume queues.
+    key_index, index_file, index_sizes: the index of keys.
+    high_watermark, read_barrier: which messages readers may see.
+    message_reader, lease: reads and their results.
+    flush, checkpoint, recovery_start: sync to disk, and where the next recovery begins.
+    recovery, queue_offset_validator, queue_repair, damaged_copies: repairs when a store is opened or read.
+    delay_level_history: which delay levels applied to which part of the log.
+    log_salvage: a walk over a damaged log.
+    retention: expiry and deletion of files.
+    log_slice: the bytes that a master ships.
+    replica_log: the end of a replica's log.
+    record_scan: find the records in bytes of the log.
+    truncation_point: check where a log can be cut.
 """

@@ -1,9 +1,9 @@
-"""What a restart may rely on: RocketMQ's checkpoint, and beside it our own `raymq/state.json`.
+"""Save what a restart may rely on: RocketMQ's checkpoint and RayMQ's `raymq/state.json`.
 
-The checkpoint holds times, so that RocketMQ knows where to begin. Ours says it exactly: the log up to
-`dispatched_to` is on disk and so are its queue entries and index entries; how far each queue and the index reached;
-the sizes of the files; deleted topics; and during which boot of the machine the store was open, because the death of a
-process loses nothing that is in memory-mapped files, and the death of the machine does.
+The checkpoint holds store times, from which RocketMQ derives where to begin. RayMQ's state is exact: the log up to
+`dispatched_to` is on disk, together with its queue entries and index entries; how far each queue and the index reached;
+the sizes of the files; deleted topics; and during which boot of the machine the store was open, because a crash of the
+process loses nothing in memory-mapped files, while a crash of the machine does.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from typing import Any, Final
 from raymq.storage.files import fileutil, json_file
 
 CHECKPOINT_BYTES: Final = 4096
-#: In place of the log's end: the deletion that was told last was not done. Older versions told it so.
-TAKEN_BACK: Final = -1
+#: In place of the log's end: the deletion listed before it was not done. Older versions recorded it that way.
+REVOKED: Final = -1
 #: physical time, logic time, index time, master's flushed offset, confirm offset.
 _LONGS = struct.Struct(">5q")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Store times (ms) of what is surely on disk: log, queues, full index files; 0 = nothing known."""
+    """The store times (ms) up to which data are surely on disk.
+
+    They are those of the log, the queues, and the full index files; 0 = nothing known.
+    """
 
     physical_ms: int = 0
     logic_ms: int = 0
@@ -37,7 +40,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """The checkpoint in `path`; all 0 if it is missing or too short."""
+        """Load the checkpoint at `path`; all 0 if it is missing or too short."""
         try:
             content = fileutil.read_whole(path)
         except FileNotFoundError:
@@ -45,7 +48,7 @@ class Checkpoint:
         return cls(*_LONGS.unpack_from(content)) if len(content) >= _LONGS.size else cls()
 
     def save(self, path: Path) -> None:
-        """Write it durably."""
+        """Write the checkpoint durably."""
         longs = _LONGS.pack(
             self.physical_ms, self.logic_ms, self.index_ms, self.master_flushed_offset, self.confirm_offset
         )
@@ -63,20 +66,20 @@ class IndexExtent:
 
     @property
     def end_ms(self) -> int:
-        """Store time of the newest record; 0 if there is none."""
+        """Return the store time of the newest record; 0 if there is none."""
         return max((header[1] for header in self.files.values()), default=0)
 
     @property
     def end_physical(self) -> int:
-        """Physical offset of the newest record; -1 if there is none."""
+        """Return the physical offset of the newest record; -1 if there is none."""
         return max((header[3] for header in self.files.values()), default=-1)
 
 
 @dataclass(slots=True)
-class State:
-    """Our own checkpoint; see the module.
+class CheckpointState:
+    """RayMQ's own checkpoint; see the module.
 
-    `index` is None where its extent was not written down; `walk_from` is 0 where no place was.
+    `index` is None if its extent was not saved; `walk_from` is 0 if no position was saved.
     """
 
     dispatched_to: int = 0
@@ -89,8 +92,10 @@ class State:
     walk_from: int = 0
 
     @classmethod
-    def load(cls, path: Path) -> State | None:
-        """The state in `path`; None if it is not there or is damaged (then all is worked out from the log).
+    def load(cls, path: Path) -> CheckpointState | None:
+        """Load the state at `path`; None if it is missing or damaged.
+
+        Without a state, everything is derived from the log.
 
         Raises:
             StoreBusy, StoreFailed: it cannot be read now.
@@ -109,20 +114,23 @@ class State:
                 boot=str(raw["boot"]),
                 walk_from=int(raw.get("walk_from", 0)),
             )
-        except (FileNotFoundError, *json_file.ANOTHER_FORM):
+        except (FileNotFoundError, *json_file.DECODE_ERRORS):
             return None
 
-    def with_deletions(self, deletions: Iterable[tuple[str, int]]) -> State:
-        """The same after topics were deleted, each with the log's end at that moment."""
+    def with_deletions(self, deletions: Iterable[tuple[str, int]]) -> CheckpointState:
+        """Return a copy with deleted topics, each given with the log's end at its deletion."""
         queues, deleted = dict(self.queues), dict(self.deleted_topics)
-        for topic, log_end in done(deletions):
+        for topic, log_end in effective_deletions(deletions):
             deleted[topic] = max(log_end, deleted.get(topic, 0))
-            if log_end >= self.dispatched_to:  # Else these are queues of a topic that was made anew.
+            if log_end >= self.dispatched_to:  # Otherwise these are queues of a recreated topic.
                 queues.pop(topic, None)
         return replace(self, queues=queues, deleted_topics=deleted)
 
     def save(self, path: Path) -> None:
-        """Write it durably. In pieces: a store with many queues would keep the interpreter from all other threads."""
+        """Write the state durably.
+
+        It is encoded in pieces, because encoding many queues at once would block all other threads of the interpreter.
+        """
         content = {
             "dispatched_to": self.dispatched_to,
             "indexed_to": self.indexed_to,
@@ -149,12 +157,12 @@ def _index_extent(raw: Any) -> IndexExtent | None:
     return IndexExtent(files)
 
 
-def done(deletions: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Those that were not taken back."""
+def effective_deletions(deletions: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the deletions that were not revoked."""
     found: list[tuple[str, int]] = []
     for topic, log_end in deletions:
-        if log_end != TAKEN_BACK:
+        if log_end != REVOKED:
             found.append((topic, log_end))
         elif found:
-            found.pop()  # told right before
+            found.pop()  # the deletion listed right before
     return found

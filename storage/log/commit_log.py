@@ -1,8 +1,8 @@
-"""The commit log: all records of a store, one behind the other, in files of fixed size.
+"""The commit log: all records of a store in sequence, in files of fixed size.
 
-A record never crosses a file's end; what does not fit is preceded by a BLANK that fills the file. Bytes behind the
-last record are zeros, and every append, of however many records, writes its first four bytes last: so a size of 0 is
-the end of the log, and an append cut short by the death of the process has not happened, none of it.
+A record never crosses the end of a file; if it does not fit, a BLANK fills the file before it. The bytes behind the
+last record are zeros. Every append, of any number of records, writes its first four bytes last: a size of 0 therefore
+marks the end of the log, and an append that a crash of the process interrupted leaves no records at all.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 
 from raymq.storage.errors import MessageExpired, MessageNotFound, StoreBusy, StoreCorrupt, StoreError
 from raymq.storage.failpoints import failpoint
-from raymq.storage.files.health import Health
+from raymq.storage.files.disk_health import DiskHealth
 from raymq.storage.files.mapped_file import MappedFile
+from raymq.storage.files.mapped_file_cache import MappedFileCache
 from raymq.storage.files.mapped_file_queue import MappedFileQueue
-from raymq.storage.files.open_files import OpenFiles
 from raymq.storage.files.preallocation import Preallocator
-from raymq.storage.log.checking import Single
-from raymq.storage.log.walk_start import WalkStart
+from raymq.storage.log.record_checker import CheckedRecord
+from raymq.storage.log.recovery_start import RecoveryStart
 from raymq.storage.records import record as layout
-from raymq.storage.records.batch import Batch, stamp
 from raymq.storage.records.byte_rows import Int64s
 from raymq.storage.records.record import Record
+from raymq.storage.records.record_batch import Batch, stamp
 
 _ALLOCATE_STEP_BYTES: Final = 16 << 20
-#: How many files are mapped at once, 64 GiB of the usual size; leases may keep more.
+#: How many files are mapped at once (64 GiB of the usual size); leases may keep more mapped.
 _MAPPED_FILES: Final = 64
 _SIZE_BYTES: Final = layout.OFFSET_MAGIC
 
@@ -47,19 +47,22 @@ class CommitLog:
         folder: Path,
         file_bytes: int,
         store_host: bytes,
-        health: Health,
+        health: DiskHealth,
         *,
         writable: bool,
         whole_to: int | None = None,
     ) -> None:
-        """Look at the files; the end is set by recovery (`set_end`). `whole_to` as in `MappedFileQueue`."""
+        """Look up the files; recovery sets the end later with `set_end`.
+
+        `whole_to` is as in `MappedFileQueue`.
+        """
         self.folder = folder
         self.files = MappedFileQueue(
             folder,
             file_bytes,
             writable=writable,
             allocate_step_bytes=min(_ALLOCATE_STEP_BYTES, file_bytes),
-            open_files=OpenFiles(_MAPPED_FILES) if writable else None,
+            open_files=MappedFileCache(_MAPPED_FILES) if writable else None,
             whole_to=whole_to,
             reserved=True,
         )
@@ -68,34 +71,35 @@ class CommitLog:
         self.max_offset = self.files.start
         self.flushed_offset = self.files.start
         self.last_timestamp_ms = 0
-        #: Set by recovery, kept by who writes checkpoints.
-        self.walk_start = WalkStart(self.files.start)
+        #: Set by recovery, updated when checkpoints are written.
+        self.recovery_start = RecoveryStart(self.files.start)
         self.health = health
         self._ahead: Preallocator | None = None
-        #: A small record that ends there or before fits into the newest file, where there are blocks for it.
+        #: A record that ends at or before this position fits into the newest file and has allocated blocks.
         self._smooth_to = 0
         self._flushing = threading.Lock()
 
     @property
     def min_offset(self) -> int:
-        """Where the first file begins."""
+        """Return the position where the first file begins."""
         return self.files.start
 
     @property
     def capacity(self) -> int:
-        """The largest record that a file can hold."""
+        """Return the size of the largest record that a file can hold."""
         return self.files.file_bytes - layout.BLANK.size
 
     def set_end(self, end: int, last_timestamp_ms: int) -> None:
-        """Recovery's result: everything before `end` is there and on disk."""
+        """Set recovery's result: everything before `end` exists and is on disk."""
         self.max_offset = self.flushed_offset = end
         self._smooth_to = 0
         self.last_timestamp_ms = last_timestamp_ms
 
     def prepare_ahead(self, *, clean: bool) -> None:
-        """From now on a thread prepares the files behind the log's end, if none does; `clean` as in `Preallocator`.
+        """Start the thread that prepares files behind the log's end, unless it runs already.
 
-        StoreBusy: the system has no thread to give; the next call tries again.
+        `clean` is as in `Preallocator`. Raise StoreBusy if the system cannot provide a thread; the next call tries
+        again.
         """
         if self._ahead is not None:
             return
@@ -104,14 +108,15 @@ class CommitLog:
         self._ahead = ahead
 
     def append(self, batch: Batch, queue_offsets: Int64s, store_timestamp_ms: int) -> Int64s:
-        """Write a checked batch, no record of it larger than `capacity`; the physical offsets of its records.
+        """Append a checked batch and return the physical offsets of its records.
 
-        It goes into one file as a whole if a file can hold it, else into several, no record cut. A process that dies
-        meanwhile has written all of it or nothing.
+        No record of the batch may be larger than `capacity`. The batch goes into one file as a whole if a file can hold
+        it, else into several files, without cutting a record. A crash of the process leaves either the whole batch or
+        nothing.
 
         Raises:
-            StoreFull: no room on the disk. Where `max_offset` has grown nothing more may be appended: the batch needs
-                several files, and with the next opening what is in the first ones is gone.
+            StoreFull: no room on the disk. If `max_offset` has grown, nothing more may be appended: the batch needs
+                several files, and the next opening drops its records in the first ones.
         """
         capacity = self.capacity
         physical_offsets = np.empty(len(batch), np.int64)
@@ -145,7 +150,10 @@ class CommitLog:
         return physical_offsets
 
     def append_one(self, record: memoryview, late: int, queue_offset: int, store_timestamp_ms: int) -> int:
-        """Write one checked record without NumPy, `late` as in `Single`; its physical offset. Raises as `append`."""
+        """Append one checked record without NumPy and return its physical offset.
+
+        Raise as `append` does.
+        """
         size = len(record)
         physical_offset = self.max_offset
         if physical_offset + size <= self._smooth_to:
@@ -170,13 +178,19 @@ class CommitLog:
         return physical_offset
 
     def append_few(
-        self, records: memoryview, singles: Sequence[Single], queue_offsets: Sequence[int], store_timestamp_ms: int
+        self,
+        records: memoryview,
+        singles: Sequence[CheckedRecord],
+        queue_offsets: Sequence[int],
+        store_timestamp_ms: int,
     ) -> list[int]:
-        """`append` without NumPy of what one file can hold; the physical offsets of the records.
+        """Append a few records without NumPy and return their physical offsets.
+
+        It works as `append`, for records that fit together into one file.
 
         Args:
-            records: the bytes of all, one behind the other.
-            singles: each of them, checked.
+            records: the bytes of all records, in sequence.
+            singles: each of the records, checked.
         """
         length = len(records)
         physical_offset = self.max_offset
@@ -208,9 +222,10 @@ class CommitLog:
         return physical_offsets
 
     def append_raw(self, content: memoryview, last_timestamp_ms: int) -> None:
-        """Write bytes of another log's at the end, into one file: whole records, or what fills the file up.
+        """Append bytes of another log to one file.
 
-        A process that dies meanwhile has written all of them or nothing. Raises as `append`.
+        The bytes are whole records, or the BLANK that fills the file up. A crash of the process leaves either all of
+        them or nothing. Raise as `append` does.
 
         Args:
             last_timestamp_ms: the store time of the newest record.
@@ -229,7 +244,7 @@ class CommitLog:
         self.last_timestamp_ms = max(self.last_timestamp_ms, last_timestamp_ms)
 
     def _smooth_room_for(self, length: int) -> MappedFile:
-        """`_room_for` with blocks of the disk for it; from now on `_smooth_to` is of that file."""
+        """Find room as `_room_for` does, allocate its blocks, and set `_smooth_to` for the file."""
         file = self._room_for(length)
         at = self.max_offset - file.start
         file.allocate(at, at + length)
@@ -237,14 +252,17 @@ class CommitLog:
         return file
 
     def _room_for(self, length: int) -> MappedFile:
-        """The file into which `length` bytes go at `max_offset`, after a BLANK and a new file if need be."""
+        """Return the file for the next `length` bytes, rolling to a new one if needed.
+
+        A BLANK fills the rest of the old file then.
+        """
         file = self.files.extend(self.max_offset)
         at = self.max_offset - file.start
         rest = file.size - at
         if length + layout.BLANK.size <= rest:
             return file
         failpoint("roll.before_file")
-        # Whatever there may be no room for comes first: if it fails, the log has not changed.
+        # Allocate first: if the disk is full, the log has not changed.
         following = self.files.extend(self.max_offset + rest)
         following.allocate(0, length)
         file.allocate(at, at + layout.BLANK.size)
@@ -257,17 +275,20 @@ class CommitLog:
         return following
 
     def view(self, physical_offset: int, length: int) -> memoryview:
-        """Bytes of the mapping, which they keep alive; they must lie in one file."""
+        """Return bytes of the mapping; they must lie in one file.
+
+        The view keeps the mapping alive.
+        """
         file = self.files.file_at(physical_offset)
         at = physical_offset - file.start
         return file.view[at : at + length]
 
     def record(self, physical_offset: int, *, check_crc: bool = True) -> Record:
-        """The record at that place; its body's CRC need not be compared.
+        """Return the record at a physical offset; `check_crc` compares its body's CRC.
 
         Raises:
-            MessageExpired, MessageNotFound: below the log, beyond it, or not where a record begins.
-            StoreCorrupt: there is one, but not as it was written.
+            MessageExpired, MessageNotFound: the offset is below the log, beyond it, or not where a record begins.
+            StoreCorrupt: a record begins there, but it is damaged.
         """
         if physical_offset < self.min_offset:
             raise MessageExpired(f"offset {physical_offset} is below the log's minimum {self.min_offset}")
@@ -275,7 +296,7 @@ class CommitLog:
             raise MessageNotFound(f"offset {physical_offset} is beyond the log's end {self.max_offset}")
         file = self.files.file_at(physical_offset)
         at = physical_offset - file.start
-        if not is_marked(file, at):
+        if not has_record_header(file, at):
             raise MessageNotFound(f"no record begins at {physical_offset}")
         try:
             return layout.decode(file.view, at, check_crc=check_crc)
@@ -283,16 +304,16 @@ class CommitLog:
             raise StoreCorrupt(str(file.path), at, error.reason) from None
 
     def name_and_properties(self, physical_offset: int) -> tuple[bytes, bytes]:
-        """Topic and stored properties of the record that claims to begin there; StoreCorrupt if it contradicts itself.
+        """Return the topic and the stored properties of the record at a physical offset.
 
-        Its body's CRC is not compared.
+        Its body's CRC is not compared. Raise StoreCorrupt if the record's fields contradict each other.
         """
         file = self.files.file_at(physical_offset)
         _, _, topic, begin, end = layout.locate(file.view, physical_offset - file.start, file.size, False)
         return bytes(file.view[topic : begin - layout.PROPERTIES_LENGTH.size]), bytes(file.view[begin:end])
 
     def walk(self, physical_offset: int) -> Iterator[Record]:
-        """The records in log order from there on; raises as `record`."""
+        """Yield the records from `physical_offset` on in log order; raise as `record`."""
         position = max(physical_offset, self.min_offset)
         while position < self.max_offset:
             position = self.skip_blank(position)
@@ -302,15 +323,18 @@ class CommitLog:
             yield record
             position += record.size
 
-    def is_marked(self, physical_offset: int) -> bool:
-        """Whether a record claims to begin at that place, which may be any."""
+    def has_record_header(self, physical_offset: int) -> bool:
+        """Return True if a record header with this physical offset is there.
+
+        The offset may be any.
+        """
         if not self.min_offset <= physical_offset < self.max_offset:
             return False
         file = self.files.file_at(physical_offset)
-        return is_marked(file, physical_offset - file.start)
+        return has_record_header(file, physical_offset - file.start)
 
     def skip_blank(self, position: int) -> int:
-        """`position`, or the next file's start if a BLANK is there."""
+        """Return `position`, or the start of the next file if a BLANK is there."""
         file = self.files.file_at(position)
         at = position - file.start
         if file.size - at < layout.BLANK.size:
@@ -319,7 +343,7 @@ class CommitLog:
         return file.start + file.size if magic == layout.MAGIC_BLANK and size == file.size - at else position
 
     def store_timestamp(self, physical_offset: int) -> int:
-        """The store time of the record at that place, unchecked."""
+        """Return the store time of the record at a physical offset, without checks."""
         file = self.files.file_at(physical_offset)
         at = physical_offset - file.start
         sys_flag = int.from_bytes(file.view[at + layout.OFFSET_SYS_FLAG : at + layout.OFFSET_SYS_FLAG + 4], "big")
@@ -327,10 +351,11 @@ class CommitLog:
         return int(layout.STORE_TIMESTAMP.unpack_from(file.view, late + layout.OFFSET_STORE_TIMESTAMP)[0])
 
     def expirable(self, most: int) -> list[tuple[int, int]]:
-        """At most `most` files that may go, oldest first: where the next one begins, and when its first record came.
+        """Return at most `most` files that may be deleted, oldest first.
 
-        Not the newest file, nor what is not on disk yet. No file is older than its own first record, whatever the next
-        one says: store times never go back, and have no checksum.
+        Each is given by the position where the next file begins, and by the store time of the next file's first record.
+        The newest file and files that are not on disk yet are excluded. Store times never decrease but have no
+        checksum, so the store time of the file's own first record is used if it is later.
         """
         found: list[tuple[int, int]] = []
         for begin, following in pairwise(self.files.starts[: most + 1]):
@@ -339,8 +364,8 @@ class CommitLog:
             found.append((following, max(self.store_timestamp(begin), self.store_timestamp(following))))
         return found
 
-    def expired_to(self, oldest_ms: int) -> int:
-        """Where the first file begins that stays if all go whose messages were stored before `oldest_ms`."""
+    def expiry_offset(self, oldest_ms: int) -> int:
+        """Return the start of the first file kept if messages stored before `oldest_ms` expire."""
         starts = self.files.starts
         on_disk = bisect_right(starts, min(self.max_offset - 1, self.flushed_offset))
         following = range(1, on_disk)
@@ -348,22 +373,23 @@ class CommitLog:
         return starts[gone] if starts else self.min_offset
 
     def flush(self) -> None:
-        """Bring to disk all that was appended before the call; from any thread, releases the GIL.
+        """Sync everything that was appended before the call; any thread, releases the GIL.
 
         Raises:
+            StoreBusy: nothing was synced; another try may sync all.
             StoreFailed: the disk failed, now or before.
         """
         end = self.max_offset
-        # One at a time: the kernel tells of a failure once, and whoever comes later would take it for a success.
+        # One sync at a time: the kernel reports a failure once, so a concurrent sync would wrongly succeed.
         with self._flushing:
             self.health.check()
-            # Those who waited share what the one before them, or this one, has brought to disk.
+            # Threads that waited for the lock share one sync: it covers all that is appended by now.
             if end > self.flushed_offset:
                 end = self.max_offset
                 failpoint("flush.before_sync")
                 try:
                     self.files.sync(self.flushed_offset, end)
-                except StoreBusy:  # nothing was done, and all of it can be
+                except StoreBusy:  # nothing was synced, and a retry can sync all
                     raise
                 except StoreError as error:
                     self.health.fail(error)
@@ -374,14 +400,14 @@ class CommitLog:
                     self._ahead.flushed(length)
 
     def close(self) -> None:
-        """Let go of the files; leases stay valid."""
+        """Close the files; leases stay valid."""
         if self._ahead is not None:
             self._ahead.stop()
         self.files.close()
 
 
-def is_marked(file: MappedFile, at: int) -> bool:
-    """Whether a record claims to begin there: a record's magic, and its own physical offset."""
+def has_record_header(file: MappedFile, at: int) -> bool:
+    """Return True if a record header is there: a record's magic and its physical offset."""
     if not 0 <= at <= file.size - layout.MIN_RECORD_BYTES:
         return False
     magic = layout.BLANK.unpack_from(file.view, at)[1]

@@ -1,10 +1,10 @@
-"""The index of one queue: entry k says where in the commit log the queue's k-th message lies.
+"""The index of one queue: entry k locates the queue's k-th message in the log.
 
-Entry: physical offset i8, size i4, tags code i8. Derived data: it can be rebuilt from the commit log. A *filler*
-(offset 0, size 2**31 - 1) stands where no message is known: before the first one of a rebuilt queue, or for one that
-was lost.
+Entry: physical offset i8, size i4, tags code i8. Entries are derived data that can be rebuilt from the commit log. A
+*filler* (offset 0, size 2**31 - 1) is the entry of an unknown message: one before the first message of a rebuilt queue,
+or one that was lost.
 
-The newest entries are in memory, the others in files: `EntryWriter` brings them there.
+The newest entries are in memory, the others in files; `EntryWriter` writes them there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from raymq.storage.errors import StoreError
 from raymq.storage.files.mapped_file import MappedFile
+from raymq.storage.files.mapped_file_cache import MappedFileCache
 from raymq.storage.files.mapped_file_queue import MappedFileQueue, file_name
-from raymq.storage.files.open_files import OpenFiles
 from raymq.storage.log.entry_writer import EntryWriter
 from raymq.storage.log.queue_end import ENTRY, first_empty
 from raymq.storage.records.record import MIN_RECORD_BYTES
@@ -28,23 +28,23 @@ from raymq.storage.records.record import MIN_RECORD_BYTES
 _ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES: Final = _ENTRY.size
 FILLER_SIZE: Final = 0x7FFFFFFF
-#: Behind all places that a log may ever have.
+#: Above all physical offsets that a log may ever have.
 _FARTHEST: Final = 1 << 56
-#: So many entries are looked at together, where one after the other tells of no message.
+#: How many entries are examined at once in the search for one that is no filler.
 _LOOKED_AT: Final = 4096
 _FILLER: Final = np.array((0, FILLER_SIZE, 0), ENTRY)
-#: Up to how many entries are read without mapping the file.
+#: Up to this many entries are read without mapping the file.
 _FEW: Final = 64
-#: So much of what is written stays in memory, and is cut to it when there is twice as much.
+#: Written entries are cut to this size in memory when they take twice as much.
 _KEPT_BYTES: Final = 1600 * ENTRY_BYTES
-#: How many fillers are made at once.
+#: How many fillers are appended at once.
 _FILLED: Final = 65_536
 
 Entries = npt.NDArray[np.void]
 
 
 def make_entries(physical_offsets: npt.ArrayLike, sizes: npt.ArrayLike, tags_codes: npt.ArrayLike) -> Entries:
-    """Entries as they lie in the file."""
+    """Return entries in the format of the file."""
     entries: Entries = np.empty(np.shape(physical_offsets), ENTRY)
     entries["physical_offset"] = physical_offsets
     entries["size"] = sizes
@@ -55,10 +55,10 @@ def make_entries(physical_offsets: npt.ArrayLike, sizes: npt.ArrayLike, tags_cod
 class ConsumeQueue:
     """The entries of one queue; offsets count entries.
 
-    Thread rule: it belongs to the store's writer, `sync` to any thread, and `write` and `forget_written` to whoever
-    holds the lock of the `EntryWriter`. The writer alone puts entries behind the tail and moves `max_offset`, those
-    alone take written ones from its front; each is one operation of the interpreter. So the writer finds an entry in
-    the tail by its distance from the end.
+    Thread rule: a queue belongs to the store's writer. Any thread may call `sync`; `write` and `drop_written` belong to
+    the thread that holds the lock of the `EntryWriter`. Only the writer appends entries to the tail and moves
+    `max_offset`; only `write` and `drop_written` remove written entries from the tail's front. Each of these changes is
+    one operation of the interpreter. The writer therefore locates an entry in the tail by its distance from the end.
     """
 
     def __init__(
@@ -68,13 +68,14 @@ class ConsumeQueue:
         *,
         writable: bool,
         whole_to: int | None = None,
-        open_files: OpenFiles | None = None,
+        open_files: MappedFileCache | None = None,
         writer: EntryWriter | None = None,
     ) -> None:
-        """Look how far it reaches; further arguments as in `MappedFileQueue`, `whole_to` in entries.
+        """Find the end of the queue; further arguments are as in `MappedFileQueue`.
 
         Args:
-            writer: what writes new entries into the files; None = they stay in memory.
+            whole_to: as in `MappedFileQueue`, but in entries.
+            writer: the `EntryWriter` that writes new entries into the files; None = they stay in memory.
         """
         self._files = MappedFileQueue(
             folder,
@@ -84,25 +85,25 @@ class ConsumeQueue:
             open_files=open_files,
         )
         self._first = self._files.start // ENTRY_BYTES
-        #: The newest entries; those before `_written` are in files as well.
+        #: The newest entries; those before offset `_written` are in files as well.
         self._tail = bytearray()
         self._writer = writer
         self.waiting = False
         self._closed = False
         self._tail_from = self._written = self.max_offset = self._find_end()
         self.min_offset = self._first
-        #: The log's minimum for which `min_offset` is right.
+        #: The log's minimum for which `min_offset` was computed.
         self.trimmed_to = 0
         self._synced = self._first
         self._fresh_from = self.max_offset
         self._seen = (0, 0)
-        #: The point that `confirmed_end` was asked for last, and what it said.
+        #: Argument and result of the last call of `confirmed_end`.
         self._confirmed = (-1, 0)
-        #: Readers see nothing from this offset on; None: there is no veil (see `veils`).
-        self.veiled_from: int | None = None
+        #: Readers see nothing from this offset on; None = no barrier (see `read_barrier`).
+        self.barrier_offset: int | None = None
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """One more entry."""
+        """Append one entry."""
         self._tail += _ENTRY.pack(physical_offset, size, tags_code)
         self.max_offset += 1
         writer = self._writer
@@ -121,7 +122,7 @@ class ConsumeQueue:
                 self._writer.add(self)
 
     def write(self) -> int:
-        """See `entry_writer.Entries`."""
+        """Write the pending entries; see `entry_writer.PendingEntries`."""
         if self._closed:
             return 0
         begin = (self._written - self._tail_from) * ENTRY_BYTES
@@ -133,8 +134,8 @@ class ConsumeQueue:
             self._forget(len(self._tail) - _KEPT_BYTES)
         return len(content)
 
-    def forget_written(self) -> None:
-        """See `entry_writer.Entries`."""
+    def drop_written(self) -> None:
+        """Drop the written entries from memory; see `entry_writer.PendingEntries`."""
         self._forget(len(self._tail))
 
     def _forget(self, most: int) -> None:
@@ -143,19 +144,23 @@ class ConsumeQueue:
         self._tail_from += count
         del self._tail[: count * ENTRY_BYTES]
 
-    def distrust(self) -> None:
-        """No message that is there now counts as checked; those that come count as such."""
+    def reset_checked(self) -> None:
+        """Mark all present messages as unchecked; messages appended later count as checked."""
         self._fresh_from = self.max_offset
         self._seen = (0, 0)
 
     def is_checked(self, offset: int, end: int) -> bool:
-        """Whether the messages offset..end (end not included) were found to be what their entries say since the store
-        was opened: when they were appended, or by a read.
+        """Return True if the messages offset..end (end excluded) were checked since the opening.
+
+        A message is checked when it is appended, or by a read that compares it with its entry.
         """
         return offset >= self._fresh_from or (self._seen[0] <= offset and end <= self._seen[1])
 
     def set_checked(self, offset: int, end: int) -> None:
-        """A read has looked at them. One stretch is remembered besides the newest messages: readers go in order."""
+        """Record that a read has checked the messages offset..end (end excluded).
+
+        One range is remembered besides the newest messages, because readers go in order.
+        """
         begin, stop = self._seen
         if offset <= stop and begin <= end:
             offset, end = min(begin, offset), max(stop, end)
@@ -165,9 +170,10 @@ class ConsumeQueue:
             self._seen = offset, end
 
     def put(self, offset: int, entries: Entries) -> None:
-        """Write entries from `offset` on, over what is there or behind it; a gap before them gets fillers.
+        """Write entries from `offset` on, over existing ones or behind the end.
 
-        On an empty queue the first offset decides where the first file begins.
+        A gap before them is filled with fillers. In an empty queue the first offset determines where the first file
+        begins.
         """
         if self.max_offset == self._first == 0 and offset > 0 and not self._files.starts:
             file_entries = self._files.file_bytes // ENTRY_BYTES
@@ -178,7 +184,7 @@ class ConsumeQueue:
             offset = self._first
         known = entries[: max(0, self.max_offset - offset)]
         if len(known):
-            # Recovery finds most of them as they are; what is not written need not be brought to disk.
+            # Most entries that recovery puts are unchanged; skipping them avoids disk writes.
             if self.entries(offset, len(known)).tobytes() != known.tobytes():
                 self._overwrite(offset, known)
             entries, offset = entries[len(known) :], offset + len(known)
@@ -189,7 +195,7 @@ class ConsumeQueue:
         self._append_many(entries)
 
     def _overwrite(self, offset: int, entries: Entries) -> None:
-        """Replace entries that are there, in the files and in memory."""
+        """Replace existing entries, in the files and in memory."""
         with contextlib.nullcontext() if self._writer is None else self._writer.lock:
             content = memoryview(entries.tobytes())
             in_memory = content[max(0, self._tail_from - offset) * ENTRY_BYTES :]
@@ -203,7 +209,9 @@ class ConsumeQueue:
             self._synced = min(self._synced, offset)
 
     def entries(self, offset: int, count: int) -> Entries:
-        """At most `count` entries from `offset` on, to be used at once: where they can they are those of the mapping.
+        """Return at most `count` entries from `offset` on, for immediate use.
+
+        They are views of the mapping where possible.
 
         Args:
             offset: within min..max.
@@ -215,14 +223,17 @@ class ConsumeQueue:
             split = max(offset, min(end, self.max_offset - len(self._tail) // ENTRY_BYTES))
             newest = self._in_memory(split, end)
             if len(newest) == (end - split) * ENTRY_BYTES:
-                break  # Else just now some were written and dropped.
+                break  # Else some entries were written and dropped just now: try again.
         if split == offset:
             return np.frombuffer(newest, ENTRY)
         older = self._in_files(offset, split)
         return np.concatenate([older, np.frombuffer(newest, ENTRY)]) if newest else older
 
     def _in_memory(self, offset: int, end: int) -> bytearray:
-        """The bytes of the entries offset..end, `end` at most `max_offset`, without those that are not in memory."""
+        """Return the bytes of the entries offset..end, except those not in memory.
+
+        `end` is at most `max_offset`.
+        """
         if end <= offset:
             return bytearray()
         return self._tail[(offset - self.max_offset) * ENTRY_BYTES : (end - self.max_offset) * ENTRY_BYTES or None]
@@ -239,24 +250,25 @@ class ConsumeQueue:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def entry(self, offset: int) -> tuple[int, int, int]:
-        """Physical offset, size and tags code of one entry."""
+        """Return physical offset, size and tags code of one entry."""
         part = self._in_memory(offset, offset + 1)
         return _ENTRY.unpack(part) if part else self._entry_in_file(offset)
 
     def _entry_in_file(self, offset: int) -> tuple[int, int, int]:
         return _ENTRY.unpack(self._files.read(offset * ENTRY_BYTES, ENTRY_BYTES))
 
-    def place_of(self, offset: int) -> tuple[Path, int]:
-        """The file that an entry is in, and where."""
+    def file_position_of(self, offset: int) -> tuple[Path, int]:
+        """Return the file that contains an entry, and the entry's position in it."""
         at = offset * ENTRY_BYTES
         start = at - at % self._files.file_bytes
         return self._files.folder / file_name(start), at - start
 
     def trim(self, log_min: int) -> None:
-        """Set `min_offset` to the first entry whose message is at or behind `log_min`, by halves.
+        """Set `min_offset` to the first entry whose message is at or behind `log_min`.
 
-        A damaged entry says nothing of its message, and a filler nothing of those before it: their neighbours do. What
-        may be damaged alone counts as there, and is made anew by the read that meets it.
+        This is a binary search. A damaged entry or a filler does not locate a message, so its neighbours are used
+        instead. A damaged entry whose neighbours leave its position unknown counts as present; the read that finds it
+        rebuilds it.
         """
         low, high = self._first, self.max_offset
         if low < high and self._is_there(self.entry(low), log_min):
@@ -275,14 +287,17 @@ class ConsumeQueue:
 
     @staticmethod
     def _is_there(entry: tuple[int, int, int], log_min: int) -> bool | None:
-        """Whether an entry's message is at or behind `log_min`; None if the entry does not say so."""
+        """Return True if an entry's message is at or behind `log_min`.
+
+        Return None if the entry is a filler or damaged.
+        """
         physical_offset, size, _ = entry
         if not 0 <= physical_offset < _FARTHEST or not MIN_RECORD_BYTES <= size < FILLER_SIZE:
             return None
         return physical_offset >= log_min
 
     def _by_neighbours(self, low: int, middle: int, high: int, log_min: int) -> tuple[int, int]:
-        """Where within low..high to look on, as the entry in the middle says nothing."""
+        """Narrow the range low..high when the entry in the middle locates no message."""
         before = self._last_message(low, middle)
         if before >= low and self._is_there(self.entry(before), log_min):
             return low, before
@@ -302,9 +317,12 @@ class ConsumeQueue:
         return end
 
     def detach_before(self, log_min: int) -> list[tuple[Path, MappedFile | None]]:
-        """Forget the files all of whose messages lie before `log_min`, as `MappedFileQueue.detach_before`."""
+        """Forget the files whose messages all lie before `log_min`.
+
+        Return them as `MappedFileQueue.detach_before` does.
+        """
         if self._writer is not None and self._written < self.max_offset and self.entry(self._written)[0] < log_min:
-            # Else they would come into files that nobody looks at until the log loses its next one.
+            # Unwritten, they would reach files that are not examined until the log's next file is deleted.
             with contextlib.suppress(StoreError):
                 self._writer.write(self)
         if self.trimmed_to != log_min:
@@ -316,11 +334,12 @@ class ConsumeQueue:
         return detached
 
     def truncate(self, log_end: int, *, certainly: bool = False, durably: bool = False) -> int:
-        """Drop the entries at the tail whose messages do not end at or before `log_end`; how many these were.
+        """Drop the last entries whose messages end behind `log_end`; return their number.
 
         Args:
-            certainly: look behind the last entry too, where a loss of power may have left entries behind a hole.
-            durably: they are gone from the disk when this returns; else with the next `sync`, if that has work.
+            certainly: also clear the bytes behind the last entry, where a loss of power may have left entries behind a
+                hole.
+            durably: the entries are removed from the disk when this returns; else by the next `sync`, if that has work.
         """
         end = self._sound_end(log_end)
         dropped = self.max_offset - end
@@ -332,7 +351,7 @@ class ConsumeQueue:
         return dropped
 
     def _drop_behind(self, end: int) -> None:
-        """Let the queue end there, in memory."""
+        """End the queue at `end`, in memory only."""
         unwritten = self.max_offset - self._written
         del self._tail[max(0, end - self._tail_from) * ENTRY_BYTES :]
         self.max_offset = end
@@ -340,16 +359,19 @@ class ConsumeQueue:
         if self._writer is not None:
             self._writer.added -= (unwritten - (end - self._written)) * ENTRY_BYTES
 
-    def hide_behind(self, log_end: int) -> None:
-        """`truncate` for a read-only queue: what lies behind is not shown."""
+    def truncate_in_memory(self, log_end: int) -> None:
+        """Hide the entries that `truncate` would drop, for a read-only queue."""
         self._drop_behind(self._sound_end(log_end))
 
     def reaches(self, max_offset: int, log_end: int) -> bool:
-        """Whether the entries at its tail are such that none before `max_offset` would be dropped."""
+        """Return True if `truncate` would leave all entries before `max_offset`."""
         return self.max_offset >= max_offset and self._sound_end(log_end) >= max_offset
 
     def _sound_end(self, log_end: int) -> int:
-        """One past the last entry that points into the log, and behind the entry before it."""
+        """Return the offset after the last entry that is plausible.
+
+        It points into the log, behind the entry before it; or it is a filler.
+        """
         end = self.max_offset
         while end > self._first:
             physical_offset, size, _ = self.entry(end - 1)
@@ -362,17 +384,20 @@ class ConsumeQueue:
         return end
 
     def confirmed_end(self, point: int) -> int:
-        """`reach` of a point of the log that only ever goes forward: costs something only when it has."""
+        """Return `end_offset_at` for the high watermark, cached.
+
+        The high watermark `point` never goes back, so work is done only after it has changed.
+        """
         known, end = self._confirmed
         if known != point:
-            end = self.reach(point, end)
+            end = self.end_offset_at(point, end)
             self._confirmed = point, end
         return end
 
-    def reach(self, log_end: int, least: int = 0) -> int:
-        """The offset behind the last message that ends at or before `log_end`; it is surely not below `least`.
+    def end_offset_at(self, log_end: int, least: int = 0) -> int:
+        """Return the offset after the last message that ends at or before `log_end`.
 
-        What is no message (a filler, or a damaged entry) counts with the one before it.
+        `least` is a lower bound of the result. A filler or a damaged entry counts with the message before it.
         """
         low, high = max(least, self._first), self.max_offset
         while low < high:
@@ -387,7 +412,10 @@ class ConsumeQueue:
         return low
 
     def _last_message(self, begin: int, stop: int) -> int:
-        """The newest entry of begin..stop-1 that tells of a message; below `begin` if there is none."""
+        """Return the newest entry of begin..stop-1 that locates a message.
+
+        Return an offset below `begin` if there is none.
+        """
         while stop > begin:
             first = max(begin, stop - _LOOKED_AT)
             found = np.flatnonzero(_are_messages(self.entries(first, stop - first)))
@@ -397,7 +425,7 @@ class ConsumeQueue:
         return begin - 1
 
     def first_message(self, begin: int, end: int) -> int:
-        """The oldest entry of begin..end-1 that tells of a message; `end` if there is none."""
+        """Return the oldest entry of begin..end-1 that locates a message; `end` if none."""
         while begin < end:
             entries = self.entries(begin, min(_LOOKED_AT, end - begin))
             found = np.flatnonzero(_are_messages(entries))
@@ -407,30 +435,36 @@ class ConsumeQueue:
         return end
 
     def messages(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Offset and place in the log of those entries of begin..end-1 that tell of messages."""
+        """Return queue offset and physical offset of the messages in begin..end-1.
+
+        Fillers and damaged entries are left out.
+        """
         entries = self.entries(begin, end - begin)
         found = np.flatnonzero(_are_messages(entries))
         return list(zip((found + begin).tolist(), entries["physical_offset"][found].tolist(), strict=True))
 
     def extend(self, max_offset: int) -> None:
-        """Make `max_offset` the next message's offset, behind fillers, if the queue has not reached it."""
+        """Append fillers until `max_offset` is the next message's offset.
+
+        Do nothing if the queue has reached it.
+        """
         if max_offset > self.max_offset:
             self.put(max_offset - 1, np.full(1, _FILLER, ENTRY))
 
     def end_physical(self) -> int:
-        """One past the last message's end in the commit log; 0 if there is none."""
+        """Return the physical offset after the last message; 0 if there is none."""
         if self.max_offset == self._first:
             return 0
         physical_offset, size, _ = self.entry(self.max_offset - 1)
         return 0 if size == FILLER_SIZE else physical_offset + size
 
-    def trust(self, max_offset: int) -> None:
-        """The entries before `max_offset` are on disk already, and the names of their files."""
+    def mark_synced(self, max_offset: int) -> None:
+        """Record that the entries before `max_offset` and their files' names are on disk."""
         self._synced = max(self._synced, min(max_offset, self.max_offset))
-        self._files.trust_names(max_offset * ENTRY_BYTES)
+        self._files.mark_names_synced(max_offset * ENTRY_BYTES)
 
     def start_sync(self) -> bool:
-        """Write the entries of before the call, for `sync` to bring them to disk; whether there are any.
+        """Write the entries that `sync` will bring to disk; return False if there are none.
 
         Raises:
             StoreFull, StoreFailed: they could not be written.
@@ -443,10 +477,12 @@ class ConsumeQueue:
         return True
 
     def sync(self) -> list[Path]:
-        """Wait until the entries of before `start_sync` are on disk; the folders to be synced for their names.
+        """Wait until the entries from before `start_sync` are on disk.
+
+        Return the folders to sync for the files' names.
 
         Raises:
-            StoreFailed: they may not be.
+            StoreFailed: the entries may not be on disk.
         """
         end = self._written
         if self._closed:
@@ -456,7 +492,7 @@ class ConsumeQueue:
         return self._files.take_new_names()
 
     def close(self) -> None:
-        """Let go of the files, and of what is not in them yet."""
+        """Close the files and drop the entries that are not in them yet."""
         if self._writer is None:
             self._files.close()
             return
@@ -467,10 +503,10 @@ class ConsumeQueue:
             self._files.close()
 
     def _find_end(self) -> int:
-        """The number of the first empty entry: by halves within the last file that has an entry.
+        """Return the number of the first empty entry in the last file with entries.
 
-        Without mapping the file, and with few reads of it: the start of a store does this for each of its queues. Most
-        of many queues are short, and end within its first page, or not far behind.
+        It takes few reads and does not map the file, because opening a store does this for each of its queues; see
+        `queue_end`.
         """
         for start in reversed(self._files.starts):
             with self._files.reading(start) as read:
@@ -481,7 +517,7 @@ class ConsumeQueue:
 
 
 def _are_messages(entries: Entries) -> npt.NDArray[np.bool_]:
-    """Which entries are neither fillers nor surely damaged."""
+    """Return a mask of the entries that are neither fillers nor surely damaged."""
     sizes, places = entries["size"], entries["physical_offset"]
     found: npt.NDArray[np.bool_] = (
         (sizes >= MIN_RECORD_BYTES) & (sizes < FILLER_SIZE) & (places >= 0) & (places < _FARTHEST)

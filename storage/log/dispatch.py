@@ -1,6 +1,6 @@
-"""From appended records to what is derived from them: consume queues and the index of keys.
+"""Derive consume queue entries and index keys from appended records.
 
-Everything here can be rebuilt from the commit log, and recovery does so with the same functions.
+Everything derived here can be rebuilt from the commit log; recovery does so with the same functions.
 """
 
 from __future__ import annotations
@@ -15,32 +15,35 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from raymq.storage.cooperative_steps import Steps
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
-from raymq.storage.files.open_files import OpenFiles
-from raymq.storage.log.checking import Single
+from raymq.storage.files.mapped_file_cache import MappedFileCache
 from raymq.storage.log.consume_queue import ConsumeQueue, make_entries
-from raymq.storage.log.delay_tables import DelayTables
+from raymq.storage.log.delay_level_history import DelayLevelHistory
 from raymq.storage.log.entry_writer import EntryWriter
 from raymq.storage.log.key_index import KeyIndex
 from raymq.storage.log.queue_table import QueueTable
+from raymq.storage.log.record_checker import CheckedRecord
 from raymq.storage.log.retention import Removal
 from raymq.storage.records import record as layout
-from raymq.storage.records.batch import TOPIC_PATTERN, Batch
 from raymq.storage.records.byte_rows import Int64s
-from raymq.storage.records.index_inputs import Derived
-from raymq.storage.steps import Steps
+from raymq.storage.records.index_inputs import IndexInputs
+from raymq.storage.records.record_batch import TOPIC_PATTERN, Batch
 
 _log = logging.getLogger(__name__)
-#: Of how many queues the last entry is read in one step.
+#: How many queues' last entries are read in one step.
 _ENDS_A_STEP = 100
 _QUEUE_FOLDER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class Dispatcher:
-    """The queues and the index of one store. Belongs to the store's writer; `sync` to any thread."""
+    """The queues and the index of one store.
+
+    It belongs to the store's writer; any thread may call `sync`.
+    """
 
     def __init__(
         self,
@@ -48,38 +51,38 @@ class Dispatcher:
         aside: Path,
         file_entries: int,
         index: KeyIndex,
-        delays: DelayTables,
+        delays: DelayLevelHistory,
         *,
         writable: bool,
         rebuilt: bool = False,
         whole: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
-        """Look at the queues.
+        """Look up the queues.
 
         Args:
-            aside: where the folders of deleted topics go, for somebody to remove them.
-            rebuilt: the size is surely that of these files: a queue with a damaged one is dropped, and recovery makes
-                it anew from the log.
-            whole: how far each queue was on disk when the machine died; None = it did not.
+            aside: where the folders of deleted topics are moved, to be removed later.
+            rebuilt: the file size is known to be that of these files: a queue with a damaged file is dropped, and
+                recovery rebuilds it from the log.
+            whole: how far each queue was on disk when the machine crashed; None = the machine did not crash.
 
         Raises:
-            StoreCorrupt: a queue file of another size, or a missing one, unless `rebuilt`.
+            StoreCorrupt: a queue file has another size or is missing, unless `rebuilt`.
         """
         self.index = index
         self._folder = folder
         self._aside = aside
-        #: What a process that died has not removed of the topics that it had deleted.
+        #: Folders of deleted topics that a crashed process did not remove.
         self.leftovers = [each for each in fileutil.paths_in(aside) if each.name.isdigit()]
         self._deleted = itertools.count(1 + max((int(each.name) for each in self.leftovers), default=0))
         self._file_entries = file_entries
         self.delays = delays
         self._writable = writable
-        #: Read-only, what recovery adds to the queues stays in memory.
+        #: None for a read-only store: the entries that recovery adds stay in memory.
         self.entry_writer = EntryWriter() if writable else None
-        #: Folders whose names were changed and may not be on disk.
+        #: Folders in which names were changed that may not be on disk.
         self._unsynced_folders: set[Path] = set()
-        # Read-only, what recovery changes is in the mappings alone: none may be closed.
-        self._open_files = OpenFiles() if writable else None
+        # In a read-only store recovery changes only the mappings, so none may be closed.
+        self._file_cache = MappedFileCache() if writable else None
         self.queues = QueueTable()
         for topic, queue_id, path in _queue_folders(folder):
             try:
@@ -89,37 +92,40 @@ class Dispatcher:
                     file_entries,
                     writable=writable,
                     whole_to=whole_to,
-                    open_files=self._open_files,
+                    open_files=self._file_cache,
                     writer=self.entry_writer,
                 )
             except StoreCorrupt:
                 if not (rebuilt and writable):
                     raise
-                fileutil.remove_tree(path)  # Recovery finds it missing, and makes it anew from the log.
-        #: Topics that were deleted, which may not be on disk, and what brings it there.
-        self.unsure: set[str] = set()
-        self.settle: Callable[[], None] = lambda: None
-        #: The log up to here is dispatched.
+                fileutil.remove_tree(path)  # Recovery rebuilds the missing queue from the log.
+        #: Deleted topics whose deletion may not be on disk, and the function that syncs it.
+        self.unsynced_deletions: set[str] = set()
+        self.sync_deletions: Callable[[], None] = lambda: None
+        #: The end of the dispatched part of the log.
         self.dispatched_to = 0
-        #: The clock from which what is stored now waits its delay level; None: its store time.
-        self.due_from_ms: Callable[[], int] | None = None
+        #: The clock that gives the begin of a new record's delay; None = its store time.
+        self.delay_clock_ms: Callable[[], int] | None = None
         self._log_min = 0
         self._unswept: list[tuple[str, int]] | None = None
 
     def start(self) -> None:
-        """From now on a thread writes the queues' new entries into their files."""
+        """Start the thread that writes the queues' new entries into their files."""
         if self.entry_writer is not None:
             self.entry_writer.start()
 
-    def trust(self, queues: dict[str, dict[int, int]]) -> None:
-        """The entries of these queues before these offsets are on disk already: `sync` need not see to them."""
+    def mark_synced(self, queues: dict[str, dict[int, int]]) -> None:
+        """Record that the queues' entries before these offsets are on disk.
+
+        `sync` skips them.
+        """
         for topic, offsets in queues.items():
             for queue_id, max_offset in offsets.items():
                 if (queue := self.queues.get((topic, queue_id))) is not None:
-                    queue.trust(max_offset)
+                    queue.mark_synced(max_offset)
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue; QueueNotFound if nothing was ever written to it."""
+        """Return the queue; raise QueueNotFound if nothing was ever written to it."""
         try:
             queue = self.queues[topic, queue_id]
         except KeyError:
@@ -129,11 +135,11 @@ class Dispatcher:
         return queue
 
     def follow(self, log_min: int, most_queues: int) -> list[Removal]:
-        """Forget what points below the log's new minimum; the files of queues that go with it.
+        """Forget entries below the log's new minimum; return the queue files to remove.
 
-        Queues say the right minimum at once; of their files only some queues' are looked at in one call, so that it
-        is quick. The next call goes on with the next ones, until all have been seen. One whose files cannot be read
-        (now) keeps no others: it is looked at again behind them.
+        Queues report the right minimum at once. One call examines the files of only `most_queues` queues, so that it is
+        quick; the next call continues, until all queues have been examined. A queue whose files cannot be read now does
+        not stop the others: it is tried again after them.
         """
         if log_min > self._log_min or self._unswept is None:
             self._log_min = log_min
@@ -152,23 +158,29 @@ class Dispatcher:
         return removals
 
     def open(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, new if need be (its folder appears with its first entry)."""
+        """Return the queue, creating it if needed.
+
+        The folder of a new queue is made with its first entry.
+        """
         queue = self.queues.get((topic, queue_id))
         if queue is None:
-            if topic in self.unsure:  # of two topics of one name the log would tell after a loss of power
-                self.settle()
+            if topic in self.unsynced_deletions:  # else a loss of power could leave two topics of this name in the log
+                self.sync_deletions()
             folder = self._folder / topic / str(queue_id)
             queue = self.queues[topic, queue_id] = ConsumeQueue(
                 folder,
                 self._file_entries,
                 writable=self._writable,
-                open_files=self._open_files,
+                open_files=self._file_cache,
                 writer=self.entry_writer,
             )
         return queue
 
     def assign(self, batch: Batch, keys: int) -> Int64s:
-        """The queue offsets that a new batch's records get; there is room for entries and keys (StoreFull if not)."""
+        """Return the queue offsets of a new batch's records.
+
+        Room for their entries and keys is ensured; raise StoreFull if there is none.
+        """
         self.index.reserve(keys)
         offsets = np.empty(len(batch), np.int64)
         for group in batch.groups:
@@ -182,7 +194,7 @@ class Dispatcher:
     def dispatch(
         self,
         batch: Batch,
-        derived: Derived,
+        derived: IndexInputs,
         queue_offsets: Int64s,
         physical_offsets: Int64s,
         timestamps_ms: Int64s,
@@ -191,12 +203,12 @@ class Dispatcher:
         index_after: int = -1,
         anew: bool = False,
     ) -> None:
-        """Write the queue entries and keys of records that are in the log.
+        """Write the queue entries and the keys of records that are in the log.
 
         Args:
-            anew: they are stored just now, so that they wait their delay level from now on. Of others, whose entries
-                are made once more, nothing is known but their store times, which a clock that was ahead has stopped,
-                and the table of levels that was in force where they lie.
+            anew: the records are stored just now, so that their delay begins now. For other records, whose entries are
+                rebuilt, only two things are known: their store times, which stand still for a while after a clock that
+                was ahead is set back, and the delay table that was in force at their physical offsets.
             queued: which records have an entry in a queue; None = all.
             index_after: keys of records up to this physical offset are in the index already.
         """
@@ -216,7 +228,7 @@ class Dispatcher:
             queue = self.open(group.topic, group.queue_id)
             offsets = queue_offsets[members]
             chosen = entries[members]
-            # In one run unless the log has lost some in between.
+            # The offsets are consecutive unless the log has lost records in between.
             cuts = (np.flatnonzero(offsets[1:] - offsets[:-1] != 1) + 1).tolist()
             for start, stop in zip([0, *cuts], [*cuts, len(offsets)], strict=True):
                 queue.put(int(offsets[start]), chosen[start:stop])
@@ -224,31 +236,34 @@ class Dispatcher:
         self._index(batch, derived, physical_offsets, timestamps_ms, index_after)
 
     def reserve(self, topic_queue: tuple[str, int]) -> ConsumeQueue:
-        """The queue, new if need be, with room for entries (StoreFull if not)."""
+        """Return the queue, new if needed, with room for entries; raise StoreFull if none."""
         queue = self.queues.get(topic_queue) or self.open(*topic_queue)
         if self.entry_writer is not None:
             self.entry_writer.check_room()
         return queue
 
-    def dispatch_one(self, single: Single, queue: ConsumeQueue, physical_offset: int, timestamp_ms: int) -> None:
-        """Write the entry and the keys of one of these records, now that it is in the log."""
+    def dispatch_one(self, single: CheckedRecord, queue: ConsumeQueue, physical_offset: int, timestamp_ms: int) -> None:
+        """Write the queue entry and keys of one checked record in the log."""
         record, (topic, queue_id), _, tags_code, key_hashes = single
         if topic == SCHEDULE_TOPIC:
-            from_ms = timestamp_ms if self.due_from_ms is None else self.due_from_ms()
+            from_ms = timestamp_ms if self.delay_clock_ms is None else self.delay_clock_ms()
             tags_code = from_ms + self.delays.delay_ms(queue_id)
         queue.append(physical_offset, len(record), tags_code)
         failpoint("dispatch.one_before_index")
         self.index.put_record(key_hashes, physical_offset, timestamp_ms)
 
     def _due_ms(self, queue_id: int, places: Int64s, timestamps_ms: Int64s, *, anew: bool) -> int | Int64s:
-        """When records of a queue of the schedule topic are due; `anew` as in `dispatch`."""
+        """Return when records of a queue of the schedule topic are due.
+
+        `anew` is as in `dispatch`.
+        """
         if not anew:
             return self.delays.due_ms(queue_id, places, timestamps_ms)
-        from_ms = timestamps_ms if self.due_from_ms is None else self.due_from_ms()
+        from_ms = timestamps_ms if self.delay_clock_ms is None else self.delay_clock_ms()
         return from_ms + self.delays.delay_ms(queue_id)
 
     def _index(
-        self, batch: Batch, derived: Derived, physical_offsets: Int64s, timestamps_ms: Int64s, index_after: int
+        self, batch: Batch, derived: IndexInputs, physical_offsets: Int64s, timestamps_ms: Int64s, index_after: int
     ) -> None:
         if physical_offsets[0] <= index_after:
             derived = derived.without(physical_offsets <= index_after)
@@ -260,11 +275,12 @@ class Dispatcher:
             self.index.put(derived.key_hashes, physical_offsets[owners], timestamps_ms[owners])
 
     def delete_topic(self, topic: str) -> list[Path]:
-        """Forget the topic's queues; the folder with their files, out of the way of new ones, for the caller to remove.
+        """Forget the topic's queues and return their moved folder for the caller to remove.
 
-        That it is out of the way is on disk with the next `sync`. StoreFull, StoreFailed: the queues are as before.
+        The folder is moved aside so that new queues of the topic can be made; the next `sync` makes the move durable.
+        Raise StoreFull or StoreFailed if that fails, which leaves the queues unchanged.
         """
-        # So that no entries are written between the one and the other: their folder would come back.
+        # The lock keeps the entry thread from recreating the folder before its queues are closed.
         with contextlib.nullcontext() if self.entry_writer is None else self.entry_writer.lock:
             moved = self._put_aside(topic)
             for queue in self.queues.take(topic):
@@ -272,7 +288,7 @@ class Dispatcher:
         return moved
 
     def folder_of(self, topic: str) -> Path:
-        """Where the topic's queues have their folders."""
+        """Return the folder of the topic's queues."""
         return self._folder / topic
 
     def _put_aside(self, topic: str) -> list[Path]:
@@ -286,9 +302,10 @@ class Dispatcher:
         return [aside]
 
     def drop_deleted(self, deleted: Mapping[str, int]) -> None:
-        """Remove queues whose topic was deleted when the log ended there, if nothing came in since.
+        """Remove the queues of deleted topics that received no message since.
 
-        They are still here if the process died in the middle of the deletion.
+        `deleted` holds the log's end at each topic's deletion. Such queues remain if the process crashed in the middle
+        of a deletion.
         """
         for topic, log_end in deleted.items():
             ends = [self.queues[topic, queue_id].end_physical() for queue_id in self.queues.of(topic)]
@@ -297,7 +314,7 @@ class Dispatcher:
                     fileutil.remove_tree(folder)
 
     def max_offsets(self) -> dict[str, dict[int, int]]:
-        """How far each queue reaches that has ever had a message. Any thread."""
+        """Return the end of each queue that has ever had a message; any thread."""
         offsets: dict[str, dict[int, int]] = {}
         for (topic, queue_id), queue in self.queues.copy().items():
             if queue.max_offset:
@@ -305,7 +322,10 @@ class Dispatcher:
         return offsets
 
     def expired_ends(self, log_min: int) -> Steps[dict[str, dict[int, int]]]:
-        """How far each queue is that has had messages, none of which lies at or behind `log_min`."""
+        """Return the ends of queues all of whose messages lie before `log_min`.
+
+        Queues that never had a message are left out.
+        """
         ends: dict[str, dict[int, int]] = {}
         for number, (topic, queue_id) in enumerate(list(self.queues)):
             if number and number % _ENDS_A_STEP == 0:
@@ -316,23 +336,23 @@ class Dispatcher:
         return ends
 
     def sync(self) -> None:
-        """Wait until queues and index of before the call are on disk."""
+        """Wait until the entries of queues and index from before the call are on disk."""
         changed = [queue for queue in list(self.queues.values()) if queue.start_sync()]
         for queue in changed:
             self._unsynced_folders.update(queue.sync())
-        # Many queues share a topic's folder, and all of them those above it.
+        # Each folder is synced once, although many queues share a topic's folder and its parents.
         for folder in sorted(self._unsynced_folders, key=lambda folder: len(folder.parts), reverse=True):
             self._unsynced_folders.discard(folder)
             try:
                 fileutil.sync_directory(folder)
             except StoreError:
-                if folder.is_dir():  # Else its topic was deleted meanwhile.
+                if folder.is_dir():  # Otherwise its topic was deleted meanwhile.
                     self._unsynced_folders.add(folder)
                     raise
         self.index.sync()
 
     def close(self) -> None:
-        """Let go of the files and the thread; what is not written is not written any more."""
+        """Close the files and stop the thread; unwritten entries are dropped."""
         if self.entry_writer is not None:
             self.entry_writer.stop()
         for queue in self.queues.values():

@@ -1,13 +1,13 @@
-"""The thread that brings the queues' new entries into their files, so that no append waits for the file system.
+"""Write the queues' new entries into their files, in a thread.
 
-A queue keeps its newest entries in memory; this thread writes them behind those that are in its file, and makes folder
-and file where there are none yet. That costs a tenth of a millisecond on a quiet disk and several where the file
-system's journal is busy, which is why the store's writer does not do it. Entries that the death of the process takes
-are made anew from the log when the store is opened, and a checkpoint writes all of them before it says that they are
-on disk.
+No append then has to wait for the file system. A queue keeps its newest entries in memory; this thread writes them
+behind those in the queue's file, and makes missing folders and files. That takes a tenth of a millisecond on a quiet
+disk, and several milliseconds where the file system's journal is busy, which is why the store's writer does not do it.
+Entries that a crash of the process loses are rebuilt from the log when the store is opened. A checkpoint writes all
+entries before it records them as being on disk.
 
-Nothing is lost when the disk is full or fails: the entries stay in memory and it is tried again, and meanwhile
-appends are refused with what the disk says.
+Nothing is lost when the disk is full or fails: the entries stay in memory and the write is tried again. Meanwhile
+appends are refused with the disk's error.
 """
 
 from __future__ import annotations
@@ -19,63 +19,69 @@ from collections import OrderedDict, deque
 from typing import Final, Protocol
 
 from raymq.storage.errors import StoreError
-from raymq.storage.files.work_thread import begin
+from raymq.storage.files.worker_thread import begin
 
-#: Entries of so long are written together: a queue that is busy is opened ten times a second and not for each message.
+#: The thread collects entries for this long, so that a busy queue's file is opened ten times a second only.
 _PAUSE_SECONDS: Final = 0.1
-#: Above this much that is not written the store's writer waits until some is.
-_MOST_UNWRITTEN_BYTES: Final = 64 << 20
-#: How many queues keep entries in memory that are in the file already; who keeps up reads these.
+#: Above this many unwritten bytes the store's writer waits until some are written.
+_MAX_UNWRITTEN_BYTES: Final = 64 << 20
+#: How many queues keep written entries in memory, for consumers that keep up.
 _REMEMBERING: Final = 512
 _log = logging.getLogger(__name__)
 
 
-class Entries(Protocol):
-    """The end of a queue, as this thread needs it. Both are called with the writer's lock held."""
+class PendingEntries(Protocol):
+    """The end of a queue; methods are called with the `EntryWriter` lock held."""
 
-    #: Whether it was handed to `add` and is not written yet.
+    #: Whether the queue was passed to `add` and is not written yet.
     waiting: bool
 
     def write(self) -> int:
-        """Write what is not in the file yet; how many bytes these were. StoreError: not done."""
+        """Write the entries that are not in the file yet; return their size in bytes.
 
-    def forget_written(self) -> None:
-        """Keep nothing in memory that is in the file."""
+        Raise StoreError if that fails.
+        """
+
+    def drop_written(self) -> None:
+        """Drop all entries from memory that are in the file."""
 
 
 class EntryWriter:
-    """One store's. `add`, `check_room` and `added` belong to the store's writer, the rest to any thread."""
+    """The entry writer of one store.
+
+    `add`, `check_room` and `added` belong to the store's writer, the rest to any thread.
+    """
 
     def __init__(self) -> None:
         #: Held while a queue's files are written, moved or closed.
         self.lock = threading.RLock()
-        #: How many bytes of entries queues have taken, ever.
+        #: The total bytes of entries that were added to queues.
         self.added = 0
         self._written = 0
         self._failure: Exception | None = None
-        self._waiting: deque[Entries] = deque()
-        self._remembering: OrderedDict[Entries, None] = OrderedDict()
+        self._waiting: deque[PendingEntries] = deque()
+        self._remembering: OrderedDict[PendingEntries, None] = OrderedDict()
         self._work = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="raymq-entries", daemon=True)
 
     def start(self) -> None:
-        """Begin; what was handed over before waits until then."""
+        """Start the thread; queues added before are written then."""
         begin(self._thread)
 
-    def add(self, queue: Entries) -> None:
-        """The queue has entries that are not in its file. Never waits."""
+    def add(self, queue: PendingEntries) -> None:
+        """Register a queue whose entries are not in its file yet; does not block."""
         queue.waiting = True
         self._waiting.append(queue)
         self._work.set()
 
     def check_room(self) -> None:
-        """Return at once if entries may come; wait for the disk where too many are not written.
+        """Wait for the disk if too many entries are unwritten; otherwise return at once.
 
         Raises:
-            StoreError: the last ones could not be written, and cannot be now.
+            StoreError: the last entries could not be written, and cannot be now.
         """
-        while self._failure is not None or self.added - self._written > _MOST_UNWRITTEN_BYTES:
+        while self._failure is not None or self.added - self._written > _MAX_UNWRITTEN_BYTES:
             if (queue := self._next()) is None:
                 return
             try:
@@ -86,15 +92,18 @@ class EntryWriter:
                 raise StoreError(f"the entries of a queue cannot be written: {error!r}") from error
             self._failure = None
 
-    def _next(self) -> Entries | None:
-        with contextlib.suppress(IndexError):  # another thread has written what waited
+    def _next(self) -> PendingEntries | None:
+        with contextlib.suppress(IndexError):  # another thread has taken the last queue
             return self._waiting.popleft()
         return None
 
-    def write(self, queue: Entries) -> None:
-        """Write the queue's entries of before the call. StoreError: not done, it will be tried again."""
+    def write(self, queue: PendingEntries) -> None:
+        """Write the queue's entries from before the call.
+
+        Raise StoreError if that fails; it will be tried again.
+        """
         with self.lock:
-            # Entries that come from here on either are seen below, or hand the queue over again.
+            # Entries that are added after this line are either written below or add the queue again.
             queue.waiting = False
             try:
                 self._written += queue.write()
@@ -105,15 +114,21 @@ class EntryWriter:
             self._remembering[queue] = None
             self._remembering.move_to_end(queue)
             if len(self._remembering) > _REMEMBERING:
-                self._remembering.popitem(last=False)[0].forget_written()
+                self._remembering.popitem(last=False)[0].drop_written()
 
-    def forget(self, queue: Entries, unwritten: int) -> None:
-        """The queue is gone, and with it so many bytes that were not written. Called with the lock held."""
+    def forget(self, queue: PendingEntries, unwritten: int) -> None:
+        """Remove a closed queue with `unwritten` bytes of unwritten entries.
+
+        Called with the lock held.
+        """
         self._written += unwritten
         self._remembering.pop(queue, None)
 
     def stop(self) -> None:
-        """Wait for the queue that is being written, and leave the rest. May be called again."""
+        """Wait for the queue that is being written, and leave the rest.
+
+        May be called again.
+        """
         self._stopping.set()
         self._work.set()
         if self._thread.is_alive():

@@ -1,7 +1,7 @@
-"""The background threads that bring appended bytes to disk and write checkpoints.
+"""Sync appended bytes to disk and write checkpoints, in background threads.
 
-It calls back into the store and knows nothing of files. A failing disk is not its business either: the commit log
-remembers the failure and refuses what follows.
+The threads call back into the store and do not access files themselves. The commit log handles a failing disk: it
+remembers the failure and refuses later writes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from raymq.storage.errors import StoreError
-from raymq.storage.files.work_thread import begin
+from raymq.storage.files.worker_thread import begin
 
 _PAGE_BYTES: Final = 4096
 _AT_MOST_SECONDS: Final = 10.0
@@ -22,9 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class Flusher:
-    """Two daemon threads: group commit every interval, a checkpoint every ten seconds.
+    """Two daemon threads: a group commit every interval, a checkpoint every ten seconds.
 
-    A checkpoint syncs every queue that was written to, and appended bytes do not wait for thousands of them.
+    A checkpoint syncs every queue that was written to; its own thread keeps the group commit from waiting for thousands
+    of queues.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class Flusher:
         )
 
     def start(self) -> None:
-        """Begin; StoreBusy: the system has no threads to give."""
+        """Start the threads; raise StoreBusy if the system cannot provide them."""
         for thread in self._threads:
             begin(thread)
 
     def stop(self) -> None:
-        """Wait until the threads have ended; what is not flushed stays so. May be called again."""
+        """Wait until the threads have ended, without flushing the rest; may be called again."""
         self._stop.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -75,7 +76,11 @@ class Flusher:
 
 @contextlib.contextmanager
 def _whatever_happens() -> Iterator[None]:
-    """Go on: the store remembers a failure and refuses appends; a checkpoint without room is merely older."""
+    """Suppress errors so that the thread goes on.
+
+    The store remembers a failure of the disk and refuses appends; a checkpoint that finds no room only leaves the old
+    one in place.
+    """
     try:
         yield
     except (StoreError, OSError):

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from raymq.storage.errors import StoreCorrupt, StoreFailed
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
-from raymq.storage.files.file_work import Ahead
+from raymq.storage.files.background_preparer import BackgroundPreparer
 from raymq.storage.files.mapped_file import MappedFile, sync_path
-from raymq.storage.files.open_files import OpenFiles
-from raymq.storage.records import compiled
-from raymq.storage.records.byte_rows import some
+from raymq.storage.files.mapped_file_cache import MappedFileCache
+from raymq.storage.records import native_kernels
+from raymq.storage.records.byte_rows import any_true
 
 #: begin time, end time, begin physical offset, end physical offset, used slots, number of the next entry.
 HEADER = struct.Struct(">qqqqii")
@@ -31,12 +31,12 @@ _ALLOCATE_STEP_BYTES = 1 << 20
 _MAX_SECONDS = 0x7FFFFFFF
 #: How many entries are read at a time without mapping the file.
 _READ_ENTRIES: Final = 64
-#: Later than all that was ever stored.
+#: Later than every store time.
 EVER_MS: Final = 1 << 62
 
 
 class IndexFile:
-    """One index file; the header is kept in attributes and written after the entries it counts."""
+    """One index file; its header is kept in attributes, and written after its entries."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class IndexFile:
         entries: int,
         *,
         writable: bool,
-        ahead: Ahead | None = None,
-        open_files: OpenFiles | None = None,
+        ahead: BackgroundPreparer | None = None,
+        open_files: MappedFileCache | None = None,
     ) -> None:
-        """Read the header; a file that is not there is made with its first entry.
+        """Read the header; a missing file is made with its first entry.
 
         Args:
             ahead, open_files: as in `MappedFileQueue`.
@@ -61,7 +61,7 @@ class IndexFile:
         self._capacity = entries
         self._writable = writable
         self._ahead = ahead
-        self._open_files = open_files
+        self._file_cache = open_files
         self._entries_at = HEADER.size + slots * _SLOT.size
         self._size = file_bytes(slots, entries)
         self._file: MappedFile | None = None
@@ -75,17 +75,17 @@ class IndexFile:
         )
         self.count: int = max(1, count)
         self._dirty = False
-        #: The entries below that number have blocks, and nothing has to be asked for before they are written.
+        #: Entries below this number have blocks, and can be written without another allocation or request.
         self.reserved_to = 0
-        #: Whether keys are put into it: then it may have descriptors that are held back.
+        #: Whether keys are put into this file; it may use reserved descriptors then.
         self.growing = False
-        #: Whether its follower was asked for.
-        self.followed = False
+        #: Whether the next file was requested.
+        self.next_requested = False
         if not (1 <= self.count <= entries and 0 <= self.begin_physical <= self.end_physical + 1):
             raise StoreCorrupt(str(path), 0, f"an index header with {count} of {entries} entries")
 
     def _mapped(self) -> MappedFile:
-        """The file, mapped if it is not."""
+        """Return the file, mapping it if needed."""
         file = self._file
         if file is None or file.closed:
             file = self._file = MappedFile(
@@ -97,8 +97,8 @@ class IndexFile:
                 ahead=self._ahead,
                 reserved=self.growing,
             )
-            if self._open_files is not None:
-                self._open_files.add(self, file)
+            if self._file_cache is not None:
+                self._file_cache.add(self, file)
         file.used = True
         return file
 
@@ -109,11 +109,14 @@ class IndexFile:
         return np.frombuffer(file.view, ENTRY, self._capacity, self._entries_at)
 
     def close_mapping(self, _start: int, /) -> None:
-        """Let go of the mapping; it is made again when it is needed."""
+        """Close the mapping; it is made again when needed."""
         self.close()
 
     def reserve(self, count: int) -> MappedFile:
-        """Make sure that `count` more entries, at most `room`, can be written; StoreFull if not. The file, mapped."""
+        """Make sure that `count` more entries can be written; return the mapped file.
+
+        `count` is at most `room`. Raise StoreFull if the disk has no room.
+        """
         file = self._mapped()
         file.allocate(0, self._entries_at + (self.count + count) * _ENTRY.size)
         self.reserved_to = min(self._capacity, (file.ready_to - self._entries_at) // _ENTRY.size)
@@ -121,7 +124,7 @@ class IndexFile:
 
     @property
     def room(self) -> int:
-        """How many entries may still come."""
+        """Return how many entries the file can still take."""
         return self._capacity - self.count
 
     def put(
@@ -131,20 +134,23 @@ class IndexFile:
         timestamps_ms: npt.NDArray[np.int64],
         end_physical: int,
     ) -> None:
-        """Write entries, at most `room`, in log order; records up to `end_physical` are then wholly indexed."""
+        """Write at most `room` entries in log order.
+
+        Records up to `end_physical` are completely indexed then.
+        """
         first, n = self.count, len(hashes)
         file = self.reserve(n)
         if first == 1:
             self.begin_ms, self.begin_physical = int(timestamps_ms[0]), int(offsets[0])
         seconds = np.clip((timestamps_ms - self.begin_ms) // 1000, 0, _MAX_SECONDS).astype(np.int32)
-        kernels = compiled.kernels
+        kernels = native_kernels.kernels
         if kernels is None:
             slots, used = self._put_entries(file, hashes, offsets, seconds)
             failpoint("index.before_slots")
             self._slots_of(file)[slots] = np.arange(
                 first, first + n, dtype=np.int32
-            )  # Of equal ones the last one wins.
-        else:  # Each entry is there before its slot points at it.
+            )  # NumPy keeps the last value of equal slots.
+        else:  # The native kernel writes each entry before its slot points to it.
             parts = file.view[HEADER.size : self._entries_at], file.view[self._entries_at : self._size]
             used = kernels.put_keys(*parts, first, hashes, offsets, seconds)
         self._used_slots += used
@@ -158,17 +164,20 @@ class IndexFile:
         offsets: npt.NDArray[np.int64],
         seconds: npt.NDArray[np.int32],
     ) -> tuple[npt.NDArray[np.int32], int]:
-        """Write entries in NumPy; the slots that are to point at them, and how many of these were empty."""
+        """Write entries with NumPy.
+
+        Return the slots that have to point to them, and how many of these slots were empty.
+        """
         first, n = self.count, len(hashes)
         slots = hashes % self._slot_count
         previous = self._slots_of(file)[slots].astype(np.int32)
         stale = previous.view(np.uint32) >= first
-        if some(stale):  # Of entries that no header ever counted.
+        if any_true(stale):  # Numbers of entries that no header ever counted.
             previous[stale] = 0
-        # Slot and place in one word: NumPy sorts words much faster than it sorts indirectly.
+        # Slot and number in one word: NumPy sorts words much faster than it sorts indirectly.
         by_slot = np.sort(slots.astype(np.int64) << 32 | np.arange(n))
         again = np.flatnonzero(by_slot[1:] >> 32 == by_slot[:-1] >> 32)
-        if len(again):  # Of two new entries in a slot the later one's previous one is the earlier one.
+        if len(again):  # A new entry's predecessor may be another new entry in the same slot.
             previous[by_slot[again + 1] & 0xFFFFFFFF] = first + (by_slot[again] & 0xFFFFFFFF)
         entries = self._entries_of(file)[first : first + n]
         entries["hash"] = hashes
@@ -178,7 +187,7 @@ class IndexFile:
         return slots, n - int(np.count_nonzero(previous))
 
     def put_few(self, hashes: list[int], physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
-        """The same for a few keys of one record, without NumPy."""
+        """Write a few keys of one record without NumPy; otherwise as `put`."""
         file, number = self._file, self.count
         if file is None or file.closed or number + len(hashes) > self.reserved_to:
             file = self.reserve(len(hashes))
@@ -188,7 +197,7 @@ class IndexFile:
         seconds = (timestamp_ms - self.begin_ms) // 1000
         if not 0 <= seconds <= _MAX_SECONDS:
             seconds = 0 if seconds < 0 else _MAX_SECONDS
-        kernels = compiled.kernels
+        kernels = native_kernels.kernels
         if kernels is None:
             self._put_few(file.view, number, hashes, physical_offset, seconds)
         else:
@@ -205,7 +214,7 @@ class IndexFile:
             which = key_hash % self._slot_count
             slot_at = HEADER.size + which * _SLOT.size
             previous = _SLOT.unpack_from(view, slot_at)[0]
-            # What points at a new entry does so since it was written, or is stale: then the entry is another slot's.
+            # A number from `first` on is valid only if its entry belongs to this slot; otherwise it is stale.
             if not 0 < previous < number or (
                 previous >= first
                 and _ENTRY.unpack_from(view, self._entries_at + previous * _ENTRY.size)[0] % self._slot_count != which
@@ -218,7 +227,7 @@ class IndexFile:
             number, at = number + 1, at + _ENTRY.size
 
     def _finish(self, file: MappedFile, count: int, end_physical: int, end_ms: int) -> None:
-        # In this order: whoever reads them in the other one, in another thread, gets a count that covers the offset.
+        # A thread that reads these in the reverse order gets a count that covers the offset.
         self.count, self.end_physical, self.end_ms = count, end_physical, end_ms
         self._dirty = True
         HEADER.pack_into(
@@ -226,15 +235,15 @@ class IndexFile:
         )
 
     def find(self, key_hash: int, begin_ms: int = 0, end_ms: int = EVER_MS) -> Iterator[int | None]:
-        """Physical offsets of the entries of that hash that were stored within begin..end, newest first.
+        """Yield physical offsets of the hash's entries stored within begin..end, newest first.
 
-        Each entry that is looked at yields: None if it is none of these. So who asks knows how much was done, and goes
-        on when it likes. Any thread: a file that is written to is read without being mapped, and one that was removed
-        meanwhile has no entries.
+        None is yielded for each examined entry that does not match, so that the caller can count the work and pause.
+        Any thread: a file that is being written is read without being mapped, and a file that was removed meanwhile has
+        no entries.
         """
         with self._reading() as read:
             number = _SLOT.unpack(read(_SLOT.size, HEADER.size + key_hash % self._slot_count * _SLOT.size))[0]
-            # A slot may point at entries that the header does not count yet; the chain itself is whole.
+            # A slot may point to entries that the header does not count yet; the chain itself is complete.
             while 0 < number < self._capacity:
                 entry = read(_ENTRY.size, self._entries_at + number * _ENTRY.size)
                 found, physical_offset, seconds, previous = _ENTRY.unpack(entry)
@@ -246,9 +255,9 @@ class IndexFile:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Callable[[int, int], bytes | memoryview]]:
-        """What reads so many bytes from a place of the file on."""
+        """Yield a function that reads `length` bytes at a position of the file."""
         if not self._writable:
-            view = self._mapped().view  # Recovery may have put entries there that are in memory only.
+            view = self._mapped().view  # Recovery may have added entries that exist in memory only.
             yield lambda length, at: view[at : at + length]
             return
         try:
@@ -264,13 +273,19 @@ class IndexFile:
             fileutil.close(fd)
 
     def _may_be_within(self, seconds: int, begin_ms: int, end_ms: int) -> bool:
-        """Whether what was stored so many whole seconds after the file's first record can be of that time."""
+        """Return True if a store time may lie within begin..end.
+
+        It is given in whole seconds after the store time of the file's first record.
+        """
         earliest_ms = self.begin_ms + seconds * 1000
-        # The least number stands for all that is earlier, the largest for all that is later.
+        # Seconds are clipped: the least value also means earlier, the largest also later.
         return (earliest_ms <= end_ms or seconds <= 0) and (begin_ms < earliest_ms + 1000 or seconds == _MAX_SECONDS)
 
     def newest(self) -> Iterator[tuple[int, int]]:
-        """Physical offsets and hashes of the entries as they are on the file, the newest first; it is not mapped."""
+        """Yield physical offset and hash of the entries in the file, newest first.
+
+        The file is not mapped for that.
+        """
         with self.path.open("rb") as stream:
             for stop in range(self.count, 1, -_READ_ENTRIES):
                 first = max(1, stop - _READ_ENTRIES)
@@ -279,21 +294,25 @@ class IndexFile:
                 for key_hash, physical_offset, _, _ in reversed(list(_ENTRY.iter_unpack(content))):
                     yield physical_offset, key_hash
 
-    def cap(self, log_end: int) -> None:
-        """See `KeyIndex.cap`."""
+    def truncate(self, log_end: int) -> None:
+        """Set the end of the indexed records below `log_end`; see `KeyIndex.truncate`."""
         if self.count > 1 and self.end_physical >= log_end:
             self._finish(self._mapped(), self.count, log_end - 1, self.end_ms)
 
     @property
     def header(self) -> tuple[int, int, int, int, int, int]:
-        """What the header says, the count last: in another thread it covers at least the rest."""
+        """Return the header's values, with the count read last.
+
+        When another thread writes, the count therefore covers at least the other values.
+        """
         begin = self.begin_ms, self.end_ms, self.begin_physical, self.end_physical
         return (*begin, self._used_slots, self.count)
 
     def restore(self, header: tuple[int, int, int, int, int, int]) -> None:
-        """Back to a header whose entries are on disk: the slots are made anew from them. StoreFull if there is no room.
+        """Return to a header whose entries are on disk, and rebuild the slots from them.
 
-        A slot in a hole of the file has no block yet, and a full disk would kill who writes it through the mapping.
+        Raise StoreFull if there is no room. Blocks are allocated first, because writing a slot in a hole of the file
+        through the mapping would kill the process on a full disk.
         """
         self.begin_ms, end_ms, self.begin_physical, end_physical, _, count = header
         numbers = np.arange(1, count, dtype=np.int32)
@@ -301,16 +320,20 @@ class IndexFile:
         file.allocate(0, self._entries_at + count * _ENTRY.size)
         slots = self._slots_of(file)
         slots[:] = 0
-        slots[self._entries_of(file)["hash"][1:count] % self._slot_count] = numbers  # Of equal slots the last one wins.
+        # NumPy keeps the last value of equal slots.
+        slots[self._entries_of(file)["hash"][1:count] % self._slot_count] = numbers
         self._used_slots = int(np.count_nonzero(slots))
         self._finish(file, count, end_physical, end_ms)
 
-    def doubt(self) -> None:
-        """Not all that is there may be on disk: who wrote it died before he had synced it."""
+    def mark_dirty(self) -> None:
+        """Mark the file as unsynced: a crashed process may not have synced its writes."""
         self._dirty = True
 
     def repair(self) -> None:
-        """After a crash: point slots whose newest entries the header does not count at the ones it does."""
+        """Repair the slots after a crash.
+
+        A slot whose newest entries the header does not count is set to the newest counted entry.
+        """
         file = self._mapped()
         slots, entries = self._slots_of(file), self._entries_of(file)
         ahead = np.flatnonzero(slots >= self.count)
@@ -321,7 +344,7 @@ class IndexFile:
             ahead = ahead[slots[ahead] >= self.count]
 
     def sync(self) -> None:
-        """Wait until the entries of before the call are on disk. Any thread."""
+        """Wait until the entries from before the call are on disk; any thread."""
         if self._dirty:
             self._dirty = False
             try:
@@ -330,22 +353,25 @@ class IndexFile:
                 else:
                     sync_path(self.path)
             except BaseException:
-                self._dirty = True  # the next one has to do it
+                self._dirty = True  # the next sync has to do it
                 raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
 
 def file_bytes(slots: int, entries: int) -> int:
-    """The size of an index file."""
+    """Return the size of an index file."""
     return HEADER.size + slots * _SLOT.size + entries * _ENTRY.size
 
 
 def make_file(path: Path, slots: int, entries: int, reserved: int = 0) -> None:
-    """Make an empty index file with blocks for header, slots and `reserved` entries; StoreFull, StoreFailed if not."""
+    """Make an empty index file with blocks for header, slots and `reserved` entries.
+
+    Raise StoreFull or StoreFailed if that fails.
+    """
     fd = fileutil.create_sparse(path, file_bytes(slots, entries), reserved=True)
     try:
         fileutil.allocate(fd, 0, HEADER.size + slots * _SLOT.size + (1 + reserved) * _ENTRY.size, path)

@@ -1,7 +1,8 @@
-"""How many slots and entries the index files of a directory have, where nobody wrote it down.
+"""Find the numbers of slots and entries of index files when they are not recorded.
 
-A directory of RocketMQ's does not say: 500 slots and 1000 entries make a file of the same size as 1000 slots and 900
-entries. But only with the right numbers do the header, the slots and the entries fit together.
+A directory of RocketMQ's does not contain them, and the file size is ambiguous: 500 slots and 1000 entries make a file
+of the same size as 1000 slots and 900 entries. But only with the right numbers do the header, the slots and the entries
+fit together.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from raymq.storage.files.mapped_file import MappedFile
 from raymq.storage.log.index_file import ENTRY, HEADER, file_bytes
 
 _SLOT_BYTES: Final = 4
-#: What stands before the physical offset in an entry.
+#: The bytes before the physical offset in an entry.
 _HASH_BYTES: Final = 4
-#: Entries that are compared with their slots; the first ones, whose slots may have newer entries by now.
+#: How many of the first entries are compared with their slots, which may point to newer entries by now.
 _COMPARED: Final = 4096
 
 
 def find(folder: Path, slots: int, entries: int) -> tuple[int, int] | None:
-    """Slots and entries of the index files in `folder`; None if there is none with an entry, or nothing fits.
+    """Return the slots and entries of the index files in `folder`.
+
+    Return None if no file has an entry, or if no numbers fit.
 
     Args:
-        slots, entries: what is probably right and tried first.
+        slots, entries: the probable numbers, which are tried first.
     """
     for path in fileutil.paths_in(folder):
         size = path.stat().st_size
@@ -47,7 +50,7 @@ def _find_in(file: MappedFile, slots: int, entries: int) -> tuple[int, int] | No
         return None
     if file_bytes(slots, entries) == file.size and _fits(file, slots, begin, end, count):
         return slots, entries
-    # Five slots more are one entry less, and all entries lie 20 bytes further on.
+    # Five more slots mean one entry less, and all entries lie 20 bytes further on.
     room = (file.size - HEADER.size) // _SLOT_BYTES
     least = room % (ENTRY.itemsize // _SLOT_BYTES) or ENTRY.itemsize // _SLOT_BYTES
     candidates = (room - least) // (ENTRY.itemsize // _SLOT_BYTES) - count + 1
@@ -65,7 +68,7 @@ def _find_in(file: MappedFile, slots: int, entries: int) -> tuple[int, int] | No
 
 
 def _fits(file: MappedFile, slots: int, begin: int, end: int, count: int) -> bool:
-    """Whether entries lie behind so many slots, and each slot knows of its entries."""
+    """Return True if entries begin behind `slots` slots, and the slots point to them."""
     entries_at = HEADER.size + slots * _SLOT_BYTES
     if entries_at + count * ENTRY.itemsize > file.size:
         return False

@@ -1,7 +1,7 @@
 """The index of keys: RocketMQ's index files, from `topic#key` to physical offsets.
 
-Derived data: rebuilt from the commit log as far as it is missing. What a look-up returns are candidates (other keys
-may have the same hash), newest first; the caller compares topic and key.
+The index is derived data; missing parts are rebuilt from the commit log. A lookup returns candidates, newest first,
+because other keys may have the same hash; the caller compares topic and key.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ import numpy.typing as npt
 
 from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.files import fileutil
-from raymq.storage.files.file_work import Ahead
-from raymq.storage.files.open_files import OpenFiles
+from raymq.storage.files.background_preparer import BackgroundPreparer
+from raymq.storage.files.mapped_file_cache import MappedFileCache
 from raymq.storage.log.checkpoint import IndexExtent
 from raymq.storage.log.index_file import IndexFile, make_file
 from raymq.storage.records.java_hash import index_hash
 
-#: The next file is made when one part in so many of the last one is left.
+#: The next file is prepared when only this fraction (1/16) of the last one is left.
 _PREPARED_WHEN_LEFT: Final = 16
 #: How many files are mapped at once.
 _MAPPED_FILES: Final = 64
 
 
 class KeyIndex:
-    """All index files of a store. Belongs to the store's writer; `sync` to any thread."""
+    """All index files of a store.
+
+    It belongs to the store's writer; any thread may call `sync`.
+    """
 
     def __init__(
         self,
@@ -42,29 +45,29 @@ class KeyIndex:
         entries: int,
         *,
         writable: bool,
-        ahead: Ahead | None = None,
+        ahead: BackgroundPreparer | None = None,
         rebuilt: bool = False,
     ) -> None:
-        """Look at the files.
+        """Look up the files.
 
         Args:
-            ahead: where the next pages and the next file are prepared.
-            rebuilt: the sizes are surely those of these files: one that is damaged is dropped with those behind it,
-                and recovery fills the index again from there.
+            ahead: the thread that prepares the next pages and the next file.
+            rebuilt: the sizes are known to be those of these files: a damaged file is dropped together with the files
+                behind it, and recovery fills the index again from there.
 
         Raises:
-            StoreCorrupt: a file of another size or with an impossible header, unless `rebuilt`.
+            StoreCorrupt: a file has another size or an impossible header, unless `rebuilt`.
         """
         self._folder = folder
         self._slots = slots
         self._capacity = entries
         self._writable = writable
         self._ahead = ahead
-        self._open_files = OpenFiles(_MAPPED_FILES) if writable else None
+        self._file_cache = MappedFileCache(_MAPPED_FILES) if writable else None
         self._prepared: Path | None = None
         self._preparing = threading.Lock()
         paths = [path for path in fileutil.paths_in(folder) if path.name.isdigit() and len(path.name) == 17]
-        if paths and paths[-1].stat().st_size == 0:  # The process died when it had just made the file.
+        if paths and paths[-1].stat().st_size == 0:  # The process crashed when it had just made the file.
             newest = paths.pop()
             if writable:
                 fileutil.remove(newest)
@@ -81,14 +84,16 @@ class KeyIndex:
                 return
 
     def extent(self) -> IndexExtent:
-        """What `sync` brings to disk, and what `restore` can go back to. Any thread."""
+        """Return what `sync` brings to disk, and `restore` can return to; any thread."""
         return IndexExtent({file.path.name: file.header for file in list(self._files)})
 
     def check_against(self, extent: IndexExtent, log_min: int, *, clean: bool) -> None:
-        """Forget the files from one on that is gone although the log has its records, or has another header.
+        """Drop the files from the first one on that contradicts `extent`.
+
+        A file contradicts it if its header differs, or if it is missing although the log has its records.
 
         Args:
-            clean: nothing was written since; otherwise the last file may have grown.
+            clean: nothing was written since `extent` was saved; otherwise the last file may have grown.
         """
         headers = {file.path.name: file.header for file in self._files}
         growing = "" if clean else max(extent.files, default="")
@@ -101,7 +106,7 @@ class KeyIndex:
             self._drop([file for file in self._files if file.path.name >= min(wrong)])
 
     def restore(self, extent: IndexExtent) -> None:
-        """After a loss of power: back to `extent`; what was written later is not trusted."""
+        """Reset the index to `extent` after a loss of power; later writes are not trusted."""
         last = max(extent.files, default="")
         self._drop([file for file in self._files if file.path.name > last])
         if self._files and self._files[-1].path.name == last:
@@ -115,10 +120,14 @@ class KeyIndex:
                 fileutil.remove(file.path)
 
     def detach_before(self, log_min: int) -> list[tuple[Path, IndexFile]]:
-        """Forget the files all of whose records lie before `log_min`, never the newest; they are open yet."""
+        """Forget the files whose records all lie before `log_min`, except the newest file.
+
+        Return their paths and files, which are still open.
+        """
         gone: list[IndexFile] = []
         for file in self._files[:-1]:
-            if file.end_physical >= log_min - 1:  # It may hold the first keys of a record whose last ones lie behind.
+            # It may hold the first keys of a record whose other keys are in the next file.
+            if file.end_physical >= log_min - 1:
                 break
             gone.append(file)
         if gone:
@@ -127,13 +136,14 @@ class KeyIndex:
 
     @property
     def end_physical(self) -> int:
-        """Physical offset of the newest record that is indexed; -1 if none is."""
+        """Return the physical offset of the newest indexed record; -1 if there is none."""
         return max((file.end_physical for file in self._files if file.count > 1), default=-1)
 
     def newest(self) -> Counter[tuple[int, int]]:
-        """The entries of the newest record, whose last keys may be missing: physical offset and hash, and how often.
+        """Count the newest record's entries by physical offset and hash.
 
-        A record's keys may be in two files, of which the second one may be gone.
+        The last keys of that record may be missing. Its keys may be in two files, of which the second one may be
+        missing.
         """
         end = self.end_physical
         found: Counter[tuple[int, int]] = Counter()
@@ -146,11 +156,11 @@ class KeyIndex:
 
     @property
     def end_ms(self) -> int:
-        """Store time of the newest record that is indexed; 0 if none is."""
+        """Return the store time of the newest indexed record; 0 if there is none."""
         return max((file.end_ms for file in self._files if file.count > 1), default=0)
 
     def reserve(self, count: int) -> None:
-        """Make sure that `count` more keys can be put; StoreFull if not."""
+        """Make sure that `count` more keys can be put; raise StoreFull if not."""
         if not count or (self._files and self._files[-1].count + count <= self._files[-1].reserved_to):
             return
         file = self._file_with_room()
@@ -168,7 +178,7 @@ class KeyIndex:
     def put(
         self, hashes: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], timestamps_ms: npt.NDArray[np.int64]
     ) -> None:
-        """Index keys in log order, three parallel arrays; rolls to new files as needed."""
+        """Index keys in log order, given as three parallel arrays; roll files as needed."""
         at = 0
         while at < len(hashes):
             file = self._file_with_room()
@@ -182,7 +192,7 @@ class KeyIndex:
         """Index the keys of one record."""
         while hashes:
             file = self._file_with_room()
-            room = self._capacity - file.count  # `IndexFile.room`, for each message
+            room = self._capacity - file.count  # same as `IndexFile.room`, inlined because it runs for each message
             if len(hashes) <= room:
                 file.put_few(hashes, physical_offset, timestamp_ms, physical_offset)
                 break
@@ -190,10 +200,11 @@ class KeyIndex:
             hashes = hashes[room:]
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int | None]:
-        """Physical offsets of records that may have the key and may be of that time, newest first.
+        """Yield physical offsets of records that may match the key and the time, newest first.
 
-        None stands for an entry that was looked at in vain, or a file of that time that was opened: see
-        `IndexFile.find`. It tells of what is indexed now; it may be gone through in another thread than the writer's.
+        None is yielded for each examined entry that does not match, and for each file of that time that is opened; see
+        `IndexFile.find`. The result covers the records that are indexed at the call. Another thread than the writer's
+        may iterate over it.
         """
         files = [
             file
@@ -203,56 +214,62 @@ class KeyIndex:
         return _entries(files, index_hash(f"{topic}#{key}"), begin_ms, end_ms)
 
     def drop_after(self, timestamp_ms: int) -> None:
-        """Delete the files with records stored later than that: after a crash of the machine they are not trusted."""
+        """Delete the files with records stored after `timestamp_ms`.
+
+        They are not trusted after a crash of the machine.
+        """
         self._drop([file for file in self._files if file.count <= 1 or file.end_ms > timestamp_ms])
 
-    def cap(self, log_end: int) -> None:
-        """Forget that records at or behind `log_end` were indexed: the log has lost them.
+    def truncate(self, log_end: int) -> None:
+        """Forget that records at or behind `log_end` were indexed, because the log lost them.
 
-        Their entries stay as candidates that no record confirms, but for files that have no others.
+        Their entries stay as candidates without a matching record; files that have only such entries are deleted.
         """
         self._drop([file for file in self._files if file.count > 1 and file.begin_physical >= log_end])
         for file in self._files:
-            file.cap(log_end)
+            file.truncate(log_end)
 
     def repair(self, extent: IndexExtent | None) -> None:
-        """After a crash of the process: see `IndexFile.repair`. What it wrote behind `extent` is to be synced yet."""
+        """Repair the index after a crash of the process; see `IndexFile.repair`.
+
+        Entries written after `extent` still have to be synced.
+        """
         last = "" if extent is None else max(extent.files, default="")
         for file in self._files:
             if file.path.name >= last:
-                file.doubt()
+                file.mark_dirty()
         if self._files:
             self._files[-1].repair()
 
     def sync(self) -> None:
-        """Wait until the entries of before the call are on disk."""
+        """Wait until the entries from before the call are on disk."""
         if self._new_names:
             self._new_names = False
             try:
                 for folder in (self._folder, self._folder.parent):
                     fileutil.sync_directory(folder)
             except BaseException:
-                self._new_names = True  # the next one has to do it
+                self._new_names = True  # the next sync has to do it
                 raise
         for file in list(self._files):
             file.sync()
 
     def close(self) -> None:
-        """Let go of the files, and remove the one that was prepared and not needed."""
+        """Close the files and remove the prepared file if it was not used."""
         for file in self._files:
             file.close()
         self._files.clear()
         if self._prepared is not None:
-            with contextlib.suppress(StoreError):  # An empty file behind the last one harms nobody.
+            with contextlib.suppress(StoreError):  # An empty file behind the last one is harmless.
                 fileutil.remove(self._prepared)
             self._prepared = None
 
     def _file_with_room(self) -> IndexFile:
         newest = self._files[-1] if self._files else None
         if newest is not None and (room := self._capacity - newest.count) > 0:
-            if room <= self._capacity // _PREPARED_WHEN_LEFT and not newest.followed and self._ahead is not None:
-                newest.followed = True
-                self._ahead.ask(partial(self._prepare_behind, newest))
+            if room <= self._capacity // _PREPARED_WHEN_LEFT and not newest.next_requested and self._ahead is not None:
+                newest.next_requested = True
+                self._ahead.submit(partial(self._prepare_behind, newest))
             return newest
         with self._preparing:
             following = self._file(self._prepared or self._next_path())
@@ -263,7 +280,7 @@ class KeyIndex:
         return self._files[-1]
 
     def _prepare_behind(self, newest: IndexFile) -> None:
-        """Make the file that follows `newest`. In the thread of `Ahead`."""
+        """Make the file that follows `newest`, in the thread of `BackgroundPreparer`."""
         with self._preparing:
             if self._files and self._files[-1] is newest and self._prepared is None:
                 path = self._next_path()
@@ -273,7 +290,8 @@ class KeyIndex:
     def _next_path(self) -> Path:
         now = time.time()
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
-        if self._files and name <= self._files[-1].path.name:  # Within the same millisecond, or the clock went back.
+        # Made within the same millisecond, or after the clock was set back.
+        if self._files and name <= self._files[-1].path.name:
             name = f"{int(self._files[-1].path.name) + 1:017d}"
         if self._writable:
             fileutil.make_folder(self._folder, durable=False)
@@ -286,7 +304,7 @@ class KeyIndex:
             self._capacity,
             writable=self._writable,
             ahead=self._ahead,
-            open_files=self._open_files,
+            open_files=self._file_cache,
         )
 
 

@@ -1,4 +1,4 @@
-"""What a read returns: records as they lie in the log, borrowed."""
+"""The result of a read: borrowed records, as they lie in the log."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy.typing as npt
 from raymq.storage.records.record import Record, decode
 
 
-class LentMemory(ABC):
-    """Views of the log's memory, which are given back by `release` or at the end of a `with`."""
+class BorrowedMemory(ABC):
+    """Views of the log's memory, released by `release` or at the end of a `with`."""
 
     __slots__ = ()
 
     @abstractmethod
     def release(self) -> None:
-        """Give the memory back; may be called again."""
+        """Release the memory; may be called again."""
 
     def __enter__(self) -> Self:
         return self
@@ -30,18 +30,18 @@ class LentMemory(ABC):
         self.release()
 
 
-class Lease(LentMemory):
+class Lease(BorrowedMemory):
     """Consecutive records of one queue, until `release` (or the end of a `with`).
 
-    The bytes are slices of the log's mapping, which they keep alive, also after the store is closed; they never
-    change. `parts` are these slices, to be written to a socket as they are, or one copy of them all if they were many
-    and small because messages of other queues lie in between; `records` is all of them in one piece, a copy if there
-    are several.
+    The bytes are slices of the log's mapping. The slices keep the mapping alive, also after the store is closed, and
+    never change. `parts` are these slices, to be written to a socket as they are, or one copy of them all if they are
+    many and small because messages of other queues lie in between. `records` is all of them in one piece, a copy if
+    there are several.
 
     Attributes:
-        sizes: of the records.
-        queue_offsets: of the records; not dense if they were filtered.
-        next_offset: where to read on.
+        sizes: the sizes of the records.
+        queue_offsets: the queue offsets of the records; not dense if they were filtered.
+        next_offset: the offset for the next read.
     """
 
     __slots__ = ("_parts", "_records", "next_offset", "queue_offsets", "sizes")
@@ -64,21 +64,21 @@ class Lease(LentMemory):
 
     @property
     def parts(self) -> list[memoryview]:
-        """The records in as few pieces as is sensible. ValueError after `release`."""
+        """Return the records in as few pieces as is sensible; ValueError after `release`."""
         if self._parts is None:
             raise ValueError("the lease was released")
         return self._parts
 
     @property
     def records(self) -> memoryview:
-        """The records in one piece. ValueError after `release`."""
+        """Return the records in one piece; ValueError after `release`."""
         parts = self.parts
         if self._records is None:
             self._records = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
         return self._records
 
     def messages(self) -> list[Record]:
-        """The records decoded; these own their bytes and outlive the lease."""
+        """Return the decoded records, which own their bytes and outlive the lease."""
         messages: list[Record] = []
         for part in self.parts:
             at = 0
@@ -89,5 +89,5 @@ class Lease(LentMemory):
         return messages
 
     def release(self) -> None:
-        """Give the memory back; may be called again."""
+        """Release the memory; may be called again."""
         self._parts = self._records = None

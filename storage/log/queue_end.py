@@ -1,7 +1,8 @@
-"""Where a queue's file ends: at its first empty entry, found by few reads and without mapping the file.
+"""Find the end of a queue's file: its first empty entry.
 
-The start of a store does this for each of its queues. Most of many queues are short, and end within the first page of
-their file or not far behind; by halves over the whole file each of them would take twenty reads.
+It takes few reads and does not map the file, because opening a store does this for each of its queues. Most queues are
+short and end within the first page of their file or soon after it; a binary search over the whole file would take
+twenty reads for each of them.
 """
 
 from __future__ import annotations
@@ -12,27 +13,29 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-#: Entry k of a queue: where its message lies in the log, its size, the code of its tags.
+#: An entry of a queue: physical offset, size and tags code of a message.
 ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-#: Entries that are read at once: about a page.
-LOOK: Final = 200
+#: How many entries are read at once, about a page.
+PROBE_ENTRIES: Final = 200
 
 
 def first_empty(read: Callable[[int, int], bytes], count: int) -> int:
-    """The first empty entry within the first page, else one that has an entry before it; `count`: there is none.
+    """Return the number of the first empty entry; `count` if there is none.
+
+    If the first page has no empty entry, an empty entry that follows a nonempty one is returned.
 
     Args:
-        read: bytes of the file, by position and length.
-        count: of the entries that the file has room for.
+        read: a function that returns bytes of the file, by position and length.
+        count: the number of entries that the file has room for.
     """
-    found = _first_of(read, 0, min(count, LOOK))
+    found = _first_of(read, 0, min(count, PROBE_ENTRIES))
     if found is not None:
         return found
-    # What is before `low` is no empty entry; what is at `high` is one, or the file's end.
-    low, high = min(count, LOOK), min(count, 2 * LOOK)
+    # The entry before `low` is not empty; `high` is an empty entry or the file's end.
+    low, high = min(count, PROBE_ENTRIES), min(count, 2 * PROBE_ENTRIES)
     while high < count and _first_of(read, high, high + 1) is None:
         low, high = high + 1, min(count, 2 * high)
-    while high - low > LOOK:
+    while high - low > PROBE_ENTRIES:
         middle = (low + high) // 2
         if _first_of(read, middle, middle + 1) is None:
             low = middle + 1
@@ -43,7 +46,7 @@ def first_empty(read: Callable[[int, int], bytes], count: int) -> int:
 
 
 def _first_of(read: Callable[[int, int], bytes], begin: int, end: int) -> int | None:
-    """The first empty one of these entries."""
+    """Return the first empty entry of begin..end; None if there is none."""
     if end <= begin:
         return None
     entries = np.frombuffer(read(begin * ENTRY.itemsize, (end - begin) * ENTRY.itemsize), ENTRY)

@@ -1,4 +1,7 @@
-"""The queues of a store by topic and id, so that what is done with one topic costs what that topic has."""
+"""The queues of a store by topic and id.
+
+Operations on one topic take time only for that topic's queues.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from raymq.storage.log.consume_queue import ConsumeQueue
 
 
 class QueueTable(dict[tuple[str, int], ConsumeQueue]):
-    """A dict, of which entries are set and popped one by one.
+    """A dict of queues by topic and queue id, changed one entry at a time.
 
-    One thread changes it; any may copy it: by `copy` or `list`, not by `list(items())`, which makes a tuple for each
-    entry, so that the collector may run meanwhile, and other threads with it.
+    Only one thread may change it. Any thread may copy it, with `copy` or `list`, but not with `list(items())`: that
+    makes a tuple for each entry, so the garbage collector, and with it other threads, may run meanwhile.
     """
 
     def __init__(self) -> None:
@@ -22,13 +25,13 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         self._ids.setdefault(topic, set()).add(queue_id)
 
     def take(self, topic: str) -> list[ConsumeQueue]:
-        """Take the topic's queues out."""
+        """Remove the topic's queues and return them."""
         return [super(QueueTable, self).pop((topic, queue_id)) for queue_id in self._ids.pop(topic, ())]
 
     def of(self, topic: str) -> list[int]:
-        """The ids of the topic's queues, ascending."""
+        """Return the ids of the topic's queues, ascending."""
         return sorted(self._ids.get(topic, ()))
 
     def topics(self) -> list[str]:
-        """The topics that have a queue, sorted."""
+        """Return the topics that have a queue, sorted."""
         return sorted(self._ids)

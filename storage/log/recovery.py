@@ -1,19 +1,19 @@
-"""What happens to a store directory before it is used: one walk over the newest part of the log.
+"""Recover a store directory before use, by walking over the log's newest part.
 
-1. Decide where to begin. All before `State.dispatched_to` is on disk in log, queues and index, so the walk begins some
-   way before that (`walk_start`), with the log file in which it lies at the earliest; with an earlier one if a queue or
-   a part of the index is gone, and with the first one if there is no state (a directory of RocketMQ's, or ours with the
-   private folder lost).
-2. Walk the records in batches, check their CRC, and write their queue entries and keys where they belong. What is
-   there already is written over with the same; what is missing comes back.
-3. The first thing that is no sound record is the *end* if nothing sound follows, or if an append was cut short there;
-   the log, the queues and the index are cut to it. If sound records follow (or if it is the damaged end of what had
-   been flushed), it is *corruption*: it is reported with file and offset, a copy of the damaged bytes is kept under
-   raymq/damaged/, and the walk goes on behind it. The queues keep their entries of it: reading it is an error of
-   exactly that offset.
+1. Choose where to begin. Everything before `CheckpointState.dispatched_to` is on disk in log, queues and index. The
+   walk begins some way before that (`recovery_start`), at the earliest with the log file that contains it; it begins
+   with an earlier file if a queue or a part of the index is missing, and with the first file if there is no state (a
+   directory of RocketMQ's, or one of RayMQ's that lost its private folder).
+2. Walk the records in batches, check their CRC, and write their queue entries and keys. Existing entries are
+   overwritten with the same content; missing ones are restored.
+3. The first bytes that are no sound record are the *end* of the log if no sound record follows, or if an append was
+   interrupted there; the log, the queues and the index are cut to that end. If sound records follow (or if the bytes
+   are the damaged end of what had been flushed), they are *corruption*: file and offset are reported, a copy of the
+   damaged bytes is kept under raymq/damaged/, and the walk continues behind them. The queues keep their entries for
+   them: reading one raises an error for exactly that offset.
 
-A directory opened read-only is walked in the same way; what is missing in queues and index is added in memory, and
-nothing is written.
+A directory that is opened read-only is walked in the same way: missing entries of queues and index are added in memory,
+and nothing is written.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ import numpy.typing as npt
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files.mapped_file import MappedFile
-from raymq.storage.log.checkpoint import Checkpoint, State
-from raymq.storage.log.commit_log import CommitLog, is_marked
-from raymq.storage.log.damaged import keep_copy
+from raymq.storage.log.checkpoint import Checkpoint, CheckpointState
+from raymq.storage.log.commit_log import CommitLog, has_record_header
+from raymq.storage.log.damaged_copies import save_damaged_copy
 from raymq.storage.log.dispatch import Dispatcher
 from raymq.storage.log.key_index import KeyIndex
-from raymq.storage.log.offset_plausibility import NewestMessages
-from raymq.storage.log.walk_start import WalkStart
+from raymq.storage.log.queue_offset_validator import QueueOffsetValidator
+from raymq.storage.log.recovery_start import RecoveryStart
 from raymq.storage.records import record as layout
-from raymq.storage.records.batch import BadRecord, Batch, parse, strided
 from raymq.storage.records.byte_rows import Int64s
-from raymq.storage.records.index_inputs import Derived, derive
+from raymq.storage.records.index_inputs import IndexInputs, derive_index_inputs
+from raymq.storage.records.record_batch import BadRecord, Batch, parse, strided
 
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_RECORDS: Final = 8192
-#: What the magics of both versions begin with.
+#: The common prefix of both versions' magics.
 _MAGIC_PREFIX: Final = layout.MAGIC_V1.to_bytes(4, "big", signed=True)[:3]
 _MAGICS: Final = (layout.MAGIC_V1, layout.MAGIC_V2)
-#: Behind every place of a log.
-NOWHERE: Final = 1 << 62
+#: Above every physical offset of a log.
+NO_POSITION: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """Bytes of a file that are not what was written; `offset` is within the file."""
+    """Bytes of a file that differ from what was written; `offset` is within the file."""
 
     file: str
     offset: int
@@ -63,11 +63,11 @@ class Corruption:
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a store found and did.
+    """The result of opening a store.
 
     Attributes:
         clean: whether the store had been closed properly.
-        truncated_bytes: how much of the log's tail was dropped (a torn append, or bytes that are gone).
+        truncated_bytes: how much of the log's tail was dropped (an interrupted append, or bytes that are missing).
         corruption: damage in front of sound records; these stay readable.
         walked_from: physical offset from which records were checked.
         records: how many sound records were walked.
@@ -83,7 +83,7 @@ class RecoveryReport:
 def recover(
     log: CommitLog,
     dispatcher: Dispatcher,
-    state: State | None,
+    state: CheckpointState | None,
     checkpoint: Checkpoint,
     *,
     deleted: Mapping[str, int],
@@ -93,29 +93,30 @@ def recover(
     expired: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
     cut: int | None = None,
 ) -> RecoveryReport:
-    """Bring log, queues and index to one state; they are complete and consistent when it returns.
+    """Make log, queues and index complete and consistent with each other.
 
     Args:
         state: None if there is none.
-        deleted: where the log ended when a topic was deleted.
-        same_boot: the machine has not been started anew since the store was last open, and its disk did not fail.
+        deleted: the log's end at the deletion of each deleted topic.
+        same_boot: the machine has not been restarted since the store was last open, and its disk did not fail.
         aside: folder for copies of damaged bytes; None = read-only, change nothing.
-        expired: how far queues are, at least, of which the log has nothing.
-        cut: what lies behind this place never was; it is gone from the disk when this returns. None = all was.
+        expired: the least end offsets of queues that have no messages left in the log.
+        cut: drop everything behind this physical offset; it is removed from the disk when this returns. None = keep
+            all.
     """
     report = RecoveryReport(clean)
     trusted = clean or same_boot
     if aside is not None:
         _trust_index(dispatcher.index, state, checkpoint, log, clean=clean, trusted=trusted)
-        # Behind what was deleted before the log begins is another topic, of which fillers may be all that is left.
+        # Queues of a topic deleted before the log's minimum belong to a recreated topic, and may hold only fillers.
         dispatcher.drop_deleted({topic: place for topic, place in deleted.items() if place >= log.min_offset})
     limit = _limit(log, dispatcher, cut, writable=aside is not None)
     begin, known_end = _begin(log, dispatcher, state, limit)
     report.walked_from = begin
-    log.walk_start = WalkStart(begin)
-    # The newest record's keys may be there in part: it is indexed again, but for the entries that it has.
+    log.recovery_start = RecoveryStart(begin)
+    # The newest record may be indexed in part, so its missing entries are added.
     index_after, indexed = dispatcher.index.end_physical - 1, dispatcher.index.newest()
-    placement = NewestMessages()
+    placement = QueueOffsetValidator()
     position = end = begin
     last_timestamp_ms = 0
     while position < min(limit, log.files.end):
@@ -126,7 +127,7 @@ def recover(
             batch, queued, reason = _sound_part(batch, deleted, placement, known_bytes, log.files.file_at(position))
         if batch is not None:
             report.records += len(batch)
-            log.walk_start.note(position)
+            log.recovery_start.note(position)
             _dispatch(dispatcher, batch, queued, index_after, indexed)
             position = end = position + len(batch.records)
             last_timestamp_ms = int(batch.store_timestamps_ms[-1])
@@ -136,7 +137,7 @@ def recover(
             position = end = behind
         else:
             follower = _follower(log, position, known_end, state, checkpoint, trusted=trusted)
-            if follower == NOWHERE or follower > limit:
+            if follower == NO_POSITION or follower > limit:
                 break
             report.corruption.append(_keep(log, position, follower, reason, aside))
             position = end = follower
@@ -150,24 +151,25 @@ def recover(
             log.files.rewrite(max(begin, known_end), end)
     else:
         for queue in dispatcher.queues.values():
-            queue.hide_behind(end)
+            queue.truncate_in_memory(end)
     for queue in dispatcher.queues.values():
         queue.trim(log.min_offset)
-        queue.distrust()
+        queue.reset_checked()
     last_timestamp_ms = last_timestamp_ms or checkpoint.physical_ms
-    # What follows has another store time: by that it is told from an append whose end a loss of power took.
+    # A later store time distinguishes the next records from an append that a loss of power cut off.
     log.set_end(end, last_timestamp_ms if trusted else last_timestamp_ms + 1)
     dispatcher.dispatched_to = end
     return report
 
 
 def _limit(log: CommitLog, dispatcher: Dispatcher, cut: int | None, *, writable: bool) -> int:
-    """Up to where the log is walked; no queue has an entry from behind a cut then.
+    """Return the end of the walk, after truncating all queues to a cut.
 
-    One that was deleted and made anew there begins with such entries, and the walk puts older ones behind them.
+    A queue that was deleted and recreated behind the cut begins with entries from there, and the walk would put older
+    entries behind those.
     """
     if cut is None:
-        return NOWHERE
+        return NO_POSITION
     limit = max(cut, log.min_offset)
     for queue in dispatcher.queues.values() if writable else ():
         queue.truncate(limit, certainly=True, durably=True)
@@ -175,9 +177,15 @@ def _limit(log: CommitLog, dispatcher: Dispatcher, cut: int | None, *, writable:
 
 
 def _trust_index(
-    index: KeyIndex, state: State | None, checkpoint: Checkpoint, log: CommitLog, *, clean: bool, trusted: bool
+    index: KeyIndex,
+    state: CheckpointState | None,
+    checkpoint: Checkpoint,
+    log: CommitLog,
+    *,
+    clean: bool,
+    trusted: bool,
 ) -> None:
-    """Leave of the index only what is surely right."""
+    """Drop the parts of the index that may be wrong."""
     extent = None if state is None else state.index
     if extent is not None:
         index.check_against(extent, log.min_offset, clean=clean)
@@ -190,8 +198,8 @@ def _trust_index(
         index.drop_after(checkpoint.index_ms)
 
 
-def _begin(log: CommitLog, dispatcher: Dispatcher, state: State | None, limit: int) -> tuple[int, int]:
-    """Where to begin to walk, and how far the log up to `limit` is known to have reached."""
+def _begin(log: CommitLog, dispatcher: Dispatcher, state: CheckpointState | None, limit: int) -> tuple[int, int]:
+    """Return where the walk begins, and the known end of the log up to `limit`."""
     first = log.min_offset
     if state is None or not first <= state.dispatched_to <= log.files.end:
         return first, 0 if state is None else min(max(0, state.dispatched_to), limit)
@@ -205,14 +213,16 @@ def _begin(log: CommitLog, dispatcher: Dispatcher, state: State | None, limit: i
                 begin = first
     last_file = log.files.end - log.files.file_bytes
     file = max(first, min(begin - begin % log.files.file_bytes, last_file))
-    if file < state.walk_from <= begin and is_marked(log.files.file_at(file), state.walk_from - file):
+    if file < state.walk_from <= begin and has_record_header(log.files.file_at(file), state.walk_from - file):
         return state.walk_from, known_end
     return file, known_end
 
 
-def next_batch(log: CommitLog, position: int, limit: int = NOWHERE) -> tuple[Batch | None, int, str]:
-    """The sound records at `position` that end at or before `limit`; or where to go on behind a BLANK; or why there is
-    no record.
+def next_batch(log: CommitLog, position: int, limit: int = NO_POSITION) -> tuple[Batch | None, int, str]:
+    """Parse the sound records at `position` that end at or before `limit`.
+
+    Returns:
+        The batch, or None; the position behind a BLANK, or 0 if there is none; and the reason if there is neither.
     """
     file = log.files.file_at(position)
     behind = log.skip_blank(position)
@@ -232,10 +242,13 @@ def next_batch(log: CommitLog, position: int, limit: int = NOWHERE) -> tuple[Bat
 
 
 def _claimed_sizes(file: MappedFile, begin: int) -> tuple[list[int], str]:
-    """The sizes of the records that claim to stand one behind the other from `begin` on, and why there are no more."""
+    """Return the sizes of the consecutive record headers from `begin` on.
+
+    Also return the reason why no further header follows.
+    """
     sizes: list[int] = []
     reason = "no record begins here"
-    view, read = file.view, layout.BLANK.unpack_from  # this loop is most of what a start takes
+    view, read = file.view, layout.BLANK.unpack_from  # local names, because this loop takes most of the time of a start
     at, last = begin, min(begin + _BATCH_BYTES, file.size - layout.MIN_RECORD_BYTES + 1)
     while at < last and len(sizes) < _BATCH_RECORDS:
         size, magic = read(view, at)
@@ -250,23 +263,26 @@ def _claimed_sizes(file: MappedFile, begin: int) -> tuple[list[int], str]:
         places = begin + np.cumsum([0, *sizes[:-1]], dtype=np.int64)
         told = strided(view, ">i8")[places + layout.OFFSET_PHYSICAL_OFFSET]
         elsewhere = np.flatnonzero(told != file.start + places)
-        if len(elsewhere):  # a record names its own place: one that does not was left there by something else
+        if len(elsewhere):  # a record contains its own physical offset, so other bytes are no record of this log
             del sizes[int(elsewhere[0]) :]
             reason = "no record begins here"
     return sizes, reason
 
 
 def _sound_part(
-    batch: Batch, deleted: Mapping[str, int], placement: NewestMessages, known_bytes: int | None, file: MappedFile
+    batch: Batch, deleted: Mapping[str, int], placement: QueueOffsetValidator, known_bytes: int | None, file: MappedFile
 ) -> tuple[Batch | None, npt.NDArray[np.bool_], str]:
-    """The records before the first that cannot be as it was written, though its CRC is right; why there is none.
+    """Return the records of a batch before the first implausible one.
+
+    A record with the right CRC is implausible if its properties have a hole, or if its queue offset is impossible.
 
     Args:
-        known_bytes: how much of the batch was surely on disk; of the rest pages may be missing. None = all.
-        file: what the batch is in.
+        known_bytes: how much of the batch was surely on disk; pages of the rest may be missing. None = all.
+        file: the file that contains the batch.
 
     Returns:
-        The records, which of them have an entry in a queue (no half messages, none of a topic deleted behind them).
+        The records, or None; which of them have an entry in a queue (no half messages, none of a topic that was deleted
+            later in the log); and the reason if there are no records.
     """
     count, reason = len(batch), ""
     if known_bytes is not None and known_bytes < len(batch.records):
@@ -274,8 +290,8 @@ def _sound_part(
         spans = zip(batch.properties_at.tolist(), batch.ends.tolist(), strict=True)
         count = next((i for i, (at, end) in enumerate(spans) if _has_hole(file, begin + at, begin + end)), count)
         reason = "a hole in the properties"
-    queued = in_queues(batch, deleted)
-    placed = placement.sound_records(batch, queued & (np.arange(len(batch)) < count))
+    queued = queued_mask(batch, deleted)
+    placed = placement.count_plausible(batch, queued & (np.arange(len(batch)) < count))
     if placed < count:
         count, reason = placed, "a queue offset that cannot be"
     if count == len(batch):
@@ -285,8 +301,11 @@ def _sound_part(
     return parse(batch.records[: int(batch.starts[count])], batch.sizes[:count].astype(np.int32)), queued[:count], ""
 
 
-def in_queues(batch: Batch, deleted: Mapping[str, int]) -> npt.NDArray[np.bool_]:
-    """Which records have an entry in a queue: no half messages, and none of a topic that was deleted behind them."""
+def queued_mask(batch: Batch, deleted: Mapping[str, int]) -> npt.NDArray[np.bool_]:
+    """Return which records have an entry in a queue.
+
+    Half messages have none, nor have records of a topic that was deleted later in the log.
+    """
     kind = batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK
     queued: npt.NDArray[np.bool_] = (kind == 0) | (kind == layout.SYS_FLAG_TRANSACTION_COMMIT)
     for group in batch.groups:
@@ -297,9 +316,10 @@ def in_queues(batch: Batch, deleted: Mapping[str, int]) -> npt.NDArray[np.bool_]
 
 
 def _has_hole(file: MappedFile, begin: int, end: int) -> bool:
-    """Whether of the properties begin..end of a file something did not get to the disk.
+    """Return True if a part of a file's properties begin..end did not reach the disk.
 
-    Then a sector is all zeros; properties of that length with zeros in them are not taken in.
+    A sector is all zeros then. Properties of at least that length that contain zeros are refused when they are
+    appended.
     """
     if b"\0" not in bytes(file.view[begin:end]):
         return False
@@ -308,18 +328,27 @@ def _has_hole(file: MappedFile, begin: int, end: int) -> bool:
 
 
 def _follower(
-    log: CommitLog, position: int, known_end: int, state: State | None, checkpoint: Checkpoint, *, trusted: bool
+    log: CommitLog,
+    position: int,
+    known_end: int,
+    state: CheckpointState | None,
+    checkpoint: Checkpoint,
+    *,
+    trusted: bool,
 ) -> int:
-    """Where to go on behind the damage at `position`; NOWHERE if the log ends there."""
+    """Return where the walk continues behind the damage at `position`.
+
+    Return NO_POSITION if the log ends there.
+    """
     if position >= known_end and _is_zero(log, position):
-        return NOWHERE
-    follower = next_sound(log, position)
+        return NO_POSITION
+    follower = find_next_record(log, position)
     if position < known_end:
-        return known_end if follower == NOWHERE and known_end <= log.files.last_data(position) else follower
-    if follower == NOWHERE:
-        return NOWHERE
+        return known_end if follower == NO_POSITION and known_end <= log.files.last_data(position) else follower
+    if follower == NO_POSITION:
+        return NO_POSITION
     flushed = trusted or (state is None and log.store_timestamp(follower) <= checkpoint.physical_ms)
-    return follower if flushed else NOWHERE
+    return follower if flushed else NO_POSITION
 
 
 def _dispatch(
@@ -331,7 +360,7 @@ def _dispatch(
 ) -> None:
     dispatcher.dispatch(
         batch,
-        _not_indexed(derive(batch), batch.physical_offsets, indexed),
+        _not_indexed(derive_index_inputs(batch), batch.physical_offsets, indexed),
         batch.queue_offsets,
         batch.physical_offsets,
         batch.store_timestamps_ms,
@@ -342,8 +371,11 @@ def _dispatch(
         dispatcher.entry_writer.check_room()
 
 
-def _not_indexed(derived: Derived, physical_offsets: Int64s, indexed: Counter[tuple[int, int]]) -> Derived:
-    """What is derived without the keys that have an entry, each as often as it has one."""
+def _not_indexed(derived: IndexInputs, physical_offsets: Int64s, indexed: Counter[tuple[int, int]]) -> IndexInputs:
+    """Return the derived inputs without the keys that are indexed already.
+
+    A key is left out as often as it has an entry.
+    """
     places = physical_offsets[derived.key_owners]
     kept = np.ones(len(places), np.bool_)
     for number in np.flatnonzero(np.isin(places, [place for place, _ in indexed])).tolist():
@@ -351,24 +383,29 @@ def _not_indexed(derived: Derived, physical_offsets: Int64s, indexed: Counter[tu
         if indexed[entry] > 0:
             indexed[entry] -= 1
             kept[number] = False
-    return derived if kept.all() else Derived(derived.tags_codes, derived.key_hashes[kept], derived.key_owners[kept])
+    return (
+        derived if kept.all() else IndexInputs(derived.tags_codes, derived.key_hashes[kept], derived.key_owners[kept])
+    )
 
 
-def next_sound(log: CommitLog, position: int) -> int:
-    """The first place behind `position` where a sound record stands; NOWHERE if there is none."""
+def find_next_record(log: CommitLog, position: int) -> int:
+    """Return where the first sound record behind `position` begins; NO_POSITION if none."""
     for start in log.files.starts:
         if start + log.files.file_bytes <= position:
             continue
         file = log.files.file_at(start)
         at = max(0, position + 1 - start)
-        found = next_sound_in(file, at)
+        found = find_next_record_in(file, at)
         if found >= 0:
             return start + found
-    return NOWHERE
+    return NO_POSITION
 
 
-def next_sound_in(file: MappedFile, at: int, before: int | None = None) -> int:
-    """Where the first sound record at or behind byte `at`, and before that one, begins; -1 if there is none."""
+def find_next_record_in(file: MappedFile, at: int, before: int | None = None) -> int:
+    """Return the first byte at or behind `at` where a sound record begins.
+
+    The record must begin before `before`. Return -1 if there is none.
+    """
     search = at
     end = file.size if before is None else min(file.size, before + layout.OFFSET_MAGIC + len(_MAGIC_PREFIX) - 1)
     while (hit := file.find(_MAGIC_PREFIX, search, end)) >= 0:
@@ -380,7 +417,7 @@ def next_sound_in(file: MappedFile, at: int, before: int | None = None) -> int:
 
 
 def _is_sound(file: MappedFile, at: int) -> bool:
-    if not is_marked(file, at):
+    if not has_record_header(file, at):
         return False
     try:
         layout.measure(file.view, at, file.size)
@@ -390,7 +427,10 @@ def _is_sound(file: MappedFile, at: int) -> bool:
 
 
 def _is_zero(log: CommitLog, position: int) -> bool:
-    """Whether the size field there is 0: nothing was appended, or the append did not come to its end."""
+    """Return True if the size field at `position` is 0.
+
+    Nothing was appended there then, or the append was interrupted.
+    """
     file = log.files.file_at(position)
     at = position - file.start
     return not any(file.view[at : at + layout.OFFSET_MAGIC])
@@ -400,17 +440,18 @@ def _keep(log: CommitLog, position: int, follower: int, reason: str, aside: Path
     file = log.files.file_at(position)
     at = position - file.start
     if aside is not None:
-        keep_copy(aside, position, file.view[at : min(file.size, at + follower - position)])
+        save_damaged_copy(aside, position, file.view[at : min(file.size, at + follower - position)])
     return Corruption(str(file.path), at, reason)
 
 
 def _cut(log: CommitLog, dispatcher: Dispatcher, end: int, *, certainly: bool, durably: bool) -> None:
-    """Drop what lies behind `end` in log, queues and index.
+    """Drop everything behind `end` in log, queues and index.
 
-    What was dropped of the log is gone from the disk: else a loss of power could bring it back behind what comes next.
+    The dropped part of the log is removed from the disk: otherwise a loss of power could restore it behind the next
+    records.
 
     Args:
-        durably: so is what was dropped of queues, and not only with the next `sync`.
+        durably: the dropped entries of queues are removed from the disk too, and not only with the next `sync`.
     """
     failpoint("recovery.before_cut")
     if log.files.starts and (log.files.last_data(end) > end or end <= log.files.starts[-1]):
@@ -418,14 +459,14 @@ def _cut(log: CommitLog, dispatcher: Dispatcher, end: int, *, certainly: bool, d
     failpoint("recovery.between_cuts")
     for queue in dispatcher.queues.values():
         queue.truncate(end, certainly=certainly, durably=durably)
-    dispatcher.index.cap(end)
+    dispatcher.index.truncate(end)
 
 
-def _restore_ends(dispatcher: Dispatcher, ends: Mapping[str, Mapping[int, int]], known_end: int = NOWHERE) -> None:
-    """Let no queue end before it did: offsets of messages that have expired are not given away again.
+def _restore_ends(dispatcher: Dispatcher, ends: Mapping[str, Mapping[int, int]], known_end: int = NO_POSITION) -> None:
+    """Extend queues to their saved ends, so that offsets of expired messages are not reused.
 
-    A queue with a message behind `known_end`, where the log ended when the ends were saved, and that ends earlier all
-    the same, is another one: its topic was deleted and created again.
+    `known_end` is the log's end when the ends were saved. A queue that has a message behind it, but ends before its
+    saved end, was deleted and recreated; it is not extended.
     """
     for topic, queues in ends.items():
         for queue_id, max_offset in queues.items():

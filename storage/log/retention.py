@@ -1,8 +1,8 @@
-"""Which commit log files may go, when, and the thread that removes them.
+"""Decide which log files to delete and when, and delete them in a thread.
 
-The decision is a plain function of the time, the files' ages and the disk, so that it can be tested as a table. Its
-execution has two halves: the store's owner lets go of files, which is quick and from then on they are not there; the
-`Remover` deletes them from the disk and unmaps them, which may take long.
+The decision is a plain function of the time, the files' ages and the disk, so that it can be tested as a table. The
+execution has two halves: first the store's owner forgets the files, which is quick and makes them unavailable at once;
+then the `FileRemover` deletes them from the disk and unmaps them, which may take long.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Final, Literal, Protocol
 from raymq.storage.errors import StoreBusy, StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
-from raymq.storage.files.work_thread import begin
+from raymq.storage.files.worker_thread import begin
 
-#: From this used share of the disk on, expired files go at any hour.
+#: From this used share of the disk on, expired files are deleted at any hour.
 EARLY_RATIO: Final = 0.75
-#: From this one on, the oldest files go whatever their age.
+#: From this used share on, the oldest files are deleted whatever their age.
 FORCED_RATIO: Final = 0.85
-#: At most so many log files in one run.
-FILES_A_RUN: Final = 10
+#: The most log files that one run deletes.
+MAX_FILES_PER_RUN: Final = 10
 
 _HOUR_MS: Final = 3_600_000
 _log = logging.getLogger(__name__)
@@ -43,27 +43,30 @@ Reason = Literal["", "hour", "asked", "early", "forced"]
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
-    """The disk under a store, in bytes: what is used, and what may still be (root's reserve is neither)."""
+class DiskUsage:
+    """The disk under a store, in bytes: what is used, and what is available.
+
+    The space reserved for root counts as neither.
+    """
 
     used: int
     free: int
 
     @classmethod
-    def of(cls, path: Path) -> Disk:
-        """As the kernel says now."""
+    def of(cls, path: Path) -> DiskUsage:
+        """Return the present usage, as the kernel reports it."""
         usage = shutil.disk_usage(path)
         return cls(usage.used, usage.free)
 
     @property
     def ratio(self) -> float:
-        """The used share, as `df` shows it."""
+        """Return the used share, as `df` shows it."""
         return self.used / max(1, self.used + self.free)
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """How many of the oldest log files go, and why; ("", 0) for none."""
+class RetentionDecision:
+    """How many of the oldest log files to delete, and why; ("", 0) for none."""
 
     files: int = 0
     reason: Reason = ""
@@ -71,7 +74,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The rules; knows neither files nor clocks.
+    """The retention rules, without access to files or clocks.
 
     Attributes:
         hours: age from which on a log file has expired: that of its newest message.
@@ -86,18 +89,20 @@ class Retention:
         newest_ms: Sequence[int],
         file_bytes: int,
         now_ms: int,
-        disk: Disk,
+        disk: DiskUsage,
         *,
         asked: bool = False,
         hour_of: Callable[[int], int] = _local_hour,
-    ) -> Decision:
-        """What to delete now: always the oldest files without a gap, never more than `FILES_A_RUN`.
+    ) -> RetentionDecision:
+        """Return how many of the oldest files to delete now, at most `MAX_FILES_PER_RUN`.
+
+        The deleted files are always the oldest ones, without a gap.
 
         Args:
-            newest_ms: of each file that may go at all, oldest first, when its newest message was stored. The newest
-                file is not among them.
-            asked: somebody wants expired files to go now, whatever the hour.
-            hour_of: the local hour of a time.
+            newest_ms: the store time of the newest message of each file that may be deleted, oldest first. The newest
+                file is not included.
+            asked: a caller requests that expired files are deleted now, whatever the hour.
+            hour_of: a function that returns the local hour of a time.
         """
         reason: Reason = ""
         if asked:
@@ -116,13 +121,13 @@ class Retention:
             too_much = disk.used - FORCED_RATIO * (disk.used + disk.free)
             forced = min(len(newest_ms), max(1, math.ceil(too_much / file_bytes)))
         if forced > expired:
-            return Decision(min(forced, FILES_A_RUN), "forced")
-        return Decision(min(expired, FILES_A_RUN), reason) if expired else Decision()
+            return RetentionDecision(min(forced, MAX_FILES_PER_RUN), "forced")
+        return RetentionDecision(min(expired, MAX_FILES_PER_RUN), reason) if expired else RetentionDecision()
 
     def next_oldest_ms(self, now_ms: int, *, hour_of: Callable[[int], int] = _local_hour) -> int:
-        """The store time before which files will have expired at the end of the next hour of deletion.
+        """Return the store time before which files expire by the next deletion hour's end.
 
-        It looks ahead by half of `hours` at most, so that what is stored anew stays for longer than that.
+        It looks ahead by at most half of `hours`, so that new messages are kept for longer than that.
         """
         ahead = 1
         if self.delete_at_hour != "*":
@@ -132,8 +137,8 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted:
-    """What one run let go of: files of the log, of queues and of the index; and why."""
+class RetentionResult:
+    """How many files of log, queues and index one run released, and why."""
 
     log_files: int = 0
     queue_files: int = 0
@@ -141,36 +146,40 @@ class Deleted:
     reason: Reason = ""
 
 
-class Closable(Protocol):
-    """An open file that goes with the one on disk."""
+class SupportsClose(Protocol):
+    """An open file that is closed after its file on disk is removed."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the open file."""
 
 
-#: A file, or a folder with all that is in it, to remove, and what is to be closed after that.
-Removal = tuple[Path, Closable | None]
+#: A file or folder to remove, and the open file to close after that.
+Removal = tuple[Path, SupportsClose | None]
 
 
-class Remover:
-    """Removes files in the order in which they were given, in a thread of its own. Any thread may call it.
+class FileRemover:
+    """A thread that removes files in the order in which they are given.
 
-    The order is kept also when a removal fails (it is tried again before the next one), so that a crash never leaves
-    a gap in the log: what was not removed is there at the next opening and goes then.
+    Any thread may call it. The order is kept also when a removal fails (it is tried again before the next one), so that
+    a crash never leaves a gap in the log: files that were not removed still exist at the next opening, and are removed
+    then.
     """
 
     def __init__(self, closing: threading.Lock) -> None:
-        """`closing` is held while a file is closed: others hold it while they work on open files."""
+        """Set up the remover without a thread; `closing` is held while a file is closed.
+
+        Other threads hold `closing` while they work on open files.
+        """
         self._closing = closing
         self._waiting: deque[Removal] = deque()
-        #: What is being removed.
+        #: The path that is being removed now.
         self._current: Path | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
 
     def add(self, removals: Sequence[Removal]) -> None:
-        """Remove these; returns at once."""
+        """Queue these files for removal; returns at once."""
         if not removals:
             return
         with self._changed:
@@ -182,7 +191,11 @@ class Remover:
                     self._thread = thread
 
     def moved(self, folder: Path, to: Path) -> None:
-        """What is in `folder` is in `to` now: from now on nothing is removed in the former, which may be made anew."""
+        """Redirect pending removals in `folder` to `to`, where its content was moved.
+
+        From then on nothing is removed in `folder`, which may be recreated. The call waits for a removal that is under
+        way in it.
+        """
 
         def now(path: Path) -> Path:
             return to / path.relative_to(folder) if folder in path.parents else path
@@ -192,12 +205,12 @@ class Remover:
             self._waiting = deque((now(path), file) for path, file in self._waiting)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until nothing is being removed; False if that takes longer than `timeout` seconds."""
+        """Wait until no removal is under way; return False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._thread is None, timeout)
 
     def stop(self) -> None:
-        """Wait until all is removed, but for what cannot be. May be called again."""
+        """Wait until all files are removed that can be; may be called again."""
         with self._changed:
             self._stopping = True
         self.wait()
@@ -207,7 +220,10 @@ class Remover:
         self._waiting.clear()
 
     def _run(self) -> None:
-        """Until all is gone, or one cannot be removed: then the next `add` tries again."""
+        """Remove files until none is left, or until one cannot be removed.
+
+        The next `add` tries that one again.
+        """
         going = True
         while going:
             with self._changed:

@@ -1,13 +1,18 @@
-"""One record and many: the bytes of messages. Knows no file; a clock only where a message that is made has no time yet.
+"""Encode and decode messages as records, one at a time or in batches.
+
+The package accesses no files. It reads the clock only to set the born timestamp of a new message that has none.
 
 What is in it, in the order to read it:
-    record, property_names, message_id: the codec of one record, its layout as a table; template: many of one topic;
-    limits.
-    batch, byte_rows, checksums: many contiguous records checked, parted and stamped at once; compiled: the same in C.
-    columns, table, head_columns: records out of Arrow tables and back; property_columns, alike_properties: their
-    properties.
-    index_inputs, indexed_properties, java_hash: what queues and the index of keys need of records.
-    unique_keys, producer_sequence: the properties by which producers tell messages and batches apart.
-    failure_reason: why a try failed, as a property.
-    rewrite_destination: copies for other queues; compression, crc: bodies; without_bodies: records that have none.
+    record, property_names, message_id: the codec of one record, the names of properties, and message ids.
+    record_template: encode many single records of one topic.
+    message_limits: the limits on the sizes and fields of messages.
+    record_batch, byte_rows, checksums: check, locate and stamp many contiguous records at once.
+    native_kernels: the interface of the compiled versions of these steps.
+    columnar_encoder, record_table, header_columns: convert Arrow tables to records and back.
+    property_columns, uniform_properties: the properties of many records as Arrow columns.
+    index_inputs, indexed_properties, java_hash: compute the tags codes and key hashes that queues and index need.
+    unique_key_generator, producer_sequence: the properties that identify messages and producers' batches.
+    failure_reason: the property with the reason why consuming a message failed.
+    rewrite_destination: copy records to other topics and queues.
+    body_compression, crc, body_stripping: decompress bodies, compute checksums, and remove bodies from records.
 """

@@ -1,7 +1,8 @@
-"""Pieces of a buffer of many records as rows of equal width, so that NumPy works on all of them at once.
+"""View pieces of a buffer as rows of equal width for NumPy.
 
-A row ends where its piece ends; what stands in front of a shorter piece is whatever the buffer holds there. Pieces of
-very different lengths are taken by `width_classes`, so that no row is more than twice as long as its piece.
+A row ends where its piece ends. If the piece is shorter than the row, the row starts with whatever bytes the buffer
+holds before the piece. `width_classes` groups pieces of very different lengths so that no row is more than twice as
+long as its piece.
 """
 
 from __future__ import annotations
@@ -16,29 +17,37 @@ from raymq.storage.records.record import Buffer
 
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-#: KEEP_LAST[k] leaves of a little-endian word its last k bytes.
-KEEP_LAST: Final = np.array([(1 << 64) - (1 << 8 * (8 - kept)) for kept in range(9)], np.uint64)
+#: LAST_BYTES_MASK[k] keeps the last k bytes of a little-endian word and clears the others.
+LAST_BYTES_MASK: Final = np.array([(1 << 64) - (1 << 8 * (8 - kept)) for kept in range(9)], np.uint64)
 
 
 def every(mask: npt.NDArray[np.bool_]) -> bool:
-    """Whether all are true; several times faster than `mask.all()` on the few thousand of a batch."""
+    """Return True if all elements are true.
+
+    It is several times faster than `mask.all()` on the few thousand elements of a batch.
+    """
     return bool(np.count_nonzero(mask) == mask.size)
 
 
-def some(mask: npt.NDArray[np.bool_]) -> bool:
-    """Whether one is true; see `every`."""
+def any_true(mask: npt.NDArray[np.bool_]) -> bool:
+    """Return True if at least one element is true; see `every`."""
     return bool(np.count_nonzero(mask))
 
 
 def rows_at(buffer: Buffer, starts: Int64s, width: int) -> npt.NDArray[np.void]:
-    """A copy of the `width` bytes from each start on, all within the buffer, as an array of V`width`."""
+    """Copy `width` bytes from each start, as an array of V`width`.
+
+    All of these bytes must lie within the buffer.
+    """
     every = np.ndarray((max(0, len(buffer) - width + 1),), f"V{width}", buffer, strides=(1,))
     rows: npt.NDArray[np.void] = every[starts]
     return rows
 
 
 def rows_before(buffer: Buffer, ends: Int64s, width: int) -> Bytes:
-    """A copy of the `width` bytes in front of each end, n x width; zeros where the buffer has not begun yet.
+    """Copy the `width` bytes before each end, as an array of shape n x width.
+
+    Bytes before the beginning of the buffer are zeros.
 
     Args:
         ends: ascending.
@@ -54,7 +63,10 @@ def rows_before(buffer: Buffer, ends: Int64s, width: int) -> Bytes:
 
 
 def width_classes(lengths: Int64s, least: int) -> Iterator[tuple[int, Int64s | None]]:
-    """Widths (`least` times a power of two) and the numbers of the pieces that need them; None = all pieces."""
+    """Yield row widths and, for each width, the indices of the pieces that need it.
+
+    A width is `least` times a power of two; None instead of indices means all pieces.
+    """
     longest = int(lengths.max()) if len(lengths) else 0
     below, width = -1, least
     if longest <= width or int(lengths.min()) > longest // 2:
@@ -70,9 +82,13 @@ def width_classes(lengths: Int64s, least: int) -> Iterator[tuple[int, Int64s | N
 
 
 def pieces(buffer: Buffer, starts: Int64s, ends: Int64s, separator: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Cut ascending, disjoint spans at each `separator`: (span's number, start, end) of every piece, in order.
+    """Split ascending, disjoint spans at each `separator`.
 
-    A span without a separator is one piece, also an empty one; two separators in a row have an empty piece between.
+    A span without a separator is one piece, even if it is empty. Two separators in a row have an empty piece between
+    them.
+
+    Returns:
+        Arrays of the span's index, the start and the end of every piece, in ascending order.
     """
     owners: list[Int64s] = []
     cuts: list[Int64s] = []

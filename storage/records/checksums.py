@@ -1,4 +1,8 @@
-"""The CRC-32 of many bodies at once: compiled, or one call a body, made by C (`map`), on pieces that C has cut."""
+"""Compute the CRC-32 of many bodies at once.
+
+Compiled code does so if it is installed. Otherwise C (`map`) calls the function once per body, on pieces that C has
+cut.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,28 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage.records import compiled, crc
+from raymq.storage.records import crc, native_kernels
 from raymq.storage.records.byte_rows import Int64s, every, rows_at
-from raymq.storage.records.compiled import as_bytes
+from raymq.storage.records.native_kernels import as_bytes
 from raymq.storage.records.record import Buffer
 
 Checksums = npt.NDArray[np.uint32]
 
-#: One of how many bodies may have a length of its own, to take them out of the buffer by length; and how many
-#: bytes are taken out in one step, so that they stay in the processor's cache. Longer ones are not copied.
+#: Bodies are copied by length if at most one in `_LENGTHS_SHARE` has a length of its own. Each step copies
+#: `_STEP_BYTES`, so that they stay in the processor's cache. Bodies longer than `_LONG` are not copied.
 _LENGTHS_SHARE: Final = 32
 _STEP_BYTES: Final = 1 << 16
-#: From here on views of bodies that lie at equal distances cost less than copies.
+#: From this length on, views of bodies at equal distances cost less than copies.
 _VIEWED: Final = 512
 _LONG: Final = 1 << 12
 
 
 def checksums(buffer: Buffer, starts: Int64s, lengths: Int64s) -> Checksums:
-    """The CRC-32 of each text; the texts are ascending in `buffer`."""
+    """Return the CRC-32 of each text; the texts are ascending in `buffer`."""
     count = len(starts)
-    if compiled.kernels is not None:
+    if native_kernels.kernels is not None:
         computed = np.empty(count, np.uint32)
-        compiled.kernels.checksums(as_bytes(buffer), starts, lengths, computed)
+        native_kernels.kernels.checksums(as_bytes(buffer), starts, lengths, computed)
         return computed
     first = int(lengths[0])
     different = np.array([first]) if every(lengths == first) else np.unique(lengths)

@@ -1,7 +1,7 @@
-"""The CRC-32 of a body: zlib's, or a quicker function of the same values that the process was given.
+"""The CRC-32 of bodies: zlib's function, or a faster one with the same values.
 
-Checksums are most of what a large body costs. Storage depends on no library for it; the services and the client,
-which do, hand theirs in.
+Checksums are most of the cost of a large body. The storage package depends on no library for them. The services and the
+client depend on one and install its function with `use`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ Crc32 = Callable[[bytes | bytearray | memoryview], int]
 
 _PROBE: Final = bytes(range(256)) * 9
 
-#: What is in use; look it up at each use.
+#: The function in use. Look it up at each use, because `use` replaces it.
 crc32: Crc32 = zlib.crc32
 
 
 def use(quicker: Crc32) -> None:
-    """Take `quicker` for all checksums that this process computes from now on.
+    """Use `quicker` for all checksums that this process computes from now on.
 
     Raises:
-        ValueError: its values are not zlib's.
+        ValueError: its values differ from zlib's.
     """
     global crc32  # noqa: PLW0603 - it is the process's choice
     for length in (0, 1, 100, 1024, len(_PROBE)):

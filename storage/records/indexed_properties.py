@@ -1,7 +1,8 @@
-"""The properties by which messages are found: UNIQ_KEY, KEYS and TAGS, of one record or of many at once.
+"""Find the properties by which messages are looked up: UNIQ_KEY, KEYS and TAGS.
 
-Of a repeated name the last value counts, as in RocketMQ; but a record of a RocketMQ batch has two unique keys: its
-own first, which its sender knows, and the batch's last. It is found by both.
+The functions work on one record or on many at once. The last value of a repeated name is used, as in RocketMQ. A record
+of a RocketMQ batch has two unique keys: first its own, which the sender has, and last the key of the batch. It can be
+found by both.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def _little(text: bytes) -> np.uint64:
     return np.uint64(int.from_bytes(text, "little"))
 
 
-#: A name is found by the five bytes from its pair's start on. They are read as the end of a word that begins three
-#: bytes earlier, which lies within the buffer however short the last pair of the last record is.
+#: A name is recognized by the first five bytes of its pair. They are read as the end of a word that starts three bytes
+#: earlier, which lies within the buffer even if the last pair of the last record is short.
 _LEAD: Final = 3
 _LEAD_BITS: Final = np.uint64(8 * _LEAD)
 _KEYS: Final = _little(b"KEYS\x01")
@@ -37,12 +38,12 @@ _LONG_NAME: Final = len(_UNIQ_KEY)
 
 
 def tags_and_keys(properties: bytes) -> tuple[bytes, list[bytes]]:
-    """The value of TAGS, b"" without; and what is indexed.
+    """Return the value of TAGS (b"" without TAGS) and the indexed keys.
 
-    That is, in this order: the first UNIQ_KEY, the last one if it is another, every key of KEYS.
+    The keys are, in this order: the first UNIQ_KEY, the last UNIQ_KEY if it differs, and every key of KEYS.
     """
     if properties.startswith(_UNIQ_KEY) and properties.find(b"\x02") == len(properties) - 1 > _LONG_NAME:
-        return b"", [properties[_LONG_NAME:-1]]  # Nothing else, as in most messages.
+        return b"", [properties[_LONG_NAME:-1]]  # Most messages have no other property.
     tags = keys = b""
     uniques: list[bytes] = []
     for pair in properties.split(b"\x02"):
@@ -62,7 +63,7 @@ def tags_and_keys(properties: bytes) -> tuple[bytes, list[bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Pieces of a buffer, none of them empty, in its order; `owners` are the numbers of their records."""
+    """Non-empty pieces of a buffer in ascending order; `owners` are their records' indices."""
 
     owners: Int64s
     starts: Int64s
@@ -72,20 +73,20 @@ class Spans:
         return len(self.owners)
 
     def chosen(self, mask: npt.NDArray[np.bool_]) -> Spans:
-        """Those where the mask says so."""
+        """Return the spans for which the mask is true."""
         return self if every(mask) else Spans(self.owners[mask], self.starts[mask], self.ends[mask])
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What `find` found: the tags, and the keys as `tags_and_keys` has them."""
+class TagsAndKeys:
+    """The result of `find_tags_and_keys`: the tags, and the keys that `tags_and_keys` returns."""
 
     tags: Spans
     keys: Spans
 
 
-def find(buffer: Buffer, starts: Int64s, ends: Int64s) -> Found:
-    """The tags and keys of many records.
+def find_tags_and_keys(buffer: Buffer, starts: Int64s, ends: Int64s) -> TagsAndKeys:
+    """Find the tags and keys of many records.
 
     Args:
         starts, ends: where each record's properties lie in `buffer`; ascending, each at byte 3 or later.
@@ -105,7 +106,7 @@ def find(buffer: Buffer, starts: Int64s, ends: Int64s) -> Found:
     tags = _values(pairs, np.flatnonzero(names == _TAGS), _SHORT_NAME)
     keys = _values(pairs, np.flatnonzero(names == _KEYS), _SHORT_NAME)
     keys = keys.chosen(_is_last(keys.owners))
-    return Found(
+    return TagsAndKeys(
         _filled(tags.chosen(_is_last(tags.owners))),
         _merged([*_unique(buffer, _values(pairs, unique, _LONG_NAME)), _split(buffer, keys)]),
     )
@@ -121,14 +122,14 @@ def _filled(spans: Spans) -> Spans:
 
 
 def _is_last(owners: Int64s) -> npt.NDArray[np.bool_]:
-    """Which of each record's spans is its last one."""
+    """Return a mask of the last span of each record."""
     last = np.ones(len(owners), np.bool_)
     np.not_equal(owners[1:], owners[:-1], out=last[:-1])
     return last
 
 
 def _unique(buffer: Buffer, values: Spans) -> list[Spans]:
-    """Each record's first unique key, and its last one where that is another."""
+    """Return each record's first unique key, and its last one where that differs."""
     last = _is_last(values.owners)
     if every(last):
         return [_filled(values)]
@@ -137,14 +138,14 @@ def _unique(buffer: Buffer, values: Spans) -> list[Spans]:
     once, again = values.chosen(first), values.chosen(last)
     other = again.ends - again.starts != once.ends - once.starts
     view = memoryview(buffer)
-    # Of equal length: the same one (a single value, or written twice) or, as in a RocketMQ batch, another.
+    # Keys of equal length are the same key (a single value, or written twice) or two keys, as in a RocketMQ batch.
     for i in np.flatnonzero(~other & (again.starts != once.starts)).tolist():
         other[i] = view[once.starts[i] : once.ends[i]] != view[again.starts[i] : again.ends[i]]
     return [_filled(once), _filled(again.chosen(other))]
 
 
 def _split(buffer: Buffer, keys: Spans) -> Spans:
-    """The keys of each value of KEYS."""
+    """Return the single keys of each value of KEYS."""
     if not len(keys):
         return keys
     rows, starts, ends = pieces(buffer, keys.starts, keys.ends, _BLANK)
@@ -152,12 +153,12 @@ def _split(buffer: Buffer, keys: Spans) -> Spans:
 
 
 def _merged(parts: list[Spans]) -> Spans:
-    """Spans in the order of their records, of one record in the order of `parts`."""
+    """Sort spans by record; within a record they keep the order of `parts`."""
     parts = [part for part in parts if len(part)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
     owners = np.concatenate([part.owners for part in parts])
-    # The number of a record and that of a span in one word: NumPy sorts words much faster than it sorts indirectly.
+    # The record's and the span's index form one word, because NumPy sorts words much faster than indirectly.
     order = np.sort(owners << 32 | np.arange(len(owners))) & 0xFFFFFFFF
     starts = np.concatenate([part.starts for part in parts])
     ends = np.concatenate([part.ends for part in parts])

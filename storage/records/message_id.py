@@ -1,4 +1,4 @@
-"""A message's id: the store host's address and the record's physical offset, in upper-case hexadecimal.
+"""Encode and decode message ids: store host and physical offset in upper-case hexadecimal.
 
 IPv4: 4 bytes address, 4 bytes port, 8 bytes offset = 32 digits; IPv6: 16 + 4 + 8 bytes = 56 digits.
 """
@@ -17,7 +17,10 @@ _LENGTHS = (2 * (4 + _TAIL.size), 2 * (16 + _TAIL.size))
 
 
 def encode(host: str, port: int, physical_offset: int) -> str:
-    """The id of the record at `physical_offset` in the store of `host` (a numeric address).
+    """Return the id of the record at `physical_offset` in the store of `host`.
+
+    Args:
+        host: a numeric address.
 
     Raises:
         InvalidInput: `host` is not an address.
@@ -26,13 +29,16 @@ def encode(host: str, port: int, physical_offset: int) -> str:
 
 
 def prefix(host: str, port: int) -> str:
-    """What the ids of that store's records begin with; the physical offset follows, in 16 digits."""
+    """Return the common prefix of the ids of a store's records.
+
+    The physical offset follows the prefix in 16 digits.
+    """
     return encode(host, port, 0)[: -2 * _OFFSET_BYTES]
 
 
 @lru_cache(maxsize=256)
 def _packed(host: str) -> bytes:
-    """A broker's address, parsed once and not for every message."""
+    """Return a broker's address as bytes; the cache avoids parsing it for every message."""
     try:
         return ipaddress.ip_address(host).packed
     except ValueError:
@@ -40,7 +46,7 @@ def _packed(host: str) -> bytes:
 
 
 def decode(message_id: str) -> tuple[str, int, int]:
-    """Host, port and physical offset of an id in either case.
+    """Return host, port and physical offset of an id in upper or lower case.
 
     Raises:
         InvalidInput: not 32 or 56 hexadecimal digits, or no port or offset in range.

@@ -1,10 +1,12 @@
-r"""The property by which an idempotent producer numbers its batches, on the first record of each.
+r"""The property by which an idempotent producer numbers its batches.
+
+It is on the first record of each batch:
 
     RAYMQ_SEQUENCE \x01 producer 16 | epoch 8 | first 16 | count 8 \x02     hexadecimal digits, 64 bytes in all
 
-It has a fixed width and stands first among the properties, so that it can be overwritten when a batch is sent to
-another queue: the body's CRC does not cover it. Because it lies in the log, what a broker knows of its producers can
-be rebuilt from there.
+It has a fixed width and is the first of the properties, so that it can be overwritten when a batch is sent to another
+queue: the body's CRC does not cover it. Because it is in the log, a broker can rebuild the state of its producers from
+the log.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from raymq.storage.records.property_names import PRODUCER_SEQUENCE
 from raymq.storage.records.record import Buffer
 
 _NAME: Final = f"{PRODUCER_SEQUENCE}\x01".encode()
-#: Epoch, first and count.
+#: The packed numbers: epoch, first and count.
 _NUMBERS: Final = struct.Struct(">IQI")
 _PRODUCER_DIGITS: Final = 16
 _DIGITS: Final = _PRODUCER_DIGITS + 2 * _NUMBERS.size
@@ -35,9 +37,9 @@ _INT: Final = struct.Struct(">i")
 
 @dataclass(slots=True)  # not frozen: that takes twice as long to make, and one is made for every message
 class ProducerSequence:
-    """A batch's place in its producer's count for one queue: messages `first` to `first + count - 1` of an epoch.
+    """The position of a batch in its producer's sequence for one queue.
 
-    `producer` is 16 hexadecimal digits.
+    The batch has the messages `first` to `first + count - 1` of an epoch. `producer` is 16 hexadecimal digits.
     """
 
     producer: str
@@ -46,13 +48,16 @@ class ProducerSequence:
     count: int
 
     def value(self) -> str:
-        """The property's value."""
+        """Return the property's value."""
         numbers = _NUMBERS.pack(self.epoch, self.first, self.count).hex()  # a format takes three times as long
         return self.producer.rjust(_PRODUCER_DIGITS, "0") + numbers
 
     @classmethod
     def from_value(cls, value: str) -> ProducerSequence:
-        """The reverse of `value`; InvalidInput."""
+        """Parse the property's value, the reverse of `value`.
+
+        Raise InvalidInput if the value is not of this form.
+        """
         try:
             epoch, first, count = _NUMBERS.unpack(unhexlify(value[_PRODUCER_DIGITS:]))
             if first >= 1 << 63 or count < 1:
@@ -63,10 +68,10 @@ class ProducerSequence:
 
 
 def stamp(records: bytearray, sizes: npt.NDArray[np.int32], sequence: ProducerSequence) -> npt.NDArray[np.int32]:
-    """Write the property into the first of `records`, in place; returns the sizes that they have now.
+    """Write the property into the first of `records` in place and return the new sizes.
 
     Raises:
-        InvalidInput: the first record has no room for it among its properties.
+        InvalidInput: the first record's properties have no room for it.
     """
     grown = stamp_first(records, sequence)
     if grown:
@@ -76,7 +81,10 @@ def stamp(records: bytearray, sizes: npt.NDArray[np.int32], sequence: ProducerSe
 
 
 def stamp_first(records: bytearray, sequence: ProducerSequence) -> int:
-    """`stamp`; returns by how many bytes the first record is longer now: 0 where it had the property."""
+    """Do as `stamp`, but return by how many bytes the first record grew.
+
+    It is 0 if the record already had the property.
+    """
     length_at = _properties_length_at(records)
     begin = length_at + _LENGTH.size
     text = _NAME + sequence.value().encode() + b"\x02"
@@ -94,7 +102,10 @@ def stamp_first(records: bytearray, sequence: ProducerSequence) -> int:
 
 
 def read(records: Buffer) -> ProducerSequence:
-    """The property of the first of `records`; InvalidInput where it has none or is no record."""
+    """Return the property of the first of `records`.
+
+    Raise InvalidInput if it does not have the property or is not a record.
+    """
     try:
         begin = _properties_length_at(records) + _LENGTH.size
         name, producer, numbers, end = _PROPERTY.unpack_from(records, begin)

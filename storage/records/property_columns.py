@@ -1,7 +1,7 @@
-"""The properties of many records as Arrow columns, split in NumPy: no Python step per record or property.
+"""Split the properties of many records into Arrow columns, without a Python step per property.
 
-All properties lie in one block of bytes. The places of its separators, found in one pass each, say where every name
-and value begins and ends; columns are then gathered from the block in C by `gather`.
+All properties lie in one block of bytes. One pass per separator finds where every name and value begins and ends.
+`gather` then copies columns from the block in C.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.storage.errors import InvalidInput
-from raymq.storage.records import batch as record_batch
-from raymq.storage.records import compiled
+from raymq.storage.records import native_kernels, record_batch
 from raymq.storage.records import property_names as names
-from raymq.storage.records.compiled import as_bytes
+from raymq.storage.records.native_kernels import as_bytes
 from raymq.storage.records.record import Buffer
 
 Int64s = npt.NDArray[np.int64]
@@ -29,10 +28,11 @@ _MAX_BLOCK_BYTES = (1 << 31) - 1
 
 
 def gather(block: pa.Buffer, starts: Int64s, ends: Int64s, kind: pa.DataType) -> pa.Array:
-    """The slices [start, end) of `block` as one array of `kind` (binary or string): one copy, made in C.
+    """Copy the slices [start, end) of `block` into one array of `kind` (binary or string).
 
-    The slices are in ascending order and do not overlap. The block is seen as an array whose elements are, by turns,
-    what lies between two slices and a slice; the slices are its odd elements. The result owns its bytes.
+    It makes one copy, in C. The slices are in ascending order and do not overlap. In Arrow, the block is an array whose
+    elements are alternately a gap between two slices and a slice, so the slices are its odd elements. The result owns
+    its bytes.
 
     Raises:
         InvalidInput: the block has 2 GiB or more, which Arrow's offsets of 32 bits cannot express.
@@ -40,10 +40,10 @@ def gather(block: pa.Buffer, starts: Int64s, ends: Int64s, kind: pa.DataType) ->
     if block.size > _MAX_BLOCK_BYTES:
         raise InvalidInput("records", f"at most {_MAX_BLOCK_BYTES} bytes", block.size)
     count = len(starts)
-    if compiled.kernels is not None and count:
+    if native_kernels.kernels is not None and count:
         ends_of = np.empty(count + 1, np.int32)
         data = pa.allocate_buffer(int((ends - starts).sum()))
-        compiled.kernels.gather(as_bytes(block), starts, ends, ends_of, as_bytes(data))
+        native_kernels.kernels.gather(as_bytes(block), starts, ends, ends_of, as_bytes(data))
         return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(ends_of), data])
     offsets = np.zeros(2 * count + 2, np.int32)
     offsets[1:-1:2] = starts
@@ -54,8 +54,11 @@ def gather(block: pa.Buffer, starts: Int64s, ends: Int64s, kind: pa.DataType) ->
 
 
 def gather_bodies(batch: record_batch.Batch, *, check_crc: bool) -> pa.Array:
-    """The bodies as they are stored, an array of binary. Raises BadRecord for one of another CRC, if that is asked."""
-    if compiled.kernels is None or not check_crc:
+    """Return the bodies as they are stored, as an array of binary.
+
+    Raise BadRecord if `check_crc` is true and a body has another CRC.
+    """
+    if native_kernels.kernels is None or not check_crc:
         if check_crc:
             record_batch.parse(batch.records, batch.sizes.astype(np.int32), check_crc=True)
         block = pa.py_buffer(batch.records)
@@ -63,7 +66,7 @@ def gather_bodies(batch: record_batch.Batch, *, check_crc: bool) -> pa.Array:
     ends = np.empty(len(batch) + 1, np.int32)
     data = pa.allocate_buffer(int(batch.body_lengths.sum()))
     places = batch.starts, batch.body_at, batch.body_lengths
-    if compiled.kernels.gather_bodies(batch.records, *places, ends, as_bytes(data)) >= 0:
+    if native_kernels.kernels.gather_bodies(batch.records, *places, ends, as_bytes(data)) >= 0:
         record_batch.parse(batch.records, batch.sizes.astype(np.int32), check_crc=True)
     return pa.Array.from_buffers(pa.binary(), len(batch), [None, pa.py_buffer(ends), data])
 
@@ -84,19 +87,22 @@ class PropertyColumns:
     names: pa.Array
 
     def has(self, name: str) -> bool:
-        """Whether a record has a property of this name."""
+        """Return True if a record has a property of this name."""
         return bool(self.names.index(name).as_py() >= 0)
 
     def first(self, name: str) -> pa.Array:
-        """The value that stands first under `name` for each record, or null."""
+        """Return the first value of `name` in each record, or null."""
         return self._values(name, last=False)
 
     def last(self, name: str) -> pa.Array:
-        """The value that stands last under `name` for each record, or null."""
+        """Return the last value of `name` in each record, or null."""
         return self._values(name, last=True)
 
     def user(self) -> pa.Array:
-        """map<string, string> of the properties that are the user's; of a repeated name the last."""
+        """Return the user's properties as map<string, string>.
+
+        The last value of a repeated name is used.
+        """
         reserved = pc.is_in(self.names, pa.array(sorted(names.SYSTEM_PROPERTIES)))
         mine = ~np.asarray(reserved, bool)[self.codes] if len(self.names) else np.zeros(0, bool)
         chosen = self._without_repeats(np.flatnonzero(mine))
@@ -106,7 +112,7 @@ class PropertyColumns:
         return pa.MapArray.from_arrays(pa.array(offsets), keys, values)
 
     def keys(self) -> pa.Array:
-        """list<string> of the keys in KEYS, empty where there are none."""
+        """Return the keys in KEYS as list<string>, empty for records without keys."""
         joined = self.last(names.KEYS).fill_null("")
         starts, ends, block = spans(joined)
         row, start, end = _segments(block, starts, ends, _BLANK)
@@ -122,7 +128,7 @@ class PropertyColumns:
             return pa.nulls(self.count, pa.string())
         pairs = np.flatnonzero(self.codes == code)
         chosen = np.full(self.count, -1, np.int64)
-        # Of several values for one index NumPy keeps the one that is assigned last.
+        # If an index occurs several times, NumPy keeps the value that is assigned last.
         ordered = pairs if last else pairs[::-1]
         chosen[self.row[ordered]] = ordered
         present = np.flatnonzero(chosen >= 0)
@@ -146,10 +152,11 @@ class PropertyColumns:
 def split_properties(properties: pa.Array) -> PropertyColumns:
     """Split the properties of records (an array of binary, as stored) into names and values.
 
-    As `record.decode_properties`: bytes that are not UTF-8 become U+FFFD; pairs without a name or value are dropped.
+    As in `record.decode_properties`, bytes that are not UTF-8 become U+FFFD, and pairs without a name or value are
+    dropped.
     """
     try:
-        properties.cast(pa.string())  # checks all bytes, once; their parts are then cut without a check
+        properties.cast(pa.string())  # checks all bytes once, so that their parts need no check
     except pa.ArrowInvalid:
         repaired = [value.decode("utf-8", "replace").encode() for value in properties.to_pylist()]
         properties = pa.array(repaired, pa.binary())
@@ -157,7 +164,7 @@ def split_properties(properties: pa.Array) -> PropertyColumns:
     row, start, end = _segments(block, starts, ends, _PAIR_END)
     bytes_ = np.frombuffer(block, np.uint8)
     name_ends = np.flatnonzero(bytes_ == _NAME_END)
-    # The first end of a name at or behind each pair's start; it is the pair's own if it lies before the pair's end.
+    # The first name end at or after each pair's start; it belongs to the pair if it lies before the pair's end.
     following = np.append(name_ends, len(bytes_))[np.searchsorted(name_ends, start)]
     sound = (following > start) & (following + 1 < end)
     start, following, end = start[sound], following[sound], end[sound]
@@ -175,21 +182,24 @@ def split_properties(properties: pa.Array) -> PropertyColumns:
 
 
 def properties_of_records(records: Buffer, sizes: npt.NDArray[np.int32]) -> PropertyColumns:
-    """The properties of contiguous, sound records.
+    """Return the properties of contiguous, valid records.
 
     Raises:
-        BadRecord: a record is not sound; bodies are not looked at.
+        BadRecord: a record is not valid; bodies are not checked.
     """
     return properties_of_batch(record_batch.parse(records, sizes, check_crc=False))
 
 
 def properties_of_batch(batch: record_batch.Batch) -> PropertyColumns:
-    """The properties of records that are checked."""
+    """Return the properties of the records of a checked batch."""
     return split_properties(gather(pa.py_buffer(batch.records), batch.properties_at, batch.ends, pa.binary()))
 
 
 def spans(array: pa.Array) -> tuple[Int64s, Int64s, pa.Buffer]:
-    """Starts and ends of an array's values in its data, and the data. The values are contiguous."""
+    """Return the starts and ends of an array's values, and the buffer that holds them.
+
+    The values are contiguous.
+    """
     _, offsets_buffer, data = array.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(array) + 1, array.offset * 4) if len(array) else np.zeros(1)
     edges = offsets.astype(np.int64)
@@ -197,14 +207,17 @@ def spans(array: pa.Array) -> tuple[Int64s, Int64s, pa.Buffer]:
 
 
 def _segments(block: pa.Buffer, starts: Int64s, ends: Int64s, separator: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Cut the contiguous spans [start, end) at each `separator`: (span's number, start, end) of every piece.
+    """Split the contiguous spans [start, end) at each `separator`.
 
-    Two separators in a row give an empty piece, as does one at the end of a span.
+    Two separators in a row give an empty piece, and so does a separator at the end of a span.
+
+    Returns:
+        Arrays of the span's index, the start and the end of every piece.
     """
     first, last = (int(starts[0]), int(ends[-1])) if len(starts) else (0, 0)
     bytes_ = np.frombuffer(block, np.uint8)[first:last]
     cuts = np.flatnonzero(bytes_ == separator) + first
-    before = np.searchsorted(cuts, starts)  # cuts in front of each span; a span's last piece ends with the span
+    before = np.searchsorted(cuts, starts)  # cuts before each span; a span's last piece ends with the span
     after = np.searchsorted(cuts, ends)
     row = np.repeat(np.arange(len(starts)), after - before + 1)
     piece_ends = np.empty(len(row), np.int64)

@@ -1,7 +1,7 @@
 """Names of the standard message properties, as RocketMQ writes them into records.
 
-A property that the machinery sets is a *system property*: a user does not set it by hand and does not see it among
-his own. User properties are all the others.
+A *system property* is set by the client library or the broker. Users do not set it directly and do not see it among
+their own properties. All other properties are user properties.
 """
 
 from __future__ import annotations
@@ -57,29 +57,30 @@ POP_CK: Final = "POP_CK"
 POP_CK_OFFSET: Final = "POP_CK_OFFSET"
 FIRST_POP_TIME: Final = "1ST_POP_TIME"
 
-#: Ours: a copy that was delivered from the schedule topic says from which entry, "<level>:<queue offset>".
+#: RayMQ's own: the schedule topic's entry from which this copy was delivered, "<level>:<queue offset>".
 DELIVERED_FROM: Final = "RAYMQ_DELIVERED_FROM"
-#: Ours: why the try before this one failed, in a message that is to be tried again.
+#: RayMQ's own: why the previous try failed, in a message that is to be tried again.
 FAILURE: Final = "RAYMQ_FAILURE"
-#: Ours: why a message was put into its group's dead-letter queue.
+#: RayMQ's own: why a message was put into its group's dead-letter queue.
 DLQ_REASON: Final = "RAYMQ_DLQ_REASON"
-#: Ours: which delivery by pop was a dead letter's last, "<topic>:<queue id>:<queue offset>:<pop time>".
+#: RayMQ's own: the last pop delivery of a dead letter, "<topic>:<queue id>:<queue offset>:<pop time>".
 DIED_IN: Final = "RAYMQ_DIED_IN"
-#: Ours: which of its producer's batches this record begins; see `raymq.storage.records.producer_sequence`.
+#: RayMQ's own: the producer's batch that this record begins; see `raymq.storage.records.producer_sequence`.
 PRODUCER_SEQUENCE: Final = "RAYMQ_SEQUENCE"
-#: Ours: a message that was sent to its group again says from which dead letter, by that one's message id.
+#: RayMQ's own: the message id of the dead letter from which this message was sent to its group again.
 REDRIVEN_FROM: Final = "RAYMQ_REDRIVEN_FROM"
-#: Ours: the record says in its body which dead letters of its topic were deleted, see `core.redelivery.dead_letters`.
+#: RayMQ's own: the body lists deleted dead letters of the topic; see
+#: `actors.broker.core.redelivery.dead_letter_redrive`.
 DELETED_LETTERS: Final = "RAYMQ_DELETED_LETTERS"
 
-#: All of ours begin so.
+#: The prefix of all of RayMQ's own properties.
 OWN_PREFIX: Final = "RAYMQ_"
-#: What only a broker sets, besides ours: it is taken off what a client sends.
+#: The properties that only a broker sets, besides RayMQ's own. The broker removes them from what a client sends.
 OF_BROKERS: Final[frozenset[str]] = frozenset({REAL_TOPIC, REAL_QID, POP_CK, POP_CK_OFFSET, FIRST_POP_TIME})
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a client has no say over a property."""
+    """Return True if a client cannot set a property of this name."""
     return name in OF_BROKERS or name.startswith(OWN_PREFIX)
 
 

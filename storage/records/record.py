@@ -1,8 +1,8 @@
-"""The codec of single records: the bytes of one message in the commit log, RocketMQ's, big endian.
+"""The codec of one record, a message in RocketMQ's commit log, big endian.
 
-The layout is drawn in docs/internals/format.md. A record says nothing about files; what reads or writes it gives it a
-place. Version 1 has one byte for the topic's length, version 2 (topics of more than 127 bytes) has two. Flag 16 of the
-sys flag makes the born host an IPv6 address (16 bytes instead of 4), flag 32 the store host.
+The layout is drawn in docs/internals/format.md. A record contains nothing about files; its reader or writer assigns its
+position. Version 1 has one byte for the topic's length, version 2 (topics of more than 127 bytes) has two. Flag 16 of
+the sys flag makes the born host an IPv6 address (16 bytes instead of 4), flag 32 the store host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.records import crc, limits
+from raymq.storage.records import crc, message_limits
 from raymq.storage.records import message_id as message_ids
 from raymq.storage.records import property_names as names
 
@@ -35,7 +35,7 @@ SYS_FLAG_TRANSACTION_MASK: Final = 0xC
 SYS_FLAG_BORN_IPV6: Final = 0x10
 SYS_FLAG_STORE_IPV6: Final = 0x20
 
-#: The header up to the body, one field a line; the hosts are those of IPv4.
+#: The header up to the body, one field a line; the hosts are IPv4.
 _FIELDS: Final = (
     ("size", "i"),
     ("magic", "i"),
@@ -58,13 +58,16 @@ _FIELDS: Final = (
 
 
 def _chosen(fields: Collection[str]) -> struct.Struct:
-    """Some fields of a header with IPv4 hosts, the others skipped."""
+    """Return a struct of some fields of an IPv4 header; it skips the others."""
     codes = [code if name in fields else f"{struct.calcsize('>' + code)}x" for name, code in _FIELDS]
     return struct.Struct(">" + "".join(codes))
 
 
 def header_dtype(fields: Collection[str] | None = None) -> np.dtype[np.void]:
-    """These fields of a header with IPv4 hosts, or all, as NumPy's; "born_host" and "store_host" are 8 bytes each."""
+    """Return NumPy's dtype of some or all fields of a header with IPv4 hosts.
+
+    The fields "born_host" and "store_host" are 8 bytes each.
+    """
     if fields is None:
         fields = [name.replace("_address", "_host") for name, _ in _FIELDS if not name.endswith("_port")]
     codes = {**dict(_FIELDS), "born_host": "q", "store_host": "q"}
@@ -96,7 +99,7 @@ HEADERS: Final = {
     SYS_FLAG_BORN_IPV6 | SYS_FLAG_STORE_IPV6: _header("16s", "16s"),
 }
 HEADER: Final = HEADERS[0]
-#: How much later everything behind an IPv6 host lies.
+#: How many bytes an IPv6 host shifts everything after it.
 IPV6_SHIFT: Final = 12
 
 OFFSET_SIZE: Final = _offset("size")
@@ -109,7 +112,7 @@ OFFSET_PHYSICAL_OFFSET: Final = _offset("physical_offset")
 OFFSET_SYS_FLAG: Final = _offset("sys_flag")
 OFFSET_BORN_TIMESTAMP: Final = _offset("born_timestamp")
 OFFSET_BORN_HOST: Final = _offset("born_address")
-#: The following are those of a record with an IPv4 born host.
+#: The following offsets are those of a record with an IPv4 born host.
 OFFSET_STORE_TIMESTAMP: Final = _offset("store_timestamp")
 OFFSET_STORE_HOST: Final = _offset("store_address")
 OFFSET_RECONSUME_TIMES: Final = _offset("reconsume_times")
@@ -118,37 +121,40 @@ OFFSET_BODY_LENGTH: Final = _offset("body_length")
 OFFSET_BODY: Final = HEADER.size
 
 CRC_MASK: Final = 0x7FFFFFFF
-MAX_PROPERTIES_BYTES: Final = limits.MAX_PROPERTIES_BYTES
-#: What a disk writes whole or not at all. Many write more at once, none less.
+MAX_PROPERTIES_BYTES: Final = message_limits.MAX_PROPERTIES_BYTES
+#: The unit that every disk writes as a whole or not at all. Many disks write larger units, none smaller.
 SECTOR_BYTES: Final = 512
 MAX_TOPIC_BYTES: Final = 255
 MAX_TOPIC_BYTES_V1: Final = 127
-#: Header, topic length and properties length; a record of version 1 with nothing in it.
+#: Header, topic length and properties length: an empty record of version 1.
 MIN_RECORD_BYTES: Final = HEADER.size + 1 + 2
 
-#: What ends a commit log file: the size of the rest and MAGIC_BLANK.
+#: The end mark of a commit log file: the size of the rest of the file and MAGIC_BLANK.
 BLANK: Final = struct.Struct(">ii")
 
-#: What the store stamps: two pairs of neighbours, and of the second one the first alone.
+#: The fields that the store stamps: two pairs of adjacent fields, and the first field of the second pair alone.
 QUEUE_AND_PHYSICAL_OFFSET: Final = struct.Struct(">qq")
 STORE_TIMESTAMP_AND_HOST: Final = struct.Struct(">q8s")
 STORE_TIMESTAMP: Final = struct.Struct(">q")
 
-#: Stands between topic and properties.
+#: The length field between topic and properties.
 PROPERTIES_LENGTH: Final = struct.Struct(">H")
 _INT = struct.Struct(">i")
 _QUEUE_AND_FLAG = _chosen(("queue_id", "sys_flag"))
 _LOCATING = _chosen(("size", "magic", "body_crc", "sys_flag", "body_length"))
-#: Of a header with IPv4 hosts: size, magic, body CRC, queue id, sys flag, body length.
+#: Some fields of a header with IPv4 hosts: size, magic, body CRC, queue id, sys flag, body length.
 CHECKED: Final = _chosen(("size", "magic", "body_crc", "queue_id", "sys_flag", "body_length"))
 _EITHER_IPV6 = SYS_FLAG_BORN_IPV6 | SYS_FLAG_STORE_IPV6
-#: Of a topic's and the properties' lengths.
+#: The size of the topic's and the properties' length fields.
 LEAST_TAIL: Final = MIN_RECORD_BYTES - OFFSET_BODY
 
 
 @dataclass(slots=True)
 class Record:
-    """One decoded message; it owns its bytes and outlives the lease it was read from. Times are milliseconds."""
+    """One decoded message.
+
+    It owns its bytes and stays valid after the lease under which it was read. Times are in milliseconds.
+    """
 
     topic: str
     queue_id: int
@@ -170,23 +176,23 @@ class Record:
 
     @property
     def message_id(self) -> str:
-        """Store host and physical offset in upper-case hexadecimal."""
+        """Return the message id: store host and physical offset in upper-case hexadecimal."""
         host, _, port = self.store_host.rpartition(":")
         return message_ids.encode(host.strip("[]"), int(port), self.physical_offset)
 
     @property
     def unique_key(self) -> str | None:
-        """The id that the producer gave."""
+        """Return the id that the producer set, or None."""
         return self.properties.get(names.UNIQ_KEY)
 
     @property
     def tags(self) -> str | None:
-        """The tag, None without."""
+        """Return the tag, or None without a tag."""
         return self.properties.get(names.TAGS)
 
     @property
     def keys(self) -> list[str]:
-        """The keys of KEYS in their order, empty ones left out."""
+        """Return the keys of KEYS in their order, without empty ones."""
         return [key for key in self.properties.get(names.KEYS, "").split(names.KEY_SEPARATOR) if key]
 
 
@@ -203,7 +209,9 @@ def encode(
     reconsume_times: int = 0,
     prepared_transaction_offset: int = 0,
 ) -> bytes:
-    """One record, ready for `Store.append`; what only the store knows (offsets, store time and host) is zero.
+    """Encode one record, ready for `Store.append`.
+
+    The fields that only the store can set (offsets, store time and store host) are zero.
 
     Args:
         properties: as `encode_properties` makes them.
@@ -254,7 +262,10 @@ def encode(
 
 
 def pack_host(host: str, port: int) -> bytes:
-    """The packed form of an address: 4 or 16 bytes and 4 bytes port."""
+    """Return the packed form of an address: 4 or 16 bytes and 4 bytes port.
+
+    Raise InvalidInput if `host` is not numeric or `port` does not fit.
+    """
     try:
         return ipaddress.ip_address(host).packed + _INT.pack(port)
     except (ValueError, struct.error):
@@ -262,32 +273,36 @@ def pack_host(host: str, port: int) -> bytes:
 
 
 def pack_host_bytes(address: bytes, port: int) -> bytes:
-    """The same from packed address bytes."""
+    """Return the packed form of a host whose address is already in bytes."""
     return address + _INT.pack(port)
 
 
 def measure(buffer: Buffer, position: int, end: int, *, check_crc: bool = True) -> int:
-    """The size of the sound record at `position` of `buffer`, of which `end` bytes may be looked at.
+    """Return the size of the valid record at `position` of `buffer`.
+
+    Args:
+        end: only the bytes of `buffer` before this position are read.
 
     Raises:
-        StoreCorrupt: it is no record, is not all there, contradicts itself or its body's CRC; offset = position.
+        StoreCorrupt: there is no record, or it is incomplete, inconsistent, or its body has another CRC; offset =
+            position.
     """
     return locate(buffer, position, end, check_crc)[-1] - position
 
 
-def queue_of(buffer: Buffer, position: int) -> int:
-    """Queue id of the sound record at `position`."""
+def read_queue_id(buffer: Buffer, position: int) -> int:
+    """Return the queue id of the valid record at `position`."""
     return int(_INT.unpack_from(buffer, position + OFFSET_QUEUE_ID)[0])
 
 
 def queue_and_flag(record: Buffer) -> tuple[int, int]:
-    """Queue id and sys flag of a sound record."""
+    """Return the queue id and sys flag of a valid record."""
     queue_id, sys_flag = _QUEUE_AND_FLAG.unpack_from(record)
     return queue_id, sys_flag
 
 
 def decode(buffer: Buffer, position: int = 0, *, check_crc: bool = True) -> Record:
-    """The record at `position`; understands both versions and IPv6 hosts.
+    """Decode the record at `position`; both versions and IPv6 hosts are supported.
 
     Raises:
         StoreCorrupt: as `measure`.
@@ -335,7 +350,9 @@ def decode(buffer: Buffer, position: int = 0, *, check_crc: bool = True) -> Reco
 
 
 def locate(buffer: Buffer, position: int, end: int, check_crc: bool) -> tuple[int, int, int, int, int]:
-    """Version, positions of body, topic, properties and the record's end, all checked against each other.
+    """Return the version and the positions of body, topic, properties and the record's end.
+
+    All of them are checked against each other.
 
     Raises:
         StoreCorrupt: as `measure`.
@@ -368,7 +385,7 @@ def locate(buffer: Buffer, position: int, end: int, check_crc: bool) -> tuple[in
     if properties_at + (buffer[properties_at - 2] << 8 | buffer[properties_at - 1]) != record_end:
         raise _unsound(position, "the parts' lengths do not add up to the size")
     if properties_at < record_end and not buffer[record_end - 1]:
-        # They end with a separator; zeros are what a cut leaves, and no CRC covers them.
+        # Properties end with a separator. A torn write leaves zeros, and no CRC covers the properties.
         raise _unsound(position, "the properties are cut off")
     if check_crc and crc.crc32(memoryview(buffer)[body_at : body_at + body_length]) & CRC_MASK != stored_crc:
         raise _unsound(position, "the body's CRC is wrong")
@@ -380,7 +397,7 @@ def _unsound(position: int, reason: str) -> StoreCorrupt:
 
 
 def _show_host(address: bytes, port: int) -> str:
-    """As Java prints it: "127.0.0.1:80", "[0:0:0:0:0:0:0:1]:80"."""
+    """Format a host as Java does: "127.0.0.1:80", "[0:0:0:0:0:0:0:1]:80"."""
     if len(address) == 4:
         return f"{address[0]}.{address[1]}.{address[2]}.{address[3]}:{port}"
     groups = struct.unpack(">8H", address)
@@ -388,7 +405,7 @@ def _show_host(address: bytes, port: int) -> str:
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Name, byte 1, value, byte 2 for each property, in UTF-8.
+    """Encode each property as name, byte 1, value, byte 2, in UTF-8.
 
     Raises:
         InvalidInput: a name or value holds a separator or cannot be written in UTF-8.
@@ -403,10 +420,10 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(data: Buffer) -> dict[str, str]:
-    """The properties as a mapping.
+    """Decode the properties of a record into a mapping.
 
-    The last of a repeated name counts, but the first UNIQ_KEY: a batch's member has its own first and the batch's
-    last. A pair with an empty name or value is dropped, as RocketMQ's readers do.
+    The last value of a repeated name is used, except for UNIQ_KEY: a member of a batch has its own key first and the
+    batch's key last, and the first is used. A pair with an empty name or value is dropped, as in RocketMQ's readers.
     """
     found: dict[str, str] = {}
     for pair in str(data, "utf-8", "replace").split("\x02"):
@@ -417,10 +434,10 @@ def decode_properties(data: Buffer) -> dict[str, str]:
 
 
 def split(records: memoryview) -> npt.NDArray[np.int32]:
-    """The sizes of contiguous records.
+    """Return the sizes of contiguous records.
 
     Raises:
-        InvalidInput: a size that cannot be, or bytes left over.
+        InvalidInput: a size is impossible, or bytes are left over.
     """
     sizes: list[int] = []
     position, end = 0, len(records)

@@ -1,4 +1,7 @@
-"""Copies of stored records for other queues, a batch at a time: what waited goes where it was meant for."""
+"""Copy stored records to other queues, a batch at a time.
+
+For example, delayed messages are copied to their original topics when they are due.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,22 @@ import pyarrow.compute as pc
 
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records import record as layout
-from raymq.storage.records.batch import Batch, strided
 from raymq.storage.records.property_columns import gather
+from raymq.storage.records.record_batch import Batch, strided
 
 _PAIR_END = 2
 
 
-def readdressed(
+def rewrite_destinations(
     batch: Batch, topics: Sequence[str], queue_ids: npt.ArrayLike, further: Sequence[bytes]
 ) -> tuple[memoryview, npt.NDArray[np.int32]]:
-    """The records with other topics and queue ids, and with `further` behind their own properties.
+    """Copy records with new topics, queue ids and additional properties.
 
-    Body, flags, born time and born host stay; what the store stamps is as it was.
+    Body, flags, born time and born host stay the same, and so do the fields that the store stamps. `further` follows
+    the record's own properties.
 
     Args:
-        further: for each record whole pairs as `record.encode_properties` makes them; of a repeated name the last
+        further: for each record whole pairs as `record.encode_properties` makes them; the last value of a repeated name
             counts.
 
     Returns:
@@ -45,7 +49,7 @@ def readdressed(
     block = pa.py_buffer(records)
     own = gather(block, batch.properties_at, batch.ends, pa.binary())
     own_lengths = batch.ends - batch.properties_at
-    # RocketMQ's newer clients leave out the last separator.
+    # RocketMQ's newer clients omit the last separator.
     is_open = (own_lengths > 0) & (np.frombuffer(records, np.uint8)[batch.ends - 1] != _PAIR_END)
     separator = pa.array([b"", b"\x02"], pa.binary()).take(pa.array(is_open.astype(np.int8)))
     more = pa.array(further, pa.binary())

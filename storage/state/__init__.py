@@ -1,11 +1,16 @@
-"""The state beside the log, shipped to replicas as changes of files: a replica makes the same ones in its directory.
+"""Replicate the state beside the log as changes of files.
+
+A replica applies the file changes of its master in its own directory.
 
 What is in it, in the order to read it:
-    state_files: which files are state, and which are each broker's own.
-    changes: a change and what is in it; change_ring: the newest of them, in memory; sequence_file: their numbers.
-    recorder, recording: the master's side, which sees each change as it is made; snapshot: all state as it is.
-    frozen_state: the same for a backup, which no changes follow.
-    replica: the replica's side, which makes the changes; told_deletions: what its queues have to agree with.
-    foreign_changes: what others change there, after which nobody knows what there is.
-    queue_ends: how far queues are all of whose messages have expired, told behind a snapshot.
+    state_files: which files are state, and which are local to each broker.
+    state_changes: encode and decode one change; replication_backlog: the newest changes, in memory; sequence_file: the
+        numbers of changes.
+    state_recorder, recording_file_calls: the master's side, which records each change as it is made; state_snapshot:
+        all state at one moment.
+    backup_snapshot: all state at one moment for a backup, without the changes that follow.
+    state_replica: the replica's side, which applies the changes; topic_deletion_journal: the deletions that its queues
+        have to agree with.
+    untracked_writes: unnumbered changes, after which the state of the files is unknown.
+    expired_queue_offsets: the ends of queues whose messages have all expired, sent after a snapshot.
 """

@@ -1,11 +1,12 @@
-"""How far the state of a directory has come: the number of its last change, in a file that is mapped into memory.
+"""The number of a directory's last state change, in a memory-mapped file.
 
     <store>/raymq/state_sequence     begun i8 | done i8 | boot id, 36 B | zeros; 64 B
 
-`begun` is written before a change is made, `done` behind it and before anybody is told. So after the death of the
-process it is known which changes were made, unless it died within one: then they differ, and nobody can say what is
-there. Neither can anybody after the machine went down: other files may be on disk with less or more than that. A
-directory whose state is changed by nobody who numbers the changes has no such file (`forget`).
+`begun` is written before a change is made, `done` after it and before the change is reported to anyone. So after a
+crash of the process it is known which changes were made, unless it crashed within a change: then the two numbers
+differ, and the content of the files is unknown. It is also unknown after a crash of the machine, because other files
+may be on disk with fewer or more changes. A directory whose changes are not numbered has no such file
+(`remove_sequence_file`).
 """
 
 from __future__ import annotations
@@ -20,27 +21,32 @@ from typing import Final
 
 from raymq.storage.clock import boot_id, wall_ms
 from raymq.storage.files import fileutil
-from raymq.storage.state.state_files import OURS
+from raymq.storage.state.state_files import RAYMQ_FOLDER
 
 _BYTES: Final = 64
 _BOOT: Final = slice(16, 52)
-#: So many numbers there are for each millisecond.
+#: The binary logarithm of how many numbers there are for each millisecond.
 _A_MS_BITS: Final = 20
-#: In the year 2109. A clock that stands later than that gives no larger numbers: 64 bits have no room for them.
+#: A time in the year 2109. Later clock times give no larger numbers, because 64 bits have no room for them.
 _LATEST_MS: Final = (1 << 42) - 1
 
 
 class SequenceFile:
-    """The file of one directory. Belongs to who changes the state; `doubt` is for any thread.
+    """The sequence file of one directory.
+
+    It belongs to the thread that changes the state; any thread may call `invalidate`.
 
     Attributes:
         done: the number of the last change that was made.
-        exact: whether just the changes up to that one are in the files.
-        doubtful: whether that was not so at some time since a snapshot came, or since the process began.
+        is_exact: whether exactly the changes up to `done` are in the files.
+        is_stale: whether `is_exact` was False at some time since a snapshot was loaded, or since the process started.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Read it; one that is missing or of another form says nothing. StoreFull, StoreFailed."""
+        """Read the file; a missing or malformed one is replaced by one without a number.
+
+        Raise StoreFull or StoreFailed if that fails.
+        """
         self.path = path_of(directory)
         self._lock = threading.Lock()
         self._closed = False
@@ -59,45 +65,48 @@ class SequenceFile:
         self._numbers = memoryview(self._mapping).cast("q")
         begun, self.done = self._numbers[0], max(self._numbers[1], 0)
         boot = boot_id().encode()
-        self.exact = begun == self.done > 0 and boot != b"" and content[_BOOT].rstrip(b"\0") == boot
-        self.doubtful = not self.exact
-        if not self.exact:
+        self.is_exact = begun == self.done > 0 and boot != b"" and content[_BOOT].rstrip(b"\0") == boot
+        self.is_stale = not self.is_exact
+        if not self.is_exact:
             self._numbers[0] = -1
         self._mapping[_BOOT] = boot.ljust(36, b"\0")[:36]
 
     def begin(self, sequence: int) -> None:
-        """The change of this number, or those up to it, are about to be made."""
+        """Record that the changes up to this number are about to be made."""
         with self._lock:
-            if self.exact:  # else somebody doubts it, from another thread
+            if self.is_exact:  # else another thread has called `invalidate`
                 self._numbers[0] = sequence
 
     def finish(self, sequence: int) -> None:
-        """They were made."""
+        """Record that the changes up to this number were made."""
         self._numbers[1] = self.done = sequence
 
     def set(self, sequence: int) -> None:
-        """Just the changes up to this one are in the files."""
+        """Record that exactly the changes up to this number are in the files."""
         with self._lock:
             self._numbers[0] = -1
             self._numbers[1] = self.done = sequence
             self._numbers[0] = sequence
-            self.exact = True
+            self.is_exact = True
 
-    def doubt(self) -> None:
-        """Nobody can say what is in the files. Nothing happens once it is closed."""
+    def invalidate(self) -> None:
+        """Record that the content of the files is unknown.
+
+        After `close` the file is not changed.
+        """
         with self._lock:
             if not self._closed:
                 self._numbers[0] = -1
-            self.exact = False
-            self.doubtful = True
+            self.is_exact = False
+            self.is_stale = True
 
-    def next_of_nobody(self) -> int:
-        """A number that nobody ever had, beyond all of them: from it on numbers say something again."""
+    def next_unused(self) -> int:
+        """Return a number above all numbers ever used; numbering can restart there."""
         drawn = secrets.randbelow(1 << _A_MS_BITS)
         return max(self.done + 1 + drawn, min(wall_ms(), _LATEST_MS) << _A_MS_BITS | drawn)
 
     def close(self) -> None:
-        """Let go of the file. May be called again."""
+        """Release the file. May be called again."""
         with self._lock:
             self._closed = True
             self._numbers.release()
@@ -105,10 +114,10 @@ class SequenceFile:
 
 
 def path_of(directory: Path) -> Path:
-    """Where the file is."""
-    return directory / OURS / "state_sequence"
+    """Return the path of the sequence file."""
+    return directory / RAYMQ_FOLDER / "state_sequence"
 
 
-def forget(directory: Path) -> None:
-    """The state is about to be changed, and nobody numbers that: no number holds any more. StoreFailed."""
+def remove_sequence_file(directory: Path) -> None:
+    """Remove the file, because unnumbered changes follow. Raise StoreFailed if that fails."""
     fileutil.remove(path_of(directory))

@@ -1,7 +1,7 @@
-"""Which files of a store directory are state, the same on a master and its replicas, and which are each broker's own.
+"""Decide which files of a store are replicated state, and which are local.
 
-State is all below `config/` and `raymq/`, so that a table that is new is replicated without a word, but for these: what
-follows from the log on each broker, what is known of its machine, and who it is.
+State is everything below `config/` and `raymq/`, so that a new table is replicated without further code, except for
+these files: data that each broker derives from its log, data about its machine, and its identity.
 """
 
 from __future__ import annotations
@@ -11,37 +11,40 @@ from pathlib import Path
 from typing import Final
 
 CONFIG: Final = "config"
-OURS: Final = "raymq"
-#: Within `raymq/`: files with all that is made beside them (`.tmp`, `.bak`), and folders with all that is in them.
-OWN: Final = frozenset(
+RAYMQ_FOLDER: Final = "raymq"
+#: Names within `raymq/`: files with their `.tmp` and `.bak` versions, and folders with all of their content.
+BROKER_LOCAL: Final = frozenset(
     {
-        # what was derived from the log here, and of which part of it
+        # derived from the log on this broker, and the log offsets of that data
         *("state.json", "deleted_queues", "damaged", "cut.json", "rebuild_queues", "delay_levels_aside.json"),
         "expired_queues.json",
-        # the disk, the machine's clock
+        # about the disk and the machine's clock
         *("healthy", "ballast", "clock.json"),
-        # who this broker is, in which epochs of its masters the log was made, and how far the state has come
+        # this broker's identity, the leader epochs of its log, and the sequence number of its state
         *("broker.json", "replica.json", "epochs", "state_sequence", "state_snapshot"),
     }
 )
 _BESIDE: Final = (".tmp", ".bak")
 #: The longest path, in characters.
-MOST_PATH: Final = 1024
+MAX_PATH_LENGTH: Final = 1024
 
 
 @lru_cache(maxsize=4096)
 def is_state(path: str) -> bool:
-    """Whether a file or folder at this path below the store directory is state; False for what is no such path."""
-    if not 0 < len(path) <= MOST_PATH or "\0" in path:
+    """Return True if the path is that of a state file or folder.
+
+    The path is relative to the store directory. Return False for an invalid path.
+    """
+    if not 0 < len(path) <= MAX_PATH_LENGTH or "\0" in path:
         return False
     parts = path.split("/")
     if len(parts) < 2 or any(part in ("", ".", "..") for part in parts):
         return False
-    return parts[0] == CONFIG or (parts[0] == OURS and _without_ending(parts[1]) not in OWN)
+    return parts[0] == CONFIG or (parts[0] == RAYMQ_FOLDER and _without_ending(parts[1]) not in BROKER_LOCAL)
 
 
 def folders_above(path: str) -> list[str]:
-    """The folders in which a path lies, the outermost first."""
+    """Return the parent folders of a path, the outermost first."""
     found = []
     at = path.find("/")
     while at >= 0:
@@ -56,11 +59,11 @@ def _without_ending(name: str) -> str:
     return name
 
 
-def marker_of(directory: Path) -> Path:
-    """The file that is there while a replica loads a snapshot."""
-    return directory / OURS / "state_snapshot"
+def snapshot_marker(directory: Path) -> Path:
+    """Return the file that exists while a replica loads a snapshot."""
+    return directory / RAYMQ_FOLDER / "state_snapshot"
 
 
-def levels_aside_of(directory: Path) -> Path:
-    """What `delay_levels.json` told of a replica's log before that snapshot was begun."""
-    return directory / OURS / "delay_levels_aside.json"
+def saved_delay_levels(directory: Path) -> Path:
+    """Return the copy of `delay_levels.json` from before the replica's snapshot was begun."""
+    return directory / RAYMQ_FOLDER / "delay_levels_aside.json"

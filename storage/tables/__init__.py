@@ -1,16 +1,20 @@
-"""What is small and changes: settings, progress, what is in flight, what is staged.
+"""Small durable tables of a store: settings, offsets, messages in flight, staged writes.
 
 What is in it, in the order to read it:
-    frames: how what is told lies in a file; journal: a file of them, on which the others rest; kept_twice: a small file
-    that has it twice. settings_table: settings by name, with topic_config,
-    group_config; unread_changes: what of their journals cannot be read.
-    progress, offset_tables, in_flight: how far groups and levels have come, and what is lent; request_mode: how
-    groups ask.
-    staged_chunk, staging: what waits for its commit; set_aside: what no copy could be made of.
-    homes: which broker keeps what is kept on one only; members: which brokers were ever there;
-    stream_plans: what each batch of a streaming query reads;
-    write_records: what is decided about staged writes.
-    remains, epochs: what the log still has, and what has been lost of it; broker_identity: what a broker keeps of
-    itself; kept_settings: what tools have changed of its settings.
-    epoch_starts: in which epochs of its masters the log was made; ordered_cut: what of it never was.
+    journal_frames: the format of journal entries in a file.
+    journal: an append-only file of frames, on which most tables are built.
+    mirrored_file: a small file that holds its value twice.
+    settings_table: a table of settings by name; topic_config, group_config: the settings of topics and groups.
+    unreadable_changes: changes in a journal of settings that cannot be read.
+    consumer_offset_store, offset_files: the committed offsets of groups and delay levels.
+    in_flight_messages: messages that were delivered by pop and are not acknowledged.
+    request_mode: whether a group's members pull or pop a topic.
+    staged_chunk, staged_records: records that are staged until their write is committed.
+    quarantine_file: messages of which no copy could be made.
+    coordinator_table: which broker coordinates a key; known_brokers: the brokers that have ever been in the cluster.
+    stream_plan_store: which messages each batch of a streaming query reads.
+    write_transactions: the decisions about staged writes.
+    recovery_bounds, recovery_epochs: what the log still has after recovery, and where it was truncated.
+    broker_identity: the name, address and epoch of a broker; dynamic_config: settings that tools changed at run time.
+    leader_epoch_checkpoint: the leader epochs of the log; pending_truncation: an ordered truncation of the log.
 """

@@ -1,4 +1,4 @@
-"""What a broker keeps of itself over its restarts: `raymq/broker.json`."""
+"""The identity of a broker that is kept across restarts: `raymq/broker.json`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 from raymq.storage.files import json_file
 
 
-def read_identity(path: Path) -> tuple[int, int]:
-    """The broker's port and the epoch of its last start, zeros where there is no file.
+def read_port_epoch(path: Path) -> tuple[int, int]:
+    """Return the broker's port and the epoch of its last start.
+
+    Both are zero if there is no file.
 
     Raises:
         StoreCorrupt: neither the file nor its spare copy can be read.
@@ -20,8 +22,11 @@ def read_identity(path: Path) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerOf:
-    """Whose a directory is: the broker's name, its cluster, and the host and port that it listened at last."""
+class BrokerIdentity:
+    """The broker that owns a directory.
+
+    It has the broker's name and cluster, the host and port on which it last listened, and its epoch.
+    """
 
     name: str = ""
     cluster: str = ""
@@ -30,25 +35,28 @@ class BrokerOf:
     epoch: int = 0
 
 
-def read_broker(path: Path) -> BrokerOf:
-    """Whose the directory is; nothing is known where there is no file. Raises as `read_identity`."""
+def read_broker_identity(path: Path) -> BrokerIdentity:
+    """Return the identity of the directory's broker, or an empty one without a file.
+
+    Raise as `read_port_epoch` does.
+    """
     return json_file.load_as(path, _broker)
 
 
 def write_identity(path: Path, *, name: str, cluster: str, host: str, port: int, epoch: int) -> None:
-    """Keep a broker's identity; raises as `json_file.save`."""
-    write_broker(path, BrokerOf(name, cluster, host, port, epoch))
+    """Save a broker's identity; raise as `json_file.save` does."""
+    write_broker_identity(path, BrokerIdentity(name, cluster, host, port, epoch))
 
 
-def write_broker(path: Path, broker: BrokerOf) -> None:
-    """Keep whose the directory is; raises as `json_file.save`."""
+def write_broker_identity(path: Path, broker: BrokerIdentity) -> None:
+    """Save the identity of the directory's broker; raise as `json_file.save` does."""
     json_file.save(path, asdict(broker), _identity)
 
 
-def _broker(raw: Mapping[str, Any]) -> BrokerOf:
+def _broker(raw: Mapping[str, Any]) -> BrokerIdentity:
     port, epoch = _identity(raw)
     name, cluster, host = (str(raw.get(key, "")) for key in ("name", "cluster", "host"))
-    return BrokerOf(name, cluster, host, port, epoch)
+    return BrokerIdentity(name, cluster, host, port, epoch)
 
 
 def _identity(raw: Mapping[str, Any]) -> tuple[int, int]:

@@ -12,7 +12,10 @@ from raymq.storage.tables.settings_table import SettingsTable
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """One consumer group on one broker; `others` are settings of RocketMQ's that mean nothing here and are kept."""
+    """The settings of one consumer group on one broker.
+
+    `others` are RocketMQ's settings that have no effect here and are kept.
+    """
 
     name: str
     retry_max_times: int = 16
@@ -27,7 +30,7 @@ class GroupConfig:
 
     @classmethod
     def from_json(cls, name: str, raw: Mapping[str, Any]) -> Self:
-        """From RocketMQ's object."""
+        """Parse RocketMQ's JSON object."""
         known = cls(
             name=name,
             retry_max_times=int(raw.get("retryMaxTimes", 16)),
@@ -39,10 +42,10 @@ class GroupConfig:
             consume_timeout_minutes=int(raw.get("consumeTimeoutMinute", 15)),
             attributes=dict(raw.get("attributes") or {}),
         )
-        return replace(known, others=json_file.unknown(raw, known.to_json()))
+        return replace(known, others=json_file.foreign_fields(raw, known.to_json()))
 
     def to_json(self) -> dict[str, Any]:
-        """RocketMQ's object."""
+        """Return RocketMQ's JSON object."""
         return {
             "attributes": dict(self.attributes),
             "brokerId": 0,
@@ -63,7 +66,7 @@ class GroupConfig:
 
 
 class GroupConfigs(SettingsTable[GroupConfig]):
-    """All groups; see `SettingsTable`."""
+    """The settings of all groups; see `SettingsTable`."""
 
     SETTING = GroupConfig
     KEY = "subscriptionGroupTable"
@@ -71,14 +74,17 @@ class GroupConfigs(SettingsTable[GroupConfig]):
 
     @property
     def forbidden(self) -> dict[str, dict[str, int]]:
-        """What groups may not do, by group and topic: RocketMQ's bits, 1 = read."""
+        """Return the forbidden operations by group and topic: RocketMQ's bits, 1 = read."""
         table: dict[str, dict[str, int]] = self._beside["forbiddenTable"] or {}
         return table
 
     def forbid(self, group: str, topic: str, bits: int) -> None:
-        """Replace what a group may not do with a topic, as `put_soon` does; 0 lifts it."""
+        """Replace the forbidden operations of a group on a topic, as `put_soon` does.
+
+        0 removes the restriction.
+        """
         of_group = {name: value for name, value in self.forbidden.get(group, {}).items() if name != topic}
         if bits:
             of_group[topic] = bits
         table = {name: topics for name, topics in self.forbidden.items() if name != group}
-        self._replace_beside("forbiddenTable", table | ({group: of_group} if of_group else {}))
+        self._replace_in_background("forbiddenTable", table | ({group: of_group} if of_group else {}))

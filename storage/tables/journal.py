@@ -1,8 +1,9 @@
-"""A file of frames (`frames`): what is appended to it survives the death of the process at once.
+"""An append-only file of frames (`journal_frames`) that survive a process crash at once.
 
-A frame is written with a single write; from then on the kernel has it. One at the end that is cut off was not written
-whole, which a loss of power or a full disk may leave, and goes. One before that of which bytes have changed is damage:
-that is told, and what can be read behind it is kept apart, for the table to say what of that still holds.
+A frame is written with a single write; then the kernel has it. An incomplete frame at the end was not written as a
+whole, which a power loss or a full disk can cause, and is cut off. An earlier frame whose bytes have changed is damage:
+it is reported, and the readable frames after it are kept separately, so that the table can determine which of them are
+still valid.
 """
 
 from __future__ import annotations
@@ -17,66 +18,69 @@ from typing import Any
 from raymq.storage.errors import StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
-from raymq.storage.tables.frames import framed, read_frames
+from raymq.storage.tables.journal_frames import decode_frames, encode_frame
 
 _log = logging.getLogger(__name__)
 
 
 def ignore_failure(_: StoreError) -> None:
-    """What a failure means to a journal of its own."""
+    """Ignore a failure of the disk; for a journal without a store."""
 
 
 class Journal:
-    """The file of frames. One thread, but for `sync` and `settle`.
+    """The file of frames.
 
-    While what its frames say is written elsewhere, further frames can go into another file beside it (`divert`), which
-    takes its place when that is done (`settle`). A journal that is all that there is of a table has its own elsewhere:
-    a file of frames that say the same in less. Opening reads all three: that one, the journal, the one beside it.
+    One thread, except for `sync` and `compact`.
+
+    While the content of the frames is being written elsewhere, later frames can go to a second file beside the journal
+    (`rotate`), which then replaces the journal (`compact`). A journal that is the only file of its table writes that
+    content to a file of its own: the base, whose frames hold the same state in fewer bytes. Opening reads all three:
+    the base, the journal and the file beside it.
     """
 
     def __init__(
         self, path: Path, *, writable: bool, on_failure: Callable[[StoreError], None] = ignore_failure
     ) -> None:
-        """Read what is there and, if writable, cut off a torn end.
+        """Read the existing frames and, if writable, cut off a torn end.
 
-        `entries` are the frames up to the first damage, `behind` those that can be read behind it, and `damage` says
-        where it is: file, offset, bytes.
+        `entries` are the frames up to the first damage, and `behind` are the readable frames after it. `damage` holds
+        the file, offset and bytes of each damaged part.
 
         Args:
-            on_failure: told when the disk has failed so that what is appended from then on might be lost.
+            on_failure: called when the disk has failed so that frames appended from then on might be lost.
         """
         self._path = path
         self._on_failure = on_failure
         self._failure: StoreError | None = None
         self._fd = -1
         self._torn = False
-        #: Frames that stand before the next one.
-        self._owed = b""
-        #: The frame that stands before the first one.
+        #: Deferred frames, which are written before the next frame.
+        self._pending = b""
+        #: The frame that is written before the first frame.
         self._preface = b""
-        #: How long the frame is that was appended last.
+        #: The length of the last appended frame.
         self._newest = 0
         self._descriptor = threading.Lock()
-        #: The descriptor of the file that was diverted from; its frames count until `settle`.
+        #: The descriptor of the file that was rotated out; its frames count until `compact`.
         self._before = -1
         self._beside = path.with_name(path.name + ".beside")
         self._base = path.with_name(path.name + ".base")
         self._has_base = False
-        #: How many times a name was given to a file, and how many of these are on disk for sure.
+        #: How many times a file was renamed or created, and how many of these changes are certainly on disk.
         self._names = self._synced_names = 0
         if writable:
             fileutil.make_folder(path.parent)
         self.entries: list[tuple[Any, ...]] = []
         self.behind: list[tuple[Any, ...]] = []
         self.damage: list[tuple[Path, int, int]] = []
-        #: Bytes of the file that frames are appended to.
+        #: The length in bytes of the file that frames are appended to.
         self.length = 0
         try:
             with contextlib.suppress(FileNotFoundError):
                 base = fileutil.read_whole(self._base)
                 self._has_base = True
-                # It took its name when it was whole: no end of it can be missing.
-                if (length := self._hear(self._base, base)) < len(base):
+                # The base was renamed when it was complete, so its end cannot be missing.
+                if (length := self._replay(self._base, base)) < len(base):
                     self._note_damage(self._base, length, len(base))
             self._take(path, writable=writable)
             if self._beside.exists():
@@ -91,15 +95,15 @@ class Journal:
             content = fileutil.read_whole(path)
         except FileNotFoundError:
             content = b""
-        self.length = self._hear(path, content)
+        self.length = self._replay(path, content)
         if writable:
             self._fd = fileutil.open_for_append(path)
             if self.length < len(content):
                 fileutil.truncate(self._fd, self.length, path)
 
-    def _hear(self, path: Path, content: bytes) -> int:
-        """Keep what a file says; how many of its bytes are frames, or damage before them."""
-        found = read_frames(content)
+    def _replay(self, path: Path, content: bytes) -> int:
+        """Add the frames of a file; return the end of its last frame or damage."""
+        found = decode_frames(content)
         if self.damage:
             self.behind += found.entries
         else:
@@ -115,16 +119,23 @@ class Journal:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no frame, but for those that `settle` was given, and none is owed."""
-        return self.length == 0 and self._before < 0 and not self._owed
+        """Return True if the journal has no frames and none are deferred.
+
+        Frames of the base, which were passed to `compact` or `rewrite`, do not count.
+        """
+        return self.length == 0 and self._before < 0 and not self._pending
 
     @property
-    def is_diverted(self) -> bool:
-        """Whether frames from before a `divert` wait for their `settle`."""
+    def is_rotated(self) -> bool:
+        """Return True if frames from before a `rotate` wait for `compact`."""
         return self._before >= 0
 
-    def divert(self) -> None:
-        """Append to another file from now on, if that is not so already. StoreFull, StoreFailed: as before."""
+    def rotate(self) -> None:
+        """Append to the second file from now on.
+
+        Do nothing if the journal is already rotated. Raise StoreFull or StoreFailed if the file cannot be opened; then
+        nothing has changed.
+        """
         if self._before < 0:
             self.check()
             fd = fileutil.open_for_append(self._beside)
@@ -133,23 +144,24 @@ class Journal:
                 self._names += 1
             self.length, self._torn = 0, False
 
-    def settle(self, entries: Iterable[tuple[Any, ...]] | None = None) -> int:
-        """Drop the frames of before `divert`. Any thread, one at a time.
+    def compact(self, entries: Iterable[tuple[Any, ...]] | None = None) -> int:
+        """Drop the frames from before `rotate`; any thread may call it, one at a time.
 
         Args:
-            entries: what these frames say, and all before them, in less. They may say what later frames say, too, if
-                it changes nothing to hear those again from the first one on. None: all that is safe elsewhere.
+            entries: the state of these frames and all earlier ones, in fewer bytes. They may include the state of later
+                frames, too, if replaying those changes nothing. None: the state is stored safely elsewhere.
 
         Returns:
             how many bytes the entries take.
 
         Raises:
-            StoreFull, StoreFailed: the other file has not got the place, or perhaps not for good; nothing is lost.
+            StoreFull, StoreFailed: the second file has not replaced the journal, or perhaps not durably; nothing is
+                lost.
         """
         content = b""
         if entries is not None:
-            content = b"".join(map(framed, entries))
-            self.sync()  # After a loss of power the journal must not say less than that file.
+            content = b"".join(map(encode_frame, entries))
+            self.sync()  # after a power loss the journal must not be older than the base
             self._replace_base(content)
         fileutil.move(self._beside, self._path)
         with self._descriptor:
@@ -169,7 +181,7 @@ class Journal:
         failpoint("journal.after_base")
 
     def append(self, entry: tuple[Any, ...]) -> None:
-        """Hand a frame to the kernel; it survives the process when this returns.
+        """Write a frame to the kernel; it survives a process crash when this returns.
 
         Raises:
             StoreError: opened read-only.
@@ -178,15 +190,16 @@ class Journal:
         if self._fd < 0:
             raise StoreError("the store was opened read-only, or closed")
         self.check()
-        frame = framed(entry)
-        self._write(self._preface + self._owed + frame)
-        self._preface = self._owed = b""
+        frame = encode_frame(entry)
+        self._write(self._preface + self._pending + frame)
+        self._preface = self._pending = b""
         self._newest = len(frame)
 
-    def take_back(self) -> None:
-        """Drop the frame that was appended last, which takes no room, as one that says the contrary would.
+    def undo_append(self) -> None:
+        """Remove the last appended frame.
 
-        StoreFull, StoreFailed: it is there yet, and goes before the next one is written.
+        This takes no disk space, unlike appending a frame that reverts it. Raise StoreFull or StoreFailed if it is
+        still there; then it is removed before the next frame is written.
         """
         self.length -= self._newest
         self._newest, self._torn = 0, True
@@ -206,64 +219,69 @@ class Journal:
         failpoint("journal.after_write")
         self.length += len(frames)
 
-    def append_or_owe(self, entry: tuple[Any, ...]) -> bool:
-        """`append`; where it fails the frame is owed: it is written with the next one, before that.
+    def append_or_defer(self, entry: tuple[Any, ...]) -> bool:
+        """Append a frame, or defer it if the append fails.
 
-        Until then a start does not know of it, so what it says has to be told by something else, too.
+        A deferred frame is written together with the next frame, before it. Until then a start does not find it, so
+        another file must hold its content, too.
 
         Returns:
-            whether it is written.
+            True if the frame is written.
         """
         try:
             self.append(entry)
         except (StoreFull, StoreFailed):
-            self._owed += framed(entry)
+            self._pending += encode_frame(entry)
             return False
         return True
 
-    def begin_with(self, entry: tuple[Any, ...]) -> None:
-        """Of a journal without frames: have this one stand before the first, written together with it."""
-        self._preface = framed(entry)
+    def set_preamble(self, entry: tuple[Any, ...]) -> None:
+        """Set the frame that is written together with the first frame, before it.
+
+        The journal must have no frames.
+        """
+        self._preface = encode_frame(entry)
 
     def _cut(self) -> None:
-        """Drop what is no whole frame, behind which no other could be found."""
+        """Cut off an incomplete frame, because no frame after it could be found."""
         fileutil.truncate(self._fd, self.length, self._path)
         self._torn = False
 
     def check(self) -> None:
-        """StoreFailed if the journal cannot be relied on any more."""
+        """Raise StoreFailed if a failure has made the journal unreliable."""
         if self._failure is not None:
             raise StoreFailed(f"the store failed before: {self._failure}") from self._failure
 
     def rewrite(self, entries: Iterable[tuple[Any, ...]] = ()) -> int:
-        """Drop all frames for these, which say the same in less; frames that are owed are written behind them.
+        """Replace all frames by `entries`, which hold the same state in fewer bytes.
 
-        A kill within it may leave the frames that are dropped behind these: who hears all of them comes to the same.
+        Deferred frames are written after the entries. A kill during the call may leave the replaced frames after the
+        entries; replaying all of them gives the same state.
 
         Returns:
             how many bytes the entries take.
 
         Raises:
-            StoreFull, StoreFailed: not done, the frames are still there. If the new file has taken the old one's
-                place and that may not outlive the machine, nothing is appended any more (`check`).
+            StoreFull, StoreFailed: not done, the frames are still there. If the new file has replaced the old one and
+                the replacement may not survive a machine crash, every later append fails (`check`).
         """
-        # By a new file: after a loss of power an old page behind new ones would bring back old frames. Everything
-        # that can be refused comes before the rename; frames go to the file that has the name, from then on.
-        content = b"".join(map(framed, entries))
+        # Write a new file: after a power loss, an old page after new pages would restore old frames. All steps that can
+        # fail come before the rename; afterwards frames go to the file that has the name.
+        content = b"".join(map(encode_frame, entries))
         length = len(content)
-        if self._before >= 0 and self._owed:  # else those that are beside would be heard behind them
-            self._write(self._owed)
+        if self._before >= 0 and self._pending:  # otherwise the frames of the second file would be replayed after them
+            self._write(self._pending)
         if self._has_base or self._before >= 0:
-            self.sync()  # what is heard again behind the entries has to be all of it, after a loss of power, too
+            self.sync()  # a replay after the entries needs all of the frames, also after a power loss
         if self._has_base:
             self._replace_base(content)
             content = b""
-        content += self._owed
+        content += self._pending
         with fileutil.opened_directory(self._path.parent) as folder:
-            fd = fileutil.write_successor(self._path, content)
+            fd = fileutil.write_temp_file(self._path, content)
             failpoint("journal.before_rename")
             try:
-                fileutil.give_place(self._path)
+                fileutil.install_temp_file(self._path)
             except BaseException:
                 fileutil.close(fd)
                 raise
@@ -275,11 +293,11 @@ class Journal:
             failpoint("journal.after_rename")
             fileutil.close(old)
             self.entries, self.behind = [], []
-            self.length, self._torn, self._owed = len(content), False, b""
+            self.length, self._torn, self._pending = len(content), False, b""
             try:
-                if before >= 0:  # Its frames are older than those that will come.
+                if before >= 0:  # its frames are older than those that follow
                     fileutil.close(before)
-                    fileutil.unlink(self._beside)  # takes no descriptor, which there may be none of
+                    fileutil.unlink(self._beside)  # needs no descriptor, since none may be available
                 fileutil.sync_opened_directory(folder, self._path.parent)
             except StoreError as error:
                 self._failure = error
@@ -289,18 +307,21 @@ class Journal:
         return length
 
     def sync(self) -> None:
-        """Wait until the frames are on disk; StoreFailed if they may not be. Any thread, several at a time."""
+        """Wait until the frames are on disk; any number of threads may call it.
+
+        Raise StoreFailed if they may not be on disk.
+        """
         self.check()
-        # Beside the lock, for who appends must not wait for the disk.
+        # Sync outside the lock, because an append must not wait for the disk.
         fds: list[int] = []
         try:
             with self._descriptor:
-                # If one cannot be had, those before it are in the list, and closed.
+                # If a duplicate fails, the earlier ones are in the list and get closed.
                 fds.extend(fileutil.duplicate(fd, self._path) for fd in (self._before, self._fd) if fd >= 0)
                 names, are_synced = self._names, self._names == self._synced_names
             for fd in fds:
                 fileutil.fdatasync(fd, self._path)
-            if not are_synced:  # Whoever else is about to sync them may fail, or not be done yet.
+            if not are_synced:  # another thread's sync of the names may fail or still be running
                 fileutil.sync_directory(self._path.parent)
                 self._know_synced(names)
         finally:
@@ -312,7 +333,7 @@ class Journal:
             self._synced_names = max(self._synced_names, names)
 
     def close(self) -> None:
-        """Let go of the file. May be called again."""
+        """Close the files; may be called more than once."""
         with self._descriptor:
             for fd in (self._before, self._fd):
                 if fd >= 0:

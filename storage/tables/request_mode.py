@@ -1,4 +1,4 @@
-"""How the members of a group ask for a topic's messages: config/messageRequestMode.json, in RocketMQ's form."""
+"""Whether a group's members pull or pop a topic: config/messageRequestMode.json, in RocketMQ's form."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from raymq.storage.files import json_file
 
 PULL: Final = "PULL"
 POP: Final = "POP"
-#: So many groups may have a mode of their own in a topic.
-MOST_MODES: Final = 10_000
+#: The most pairs of group and topic that may have a mode of their own.
+MAX_MODES: Final = 10_000
 _TABLE: Final = "messageRequestModeMap"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMode:
-    """PULL: each queue belongs to one member. POP: members take from all queues what the broker lends them.
+    """The request mode of a group in a topic: PULL or POP.
 
-    `pop_share_queues` is how many members' queues one asks besides its own in RocketMQ; kept, and not used here.
+    PULL: each queue is assigned to one member. POP: members take messages from all queues under a lease of the broker.
+    `pop_share_queues` is the number of other members' queues that a member also reads in RocketMQ; it is kept and not
+    used here.
     """
 
     topic: str
@@ -31,13 +33,13 @@ class RequestMode:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> RequestMode:
-        """From RocketMQ's object."""
+        """Parse RocketMQ's JSON object."""
         return cls(
             str(raw["topic"]), str(raw["consumerGroup"]), str(raw["mode"]), int(raw.get("popShareQueueNum") or 0)
         )
 
     def to_json(self) -> dict[str, Any]:
-        """RocketMQ's object."""
+        """Return RocketMQ's JSON object."""
         return {
             "consumerGroup": self.group,
             "mode": self.mode,
@@ -47,25 +49,30 @@ class RequestMode:
 
 
 class RequestModes:
-    """All that were set, in memory and on disk. One thread, but for `put`: any, one at a time."""
+    """All request modes that were set, in memory and on disk.
+
+    One thread, except for `put`: any thread may call it, one at a time.
+    """
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self._path = path
         self._writable = writable
         self._modes = json_file.load_as(path, _read)
-        #: Each as it stands in the file, so that a change costs little besides many others.
+        #: The encoded form of each mode, so that a change costs little even if there are many others.
         self._texts: dict[RequestMode, str] = {}
         self._last_saved: bytes | None = None
 
     def get(self, topic: str, group: str) -> RequestMode:
-        """What was set, else PULL."""
+        """Return the mode that was set, or PULL by default."""
         return self._modes.get((topic, group)) or RequestMode(topic, group)
 
     def put(self, mode: RequestMode) -> None:
-        """Set one, durably; it waits for the disk. What is so anyhow is not kept.
+        """Set a mode durably; this waits for the disk.
+
+        A mode that equals the default is not stored.
 
         Raises:
-            InvalidInput: as many are set as may be.
+            InvalidInput: too many modes are set.
             StoreError: the store was opened read-only. StoreFull, StoreFailed: not done.
         """
         if not self._writable:
@@ -73,8 +80,8 @@ class RequestModes:
         key = mode.topic, mode.group
         others = {name: each for name, each in self._modes.items() if name != key}
         modes = others if mode == RequestMode(*key) else {**others, key: mode}
-        if len(modes) > max(MOST_MODES, len(self._modes)):
-            limit = f"at most {MOST_MODES} groups and topics with a mode of their own"
+        if len(modes) > max(MAX_MODES, len(self._modes)):
+            limit = f"at most {MAX_MODES} groups and topics with a mode of their own"
             raise InvalidInput("mode", limit, mode.mode, remedy=f"set others to {PULL} that nobody needs any more")
         content = self._encoded(modes)
         json_file.save_encoded(self._path, content, _read, self._last_saved)

@@ -1,10 +1,11 @@
-"""A table of settings by name that is kept in one JSON file of RocketMQ's form, such as the topics of a broker.
+"""A table of settings by name in one JSON file of RocketMQ's form.
 
-A change is one frame of a journal beside the file, so that it costs what is changed and not what there is. The file
-itself is written behind it: by whoever calls what `pending` returns, in another thread than the table's.
+The topics of a broker are such a table. A change appends one frame to a journal beside the file, so its cost depends on
+the change and not on the size of the table. The file is written later, by the function that `pending` returns, in
+another thread than the table's.
 
-Clients say what is in a line, so what the next start could not read is refused before it is written (`check`). Where a
-line of the journal cannot be read all the same that setting stays what it was before, and the start goes on.
+Clients determine the content of a line, so `check` rejects a line that the next start could not read before it is
+written. If a line of the journal still cannot be read, that setting keeps its previous value and the start continues.
 """
 
 from __future__ import annotations
@@ -24,55 +25,57 @@ from raymq.storage.errors import InvalidInput, StoreError
 from raymq.storage.files import json_file
 from raymq.storage.files.json_file import DataVersion
 from raymq.storage.tables.journal import Journal, ignore_failure
-from raymq.storage.tables.unread_changes import UnreadChange, keep
+from raymq.storage.tables.unreadable_changes import UnreadableChange, save_unreadable
 
 _log = logging.getLogger(__name__)
-#: Kinds of frames: settings that were put, a name that was deleted, something beside the table that was replaced.
+#: Kinds of frames: settings that were put, a deleted name, a replaced value beside the table.
 _PUT: Final = "p"
 _DELETED: Final = "d"
 _BESIDE: Final = "b"
-#: After so many lines of the file the thread that makes them lets others have the interpreter.
+#: After this many lines of the file, the thread that encodes them yields the interpreter to others.
 _STEP_LINES: Final = 200
-#: Of so many names it is known when they were changed last.
+#: The number of names for which the last change is kept.
 _KNOWN_CHANGES: Final = 20_000
-#: The longest line, in characters: all of them are in memory, and in the file.
-MOST_LINE: Final = 64 << 10
-#: In the file so many objects are around a line: the table and the whole.
+#: The longest line, in characters: all lines are in memory and in the file.
+MAX_LINE: Final = 64 << 10
+#: The number of JSON objects around a line in the file: the table and the whole.
 _AROUND: Final = 2
 
 
 class Setting(Protocol):
-    """One line of such a table."""
+    """One line of a settings table."""
 
     @property
     def name(self) -> str:
-        """By which it is found."""
+        """Return the key of the setting."""
 
     @classmethod
     def from_json(cls, name: str, raw: Mapping[str, Any]) -> Self:
-        """From RocketMQ's object."""
+        """Parse RocketMQ's JSON object."""
 
     def to_json(self) -> dict[str, Any]:
-        """RocketMQ's object."""
+        """Return RocketMQ's JSON object."""
 
 
 S = TypeVar("S", bound=Setting)
 
 
 class SettingsTable(Generic[S]):
-    """The table, in memory and on disk. One thread, but for `sync` and what `pending` returns.
+    """A table of settings, in memory and on disk.
 
-    Each change survives the death of the process when its call returns. One by `put` or `delete` survives that of the
-    machine, too; one by `put_soon` or `delete_soon` does after the next `sync`, for which a loop need not stand still.
-    All raise StoreError if the store was opened read-only, and StoreFull or StoreFailed if the disk does not take the
-    change: the table is as before then, unless it is `sync` that failed.
+    One thread, except for `sync` and the function that `pending` returns.
+
+    Each change survives a process crash when its call returns. A change by `put` or `delete` also survives a machine
+    crash. A change by `put_soon` or `delete_soon` survives one after the next `sync`, so an event loop need not block.
+    All of them raise StoreError if the store was opened read-only, and StoreFull or StoreFailed if the disk refuses the
+    change: then the table is unchanged, unless only `sync` failed.
     """
 
-    #: What a line is.
+    #: The class of a setting.
     SETTING: type[S]
-    #: Where the table stands in the file's object; what stands beside it is kept as it is.
+    #: The table's key in the file's object; the values beside the table are kept unchanged.
     KEY: ClassVar[str]
-    #: What stands beside it in a new file.
+    #: The values beside the table in a new file.
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
@@ -84,68 +87,68 @@ class SettingsTable(Generic[S]):
         aside: Path | None = None,
         on_failure: Callable[[StoreError], None] = ignore_failure,
     ) -> None:
-        """Read the file, and the journal of what was changed since it was written.
+        """Read the file and the journal of the changes since it was written.
 
         Args:
-            journal: where; beside the file if None.
-            aside: the folder in which changes of the journal are kept that cannot be read.
+            journal: the path of the journal; beside the file if None.
+            aside: the folder in which unreadable changes of the journal are kept.
             on_failure: as in `Journal`.
 
         Raises:
-            StoreCorrupt: neither the file nor the one before it can be read.
+            StoreCorrupt: neither the file nor its previous version can be read.
         """
         self._path = path
         self._writable = writable
         self._on_failure = on_failure
-        #: `version` counts the changes; another object after each.
+        #: `version` counts the changes; each change makes a new object.
         self.version, beside, self._table = json_file.load_as(path, self._read)
         self._beside = dict(self.DEFAULTS) | beside
-        #: Each setting as it stands in the file, so that a change of one costs what one costs.
+        #: The encoded line of each setting, so that a change encodes only the changed settings.
         self._lines: dict[str, tuple[S, str]] = {}
         self._last_saved: bytes | None = None
-        #: The version in the file.
+        #: The version of the table in the file.
         self._saved = self.version.counter
         self._saving = threading.Lock()
-        #: The version of which all frames are on disk.
+        #: The version up to which all frames are on disk.
         self._synced = self.version.counter
         self._syncing = threading.Lock()
-        #: By name the version of the last change, the newest last; of all changes above `_changes_from`.
+        #: The version of each name's last change, the newest last; complete for versions above `_changes_from`.
         self._changes: OrderedDict[str, int] = OrderedDict()
         journal = journal or path.with_name(path.name + ".journal")
         self._journal = Journal(journal, writable=writable, on_failure=on_failure)
-        #: Changes that the journal has and that cannot be read: they were not made.
-        self.unread: list[UnreadChange] = []
+        #: Unreadable changes in the journal, which were not applied.
+        self.unread: list[UnreadableChange] = []
         for entry in [*self._journal.entries, *self._journal.behind]:
-            self._hear(entry)
+            self._replay(entry)
         for each in self.unread:
-            kept = keep(each, aside / journal.name) if writable and aside is not None else None
+            kept = save_unreadable(each, aside / journal.name) if writable and aside is not None else None
             _log.error("%s: %s, so that it stays as it was%s", journal, each, f"; kept in {kept}" if kept else "")
         self._journal.entries.clear()
         self._journal.behind.clear()
         self._changes_from = self.version.counter
-        #: The version at which the journal was diverted: frames from before then are needed until it is in the file.
+        #: The version at which the journal was rotated: frames before it are needed until the file has that version.
         self._diverted_at = self.version.counter
 
     @property
     def damage(self) -> Sequence[tuple[Path, int, int]]:
-        """What of the journal could not be read: file, offset, bytes."""
+        """Return the unreadable parts of the journal: file, offset, bytes."""
         return self._journal.damage
 
     def get(self, name: str) -> S | None:
-        """The setting of that name, if there is one."""
+        """Return the setting of that name, or None."""
         return self._table.get(name)
 
     def __len__(self) -> int:
         return len(self._table)
 
     def all(self) -> dict[str, S]:
-        """A copy of the table."""
+        """Return a copy of the table."""
         return dict(self._table)
 
     def changed_since(self, version: DataVersion) -> list[str] | None:
-        """The names of what was put or deleted after that version; None if too much was since to know.
+        """Return the names that were put or deleted after `version`.
 
-        It costs what was changed.
+        Return None if too many changes have followed. The cost depends on the number of changes.
         """
         if not self._changes_from <= version.counter <= self.version.counter:
             return None
@@ -157,46 +160,49 @@ class SettingsTable(Generic[S]):
         return names
 
     def check(self, setting: S) -> str:
-        """The line of a setting, which can be read again as it is.
+        """Return the line of a setting, after checking that it can be read back unchanged.
 
         Raises:
-            InvalidInput: no start could read it, or it is too long; names what of it.
+            InvalidInput: no start could read it, or it is too long; names the invalid part.
         """
         told, line = setting.to_json(), ""
         try:
             line = json_file.encode(told)
             line.encode()
-            if len(line) <= MOST_LINE and self._read_line(setting.name, line).to_json() == told:
+            if len(line) <= MAX_LINE and self._read_line(setting.name, line).to_json() == told:
                 return line
             reason = "what is read differs"
-        except json_file.ANOTHER_FORM as error:
+        except json_file.DECODE_ERRORS as error:
             reason = str(error)
-        if len(line) > MOST_LINE:
+        if len(line) > MAX_LINE:
             longest = max(told, key=lambda name: len(str(told[name])))
-            raise InvalidInput(longest, f"settings of at most {MOST_LINE} characters of JSON in all", len(line))
+            raise InvalidInput(longest, f"settings of at most {MAX_LINE} characters of JSON in all", len(line))
         culprit = next((name for name, value in told.items() if not _is_read_again({name: value})), "settings")
         raise InvalidInput(culprit, "JSON that a start can read again", reason)
 
     def put(self, *settings: S) -> None:
-        """Create or replace, all in one change; InvalidInput as `check`, and nothing is changed."""
+        """Create or replace settings, all in one change.
+
+        Raise InvalidInput as `check` does; then nothing is changed.
+        """
         self.put_soon(*settings)
         self.sync()
 
     def put_soon(self, *settings: S) -> None:
-        """`put`, but for the `sync`."""
+        """Create or replace settings as `put` does, without the `sync`."""
         self._change(_PUT, [(setting.name, self.check(setting)) for setting in settings])
         self._table |= {setting.name: setting for setting in settings}
         self._note([setting.name for setting in settings])
 
     def delete(self, name: str) -> bool:
-        """Remove; whether it was there."""
+        """Delete a setting and return True if it existed."""
         deleted = self.delete_soon(name)
         if deleted:
             self.sync()
         return deleted
 
     def delete_soon(self, name: str) -> bool:
-        """`delete`, but for the `sync`."""
+        """Delete a setting as `delete` does, without the `sync`."""
         if name not in self._table:
             return False
         self._change(_DELETED, name)
@@ -205,7 +211,10 @@ class SettingsTable(Generic[S]):
         return True
 
     def sync(self) -> None:
-        """Wait until all changes of before the call are on disk. Any thread. StoreFailed: they may not be."""
+        """Wait until all changes made before the call are on disk; any thread.
+
+        Raise StoreFailed if they may not be on disk.
+        """
         counter = self.version.counter
         with self._syncing:
             if counter <= self._synced:
@@ -218,30 +227,34 @@ class SettingsTable(Generic[S]):
             self._synced = counter
 
     def pending(self) -> Callable[[], None] | None:
-        """What brings the changes so far into the file, to be called in any thread; None if they are there.
+        """Return a function that writes the changes so far to the file; None without changes.
 
-        It raises StoreFull, StoreFailed; they are in the journal then as before.
+        The function may be called in any thread. It raises StoreFull or StoreFailed; then the changes are still in the
+        journal.
         """
         if self._saved == self.version.counter and self._journal.empty:
             return None
         self._check_writable()
-        if not self._journal.is_diverted:
-            self._diverted_at = self.version.counter  # First: a thread that settles asks for it.
-            self._journal.divert()
+        if not self._journal.is_rotated:
+            self._diverted_at = self.version.counter  # set it first, because a thread that folds reads it
+            self._journal.rotate()
         return partial(self._fold, dict(self._table), dict(self._beside), self.version)
 
     def save(self) -> None:
-        """Bring the changes so far into the file now; raises as what `pending` returns."""
+        """Write the changes so far to the file now.
+
+        Raise as the function that `pending` returns does.
+        """
         write = self.pending()
         if write is not None:
             write()
 
     def close(self) -> None:
-        """Let go of files; writes nothing."""
+        """Close the files; writes nothing."""
         self._journal.close()
 
-    def _replace_beside(self, key: str, value: Any) -> None:
-        """Replace what stands beside the table under that key, as `put_soon` does."""
+    def _replace_in_background(self, key: str, value: Any) -> None:
+        """Replace the value of `key` beside the table, as `put_soon` does."""
         self._change(_BESIDE, key, json_file.encode(value))
         self._beside = self._beside | {key: value}
 
@@ -255,35 +268,35 @@ class SettingsTable(Generic[S]):
         self._journal.append((kind, version.counter, version.timestamp_ms, *rest))
         self.version = version
 
-    def _hear(self, entry: tuple[Any, ...]) -> None:
-        """Make a change that the journal tells, but for what of it cannot be read."""
+    def _replay(self, entry: tuple[Any, ...]) -> None:
+        """Apply a change of the journal, except for its unreadable parts."""
         try:
             kind, counter, timestamp_ms, *rest = entry
             version = DataVersion(int(counter), int(timestamp_ms), self.version.state_version)
             if version.counter <= self.version.counter:
-                return  # the file says it, or what became of it since
+                return  # the file already includes this or a later change
             self.version = version
             if kind == _PUT:
                 for name, told in rest[0]:
-                    self._hear_line(str(name), told)
+                    self._replay_line(str(name), told)
             elif kind == _DELETED:
                 self._table.pop(rest[0], None)
             elif kind == _BESIDE:
                 self._beside = self._beside | {rest[0]: json.loads(rest[1])}
-        except json_file.ANOTHER_FORM as error:
-            self.unread.append(UnreadChange(self.version.counter, "", repr(entry), repr(error)))
+        except json_file.DECODE_ERRORS as error:
+            self.unread.append(UnreadableChange(self.version.counter, "", repr(entry), repr(error)))
 
-    def _hear_line(self, name: str, told: str) -> None:
+    def _replay_line(self, name: str, told: str) -> None:
         try:
             self._table[name] = self._read_line(name, told)
-        except json_file.ANOTHER_FORM as error:
-            self.unread.append(UnreadChange(self.version.counter, name, str(told), str(error)))
+        except json_file.DECODE_ERRORS as error:
+            self.unread.append(UnreadableChange(self.version.counter, name, str(told), str(error)))
 
     def _read_line(self, name: str, told: str) -> S:
         return self.SETTING.from_json(name, json_file.parse(told, within=_AROUND))
 
     def _read(self, raw: Mapping[str, Any]) -> tuple[DataVersion, dict[str, Any], dict[str, S]]:
-        """What the file says: its version, what stands beside the table, and the table."""
+        """Return the content of the file: version, values beside the table, and the table."""
         beside = {name: value for name, value in raw.items() if name not in ("dataVersion", self.KEY)}
         table: Mapping[str, Any] = raw.get(self.KEY) or {}
         settings = {name: self.SETTING.from_json(name, each) for name, each in table.items()}
@@ -297,16 +310,16 @@ class SettingsTable(Generic[S]):
             self._changes_from = self._changes.popitem(last=False)[1]
 
     def _fold(self, table: Mapping[str, S], beside: Mapping[str, Any], version: DataVersion) -> None:
-        """Write the file, unless it says something newer by now, and drop the frames that it makes needless."""
+        """Write the file unless it is newer, and drop the frames that it includes."""
         with self._saving:
             if version.counter > self._saved:
                 content = self._content(table, beside, version)
-                # After a loss of power the journal must not say less than the file, or it would take changes back.
+                # After a power loss the journal must not be older than the file, or its replay would undo changes.
                 self.sync()
                 json_file.save_encoded(self._path, content, self._read, self._last_saved)
                 self._last_saved, self._saved = content, version.counter
-            if self._journal.is_diverted and self._saved >= self._diverted_at:
-                self._journal.settle()
+            if self._journal.is_rotated and self._saved >= self._diverted_at:
+                self._journal.compact()
 
     def _content(self, table: Mapping[str, S], beside: Mapping[str, Any], version: DataVersion) -> bytes:
         lines = {}
@@ -331,5 +344,5 @@ def _is_read_again(told: dict[str, Any]) -> bool:
         line = json_file.encode(told)
         line.encode()
         return json_file.parse(line, within=_AROUND) == told
-    except json_file.ANOTHER_FORM:
+    except json_file.DECODE_ERRORS:
         return False

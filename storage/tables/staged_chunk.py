@@ -1,4 +1,6 @@
-"""A chunk of rows that wait for their write's commit, as its file has it: records of one queue.
+"""The file of one chunk of staged rows: records of one queue.
+
+The rows wait for the commit of their write. Layout:
 
 u4 header length | msgpack header [topic, queue id, sizes, incarnation, topic id] | records
 """
@@ -34,20 +36,27 @@ class StagedChunk:
     """The same; None: that of the queue was not asked for. It is known longer than the log has the deletion."""
 
 
-def chunk_file(
+def encode_chunk(
     topic_queue: tuple[str, int],
     records: bytes | memoryview,
     sizes: npt.NDArray[np.int32],
     incarnation: int,
     topic_id: str | None,
 ) -> bytes:
-    """What the file of a chunk has, whose topic has that incarnation and id."""
+    """Return the content of a chunk's file.
+
+    Args:
+        incarnation, topic_id: those of the chunk's topic.
+    """
     header = msgpack.packb([*topic_queue, sizes.astype("<i4").tobytes(), incarnation, topic_id])
     return b"".join((_HEADER_LENGTH.pack(len(header)), header, records))
 
 
 def read_chunk(path: Path) -> StagedChunk:
-    """A chunk; StoreCorrupt if its file is none."""
+    """Read a chunk.
+
+    Raise StoreCorrupt if its file is not a chunk.
+    """
     data = memoryview(read_whole(path))
     try:
         (length,) = _HEADER_LENGTH.unpack_from(data)
@@ -63,8 +72,11 @@ def read_chunk(path: Path) -> StagedChunk:
     return StagedChunk(topic, queue_id, data[start:], sizes, path, incarnation, topic_id)
 
 
-def read_topic_queue(path: Path) -> tuple[tuple[str, int], int] | None:
-    """The queue of a chunk and how many records it has, by its header; None if that cannot be read."""
+def read_chunk_queue(path: Path) -> tuple[tuple[str, int], int] | None:
+    """Return a chunk's queue and number of records, from its header.
+
+    Return None if the header cannot be read.
+    """
     try:
         (length,) = _HEADER_LENGTH.unpack(read_head(path, _HEADER_LENGTH.size))
         head = read_head(path, _HEADER_LENGTH.size + length)

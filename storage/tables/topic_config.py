@@ -13,21 +13,22 @@ from raymq.storage.tables.settings_table import SettingsTable
 PERM_READ = 4
 PERM_WRITE = 2
 
-#: What a topic's id is called in the file, where RocketMQ has nothing of the kind and passes it over.
+#: The key of a topic's id in the file; RocketMQ has no such field and ignores it.
 _ID: Final = "raymqTopicId"
 _ID_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One topic on one broker.
+    """The settings of one topic on one broker.
 
     Attributes:
         perm: a sum of PERM_READ and PERM_WRITE (and RocketMQ's 1 = inherit).
         attributes: RocketMQ's, such as "message.type": "FIFO".
-        others: settings of RocketMQ's that mean nothing here and are kept as they are.
-        topic_id: which topic of this name it is: one that was deleted and made anew has another one. Given by the
-            table, and no setting: two that differ in it are equal. Empty for a topic that RocketMQ made.
+        others: RocketMQ's settings that have no effect here and are kept.
+        topic_id: distinguishes topics of the same name: a topic that was deleted and recreated has another id. It is
+            assigned by the table and is not a setting: topics that differ only in it are equal. Empty for a topic that
+            RocketMQ made.
     """
 
     name: str
@@ -41,7 +42,7 @@ class TopicConfig:
 
     @classmethod
     def from_json(cls, name: str, raw: Mapping[str, Any]) -> Self:
-        """From RocketMQ's object."""
+        """Parse RocketMQ's JSON object."""
         known = cls(
             name=name,
             read_queues=int(raw.get("readQueueNums", 16)),
@@ -51,10 +52,10 @@ class TopicConfig:
             attributes=dict(raw.get("attributes") or {}),
             topic_id=str(raw.get(_ID) or ""),
         )
-        return replace(known, others=json_file.unknown(raw, known.to_json()))
+        return replace(known, others=json_file.foreign_fields(raw, known.to_json()))
 
     def to_json(self) -> dict[str, Any]:
-        """RocketMQ's object."""
+        """Return RocketMQ's JSON object."""
         return {
             "attributes": dict(self.attributes),
             "order": self.order,
@@ -70,13 +71,16 @@ class TopicConfig:
 
 
 class TopicConfigs(SettingsTable[TopicConfig]):
-    """All topics; see `SettingsTable`. Gives each one that is new an id, which it keeps whatever is changed."""
+    """The settings of all topics; see `SettingsTable`.
+
+    A new topic is assigned an id, which it keeps whatever is changed.
+    """
 
     SETTING = TopicConfig
     KEY = "topicConfigTable"
 
     def put_soon(self, *settings: TopicConfig) -> None:
-        """As that of `SettingsTable`; a `topic_id` counts for nothing."""
+        """Create or replace topics as `SettingsTable.put_soon`; their `topic_id` is ignored."""
         super().put_soon(*[replace(each, topic_id=self._id_of(each.name)) for each in settings])
 
     def _id_of(self, name: str) -> str:

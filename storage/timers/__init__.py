@@ -1,6 +1,7 @@
-"""The timer log: which messages wait for a time of their own, in the order of their times.
+"""The timer log: messages that wait for a delivery time, sorted by due time.
 
 What is in it, in the order to read it:
-    entry: what waits, as 32 bytes; timer_log: the whole; journal, run, state: the files that it is made of.
-    over: what need not be known any more; oldest_waiting: from where on the log is still needed.
+    timer_entry: one entry of 40 bytes; timer_log: the whole log; timer_journal, timer_run, timer_state: its files.
+    expiry_watermark: which entries may be dropped; oldest_pending_timer: from which offset on the commit log is still
+        needed.
 """

@@ -30,11 +30,11 @@ import numpy as np
 import psutil
 
 from raymq import cluster
-from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.loop_stops import PROBE_SECONDS, WINDOW_SECONDS, LoopStops
+from raymq.actors.broker.core.event_loop_lag import PROBE_SECONDS, WINDOW_SECONDS, EventLoopLag
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Message, Producer
 from raymq.client.connection import Connection
@@ -100,7 +100,7 @@ def grow_old(directory: Path, age: Age) -> None:
         core = BrokerCore("broker-a", store)
         store.topic_configs.put(*(TopicConfig(f"t{n}", QUEUES, QUEUES) for n in range(age.topics)))
         store.group_configs.put(*(GroupConfig(f"g{n}") for n in range(age.groups)))
-        history = ProducerHistory(core.producers, store, directory / "raymq" / "producers.journal")
+        history = ProducerStateJournal(core.producers, store, directory / "raymq" / "producers.journal")
         for n in range(age.lanes):
             one = bytearray(record(f"t{n % age.topics}", n // age.topics % QUEUES, n))
             producer_sequence.stamp_first(one, ProducerSequence(f"{n // (age.topics * QUEUES):016x}", 0, 0, 1))
@@ -125,7 +125,7 @@ async def probe_a_loop() -> None:
 
     The last line is the longest stop of all. All are milliseconds.
     """
-    loop, stops = asyncio.get_running_loop(), LoopStops(time.monotonic)
+    loop, stops = asyncio.get_running_loop(), EventLoopLag(time.monotonic)
 
     def beat() -> None:
         stops.beat()

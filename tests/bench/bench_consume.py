@@ -61,7 +61,8 @@ PUSHED = 50_000
 #: and what one takes that has them lent: of those that come one at a time fewer, for each costs a round trip.
 LENT = {32: 20_000, 1: 2_000}
 
-#: As a program opens it, and with a congestion control that does not send by the clock (`raymq.actors.wire.same_host`).
+#: As a program opens it, and with a congestion control that does not send by the clock
+#: (`raymq.actors.wire.tcp_pacing`).
 SOCKETS = {
     "baseline: socket, out of a mapped file": "",
     "baseline: unpaced socket, out of a mapped file": "reno",

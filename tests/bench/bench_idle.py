@@ -22,7 +22,7 @@ from pathlib import Path
 import ray
 
 from raymq import cluster
-from raymq.actors import handles
+from raymq.actors import actor_calls
 from raymq.client import Admin, ConsumeResult, PushConsumer
 
 #: A start's own work is over after this.
@@ -63,7 +63,7 @@ def measure(seconds: float, count: int) -> dict[str, float]:
         with cluster.start(root=root, namespace=namespace, brokers=1) as mq:
             Admin(mq).create_topic("idle", queues=4)
             pids = {
-                name: ray.get(handles.find(name, namespace).pid.remote())
+                name: ray.get(actor_calls.find(name, namespace).pid.remote())
                 for name in ("broker-a", "name-server-0", "scheduler")
             }
             time.sleep(SETTLE_SECONDS)

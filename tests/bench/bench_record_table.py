@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from raymq.storage.records import record
-from raymq.storage.records.table import records_from_table, table_from_records
-from raymq.storage.records.unique_keys import UniqueKeys
+from raymq.storage.records.record_table import records_from_table, table_from_records
+from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 
 COUNT = 50_000
 ROUNDS = 5
@@ -29,7 +29,7 @@ def best(work: Callable[[], Any]) -> float:
 
 def main() -> None:
     """Print one line for each direction and body size."""
-    source = UniqueKeys()
+    source = UniqueKeyGenerator()
     print(f"{COUNT} messages, best of {ROUNDS}; us a message")
     for size in (100, 1024):
         bodies = [bytes([n % 251]) * size for n in range(COUNT)]

@@ -28,7 +28,7 @@ from pathlib import Path
 import ray
 
 from raymq import cluster
-from raymq.actors import handles
+from raymq.actors import actor_calls
 from raymq.actors.naming import replica_name
 from raymq.client import Admin, Message, Producer
 from raymq.client.errors import SendError
@@ -114,7 +114,7 @@ def started(pid: int) -> float:
 def killed_master(names: list[str], namespace: str) -> int:
     """Kill the process of the broker that is master; its process id."""
     for name in names:
-        status = ray.get(handles.find(name, namespace).status.remote())
+        status = ray.get(actor_calls.find(name, namespace).status.remote())
         if status.role == "master":
             os.kill(status.pid, signal.SIGKILL)
             return int(status.pid)
@@ -133,7 +133,7 @@ def measure_failover(kills: int, pause: float, replicas: int) -> dict[str, list[
             sending = Sending(producer)
             for _ in range(kills):
                 time.sleep(pause)
-                before = {int(ray.get(handles.find(name, namespace).pid.remote())) for name in names}
+                before = {int(ray.get(actor_calls.find(name, namespace).pid.remote())) for name in names}
                 raylet = int(stat_fields(min(before))[1])
                 pid = killed_master(names, namespace)
                 killed = time.monotonic()
@@ -162,7 +162,7 @@ def measure(kills: int, pause: float) -> dict[str, list[float]]:
         namespace = f"bench-recovery-{os.getpid()}"
         with cluster.start(root=root, namespace=namespace, brokers=1) as mq, Producer(mq, "bench") as producer:
             Admin(mq).create_topic("recovery", queues=4)
-            broker = handles.find("broker-a", namespace)
+            broker = actor_calls.find("broker-a", namespace)
             address = ray.get(broker.address.remote(10.0, 10.0))
             sending = Sending(producer)
             for _ in range(kills):

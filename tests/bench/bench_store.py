@@ -30,9 +30,9 @@ from zlib_ng import zlib_ng
 
 import raymq.actors  # noqa: F401 - hands the store what is compiled, as brokers and clients do
 from raymq.storage.config import StoreConfig
-from raymq.storage.records import compiled
+from raymq.storage.records import native_kernels
 from raymq.storage.records.record import encode, encode_properties
-from raymq.storage.records.unique_keys import UniqueKeys
+from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 from raymq.storage.store import Store
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
@@ -92,7 +92,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def batches(body_bytes: int, count: int, *, keys: bool = False, limit: int = MIB) -> list[Batch]:
     """`count` batches of about `limit` bytes; every record has a unique key, as all that producers send."""
-    source, body = UniqueKeys(), os.urandom(body_bytes)
+    source, body = UniqueKeyGenerator(), os.urandom(body_bytes)
     made: list[Batch] = []
     number = 0
     for _ in range(count):
@@ -468,7 +468,7 @@ def main() -> None:
     parser.add_argument("--without-native", action="store_true", help="NumPy alone, as where raymq-native is missing")
     options = parser.parse_args()
     if options.without_native:
-        compiled.use(None)
+        native_kernels.use(None)
     bench = Bench(options.directory, options.quick)
     baselines(bench)
     for measure in (append_batches, one_by_one, query, recovery, many_queues, rolling, group_commit):

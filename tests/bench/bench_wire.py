@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection as Pipe
 from rich.table import Table
 
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.server import Server, bind
 from raymq.actors.wire.server_connection import ServerConnection

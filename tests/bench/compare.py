@@ -33,7 +33,7 @@ from tests.bench import live_sides
 
 TREE: Final = Path(__file__).resolve().parents[2]
 #: One bench, the environment of the other commit included.
-_MOST_SECONDS: Final = 1_800.0
+_MAX_SECONDS: Final = 1_800.0
 
 
 @dataclass
@@ -113,7 +113,7 @@ def measure(tree: Path, bench: str, arguments: Sequence[str]) -> list[dict[str, 
 
 
 def _run(command: Sequence[str], where: Path) -> str:
-    ended = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False)
+    ended = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=_MAX_SECONDS, check=False)
     if ended.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {ended.returncode}\n{ended.stderr[-2000:]}")
     return ended.stdout

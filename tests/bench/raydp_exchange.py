@@ -18,11 +18,11 @@ import ray
 import raydp
 from ray.data import DataContext
 
-from raymq.actors.java import java_environment, lent_environment
+from raymq.actors.java import java_environment, temporary_environment
 from raymq.cluster import ray_runtime
-from raymq.spark_bridge.placement import Placement
-from raymq.spark_bridge.quiet import write_log_settings
-from raymq.spark_bridge.settings import python_settings, spark_settings
+from raymq.spark_bridge.session_settings import python_settings, spark_settings
+from raymq.spark_bridge.spark_logging import write_log_settings
+from raymq.spark_bridge.spark_placement import Placement
 from tests.bench.exchange import CORES, RAYDP_MEMORY, STORE_BYTES, VALUE, look, table
 
 
@@ -41,7 +41,7 @@ def main() -> None:
         log_settings=log_settings,
         placement=Placement(),
     )
-    with lent_environment({**java_environment(), **python_settings()}):
+    with temporary_environment({**java_environment(), **python_settings()}):
         spark = raydp.init_spark(f"baseline-{uuid.uuid4().hex[:8]}", 1, CORES, RAYDP_MEMORY, configs=settings)
     print("ready", flush=True)
     df = dataset = None

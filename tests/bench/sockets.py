@@ -25,7 +25,7 @@ def sent_bytes_per_second(memory: TouchedMemory, *, unpaced: bool = False, kept:
 
     Args:
         memory: gives `KEPT_PIECES` if need be.
-        unpaced: with a congestion control that does not send by the clock (`raymq.actors.wire.same_host`).
+        unpaced: with a congestion control that does not send by the clock (`raymq.actors.wire.tcp_pacing`).
         kept: it keeps what it reads, in the mapping of a new file whose pages another thread of it prepares, as a log
             does at the least; else it reads into one buffer again and again.
     """

@@ -11,9 +11,9 @@ from raymq import cluster
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_register import KeeperRegister
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.keeper.serving.quorum_transport import SocketQuorumTransport
 from raymq.client import Admin, Producer, PushConsumer
-from raymq.cluster import Cluster, keepers
+from raymq.cluster import Cluster, keeper_bootstrap
 from raymq.storage.files import json_file
 from tests.chaos.traffic import Traffic
 from tests.polling import poll_until
@@ -53,11 +53,11 @@ class Replicated:
     @property
     def state(self) -> GroupState | None:
         """What the keepers say, who need no Ray for it; None: not now."""
-        layout = json_file.load_as(self._root / keepers.LAYOUT_FILE, keepers.KeeperLayout.from_json)
+        layout = json_file.load_as(self._root / keeper_bootstrap.LAYOUT_FILE, keeper_bootstrap.KeeperLayout.from_json)
         assert layout is not None
 
         async def read() -> GroupState | None:
-            door = SocketKeeperDoor(layout.known)
+            door = SocketQuorumTransport(layout.known)
             try:
                 value = (await KeeperRegister(layout.known, door).read(GROUP)).value
             except RegisterError:

@@ -13,8 +13,8 @@ import pytest
 
 from raymq import cluster
 from raymq.client import Admin, BrokerChange, Operation
-from raymq.cluster import Cluster, layout, ray_runtime
-from tests.elastic_load import Load
+from raymq.cluster import Cluster, cluster_layout, ray_runtime
+from tests.elastic_load import ContinuousLoad
 from tests.integration import three_machines
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
@@ -28,7 +28,7 @@ pytestmark = [
 NAMESPACE = "elastic-soak"
 TURNS = int(os.environ.get("RAYMQ_SOAK_TURNS", "10"))
 #: Nobody may stand still for longer; a machine that does more than this test needs more.
-MOST_SECONDS = float(os.environ.get("RAYMQ_SOAK_PAUSE", "5"))
+MAX_SECONDS = float(os.environ.get("RAYMQ_SOAK_PAUSE", "5"))
 CHANGE_SECONDS = 300.0
 CONFIG = {"replication": "sync", "commitlog_file_bytes": 1 << 24, "index_slots": 1_000}
 
@@ -43,11 +43,15 @@ def where(mq: Cluster) -> tuple[int, int]:
 
 def free_machine(root: Path) -> str:
     """One on which no replica of broker-a is."""
-    taken = {machine for name, machine in layout.load(root).machines.items() if layout.group_of(name) == "broker-a"}
+    taken = {
+        machine
+        for name, machine in cluster_layout.load(root).machines.items()
+        if cluster_layout.group_name(name) == "broker-a"
+    }
     return min(set(three_machines.NAMES) - taken)
 
 
-def is_written(load: Load, broker: str) -> bool:
+def is_written(load: ContinuousLoad, broker: str) -> bool:
     """Whether messages go there."""
     return any(queue.broker == broker for queue in load.written_queues)
 
@@ -59,16 +63,16 @@ def test_nobody_notices_that_brokers_change(
     worst: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with own_ray(), cluster.start(1, tmp_path, NAMESPACE, replicas=2, config=CONFIG) as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=2)
-        with Load(mq, "t") as load:
+        with ContinuousLoad(mq, "t") as load:
 
             def change(what: str, begin: Callable[[], Operation[BrokerChange]], retired: str = "") -> BrokerChange:
-                load.goes_on()
-                load.forget_pauses()
+                load.await_progress()
+                load.reset_pauses()
                 if retired:
-                    load.retire(retired)
+                    load.exclude_broker(retired)
                 began = time.monotonic()
                 done = begin().wait(CHANGE_SECONDS)
-                load.goes_on()
+                load.await_progress()
                 worst[what].append((load.longest_pause, load.longest_wait))
                 with capsys.disabled():
                     print(f"\n  {what}: {time.monotonic() - began:.1f} s; {load.line('so far')}", end="", flush=True)
@@ -93,4 +97,4 @@ def test_nobody_notices_that_brokers_change(
                     f"a consumer waited for {consumer:.2f} s",
                     end="",
                 )
-        assert max(max(each) for pauses in worst.values() for each in pauses) <= MOST_SECONDS
+        assert max(max(each) for pauses in worst.values() for each in pauses) <= MAX_SECONDS

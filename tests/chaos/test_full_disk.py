@@ -11,9 +11,9 @@ from raymq import cluster
 from raymq.client import Admin, Message, Producer, PullConsumer, RayMQError
 from raymq.cluster import Cluster
 from raymq.storage.config import StoreConfig
+from raymq.storage.emergency_cleaner import EmergencyCleaner
 from raymq.storage.errors import StoreFull
-from raymq.storage.making_room import RoomMaker
-from raymq.storage.paths import Paths
+from raymq.storage.store_paths import StorePaths
 from tests.chaos.actors import await_restart, kill
 from tests.full_disk import fill, small_file_system
 from tests.polling import poll_until
@@ -91,8 +91,8 @@ def test_a_start_without_any_room_says_so_and_loses_nothing(disk: Path) -> None:
         Admin(mq).create_topic("t", queues=1)
         send(mq, *bodies)
     broker = disk / "data" / "broker-a"
-    Paths(broker).ballast.unlink()
-    maker = RoomMaker(broker, StoreConfig(**STORE), lambda: 0)  # type: ignore[arg-type]
+    StorePaths(broker).disk_reserve.unlink()
+    maker = EmergencyCleaner(broker, StoreConfig(**STORE), lambda: 0)  # type: ignore[arg-type]
     while maker.step():
         pass
     filler = fill(disk)

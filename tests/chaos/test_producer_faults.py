@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.sending.isolation import Outcome
-from raymq.actors.sending.isolation.shared import Shared
+from raymq.actors.sending.isolation import TryOutcome
+from raymq.actors.sending.isolation.synchronized_isolation import SynchronizedIsolation
 from raymq.actors.sending.sender import Sender
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
 from raymq.client.errors import SendError
@@ -62,17 +62,17 @@ class Try:
     began: float
     ended: float
     broker: str
-    outcome: Outcome
+    outcome: TryOutcome
 
 
-class Watched(Shared):
+class Watched(SynchronizedIsolation):
     """A producer's isolation that also notes every try."""
 
-    def __init__(self, inner: Shared, tries: list[Try]) -> None:
+    def __init__(self, inner: SynchronizedIsolation, tries: list[Try]) -> None:
         super().__init__(inner)
         self._tries = tries
 
-    def report(self, broker: str, outcome: Outcome, latency_ms: float) -> None:
+    def report(self, broker: str, outcome: TryOutcome, latency_ms: float) -> None:
         now = time.monotonic()
         self._tries.append(Try(now - latency_ms / 1000, now, broker, outcome))
         super().report(broker, outcome, latency_ms)
@@ -95,7 +95,7 @@ class Load:
         for producer in self._producers:
             sender = producer._paths.sends
             assert isinstance(sender, Sender)
-            assert isinstance(sender._picker.isolation, Shared)
+            assert isinstance(sender._picker.isolation, SynchronizedIsolation)
             sender._picker.isolation = Watched(sender._picker.isolation, self.tries)
         self._threads = [threading.Thread(target=self._send, args=each) for each in enumerate(self._producers)]
         for thread in self._threads:
@@ -184,7 +184,7 @@ def test_traffic_leaves_a_broker_and_comes_back(pair: Pair, name: str) -> None:
         def answers_again() -> float:
             """When a producer had a quick answer from it; 0.0: not yet."""
             tries = load.of("broker-a", healed_at)
-            return next((t.ended for t in tries if t.outcome is Outcome.ANSWERED and t.ended - t.began < 0.1), 0.0)
+            return next((t.ended for t in tries if t.outcome is TryOutcome.ANSWERED and t.ended - t.began < 0.1), 0.0)
 
         back_at = poll_until(answers_again, fault.window + 10.0)
         share = poll_until(lambda: share_of_the_last_second(load), fault.window + 10.0)

@@ -23,13 +23,13 @@ from raymq.actors.broker.service import BrokerService
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection, ConsumeResult, Message, Producer, PushConsumer, RayMQError, ReceivedMessage
-from raymq.client.members.subscription import TagFilter
-from raymq.client.push import delivery
+from raymq.client.members.tag_filter import TagFilter
+from raymq.client.push import consume_message_service
 from raymq.client.push.consumer_settings import ConsumerSettings
-from raymq.client.push.engine import Consuming
 from raymq.client.push.listener import ListenerRunner
+from raymq.client.push.push_consumer_engine import PushConsumerEngine
+from tests.broker_crash import die
 from tests.chaos.virtual_time import CallsInTurn, Here, VirtualLoop, virtual_time
-from tests.dying_broker import die
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -75,7 +75,7 @@ class VirtualCluster:
         self.loop = loop
         self.directory = directory
         self.brokers: dict[str, BrokerService] = {}
-        self.consumers: dict[str, Consuming] = {}
+        self.consumers: dict[str, PushConsumerEngine] = {}
         self.account = Account(SEED)
 
     async def start(self) -> None:
@@ -113,7 +113,7 @@ class VirtualCluster:
 
         settings = ConsumerSettings(group, {"t": TagFilter.parse("*")})
         while True:
-            consuming = Consuming(self.mq, settings, ListenerRunner(listener))
+            consuming = PushConsumerEngine(self.mq, settings, ListenerRunner(listener))
             try:
                 await consuming.start()
             except RayMQError:
@@ -187,7 +187,7 @@ def memory_folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.long
 @pytest.mark.timeout(280)
 def test_hours_of_slow_listeners_and_lost_brokers(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "ListenerThreads", CallsInTurn)
+    monkeypatch.setattr(consume_message_service, "ListenerThreads", CallsInTurn)
     # What brokers do many times a second does not matter here, and would be most of the work.
     monkeypatch.setattr(admission, "BEAT_SECONDS", 1.0)
     for name in ("_ROUND_SECONDS", "_IDLE_PROBE_SECONDS", "PROBE_SECONDS"):
@@ -218,7 +218,7 @@ async def live(cluster: VirtualCluster, seconds: float) -> None:
     await cluster.stop()
 
 
-def lag(cluster: VirtualCluster, consuming: Consuming) -> int:
+def lag(cluster: VirtualCluster, consuming: PushConsumerEngine) -> int:
     """What the brokers' books say that the group has not done."""
     total = 0
     for broker in cluster.brokers.values():

@@ -107,7 +107,7 @@ class Here:
         self.loop = loop
         self.thread_id = threading.get_ident()
 
-    def run_aside(self, _: Callable[[], None]) -> bool:
+    def run_on_loop_thread(self, _: Callable[[], None]) -> bool:
         return False
 
 
@@ -133,7 +133,7 @@ class CallsInTurn:
             self._calls.append(call)
             self._loop.call_soon(self._work)
 
-    def urge(self) -> bool:
+    def start_pending(self) -> bool:
         return True
 
     def withdraw(self) -> list[Any]:

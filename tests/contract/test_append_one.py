@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.appending import producer_history
-from raymq.actors.broker.core.delay.timers import TIMER_TOPIC
-from raymq.actors.broker.handlers.append import MOST_DELAYED
+from raymq.actors.broker.core.appending import producer_state_journal
+from raymq.actors.broker.core.delay.timer_message_store import TIMER_TOPIC
+from raymq.actors.broker.handlers.append_handlers import MAX_DELAYED
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import (
     InvalidInput,
@@ -24,20 +24,20 @@ from raymq.actors.errors import (
     WriteUnknown,
 )
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.filter.wanted import Wanted
+from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.actors.protocol import BrokerSpec, SendStatus
-from raymq.actors.wire import faults
+from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands import admin, fetch
-from raymq.actors.wire.commands.append import append_command, read_appended
-from raymq.actors.wire.commands.append_one import read_place
+from raymq.actors.wire.commands import admin_commands, fetch_commands
+from raymq.actors.wire.commands.append_commands import append_command, read_append_answer
+from raymq.actors.wire.commands.append_one_commands import read_append_position
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.client import Message
 from raymq.client.errors import RayMQError
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp_first
 from raymq.storage.records.record import OFFSET_QUEUE_ID
 from raymq.storage.tables.topic_config import PERM_READ, TopicConfig
-from tests.doors import BareDoor, Door, InvokeDoor, SocketDoor
+from tests.broker_clients import BareDoor, BrokerClient, InvokeBrokerClient, SocketBrokerClient
 from tests.polling import poll_until
 from tests.unit.actors.bench import HOST
 
@@ -45,15 +45,15 @@ pytestmark = pytest.mark.contract
 
 
 T = TypeVar("T")
-Start = Callable[..., tuple[Door, BrokerService]]
+Start = Callable[..., tuple[BrokerClient, BrokerService]]
 
 
-@pytest.fixture(params=[BareDoor, SocketDoor, InvokeDoor], ids=["bare", "socket", "invoke"])
+@pytest.fixture(params=[BareDoor, SocketBrokerClient, InvokeBrokerClient], ids=["bare", "socket", "invoke"])
 def start(request: pytest.FixtureRequest, loop: EventLoopThread, tmp_path: Path) -> Iterator[Start]:
     """Starts a broker with topic t of two queues."""
     brokers: list[BrokerService] = []
 
-    def started(*, auto_create_topics: bool = False, **store: object) -> tuple[Door, BrokerService]:
+    def started(*, auto_create_topics: bool = False, **store: object) -> tuple[BrokerClient, BrokerService]:
         sizes = {"commitlog_file_bytes": 1 << 24, "index_slots": 1_000, "index_entries": 10_000}
         spec = BrokerSpec(
             "broker-a", "test", str(tmp_path), "127.0.0.1", (), auto_create_topics=auto_create_topics,
@@ -61,8 +61,8 @@ def start(request: pytest.FixtureRequest, loop: EventLoopThread, tmp_path: Path)
             store={**sizes, **store},
         )  # fmt: skip
         brokers.append(loop.run(BrokerService.start(spec, "n")))
-        door: Door = request.param(loop, brokers[0])
-        assert door.ask(admin.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
+        door: BrokerClient = request.param(loop, brokers[0])
+        assert door.ask(admin_commands.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
         return door, brokers[0]
 
     yield started
@@ -76,22 +76,24 @@ def one(topic: str = "t", body: bytes = b"x", queue_id: int = 0, **told: str | i
     return Command(RequestCode.APPEND_ONE, body=bytes(record), serialization=Serialization.MSGPACK)
 
 
-def fetched(door: Door, queue_id: int = 0) -> int:
+def fetched(door: BrokerClient, queue_id: int = 0) -> int:
     """How many messages a queue has."""
-    parts = fetch.read_fetched(door.ask(fetch.fetch_command("s", [Wanted("t", queue_id, 0)], 100, 1 << 23, 0.0)))
+    parts = fetch_commands.read_fetched(
+        door.ask(fetch_commands.fetch_command("s", [FetchSpec("t", queue_id, 0)], 100, 1 << 23, 0.0))
+    )
     return sum(len(part.sizes) for part in parts)
 
 
 def error_of(answer: Command) -> RayMQError:
     assert answer.code != ResponseCode.SUCCESS
-    return faults.to_error(answer)
+    return error_codec.error_from_response(answer)
 
 
 def test_places_follow_each_other(start: Start) -> None:
     door, broker = start()
     ends = []
     for n in range(6):
-        status, offset, physical_offset = read_place(door.ask(one(body=b"%d" % n, queue_id=n % 2)).body)
+        status, offset, physical_offset = read_append_position(door.ask(one(body=b"%d" % n, queue_id=n % 2)).body)
         assert (status, offset) == (SendStatus.SEND_OK, n // 2)
         assert broker.core.view(physical_offset).body == b"%d" % n
         ends.append(physical_offset)
@@ -119,10 +121,12 @@ def test_tags_and_keys_are_found(start: Start, loop: EventLoopThread) -> None:
 def test_who_waits_is_woken(start: Start) -> None:
     door, broker = start()
     door.ask(one())
-    parked = SocketDoor(door._loop, broker).begin(fetch.fetch_command("s", [Wanted("t", 0, 1)], 9, 1 << 23, 20.0))  # type: ignore[attr-defined]
+    parked = SocketBrokerClient(door._loop, broker).begin(
+        fetch_commands.fetch_command("s", [FetchSpec("t", 0, 1)], 9, 1 << 23, 20.0)
+    )  # type: ignore[attr-defined]
     poll_until(lambda: len(broker.polls) == 1)
     door.ask(one())
-    (part,) = fetch.read_fetched(parked.result(5))
+    (part,) = fetch_commands.read_fetched(parked.result(5))
     assert part.next_offset == 2
 
 
@@ -150,7 +154,7 @@ def test_refusals_leave_nothing_behind(start: Start) -> None:
     assert broker.store.max_physical_offset == end
     assert sum(broker.statistics.refusals.values()) == len(cases) + 1
     assert broker.core.admission.appends_under_way == 0
-    assert read_place(door.ask(one()).body)[1] == 1
+    assert read_append_position(door.ask(one()).body)[1] == 1
 
 
 def test_a_topic_that_changes_is_looked_at_anew(start: Start) -> None:
@@ -173,19 +177,19 @@ def test_a_broker_that_has_too_much_to_do_says_so(start: Start) -> None:
     admission.appends_under_way = admission.limits.appends_under_way
     assert isinstance(error_of(door.ask(one())), ServerBusy)
     admission.appends_under_way = 0
-    assert read_place(door.ask(one()).body)[1] == 1
+    assert read_append_position(door.ask(one()).body)[1] == 1
 
 
 def test_a_topic_is_made_where_that_is_allowed(start: Start) -> None:
     door, broker = start(auto_create_topics=True)
-    assert read_place(door.ask(one("new")).body)[:2] == (SendStatus.SEND_OK, 0)
+    assert read_append_position(door.ask(one("new")).body)[:2] == (SendStatus.SEND_OK, 0)
     assert "new" in broker.core.topics
 
 
 def test_with_sync_flush_it_is_on_disk(start: Start) -> None:
     door, broker = start(flush="sync")
     for _ in range(3):
-        status, _, physical_offset = read_place(door.ask(one()).body)
+        status, _, physical_offset = read_append_position(door.ask(one()).body)
         assert status is SendStatus.SEND_OK
         assert broker.store.flushed_offset > physical_offset
 
@@ -206,16 +210,16 @@ def as_a_batch(command: Command, *, delayed: bool = False) -> Command:
 @pytest.mark.parametrize("flush", ["async", "sync"])
 def test_a_repeated_number_gets_the_first_ones_place(start: Start, flush: str) -> None:
     door, broker = start(flush=flush)
-    places = [read_place(door.ask(numbered(n, body=b"%d" % n)).body) for n in range(4)]
+    places = [read_append_position(door.ask(numbered(n, body=b"%d" % n)).body) for n in range(4)]
     assert [offset for _, offset, _ in places] == list(range(4))
     end = broker.store.max_physical_offset
-    assert [read_place(door.ask(numbered(n, body=b"%d" % n)).body) for n in range(4)] == places
+    assert [read_append_position(door.ask(numbered(n, body=b"%d" % n)).body) for n in range(4)] == places
     for n, (status, offset, physical_offset) in enumerate(places):
-        told, placed = read_appended(door.ask(as_a_batch(numbered(n, body=b"%d" % n))), 1)
+        told, placed = read_append_answer(door.ask(as_a_batch(numbered(n, body=b"%d" % n))), 1)
         assert (told, placed.queue_offsets[0], placed.physical_offsets[0]) == (status, offset, physical_offset)
     assert broker.store.max_physical_offset == end
-    read_appended(door.ask(as_a_batch(numbered(4))), 1)
-    assert read_place(door.ask(numbered(4)).body)[1] == 4
+    read_append_answer(door.ask(as_a_batch(numbered(4))), 1)
+    assert read_append_position(door.ask(numbered(4)).body)[1] == 4
     assert fetched(door) == 5
     assert broker.core.admission.appends_under_way == 0
 
@@ -226,14 +230,14 @@ def test_gaps_are_refused_and_a_new_epoch_begins_at_0(start: Start) -> None:
         door.ask(numbered(n, epoch=1))
     for wrong in (numbered(3, epoch=1), numbered(0, epoch=0), numbered(1, epoch=2)):
         assert isinstance(error_of(door.ask(wrong)), SequenceGap)
-    assert read_place(door.ask(numbered(0, epoch=2)).body)[1] == 2
+    assert read_append_position(door.ask(numbered(0, epoch=2)).body)[1] == 2
     assert isinstance(error_of(door.ask(numbered(2, epoch=1))), SequenceGap)
     for wrong in (
         numbered(1, epoch=2, count=2),
         Command(RequestCode.APPEND_ONE_SEQUENCED, body=one().body, serialization=Serialization.MSGPACK),
     ):
         assert isinstance(error_of(door.ask(wrong)), InvalidInput)
-    assert read_place(door.ask(numbered(1, epoch=2)).body)[1] == 3
+    assert read_append_position(door.ask(numbered(1, epoch=2)).body)[1] == 3
     assert fetched(door) == 4
 
 
@@ -249,17 +253,17 @@ def test_a_number_is_of_a_delayed_message_or_of_one_that_is_not(start: Start) ->
     ):
         assert isinstance(error_of(door.ask(other)), SequenceGap)
     assert broker.store.max_physical_offset == end
-    assert read_appended(door.ask(as_a_batch(numbered(1, delay_level=1), delayed=True)), 1)[1].topic != "t"
+    assert read_append_answer(door.ask(as_a_batch(numbered(1, delay_level=1), delayed=True)), 1)[1].topic != "t"
 
 
 def test_a_repeated_message_whose_time_had_passed_gets_the_first_ones_place(start: Start) -> None:
     """It is told as delayed and was stored at once: as its producer repeats it, it is the same."""
     door, broker = start()
     late = as_a_batch(numbered(0, deliver_at=1), delayed=True)
-    first = read_appended(door.ask(late), 1)[1]
+    first = read_append_answer(door.ask(late), 1)[1]
     assert first.topic == "t"
     end = broker.store.max_physical_offset
-    again = read_appended(door.ask(late), 1)[1]
+    again = read_append_answer(door.ask(late), 1)[1]
     assert (again.topic, again.queue_offsets.tolist()) == ("t", first.queue_offsets.tolist())
     assert broker.store.max_physical_offset == end
 
@@ -273,13 +277,13 @@ def test_so_many_records_of_one_request_may_wait(start: Start) -> None:
         return append_command("t", 0, record * count, np.full(count, len(record), np.int32), delayed=True)
 
     end = broker.store.max_physical_offset
-    refused = error_of(door.ask(many(MOST_DELAYED + 1)))
+    refused = error_of(door.ask(many(MAX_DELAYED + 1)))
     assert isinstance(refused, InvalidInput)
     assert refused.field == "sizes"
-    zeros = append_command("t", 0, record, np.zeros(MOST_DELAYED, np.int32), delayed=True)
+    zeros = append_command("t", 0, record, np.zeros(MAX_DELAYED, np.int32), delayed=True)
     assert isinstance(error_of(door.ask(zeros)), InvalidInput)
     assert broker.store.max_physical_offset == end
-    assert len(read_appended(door.ask(many(MOST_DELAYED)), MOST_DELAYED)[1].queue_offsets) == MOST_DELAYED
+    assert len(read_append_answer(door.ask(many(MAX_DELAYED)), MAX_DELAYED)[1].queue_offsets) == MAX_DELAYED
 
 
 def test_what_fails_when_bytes_were_written_is_an_unknown_outcome(
@@ -298,18 +302,18 @@ def test_what_fails_when_bytes_were_written_is_an_unknown_outcome(
     monkeypatch.undo()
     assert sum(broker.statistics.refusals.values()) == 1
     assert broker.core.admission.appends_under_way == 0
-    assert read_place(door.ask(one()).body)[1] == 2
+    assert read_append_position(door.ask(one()).body)[1] == 2
 
 
 def test_after_a_restart_what_is_here_is_known(start: Start) -> None:
     door, broker = start()
-    first = read_place(door.ask(numbered(0)).body)
+    first = read_append_position(door.ask(numbered(0)).body)
     door.ask(numbered(1))
     broker._loop.call_soon_threadsafe(broker.core.producers._lanes.clear)
     assert isinstance(error_of(door.ask(numbered(2))), SequenceGap)
-    producer_history.replay(broker.core.producers, broker.store, 0)
-    assert read_place(door.ask(numbered(0)).body) == first
-    assert read_place(door.ask(numbered(2)).body)[1] == 2
+    producer_state_journal.replay(broker.core.producers, broker.store, 0)
+    assert read_append_position(door.ask(numbered(0)).body) == first
+    assert read_append_position(door.ask(numbered(2)).body)[1] == 2
 
 
 def test_an_answer_that_cannot_be_given_is_remembered(start: Start) -> None:
@@ -322,7 +326,7 @@ def test_an_answer_that_cannot_be_given_is_remembered(start: Start) -> None:
 
     with pytest.raises(ValueError, match="nobody"):
         broker.core.append_one_sequenced(single, lost)
-    assert read_place(door.ask(numbered(1)).body)[1] == 1
+    assert read_append_position(door.ask(numbered(1)).body)[1] == 1
     assert fetched(door) == 2
 
 

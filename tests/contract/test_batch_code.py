@@ -20,18 +20,18 @@ from hypothesis import strategies as st
 from raymq.actors.protocol import MessageQueue
 from raymq.client.message import ReceivedMessage
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.log.checking import Checker
 from raymq.storage.log.index_file import IndexFile
-from raymq.storage.log.record_runs import record_sizes
-from raymq.storage.records import compiled
-from raymq.storage.records.batch import BadRecord, Batch, parse, stamp
-from raymq.storage.records.columns import join_messages, join_records
-from raymq.storage.records.index_inputs import derive
+from raymq.storage.log.record_checker import RecordChecker
+from raymq.storage.log.record_scan import record_sizes
+from raymq.storage.records import native_kernels
+from raymq.storage.records.columnar_encoder import join_messages, join_records
+from raymq.storage.records.index_inputs import derive_index_inputs
 from raymq.storage.records.property_columns import gather
 from raymq.storage.records.record import MAX_PROPERTIES_BYTES, encode, encode_properties, pack_host
-from raymq.storage.records.table import table_from_records
-from raymq.storage.records.template import RecordTemplate
-from raymq.storage.records.unique_keys import UniqueKeys
+from raymq.storage.records.record_batch import BadRecord, Batch, parse, stamp
+from raymq.storage.records.record_table import table_from_records
+from raymq.storage.records.record_template import RecordTemplate
+from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 
 raymq_native = pytest.importorskip("raymq_native")
 pytestmark = pytest.mark.contract
@@ -59,12 +59,12 @@ records = st.builds(
 
 @contextmanager
 def using(kernels: Any) -> Iterator[None]:
-    before = compiled.kernels
-    compiled.use(kernels)
+    before = native_kernels.kernels
+    native_kernels.use(kernels)
     try:
         yield
     finally:
-        compiled.use(before)
+        native_kernels.use(before)
 
 
 def both(call: Callable[[], T]) -> tuple[T, T]:
@@ -108,7 +108,7 @@ def test_records_are_judged_and_parted_alike(made: list[bytes], check_crc: bool,
 def test_tags_and_keys_are_the_same(made: list[bytes]) -> None:
     def derived() -> object:
         try:
-            found = derive(parse(b"".join(made), np.array([len(r) for r in made], np.int32)))
+            found = derive_index_inputs(parse(b"".join(made), np.array([len(r) for r in made], np.int32)))
         except BadRecord:
             return None
         return found.tags_codes.tolist(), found.key_hashes.tolist(), found.key_owners.tolist()
@@ -141,7 +141,7 @@ def joined(made: tuple[bytearray, Any] | None) -> object:
     return made and (bytes(made[0]), made[1].tolist())
 
 
-keys = UniqueKeys(b"0123456789")
+keys = UniqueKeyGenerator(b"0123456789")
 columns = st.lists(
     st.tuples(st.binary(min_size=1, max_size=100), st.binary(max_size=40), st.integers(0, (1 << 48) - 1))
 )
@@ -275,7 +275,7 @@ def test_keys_of_single_records_are_put_alike(put: list[tuple[list[int], int]], 
 
 @given(st.binary(min_size=1, max_size=300), properties, st.integers(0, (1 << 48) - 1), st.integers(0, 1 << 50), hosts)
 def test_one_record_is_made_alike(body: bytes, own: bytes, number: int, born_ms: int, host: bytes) -> None:
-    keys = UniqueKeys(b"prefix" + bytes(4))
+    keys = UniqueKeyGenerator(b"prefix" + bytes(4))
     template = RecordTemplate("t", host)
     plain, native = both(lambda: template.encode_keyed(keys, number, body, own, born_ms))
     stored = f"UNIQ_KEY\x01{keys.text(number)}\x02".encode() + own
@@ -284,7 +284,7 @@ def test_one_record_is_made_alike(body: bytes, own: bytes, number: int, born_ms:
 
 
 def test_one_record_with_too_long_properties_is_refused_alike() -> None:
-    keys, template = UniqueKeys(), RecordTemplate("t", pack_host("10.0.0.1", 9))
+    keys, template = UniqueKeyGenerator(), RecordTemplate("t", pack_host("10.0.0.1", 9))
     for kernels in (None, raymq_native):
         with using(kernels), pytest.raises(InvalidInput, match="properties"):
             template.encode_keyed(keys, 1, b"x", bytes(MAX_PROPERTIES_BYTES), 1)
@@ -299,7 +299,7 @@ def test_single_records_are_taken_apart_alike(
         changed[at % len(changed)] = byte
 
     def single() -> object:
-        checker = Checker(150, 400)
+        checker = RecordChecker(150, 400)
         with suppress(InvalidInput):
             checker.one(memoryview(record), False)  # its topic is known from now on
         try:
@@ -378,7 +378,7 @@ def test_values_of_other_types_are_left_to_others() -> None:
 
 def test_another_interface_is_refused() -> None:
     with pytest.raises(ValueError, match="interface"):
-        compiled.use(SimpleNamespace(INTERFACE=compiled.INTERFACE + 1))  # type: ignore[arg-type]
+        native_kernels.use(SimpleNamespace(INTERFACE=native_kernels.INTERFACE + 1))  # type: ignore[arg-type]
 
 
 @given(st.lists(records, max_size=8), st.integers(0, 1 << 40), st.data())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.handlers import fetch as fetch_handlers
+from raymq.actors.broker.handlers import fetch_handlers
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import (
     ConnectionLost,
@@ -24,25 +24,25 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.filter.subscription import Subscription
-from raymq.actors.filter.wanted import Wanted
+from raymq.actors.filter.fetch_spec import FetchSpec
+from raymq.actors.filter.tag_expression import Subscription
 from raymq.actors.protocol import PERM_READ, PERM_WRITE, BrokerSpec, SendStatus
-from raymq.actors.wire import faults
-from raymq.actors.wire import fixed_frame as bare
+from raymq.actors.wire import bare_frame as bare
+from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands import admin, append, fetch, group, offset
+from raymq.actors.wire.commands import admin_commands, append_commands, fetch_commands, group_commands, offset_commands
 from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
-from raymq.actors.wire.headers.pop import ANY_QUEUE, PopMessage
-from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
-from raymq.actors.wire.memory_door import PARK_SECONDS
+from raymq.actors.wire.headers.pop_headers import ANY_QUEUE, PopMessage
+from raymq.actors.wire.headers.pull_headers import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
+from raymq.actors.wire.in_memory_transport import PARK_SECONDS
 from raymq.client import Message
 from raymq.client.errors import RayMQError
 from raymq.storage.records.record import decode
 from raymq.storage.tables.topic_config import TopicConfig
-from tests.doors import Door, InvokeDoor, SocketDoor
+from tests.broker_clients import BrokerClient, InvokeBrokerClient, SocketBrokerClient
 from tests.polling import poll_until
-from tests.served import Peer
 from tests.unit.actors.bench import encoded
+from tests.wire_server import Peer
 
 FIRST = "CONSUME_FROM_FIRST_OFFSET"
 pytestmark = pytest.mark.contract
@@ -58,57 +58,59 @@ def broker(loop: EventLoopThread, tmp_path: Path) -> Iterator[BrokerService]:
     loop.run(made.stop())
 
 
-@pytest.fixture(params=[SocketDoor, InvokeDoor], ids=["socket", "invoke"])
-def door(request: pytest.FixtureRequest, loop: EventLoopThread, broker: BrokerService) -> Iterator[Door]:
-    made: Door = request.param(loop, broker)
-    assert made.ask(admin.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
+@pytest.fixture(params=[SocketBrokerClient, InvokeBrokerClient], ids=["socket", "invoke"])
+def door(request: pytest.FixtureRequest, loop: EventLoopThread, broker: BrokerService) -> Iterator[BrokerClient]:
+    made: BrokerClient = request.param(loop, broker)
+    assert made.ask(admin_commands.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
     yield made
     made.leave()
 
 
 def fetching(at: int, wait: float = 0.0, session: str = "s") -> Command:
-    return fetch.fetch_command(session, [Wanted("t", 0, at)], 100, 1 << 23, wait)
+    return fetch_commands.fetch_command(session, [FetchSpec("t", 0, at)], 100, 1 << 23, wait)
 
 
 def error_in(answer: Command) -> RayMQError:
     assert answer.code != ResponseCode.SUCCESS
-    return faults.to_error(answer)
+    return error_codec.error_from_response(answer)
 
 
-def test_what_is_appended_is_fetched(door: Door) -> None:
+def test_what_is_appended_is_fetched(door: BrokerClient) -> None:
     records, sizes = encoded(*(Message("t", b"%d" % n * 100) for n in range(20)))
-    status, placed = append.read_appended(door.ask(append.append_command("t", 0, records, sizes)), len(sizes))
+    status, placed = append_commands.read_append_answer(
+        door.ask(append_commands.append_command("t", 0, records, sizes)), len(sizes)
+    )
     assert status is SendStatus.SEND_OK
     assert placed.queue_offsets.tolist() == list(range(20))
-    (part,) = fetch.read_fetched(door.ask(fetching(5)))
+    (part,) = fetch_commands.read_fetched(door.ask(fetching(5)))
     assert (part.next_offset, part.min_offset, part.max_offset, len(part.sizes)) == (20, 0, 20, 15)
     assert bytes(part.records).count(b"19" * 100) == 1
 
 
-def test_large_bodies_pass(door: Door) -> None:
+def test_large_bodies_pass(door: BrokerClient) -> None:
     records, sizes = encoded(*(Message("t", bytes([n]) * (1 << 20)) for n in range(4)))
-    append.read_appended(door.ask(append.append_command("t", 0, records, sizes)), len(sizes))
-    (part,) = fetch.read_fetched(door.ask(fetching(0)))
+    append_commands.read_append_answer(door.ask(append_commands.append_command("t", 0, records, sizes)), len(sizes))
+    (part,) = fetch_commands.read_fetched(door.ask(fetching(0)))
     assert part.sizes.tolist() == sizes.tolist()
     assert bytes(part.records[-(1 << 20) :]).count(3) > 1_000_000
 
 
-def test_a_parked_fetch_is_woken_by_an_arrival(door: Door, broker: BrokerService) -> None:
+def test_a_parked_fetch_is_woken_by_an_arrival(door: BrokerClient, broker: BrokerService) -> None:
     parked = door.begin(fetching(0, wait=20.0))
     poll_until(lambda: len(broker.polls) == 1)
     records, sizes = encoded(Message("t", b"x"))
     broker._loop.call_soon_threadsafe(lambda: broker.core.append("t", 0, memoryview(records), sizes))
-    (part,) = fetch.read_fetched(parked.result(5))
+    (part,) = fetch_commands.read_fetched(parked.result(5))
     assert part.next_offset == 1
 
 
-def test_a_parked_fetch_ends_with_its_time(door: Door) -> None:
+def test_a_parked_fetch_ends_with_its_time(door: BrokerClient) -> None:
     began = time.monotonic()
-    assert fetch.read_fetched(door.ask(fetching(0, wait=0.2))) == []
+    assert fetch_commands.read_fetched(door.ask(fetching(0, wait=0.2))) == []
     assert 0.15 < time.monotonic() - began < 5.0
 
 
-def test_what_is_parked_ends_with_the_connection(door: Door, broker: BrokerService) -> None:
+def test_what_is_parked_ends_with_the_connection(door: BrokerClient, broker: BrokerService) -> None:
     parked = door.begin(fetching(0, wait=20.0))
     poll_until(lambda: len(broker.polls) == 1)
     door.leave()
@@ -121,8 +123,8 @@ def test_what_arrives_while_a_new_group_is_announced_ends_its_first_pop(
     loop: EventLoopThread, broker: BrokerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It wakes nobody, for the pop is not parked yet."""
-    door, asked, told = SocketDoor(loop, broker), threading.Event(), asyncio.Event()
-    assert door.ask(admin.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
+    door, asked, told = SocketBrokerClient(loop, broker), threading.Event(), asyncio.Event()
+    assert door.ask(admin_commands.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
 
     async def announce() -> None:
         asked.set()
@@ -145,9 +147,9 @@ def popping(seconds: float) -> Command:
 
 
 @pytest.mark.parametrize("perm", [PERM_READ | PERM_WRITE, PERM_WRITE])
-def test_a_parked_pop_heeds_what_becomes_of_its_topic(door: Door, broker: BrokerService, perm: int) -> None:
+def test_a_parked_pop_heeds_what_becomes_of_its_topic(door: BrokerClient, broker: BrokerService, perm: int) -> None:
     """It looked into the queues that there were when it came, also where they were not to be read any more."""
-    door.ask(group.create_group_command("g"))
+    door.ask(group_commands.create_group_command("g"))
     parked = door.begin(popping(PARK_SECONDS))
     poll_until(lambda: len(broker.polls) == 1)
     broker._loop.call_soon_threadsafe(broker.store.topic_configs.put, TopicConfig("t", 3, 3, perm))
@@ -159,9 +161,9 @@ def test_a_parked_pop_heeds_what_becomes_of_its_topic(door: Door, broker: Broker
 
 
 def test_a_pop_that_waits_for_a_topic_which_is_deleted_leaves_no_offset_there(
-    door: Door, broker: BrokerService
+    door: BrokerClient, broker: BrokerService
 ) -> None:
-    door.ask(group.create_group_command("g"))
+    door.ask(group_commands.create_group_command("g"))
     parked = door.begin(popping(0.5))
     poll_until(lambda: len(broker.polls) == 1)
     broker._loop.call_soon_threadsafe(broker.core.topics.delete, "t")
@@ -177,44 +179,46 @@ def append_(broker: BrokerService, count: int = 1, queue_id: int = 0, body: byte
 
 
 def going_on(session: str, most: int, wait: float = 20.0) -> Command:
-    return fetch.fetch_command(session, [Wanted("t", 0, 0), Wanted("t", 1, 0)], most, 1 << 23, wait, goes_on=True)
+    return fetch_commands.fetch_command(
+        session, [FetchSpec("t", 0, 0), FetchSpec("t", 1, 0)], most, 1 << 23, wait, goes_on=True
+    )
 
 
-def test_a_fetch_may_go_on_where_answers_have_a_way(door: Door, broker: BrokerService) -> None:
+def test_a_fetch_may_go_on_where_answers_have_a_way(door: BrokerClient, broker: BrokerService) -> None:
     begun = door.begin(going_on("s", 3))
     poll_until(lambda: len(broker.polls) == 1)
     broker._loop.call_soon_threadsafe(append_, broker, 2)
     answer = begun.result(5)
-    assert [part.offsets.tolist() for part in fetch.read_fetched(answer)] == [[0, 1]]
-    stays = isinstance(door, SocketDoor)
+    assert [part.offsets.tolist() for part in fetch_commands.read_fetched(answer)] == [[0, 1]]
+    stays = isinstance(door, SocketBrokerClient)
     assert (answer.is_early, len(broker.polls)) == (stays, int(stays))
 
 
-def test_a_newer_fetch_ends_one_that_goes_on(door: Door, broker: BrokerService) -> None:
+def test_a_newer_fetch_ends_one_that_goes_on(door: BrokerClient, broker: BrokerService) -> None:
     older = door.begin(going_on("s", 3))
     poll_until(lambda: len(broker.polls) == 1)
     door.begin(going_on("s", 3, wait=0.3))
-    assert fetch.read_fetched(older.result(5)) == []
+    assert fetch_commands.read_fetched(older.result(5)) == []
     assert len(broker.polls) == 1
 
 
 @pytest.mark.parametrize("serialization", [Serialization.JSON, Serialization.ROCKETMQ])
-def test_fields_are_read_as_text_whatever_they_were(door: Door, serialization: Serialization) -> None:
-    command = offset.update_offset_command("g", "t", 0, 0)
+def test_fields_are_read_as_text_whatever_they_were(door: BrokerClient, serialization: Serialization) -> None:
+    command = offset_commands.update_offset_command("g", "t", 0, 0)
     command.serialization = serialization
     assert door.ask(command).code == ResponseCode.SUCCESS
-    question = offset.query_offset_command("g", "t", 0)
+    question = offset_commands.query_offset_command("g", "t", 0)
     question.serialization = serialization
     answer = door.ask(question)
     assert (answer.fields["offset"], answer.serialization) == ("0", serialization)
 
 
 def test_a_parked_pull_that_cannot_be_answered_is_told_and_ends_no_others(
-    door: Door, loop: EventLoopThread, broker: BrokerService, monkeypatch: pytest.MonkeyPatch
+    door: BrokerClient, loop: EventLoopThread, broker: BrokerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits is woken in turns; one of them may fail, for want of memory too."""
     for each in ("g", "h"):
-        door.ask(group.create_group_command(each))
+        door.ask(group_commands.create_group_command(each))
     flags = HAS_SUBSCRIPTION | MAY_PARK
     doors = [type(door)(loop, broker), type(door)(loop, broker)]  # type: ignore[call-arg]
     pulls = [PullMessage(each, "t", 0, 0, 32, flags, 0, 20_000, "*").command() for each in ("g", "h")]
@@ -225,27 +229,32 @@ def test_a_parked_pull_that_cannot_be_answered_is_told_and_ends_no_others(
     def failing(group: str, topic: str, messages: int, size: int) -> None:
         if group == "g":
             raise MemoryError
-        count(group, topic, messages, size)
+        count(group_commands, topic, messages, size)
 
     monkeypatch.setattr(broker.statistics, "get", failing)
     records, sizes = encoded(Message("t", b"0"))
-    door.ask(append.append_command("t", 0, records, sizes, delayed=False))
+    door.ask(append_commands.append_command("t", 0, records, sizes, delayed=False))
     codes = [each.result(10).code for each in waiting]
     assert codes == [ResponseCode.SYSTEM_ERROR, ResponseCode.SUCCESS]
     for each in doors:
         each.leave()
 
 
-def test_a_commit_names_the_epoch_of_what_was_read(door: Door, broker: BrokerService) -> None:
+def test_a_commit_names_the_epoch_of_what_was_read(door: BrokerClient, broker: BrokerService) -> None:
     """Of an epoch that the broker does not know nothing is there any more."""
     records, sizes = encoded(Message("t", b"0"))
-    door.ask(append.append_command("t", 0, records, sizes, delayed=False))
+    door.ask(append_commands.append_command("t", 0, records, sizes, delayed=False))
     epoch = broker.core.store.epoch
-    assert door.ask(offset.update_offset_command("g", "t", 0, 0, epoch=epoch)).code == ResponseCode.SUCCESS
-    refused = faults.to_error(door.ask(offset.update_offset_command("g", "t", 0, 1, since=0, epoch=epoch + 1)))
+    assert door.ask(offset_commands.update_offset_command("g", "t", 0, 0, epoch=epoch)).code == ResponseCode.SUCCESS
+    refused = error_codec.error_from_response(
+        door.ask(offset_commands.update_offset_command("g", "t", 0, 1, since=0, epoch=epoch + 1))
+    )
     assert isinstance(refused, OffsetReset)
     assert broker.core.offsets.get("g", "t", 0) == 0
-    assert door.ask(offset.update_offset_command("g", "t", 0, 1, since=0, epoch=epoch)).code == ResponseCode.SUCCESS
+    assert (
+        door.ask(offset_commands.update_offset_command("g", "t", 0, 1, since=0, epoch=epoch)).code
+        == ResponseCode.SUCCESS
+    )
     assert broker.core.offsets.get("g", "t", 0) == 1
 
 
@@ -253,56 +262,56 @@ def test_a_commit_names_the_epoch_of_what_was_read(door: Door, broker: BrokerSer
     ("command", "error"),
     [
         (Command(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "none"}), TopicNotFound),
-        (admin.create_topic_command("a/b", 1, ordered=False), InvalidInput),
+        (admin_commands.create_topic_command("a/b", 1, ordered=False), InvalidInput),
         (Command(RequestCode.APPEND_RECORDS, {"topic": "t"}, serialization=Serialization.MSGPACK), InvalidInput),
     ],
 )
-def test_errors_are_the_same(door: Door, command: Command, error: type[RayMQError]) -> None:
+def test_errors_are_the_same(door: BrokerClient, command: Command, error: type[RayMQError]) -> None:
     assert type(error_in(door.ask(command))) is error
 
 
-def test_the_error_of_one_queue_has_its_fields(door: Door) -> None:
-    (part,) = fetch.read_fetched(door.ask(fetching(7)))
+def test_the_error_of_one_queue_has_its_fields(door: BrokerClient) -> None:
+    (part,) = fetch_commands.read_fetched(door.ask(fetching(7)))
     assert isinstance(part.error, OffsetOutOfRange)
     assert (part.error.offset, part.error.min_offset, part.error.max_offset) == (7, 0, 0)
 
 
-def test_a_code_that_is_not_served(door: Door) -> None:
+def test_a_code_that_is_not_served(door: BrokerClient) -> None:
     answer = door.ask(Command(999_999))
     assert (answer.code, answer.remark) == (3, " request type 999999 not supported")
 
 
-def test_one_way_requests_are_carried_out(door: Door) -> None:
+def test_one_way_requests_are_carried_out(door: BrokerClient) -> None:
     records, sizes = encoded(Message("t", b"x"))
-    command = append.append_command("t", 0, records, sizes)
+    command = append_commands.append_command("t", 0, records, sizes)
     command.flag |= FLAG_ONEWAY
     door.ask(command)
-    (part,) = fetch.read_fetched(door.ask(fetching(0)))
+    (part,) = fetch_commands.read_fetched(door.ask(fetching(0)))
     assert part.next_offset == 1
 
 
-def test_requests_are_carried_out_in_order(door: Door) -> None:
+def test_requests_are_carried_out_in_order(door: BrokerClient) -> None:
     begun = []
     for n in range(50):
         records, sizes = encoded(Message("t", b"%d" % n))
-        begun.append(door.begin(append.append_command("t", 0, records, sizes)))
-    offsets = [append.read_appended(each.result(10), 1)[1].queue_offsets.tolist() for each in begun]
+        begun.append(door.begin(append_commands.append_command("t", 0, records, sizes)))
+    offsets = [append_commands.read_append_answer(each.result(10), 1)[1].queue_offsets.tolist() for each in begun]
     assert offsets == [[n] for n in range(50)]
 
 
-def test_membership_lasts_as_long_as_the_connection(door: Door, broker: BrokerService) -> None:
-    heartbeat = group.heartbeat_command(group.Member("me", "g", {"t": Subscription("t")}))
+def test_membership_lasts_as_long_as_the_connection(door: BrokerClient, broker: BrokerService) -> None:
+    heartbeat = group_commands.heartbeat_command(group_commands.Member("me", "g", {"t": Subscription("t")}))
     assert door.ask(heartbeat).code == ResponseCode.SUCCESS
-    assert group.read_members(door.ask(group.members_command("g"))) == ["me"]
+    assert group_commands.read_members(door.ask(group_commands.members_command("g"))) == ["me"]
     door.leave()
     poll_until(lambda: not broker.groups.connections("g"))
 
 
-def test_status(door: Door, broker: BrokerService) -> None:
-    assert admin.read_status(door.ask(admin.status_command())).address == broker.address
+def test_status(door: BrokerClient, broker: BrokerService) -> None:
+    assert admin_commands.read_status(door.ask(admin_commands.status_command())).address == broker.address
 
 
-def test_json_bodies_pass(door: Door) -> None:
+def test_json_bodies_pass(door: BrokerClient) -> None:
     answer = door.ask(Command(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "t"}))
     assert len(json.loads(bytes(answer.body))["offsetTable"]) == 2
 
@@ -314,7 +323,7 @@ def test_early_answers_come_until_the_limits_are_used_up(loop: EventLoopThread, 
     async def hear(peer: Peer) -> tuple[bool, list[tuple[int, list[int]]]]:
         answer = await peer.hear()
         assert answer.opaque == 7
-        return answer.is_early, [(part.index, part.offsets.tolist()) for part in fetch.read_fetched(answer)]
+        return answer.is_early, [(part.index, part.offsets.tolist()) for part in fetch_commands.read_fetched(answer)]
 
     async def converse() -> None:
         peer = await Peer.connect(broker.address)
@@ -343,7 +352,7 @@ def test_a_message_that_comes_alone_is_answered_alone(
     monkeypatch.setattr(fetch_handlers, "_APART_SECONDS", 0.0 if apart else 1e9)
 
     def said(answer: Command) -> list[tuple[int, int, list[int], bytes]]:
-        parts = fetch.read_fetched(answer)
+        parts = fetch_commands.read_fetched(answer)
         return [(part.index, part.next_offset, part.offsets.tolist(), decode(part.records).body) for part in parts]
 
     def one(number: int, queue_id: int) -> bytes:
@@ -356,7 +365,9 @@ def test_a_message_that_comes_alone_is_answered_alone(
         append_(broker)  # the queues are known to be open
         append_(broker, queue_id=1)
         consumer, producer = await Peer.connect(broker.address), await Peer.connect(broker.address)
-        asked = fetch.fetch_command("s", [Wanted("t", 0, 1), Wanted("t", 1, 1)], 3, 1 << 23, 20.0, "g", goes_on=True)
+        asked = fetch_commands.fetch_command(
+            "s", [FetchSpec("t", 0, 1), FetchSpec("t", 1, 1)], 3, 1 << 23, 20.0, "g", goes_on=True
+        )
         asked.opaque = 7
         consumer.say(asked)
         while not len(broker.polls):  # noqa: ASYNC110
@@ -376,7 +387,7 @@ def test_a_message_that_comes_alone_is_answered_alone(
         answers = [await consumer.hear()]
         while answers[-1].is_early:
             answers.append(await consumer.hear())
-        offsets = [part.offsets.tolist() for answer in answers for part in fetch.read_fetched(answer)]
+        offsets = [part.offsets.tolist() for answer in answers for part in fetch_commands.read_fetched(answer)]
         assert offsets == [[2]], "three were asked for"
         assert len(broker.polls) == 0
         consumer.close()
@@ -391,11 +402,11 @@ def test_a_queue_that_cannot_be_read_on_ends_the_fetch(loop: EventLoopThread, br
         broker.core.topics.create("t", 2)
         broker.core.ensure_group("g")
         append_(broker)
-        peer.say(fetch.fetch_command("s", [Wanted("t", 0, 0)], 6, 1 << 23, 20.0, "g", goes_on=True))
+        peer.say(fetch_commands.fetch_command("s", [FetchSpec("t", 0, 0)], 6, 1 << 23, 20.0, "g", goes_on=True))
         assert (await peer.hear()).is_early
         broker.core.reset_offset("g", "t", 0, 0)
         answer = await peer.hear()
-        (part,) = fetch.read_fetched(answer)
+        (part,) = fetch_commands.read_fetched(answer)
         assert (answer.is_early, type(part.error)) == (False, OffsetReset)
         peer.close()
 
@@ -407,8 +418,8 @@ def test_a_peer_that_does_not_read_is_not_given_more(loop: EventLoopThread, brok
         peer = await Peer.connect(broker.address)
         broker.core.topics.create("t", 2)
         for number in range(30):
-            peer.say(fetch.fetch_command(f"s{number}", [Wanted("t", 0, 0)], 6, 1 << 23, 20.0, goes_on=True))
-        peer.say(admin.status_command())
+            peer.say(fetch_commands.fetch_command(f"s{number}", [FetchSpec("t", 0, 0)], 6, 1 << 23, 20.0, goes_on=True))
+        peer.say(admin_commands.status_command())
         await peer.hear()
         for _ in range(5):
             append_(broker, body=bytes(1 << 20))
@@ -418,7 +429,7 @@ def test_a_peer_that_does_not_read_is_not_given_more(loop: EventLoopThread, brok
         assert connection._writer.unsent_bytes < 60 << 20, "of 150 MiB"
         offsets = []
         while len(offsets) < 150:
-            for part in fetch.read_fetched(await peer.hear()):
+            for part in fetch_commands.read_fetched(await peer.hear()):
                 offsets += part.offsets.tolist()
         assert sorted(offsets) == sorted(list(range(5)) * 30)
         peer.close()
@@ -432,35 +443,35 @@ def test_a_peer_that_does_not_read_is_not_given_more(loop: EventLoopThread, brok
 def test_a_request_is_not_parked_for_long_where_it_occupies_a_thread(
     loop: EventLoopThread, broker: BrokerService
 ) -> None:
-    door = InvokeDoor(loop, broker)
-    door.ask(admin.create_topic_command("t", 1, ordered=False))
+    door = InvokeBrokerClient(loop, broker)
+    door.ask(admin_commands.create_topic_command("t", 1, ordered=False))
     began = time.monotonic()
-    assert fetch.read_fetched(door.ask(fetching(0, wait=20.0))) == []
+    assert fetch_commands.read_fetched(door.ask(fetching(0, wait=20.0))) == []
     assert time.monotonic() - began < PARK_SECONDS + 1.0
 
 
 def test_a_frame_that_no_socket_would_carry_is_refused(loop: EventLoopThread, broker: BrokerService) -> None:
-    door = InvokeDoor(loop, broker)
+    door = InvokeBrokerClient(loop, broker)
     with pytest.raises(RayMQError, match="above the limit"):
         door.ask(Command(RequestCode.STATUS, body=bytes(MAX_FRAME_BYTES)))
-    assert door.ask(admin.status_command()).code == ResponseCode.SUCCESS
+    assert door.ask(admin_commands.status_command()).code == ResponseCode.SUCCESS
 
 
 def test_a_session_is_a_connection_and_counts_as_one(loop: EventLoopThread, broker: BrokerService) -> None:
     broker._server.limits = dataclasses.replace(broker._server.limits, connections=1)
-    loop.run(broker.invoke("first", admin.status_command()))
+    loop.run(broker.invoke("first", admin_commands.status_command()))
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="as many connections"):
-            loop.run(broker.invoke("second", admin.status_command()))
+            loop.run(broker.invoke("second", admin_commands.status_command()))
     first = broker._door._sessions["first"].connection
     loop.loop.call_soon_threadsafe(first.close)
     poll_until(lambda: not broker._server.connections)
     assert not broker._door._sessions
-    assert loop.run(broker.invoke("second", admin.status_command())).code == ResponseCode.SUCCESS
+    assert loop.run(broker.invoke("second", admin_commands.status_command())).code == ResponseCode.SUCCESS
 
 
 def test_sessions_do_not_mix(loop: EventLoopThread, broker: BrokerService) -> None:
-    first = loop.run(broker.invoke("first", admin.status_command()))
-    second = loop.run(broker.invoke("second", admin.status_command()))
+    first = loop.run(broker.invoke("first", admin_commands.status_command()))
+    second = loop.run(broker.invoke("second", admin_commands.status_command()))
     assert first.opaque == second.opaque == 1
     assert len(broker._server.connections) == 2

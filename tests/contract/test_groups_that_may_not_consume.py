@@ -13,18 +13,18 @@ import pytest
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import PermissionDenied, RayMQError, SubscriptionMismatch
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.filter.subscription import Subscription
-from raymq.actors.filter.wanted import Wanted
+from raymq.actors.filter.fetch_spec import FetchSpec
+from raymq.actors.filter.tag_expression import Subscription
 from raymq.actors.protocol import BrokerSpec
-from raymq.actors.wire import faults
+from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands import admin, append, fetch, group
+from raymq.actors.wire.commands import admin_commands, append_commands, fetch_commands, group_commands
 from raymq.actors.wire.frame import Command, Serialization
-from raymq.actors.wire.headers.admin import UpdateAndGetGroupForbidden
-from raymq.actors.wire.headers.pop import Notification, PopMessage
-from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
+from raymq.actors.wire.headers.admin_headers import UpdateAndGetGroupForbidden
+from raymq.actors.wire.headers.pop_headers import Notification, PopMessage
+from raymq.actors.wire.headers.pull_headers import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.client import Message
-from tests.doors import BareDoor, SocketDoor
+from tests.broker_clients import BareDoor, SocketBrokerClient
 from tests.polling import poll_until
 from tests.unit.actors.bench import encoded
 
@@ -33,9 +33,9 @@ WAIT_MS = 20_000
 
 
 def fetching(at: int, wait_ms: int, *, goes_on: bool = False) -> Command:
-    wanted = [Wanted("t", 0, at)]
+    wanted = [FetchSpec("t", 0, at)]
     session = f"s{time.monotonic_ns()}"
-    return fetch.fetch_command(session, wanted, 100, 1 << 20, wait_ms / 1000, "g", "member", goes_on=goes_on)
+    return fetch_commands.fetch_command(session, wanted, 100, 1 << 20, wait_ms / 1000, "g", "member", goes_on=goes_on)
 
 
 def going_on(at: int, wait_ms: int) -> Command:
@@ -60,12 +60,12 @@ class Served:
     def __init__(self, loop: EventLoopThread, broker: BrokerService) -> None:
         self.loop = loop
         self.broker = broker
-        self.done(admin.create_topic_command("t", 1, ordered=False))
-        self.done(group.create_group_command("g"))
+        self.done(admin_commands.create_topic_command("t", 1, ordered=False))
+        self.done(group_commands.create_group_command("g"))
         self.send()
 
     def begin(self, command: Command) -> Future[Command]:
-        return SocketDoor(self.loop, self.broker).begin(command)
+        return SocketBrokerClient(self.loop, self.broker).begin(command)
 
     def done(self, command: Command) -> Command:
         answer = self.begin(command).result(10)
@@ -75,7 +75,7 @@ class Served:
     def send(self, *, singly: bool = False) -> None:
         records, sizes = encoded(Message("t", b"x"))
         if not singly:
-            self.done(append.append_command("t", 0, records, sizes))
+            self.done(append_commands.append_command("t", 0, records, sizes))
             return
         one = Command(RequestCode.APPEND_ONE, body=records, serialization=Serialization.MSGPACK)
         answer = BareDoor(self.loop, self.broker).ask(one)  # offered to who waits before it is seen by others
@@ -103,12 +103,12 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def outcome(answer: Command) -> RayMQError | int:
     """The refusal, or how many bytes of messages came."""
     if answer.code == ResponseCode.SUCCESS and "parts" in answer.fields:
-        parts = fetch.read_fetched(answer)
+        parts = fetch_commands.read_fetched(answer)
         errors = [part.error for part in parts if part.error is not None]
         return errors[0] if errors else sum(int(part.sizes.sum()) for part in parts)
     if answer.code == ResponseCode.SUCCESS:
         return len(answer.body)
-    return faults.to_error(answer)
+    return error_codec.error_from_response(answer)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -151,9 +151,9 @@ def test_a_member_of_a_lower_version_that_waits_gets_nothing_any_more(
     served: Served, way: Callable[[int, int], Command], singly: bool
 ) -> None:
     """Refuse it at the next message, whatever the member does about its queues meanwhile."""
-    doors = [SocketDoor(served.loop, served.broker) for _ in range(2)]
+    doors = [SocketBrokerClient(served.loop, served.broker) for _ in range(2)]
     older, newer = (
-        group.heartbeat_command(group.Member(name, "g", {"t": Subscription("t")}, version=version))
+        group_commands.heartbeat_command(group_commands.Member(name, "g", {"t": Subscription("t")}, version=version))
         for version, name in enumerate(("member", "newer"))
     )
     assert doors[0].ask(older).code == ResponseCode.SUCCESS
@@ -173,7 +173,7 @@ def test_nor_is_it_told_that_there_is_something(served: Served) -> None:
 
 def test_another_group_is_none_of_its_business(served: Served) -> None:
     served.forbid(True)
-    anybody = fetch.fetch_command("s", [Wanted("t", 0, 0)], 100, 1 << 20, 0.0, "h", "member")
+    anybody = fetch_commands.fetch_command("s", [FetchSpec("t", 0, 0)], 100, 1 << 20, 0.0, "h", "member")
     told = outcome(served.begin(anybody).result(10))
     assert isinstance(told, int)
     assert told > 0

@@ -25,8 +25,8 @@ from raymq.actors.keeper.errors import (
 from raymq.actors.keeper.etcd import etcd_gateway
 from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
 from raymq.actors.keeper.group_state import GroupState
-from raymq.actors.keeper.leases import LEASE_SECONDS
-from raymq.actors.keeper.messages import AcceptedBallot, Ballot, KeeperRefused, LeaseClaim, Registered
+from raymq.actors.keeper.keeper_messages import AcceptedBallot, Ballot, KeeperRefused, LeaseClaim, Registered
+from raymq.actors.keeper.master_lease import LEASE_SECONDS
 from raymq.actors.keeper.proposal import Proposal
 from raymq.actors.keeper.register import Register
 from raymq.storage.errors import InvalidInput
@@ -163,7 +163,7 @@ def test_a_change_is_read_by_everybody(harness: Harness) -> None:
         register = harness.register()
         first = await register.change("g", await register.read("g"), group())
         assert (first.version, first.value) == (1, group())
-        second = await register.change("g", first, group().electing())
+        second = await register.change("g", first, group().start_election())
         assert second.version == 2
         assert await harness.register().read("g") == second
         await register.change("h", Registered(), group())
@@ -176,7 +176,7 @@ def test_who_read_before_another_change_changes_nothing(harness: Harness) -> Non
     async def scene() -> None:
         register = harness.register()
         first = await register.change("g", Registered(), group())
-        second = await register.change("g", first, group().electing())
+        second = await register.change("g", first, group().start_election())
         for stale in (Registered(), first, dataclasses.replace(second, change="another")):
             with pytest.raises(RegisterConflict):
                 await harness.register().change("g", stale, mastered())
@@ -213,7 +213,7 @@ def test_after_settling_no_change_of_unknown_outcome_is_made_any_more() -> None:
         late = Proposal(keepers.founded, "g", Ballot(5, 5))
         prepared = {number: keepers.up[number].handle(call) for number, call in late.prepare().items()}
         assert late.promised(prepared) == now
-        accept = late.accept(Registered(2, "late", group().electing()))
+        accept = late.accept(Registered(2, "late", group().start_election()))
         assert isinstance(keepers.up[1].handle(accept[1]), AcceptedBallot)
         keepers.cut = {1}
         assert await register.settle("g") == now
@@ -233,7 +233,7 @@ def test_settling_changes_nothing_that_is_seen(harness: Harness) -> None:
         assert list(await register.groups()) == []
         now = await register.change("g", await register.settle("g"), group())
         assert await register.settle("g") == now == await register.read("g")
-        assert (await register.change("g", now, group().electing())).version == now.version + 1
+        assert (await register.change("g", now, group().start_election())).version == now.version + 1
 
     asyncio.run(scene())
 
@@ -295,7 +295,7 @@ def test_a_master_is_not_taken_away_before_its_lease_has_ended(harness: Harness)
         assert isinstance(now.value, GroupState)
         await register.renew("g", CLAIM)
         restarted = now.value.with_replica(1, replica(1, "again"))
-        for after in (now.value.electing(), now.value.electing().elected(2, [2]), restarted):
+        for after in (now.value.start_election(), now.value.start_election().elected(2, [2]), restarted):
             with pytest.raises(RegisterHeld) as held:
                 await harness.register().change("g", now, after)
             assert 0 < held.value.wait_seconds <= LEASE_SECONDS
@@ -303,7 +303,7 @@ def test_a_master_is_not_taken_away_before_its_lease_has_ended(harness: Harness)
         assert isinstance(now.value, GroupState)
         await register.renew("g", CLAIM)
         await harness.pass_seconds(LEASE_SECONDS + 0.1)
-        now = await harness.register().change("g", now, now.value.electing())
+        now = await harness.register().change("g", now, now.value.start_election())
         with pytest.raises(RegisterConflict):
             await register.renew("g", CLAIM)
 
@@ -316,7 +316,7 @@ def test_a_master_that_steps_down_is_succeeded_at_once(harness: Harness) -> None
         assert isinstance(now.value, GroupState)
         await register.renew("g", CLAIM)
         await register.release("g", CLAIM)
-        await harness.register().change("g", now, now.value.electing())
+        await harness.register().change("g", now, now.value.start_election())
 
     asyncio.run(scene())
 
@@ -329,14 +329,14 @@ def test_another_process_ends_the_lease_that_it_names_and_no_newer_one(harness: 
         other = harness.register()
         await other.release("g", dataclasses.replace(CLAIM, nonce="before"))
         with pytest.raises(RegisterHeld):
-            await other.change("g", now, now.value.electing())
+            await other.change("g", now, now.value.start_election())
         await other.release("g", CLAIM)
         restarted = now.value.with_replica(1, replica(1, "again"))
         now = await other.change("g", now, restarted)
         await other.renew("g", dataclasses.replace(CLAIM, nonce=replica(1, "again").nonce))
         await register.release("g", CLAIM)
         with pytest.raises(RegisterHeld):
-            await other.change("g", now, restarted.electing())
+            await other.change("g", now, restarted.start_election())
 
     asyncio.run(scene())
 

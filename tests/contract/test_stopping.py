@@ -18,7 +18,7 @@ from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
 from tests.faulty_calls import FaultyCalls
 from tests.polling import poll_until
-from tests.stored import SMALL
+from tests.store_records import SMALL
 
 pytestmark = pytest.mark.contract
 

@@ -15,20 +15,27 @@ from raymq.actors.broker import service as broker_service
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import InvalidInput, MessageNotFound, OffsetOutOfRange, RayMQError, StoreFailed, WriteUnknown
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.filter.wanted import Wanted
+from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.actors.protocol import BrokerSpec, SendStatus
-from raymq.actors.wire import faults
+from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands import admin, append, fetch, group, offset, query
-from raymq.actors.wire.commands.send_back import send_back_command
+from raymq.actors.wire.commands import (
+    admin_commands,
+    append_commands,
+    fetch_commands,
+    group_commands,
+    offset_commands,
+    query_commands,
+)
+from raymq.actors.wire.commands.send_back_commands import send_back_command
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.group import QueryConsumerOffset
-from raymq.actors.wire.headers.pop import PopMessage
-from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
-from raymq.actors.wire.headers.send import SendMessageV2
+from raymq.actors.wire.headers.group_headers import QueryConsumerOffset
+from raymq.actors.wire.headers.pop_headers import PopMessage
+from raymq.actors.wire.headers.pull_headers import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
+from raymq.actors.wire.headers.send_headers import SendMessageV2
 from raymq.client import Message
 from raymq.storage.files.file_calls import replaced
-from tests.doors import Door, InvokeDoor, SocketDoor
+from tests.broker_clients import BrokerClient, InvokeBrokerClient, SocketBrokerClient
 from tests.hanging_disk import HangingDisk
 from tests.polling import poll_until
 from tests.unit.actors.bench import encoded
@@ -43,7 +50,7 @@ class Bench:
     loop: EventLoopThread
     disk: HangingDisk
     broker: BrokerService
-    kind: Callable[[EventLoopThread, BrokerService], Door]
+    kind: Callable[[EventLoopThread, BrokerService], BrokerClient]
 
     def ask(self, command: Command) -> Command:
         return self.begin(command).result(10)
@@ -54,11 +61,11 @@ class Bench:
 
     def begin_as_foreigner(self, command: Command) -> Future[Command]:
         """Over a socket: a foreign client has an address."""
-        return SocketDoor(self.loop, self.broker).begin(command)
+        return SocketBrokerClient(self.loop, self.broker).begin(command)
 
     def send(self, body: bytes, **fields: object) -> Future[Command]:
         records, sizes = encoded(Message("t", body, keys=["k"], **fields))  # type: ignore[arg-type]
-        return self.begin(append.append_command("t", 0, records, sizes, delayed=bool(fields)))
+        return self.begin(append_commands.append_command("t", 0, records, sizes, delayed=bool(fields)))
 
     def hang_with(self, body: bytes) -> tuple[Future[Command], int]:
         """Send while flushes hang; also where the record begins. Returns once it is in the log."""
@@ -83,14 +90,14 @@ def start(loop: EventLoopThread, directory: Path, flush: str = "sync") -> Broker
     return loop.run(BrokerService.start(spec, "n"))
 
 
-@pytest.fixture(params=[SocketDoor, InvokeDoor], ids=["socket", "invoke"])
+@pytest.fixture(params=[SocketBrokerClient, InvokeBrokerClient], ids=["socket", "invoke"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(broker_service, "_SYNC_FLUSH_SECONDS", 30.0)
     loop, disk = EventLoopThread("door"), HangingDisk()
     with replaced(disk):
         made = Bench(loop, disk, start(loop, tmp_path / "s"), request.param)
-        made.ask(admin.create_topic_command("t", 1, ordered=False))
-        made.ask(group.create_group_command("g"))
+        made.ask(admin_commands.create_topic_command("t", 1, ordered=False))
+        made.ask(group_commands.create_group_command("g"))
         assert made.send(b"0").result(10).code == ResponseCode.SUCCESS
         yield made
         disk.release()
@@ -100,7 +107,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def fetching(at: int, wait: float = 0.0, *, goes_on: bool = False) -> Command:
     session = f"s{time.monotonic_ns()}"
-    return fetch.fetch_command(session, [Wanted("t", 0, at)], 100, 1 << 20, wait, goes_on=goes_on)
+    return fetch_commands.fetch_command(session, [FetchSpec("t", 0, at)], 100, 1 << 20, wait, goes_on=goes_on)
 
 
 def pulling(at: int, wait_ms: int = 0) -> Command:
@@ -114,7 +121,7 @@ def popping(wait_ms: int = 0) -> Command:
 
 def error_in(answer: Command) -> RayMQError:
     assert answer.code != ResponseCode.SUCCESS
-    return faults.to_error(answer)
+    return error_codec.error_from_response(answer)
 
 
 def number(answer: Command) -> int:
@@ -125,35 +132,38 @@ def number(answer: Command) -> int:
 def test_nothing_tells_of_a_message_before_it_is_on_disk(bench: Bench) -> None:
     sent, place = bench.hang_with(b"1")
     assert not sent.done()
-    (part,) = fetch.read_fetched(bench.ask(fetching(0)))
+    (part,) = fetch_commands.read_fetched(bench.ask(fetching(0)))
     assert (part.next_offset, part.max_offset, len(part.sizes)) == (1, 1, 1)
-    assert fetch.read_fetched(bench.ask(fetching(1))) == []
-    (part,) = fetch.read_fetched(bench.ask(fetching(2)))
+    assert fetch_commands.read_fetched(bench.ask(fetching(1))) == []
+    (part,) = fetch_commands.read_fetched(bench.ask(fetching(2)))
     assert isinstance(part.error, OffsetOutOfRange)
     found = bench.ask(pulling(0))
     assert (found.code, found.fields["nextBeginOffset"], found.fields["maxOffset"]) == (0, "1", "1")
     assert bench.ask(pulling(1)).code == ResponseCode.PULL_NOT_FOUND
     assert bench.ask(popping()).fields["restNum"] == "0"
-    assert number(bench.ask(query.bound_command("t", 0, newest=True))) == 1
-    assert number(bench.ask(query.time_command("t", 0, int(time.time() * 1000) + 60_000))) == 1
-    stats = admin.read_topic_stats(bench.ask(admin.topic_stats_command("t")))
+    assert number(bench.ask(query_commands.offset_bound_command("t", 0, newest=True))) == 1
+    assert number(bench.ask(query_commands.offset_by_time_command("t", 0, int(time.time() * 1000) + 60_000))) == 1
+    stats = admin_commands.read_topic_stats(bench.ask(admin_commands.topic_stats_command("t")))
     assert [end for _, end, _ in stats.values()] == [1]
-    bench.ask(offset.update_offset_command("g", "t", 0, 1))
-    progress = admin.read_progress(bench.ask(admin.consume_stats_command("g")))
+    bench.ask(offset_commands.update_offset_command("g", "t", 0, 1))
+    progress = admin_commands.read_progress(bench.ask(admin_commands.consume_stats_command("g")))
     assert {end for queue, (_, end, _) in progress.items() if queue.topic == "t"} == {1}
-    assert isinstance(error_in(bench.ask(offset.update_offset_command("g", "t", 0, 2))), InvalidInput)
+    assert isinstance(error_in(bench.ask(offset_commands.update_offset_command("g", "t", 0, 2))), InvalidInput)
     assert number(bench.ask(QueryConsumerOffset("g", "t", 0).command())) == 1
-    assert len(query.read_records(bench.ask(query.query_command("t", "k", 0, 1 << 60, 9, unique=False)))) == 1
-    assert isinstance(error_in(bench.ask(query.view_command(place))), MessageNotFound)
+    assert (
+        len(query_commands.read_records(bench.ask(query_commands.query_command("t", "k", 0, 1 << 60, 9, unique=False))))
+        == 1
+    )
+    assert isinstance(error_in(bench.ask(query_commands.view_message_command(place))), MessageNotFound)
     listed = Command(RequestCode.QUERY_CONSUME_QUEUE, {"topic": "t", "queueId": 0, "index": 0, "count": 9})
     entries = json.loads(bytes(bench.ask(listed).body))
     assert (entries["maxQueueIndex"], len(entries["queueData"])) == (1, 1)
     bench.disk.release()
-    status, placed = append.read_appended(sent.result(10), 1)
+    status, placed = append_commands.read_append_answer(sent.result(10), 1)
     assert (status, placed.queue_offsets.tolist()) == (SendStatus.SEND_OK, [1])
-    (part,) = fetch.read_fetched(bench.ask(fetching(1)))
+    (part,) = fetch_commands.read_fetched(bench.ask(fetching(1)))
     assert (part.next_offset, part.max_offset) == (2, 2)
-    assert bench.ask(query.view_command(place)).code == ResponseCode.SUCCESS
+    assert bench.ask(query_commands.view_message_command(place)).code == ResponseCode.SUCCESS
 
 
 def test_who_waits_is_woken_when_the_message_is_on_disk_and_not_before(bench: Bench) -> None:
@@ -163,13 +173,15 @@ def test_who_waits_is_woken_when_the_message_is_on_disk_and_not_before(bench: Be
     poll_until(lambda: len(bench.broker.polls) == 4)
     sent, _ = bench.hang_with(b"1")
     fetched = bench.ask(fetching(0))  # the loop has had its turn since the append
-    assert fetch.read_fetched(fetched)[0].max_offset == 1
+    assert fetch_commands.read_fetched(fetched)[0].max_offset == 1
     assert not any(each.done() for each in [*waiting, sent])
     assert len(bench.broker.polls) == 4
     bench.disk.release()
     answers = [each.result(10) for each in waiting]
     assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 4
-    assert [part.offsets.tolist() for each in (answers[0], answers[3]) for part in fetch.read_fetched(each)] == [
+    assert [
+        part.offsets.tolist() for each in (answers[0], answers[3]) for part in fetch_commands.read_fetched(each)
+    ] == [
         [1],
         [1],
     ]
@@ -188,7 +200,7 @@ def test_a_message_that_comes_alone_is_not_handed_over_before_it_is_on_disk(benc
     assert not parked.done()
     assert not sent.done()
     bench.disk.release()
-    assert fetch.read_fetched(parked.result(10))[0].offsets.tolist() == [1]
+    assert fetch_commands.read_fetched(parked.result(10))[0].offsets.tolist() == [1]
     assert sent.result(10).code == ResponseCode.SUCCESS
 
 
@@ -199,20 +211,22 @@ def test_a_slow_flush_is_told_and_its_message_comes_when_it_is_done(
     parked = bench.begin(fetching(1, 20.0))
     poll_until(lambda: len(bench.broker.polls) == 1)
     sent, _ = bench.hang_with(b"1")
-    assert append.read_appended(sent.result(10), 1)[0] is SendStatus.FLUSH_DISK_TIMEOUT
+    assert append_commands.read_append_answer(sent.result(10), 1)[0] is SendStatus.FLUSH_DISK_TIMEOUT
     header = SendMessageV2("p", "t", "TBW102", 4, 0, 0, int(time.time() * 1000), 0, "KEYS\x01k\x02")
     foreign = header.command()
     foreign.body = b"2"
     assert bench.begin_as_foreigner(foreign).result(10).code == ResponseCode.FLUSH_DISK_TIMEOUT
     assert not parked.done()
     bench.disk.release()
-    assert fetch.read_fetched(parked.result(10))[0].next_offset >= 2
+    assert fetch_commands.read_fetched(parked.result(10))[0].next_offset >= 2
 
 
 def test_what_the_broker_itself_stores_comes_without_anybody_sending(bench: Bench) -> None:
     """The copy of a delayed message has no sender who waits for the disk, and the background does not flush here."""
     assert bench.send(b"later", delay_level=1).result(10).code == ResponseCode.SUCCESS
-    poll_until(lambda: [part.next_offset for part in fetch.read_fetched(bench.ask(fetching(1, 1.0)))] == [2], 20)
+    poll_until(
+        lambda: [part.next_offset for part in fetch_commands.read_fetched(bench.ask(fetching(1, 1.0)))] == [2], 20
+    )
 
 
 def test_a_failed_flush_is_an_unknown_outcome_and_its_message_is_never_seen(bench: Bench) -> None:
@@ -232,9 +246,9 @@ def test_a_failed_flush_is_an_unknown_outcome_and_its_message_is_never_seen(benc
     assert type(error_in(refused)) is StoreFailed
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     bench.disk.broken = False
-    (part,) = fetch.read_fetched(bench.ask(fetching(0)))
+    (part,) = fetch_commands.read_fetched(bench.ask(fetching(0)))
     assert (part.next_offset, part.max_offset) == (1, 1)
-    assert isinstance(error_in(bench.ask(query.view_command(place))), MessageNotFound)
+    assert isinstance(error_in(bench.ask(query_commands.view_message_command(place))), MessageNotFound)
     assert not parked.done()
     assert bench.broker.store.max_offset("t", 0, written=True) == 3
 
@@ -248,7 +262,9 @@ def test_an_append_that_broke_off_half_way_is_an_unknown_outcome(
 
     monkeypatch.setattr(bench.broker.store._dispatcher, "dispatch_one", breaks)
     record, sizes = encoded(Message("t", b"1"))
-    command = Command(RequestCode.APPEND_ONE, body=record) if alone else append.append_command("t", 0, record, sizes)
+    command = (
+        Command(RequestCode.APPEND_ONE, body=record) if alone else append_commands.append_command("t", 0, record, sizes)
+    )
     assert isinstance(error_in(bench.begin(command).result(10)), WriteUnknown)
     monkeypatch.undo()
     assert type(error_in(bench.send(b"2").result(10))) is StoreFailed
@@ -281,7 +297,7 @@ def test_a_message_that_cannot_be_brought_to_disk_is_not_sent_back(
 ) -> None:
     """Its consumer would commit the original, and the copy may be lost."""
     monkeypatch.setattr(bench.broker._commits, "_timeout_seconds", 0.05)
-    (part,) = fetch.read_fetched(bench.ask(fetching(0)))
+    (part,) = fetch_commands.read_fetched(bench.ask(fetching(0)))
     (place,) = bench.broker.store.entries("t", 0, 0, 1)[0].tolist()
     assert len(part.sizes) == 1
     bench.disk.hang()

@@ -26,7 +26,7 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 
 #: What a module may leave open: the interpreter's own, and what garbage holds a little longer.
-_MOST_LEFT: Final = 8
+_MAX_LEFT: Final = 8
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,7 +36,7 @@ def nothing_is_left_open() -> Iterator[None]:
     yield
     gc.collect()
     left = open_files() - before
-    assert left.total() <= _MOST_LEFT, f"left open: {left}"
+    assert left.total() <= _MAX_LEFT, f"left open: {left}"
 
 
 @pytest.fixture

@@ -20,14 +20,14 @@ import numpy as np
 
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.records import compiled
+from raymq.storage.records import native_kernels
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
-from raymq.storage.tables import in_flight, progress
-from raymq.storage.tables.in_flight import Lent
+from raymq.storage.tables import consumer_offset_store, in_flight_messages
+from raymq.storage.tables.in_flight_messages import InFlightMessage
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import UnsyncedCalls
-from tests.stored import SMALL
+from tests.store_records import SMALL
 
 CONFIG = replace(SMALL, flush_interval_ms=3_600_000, retention_hours=1e-9, delete_at_hour="*")
 
@@ -59,10 +59,10 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
                 consumed = store.max_offset("t", 0)
                 store.consumer_offsets.commit("g", "t", 0, consumed)
                 say(f"committed {consumed}")
-                store.in_flight.deliver(("g", "t", 0), consumed, {consumed - 1: Lent(1, 2, 0, 16)})
+                store.in_flight.deliver(("g", "t", 0), consumed, {consumed - 1: InFlightMessage(1, 2, 0, 16)})
                 waiting = record(0, SCHEDULE_TOPIC)
                 delayed = int(store.append(waiting, np.array([len(waiting)], np.int32)).queue_offsets[0]) + 1
-                store.delay_progress.commit(1, delayed, store.max_physical_offset)
+                store.delay_offsets.commit(1, delayed, store.max_physical_offset)
                 say(f"delayed {delayed}")
             store.flush()
             name = f"topic{number}"
@@ -82,7 +82,7 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
 
 
 if __name__ == "__main__":
-    progress._FOLD_BYTES = in_flight._REWRITE_BYTES = 400  # type: ignore[misc]
-    compiled.use(importlib.import_module("raymq_native") if sys.argv[4] == "compiled" else None)
+    consumer_offset_store._FOLD_BYTES = in_flight_messages._REWRITE_BYTES = 400  # type: ignore[misc]
+    native_kernels.use(importlib.import_module("raymq_native") if sys.argv[4] == "compiled" else None)
     with replaced(UnsyncedCalls()):  # What a process has written survives its death without.
         main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

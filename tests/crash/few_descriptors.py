@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from raymq.storage.errors import StoreBusy
-from raymq.storage.files.descriptors import RESERVE
+from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
 from raymq.storage.store import Store
 from tests.polling import poll_until
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 _FILES = 128
 _CONFIG = replace(SMALL, commitlog_file_bytes=1 << 15, consume_queue_file_entries=10_000)
@@ -69,13 +69,13 @@ def main(directory: Path) -> None:
         append(store, make_record(b"x", topic="another"))  # the files of a new queue, too
         keyed(store, 0, 2 * _CONFIG.index_entries)  # and those of the index
         store._save_checkpoint()
-        RESERVE.close()
+        DESCRIPTOR_RESERVE.close()
         taken += use_up()
         poll_until(lambda: is_refused(store), what="no descriptor is left at all")
-        assert store._parts.health.good
+        assert store._parts.health.is_healthy
         for fd in taken:
             os.close(fd)
-        RESERVE.fill()
+        DESCRIPTOR_RESERVE.fill()
         append(store, make_record(b"x", topic="another"))
         append(store, make_record(b"%d" % count))
         assert [int(body) for body in bodies(store)] == list(range(count + 1))

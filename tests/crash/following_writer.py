@@ -13,8 +13,8 @@ from pathlib import Path
 
 from raymq.storage.failpoints import arm
 from raymq.storage.store import Store
-from tests.replicas import ship
-from tests.stored import SMALL
+from tests.store_records import SMALL
+from tests.store_replication import ship
 
 CONFIG = replace(SMALL, index_slots=500, index_entries=400, flush_interval_ms=3_600_000)
 
@@ -24,7 +24,7 @@ def main(directory: Path, master: Path, failpoint: str, place: int | None) -> No
         store = Store.open(directory, CONFIG)
         arm(failpoint)
         if place is not None and store.max_physical_offset > place:
-            store.order_cut(place, last_epoch=1)
+            store.order_truncation(place, last_epoch=1)
             store.close()
             store = Store.open(directory, CONFIG)
         store.follow()

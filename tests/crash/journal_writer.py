@@ -15,10 +15,10 @@ from pathlib import Path
 
 from raymq.storage.errors import StoreError
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables import in_flight as in_flight_module
-from raymq.storage.tables import progress as progress_module
-from raymq.storage.tables.in_flight import InFlight, Lent
-from raymq.storage.tables.progress import Progress
+from raymq.storage.tables import consumer_offset_store as progress_module
+from raymq.storage.tables import in_flight_messages as in_flight_module
+from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
+from raymq.storage.tables.in_flight_messages import InFlightMessage, InFlightTable
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 
 COMMITS = 12
@@ -27,25 +27,27 @@ REWRITE_BYTES = 60
 QUEUE = ("g", "t", 0)
 
 
-def table(directory: Path, which: str, failures: list[StoreError]) -> Progress | InFlight:
+def table(directory: Path, which: str, failures: list[StoreError]) -> ConsumerOffsetStore | InFlightTable:
     """The table whose journal is looked at."""
     if which == "progress":
-        return Progress(directory / "config", directory / "journal", writable=True, on_failure=failures.append)
-    return InFlight(directory / "journal", writable=True, on_failure=failures.append)
+        return ConsumerOffsetStore(
+            directory / "config", directory / "journal", writable=True, on_failure=failures.append
+        )
+    return InFlightTable(directory / "journal", writable=True, on_failure=failures.append)
 
 
-def commit(opened: Progress | InFlight, number: int) -> None:
+def commit(opened: ConsumerOffsetStore | InFlightTable, number: int) -> None:
     """Make `number` the newest that is known."""
-    if isinstance(opened, Progress):
+    if isinstance(opened, ConsumerOffsetStore):
         opened.consumer_offsets.commit(*QUEUE, number)
     else:
-        opened.deliver(QUEUE, number, {0: Lent(1, 2, 3, 4)})
+        opened.deliver(QUEUE, number, {0: InFlightMessage(1, 2, 3, 4)})
 
 
-def let_go(opened: Progress | InFlight) -> None:
+def let_go(opened: ConsumerOffsetStore | InFlightTable) -> None:
     """As a death does: nothing is written."""
     opened._wait()
-    journal = opened.journal if isinstance(opened, Progress) else opened._journal
+    journal = opened.journal if isinstance(opened, ConsumerOffsetStore) else opened._journal
     journal.close()
 
 
@@ -58,9 +60,9 @@ def newest_of(directory: Path, which: str) -> int:
         let_go(opened)
 
 
-def newest(opened: Progress | InFlight) -> int:
+def newest(opened: ConsumerOffsetStore | InFlightTable) -> int:
     """The newest that is known; 0 without."""
-    if isinstance(opened, Progress):
+    if isinstance(opened, ConsumerOffsetStore):
         return opened.consumer_offsets.get(*QUEUE) or 0
     return opened.queues[QUEUE].next_offset if QUEUE in opened.queues else 0
 

@@ -30,15 +30,15 @@ from raymq.actors.keeper.errors import RegisterConflict, RegisterError, Register
 from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
 from raymq.actors.keeper.keeper_file import DurableKeeperFile
+from raymq.actors.keeper.keeper_messages import LeaseClaim, Registered
 from raymq.actors.keeper.keeper_record import KeeperRecord
 from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.leases import USED_SHARE, MasterLease, claim_of
-from raymq.actors.keeper.messages import LeaseClaim, Registered
+from raymq.actors.keeper.master_lease import USED_SHARE, MasterLease, claim_of
 from raymq.actors.keeper.register import Register
-from raymq.actors.keeper.serving import served_keeper
+from raymq.actors.keeper.serving import local_keeper
+from raymq.actors.keeper.serving.quorum_transport import SocketQuorumTransport
 from raymq.actors.keeper.serving.service import KeeperService
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
 from raymq.actors.protocol import KeeperSpec, Tls
 from raymq.actors.wire.server import bind
 from raymq.storage.clock import boottime
@@ -196,15 +196,15 @@ async def lead(register: Register, log: Log, number: int, seconds: float) -> Non
             assert isinstance(now.value, GroupState)
             claim = claim_of(now.value)
             if claim is None or claim.replica != number:
-                lease.give_up()
+                lease.revoke()
                 renewals = 0
-                await register.change(LED, now, now.value.electing().elected(number, now.value.in_sync))
+                await register.change(LED, now, now.value.start_election().elected(number, now.value.in_sync))
                 continue
             renewals += 1
             if renewals > 3:
                 renewals = 0
                 if chance.random() < 0.5:
-                    lease.give_up()
+                    lease.revoke()
                     log.say(holder=told(claim), gave_up=boottime())
                     await register.release(LED, claim)
                 await asyncio.sleep(1.0 + chance.random())
@@ -218,7 +218,7 @@ async def lead(register: Register, log: Log, number: int, seconds: float) -> Non
         except RegisterHeld as held:
             await asyncio.sleep(min(held.wait_seconds, 0.1 + chance.random() * 0.2))
         except RegisterError:
-            lease.give_up()
+            lease.revoke()
             await asyncio.sleep(0.05)
 
 
@@ -233,7 +233,7 @@ async def register_of(told: Any) -> AsyncIterator[Register]:
         with contextlib.closing(EtcdRegister(told, "/test")) as made:
             yield made
         return
-    door = SocketKeeperDoor()
+    door = SocketQuorumTransport()
     try:
         yield KeeperRegister(KeeperSet.from_json(told), door)
     finally:
@@ -253,7 +253,7 @@ def main() -> None:
     if what == "keep":
         number, cluster, directory, host, port, files, lease_seconds = arguments
         if float(lease_seconds):
-            vars(served_keeper)["Acceptor"] = partial(LongLeases, float(lease_seconds))
+            vars(local_keeper)["Acceptor"] = partial(LongLeases, float(lease_seconds))
         made = json.loads(files)
         asyncio.run(keep(int(number), cluster, directory, host, int(port), None if made is None else Tls(**made)))
     else:

@@ -1,6 +1,6 @@
 """A replica's connection to its master without any network: the steps are those that brokers do.
 
-These are `Feeder`, `Follower` and `FollowedStream`; what the one says the other is given at once.
+These are `ReplicationSender`, `ReplicationReceiver` and `ReplicaStream`; what the one says the other is given at once.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ import itertools
 import random
 from typing import Final, Protocol
 
-from raymq.actors.broker.replica.stream import FollowedStream
-from raymq.actors.broker.replication.feeding import Feeder, ShipLog
-from raymq.actors.broker.replication.following import (
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
+from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.frame_bodies import Hello, read_hello
+from raymq.actors.broker.replication.reconciliation import ContinueFrom, InstallSnapshot, StreamExtent
+from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame
+from raymq.actors.broker.replication.replication_receiver import (
     BeginEpoch,
     BeginSnapshot,
-    CutStream,
     EndSnapshot,
-    Follower,
-    LoadTables,
+    LoadSnapshotPart,
+    ReplicationReceiver,
     Step,
+    TruncateStream,
     WriteLog,
     WriteStates,
 )
-from raymq.actors.broker.replication.frame_bodies import Hello, read_hello
-from raymq.actors.broker.replication.frames import FrameKind, ReplicationFrame
-from raymq.actors.broker.replication.kept_epochs import KeptEpochs
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
-from raymq.actors.broker.replication.reconciling import GoOn, StreamExtent, TakeSnapshot
-from raymq.storage.state import queue_ends
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.steps import finish
+from raymq.actors.broker.replication.replication_sender import ReplicationSender, ShipLog
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
+from raymq.storage.cooperative_steps import run_steps
+from raymq.storage.state import expired_queue_offsets
+from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.store import Store
 
 #: A replica is told to go on after so many HELLOs at most: a cut and a snapshot come before.
-_MOST_HELLOS: Final = 8
+_MAX_HELLOS: Final = 8
 
 
 class Master(Protocol):
@@ -44,7 +44,7 @@ class Master(Protocol):
     """
 
     epoch: int
-    epochs: KeptEpochs
+    epochs: EpochFileCache
     recorder: StateRecorder
     store: Store
     verdicts: list[type]
@@ -56,40 +56,40 @@ class Master(Protocol):
 class Line:
     """One such connection, both ends of it."""
 
-    def __init__(self, master: Master, stream: FollowedStream) -> None:
+    def __init__(self, master: Master, stream: ReplicaStream) -> None:
         self._master, self._stream = master, stream
         self._tables_at: int | None = None
-        self._feeder = Feeder(master.epoch, self._extent, master.recorder.after, lambda: BEGIN)
-        self._follower = Follower(master.epoch, stream.extent, stream.confirmed)
+        self._feeder = ReplicationSender(master.epoch, self._extent, master.recorder.after, lambda: BEGIN)
+        self._follower = ReplicationReceiver(master.epoch, stream.extent, stream.confirmed)
 
     def connect(self) -> None:
         """From HELLO until it is told to go on."""
         stream, follower, feeder = self._stream, self._follower, self._feeder
         stream.begin_connection()
-        for _ in range(_MOST_HELLOS):
+        for _ in range(_MAX_HELLOS):
             follower.end, self._tables_at = stream.end, None
             told = Hello("c", "g", 2, "identity", "nonce", stream.extent.begin, stream.epochs)
             hello = follower.hello(told)
-            verdict, answer = feeder.welcome(read_hello(hello.body), hello.position)
+            verdict, answer = feeder.on_hello(read_hello(hello.body), hello.position)
             self._master.verdicts.append(type(verdict))
-            if isinstance(verdict, TakeSnapshot):
+            if isinstance(verdict, InstallSnapshot):
                 self._take_snapshot(hello)
                 continue
             self._do(answer)
-            if isinstance(verdict, GoOn):
+            if isinstance(verdict, ContinueFrom):
                 return
-        raise AssertionError(f"it is never told to go on: {self._master.verdicts[-_MOST_HELLOS:]}")
+        raise AssertionError(f"it is never told to go on: {self._master.verdicts[-_MAX_HELLOS:]}")
 
     def _take_snapshot(self, hello: ReplicationFrame) -> None:
         snapshot = self._master.recorder.snapshot()
         try:
             self._tables_at = snapshot.sequence
             told = read_hello(hello.body)
-            verdict, answer = self._feeder.welcome(told, hello.position)
-            assert isinstance(verdict, TakeSnapshot)
+            verdict, answer = self._feeder.on_hello(told, hello.position)
+            assert isinstance(verdict, InstallSnapshot)
             self._do(answer)
-            ends = finish(self._master.store.expired_ends(told.begin.offset if verdict.keeps_log else 0))
-            for part in itertools.chain(snapshot.parts(), queue_ends.parts(ends)):
+            ends = run_steps(self._master.store.expired_ends(told.begin.offset if verdict.keeps_log else 0))
+            for part in itertools.chain(snapshot.parts(), expired_queue_offsets.parts(ends)):
                 self._master.send()  # changes go on meanwhile
                 self._do(ReplicationFrame(FrameKind.TABLES, self._master.epoch, BEGIN, BEGIN, part))
             self._do(ReplicationFrame(FrameKind.SNAPSHOT_END, self._master.epoch))
@@ -105,7 +105,7 @@ class Line:
         """Ship something; False: the replica has all."""
         shipment = self._feeder.next_shipment(most_bytes)
         if isinstance(shipment, ShipLog):
-            with self._master.store.log_bytes(shipment.start, shipment.end) as found:
+            with self._master.store.log_slice(shipment.start, shipment.end) as found:
                 self._do(self._feeder.frame_of(shipment, bytes(found.view)))
         elif shipment is not None:
             self._do(self._feeder.frame_of(shipment))
@@ -139,12 +139,12 @@ class Line:
             stream.write_states(step.frames)
         elif isinstance(step, BeginEpoch):
             stream.begin_epoch(step.entry)
-        elif isinstance(step, CutStream):
+        elif isinstance(step, TruncateStream):
             stream.cut(step.position, step.epoch)
         elif isinstance(step, BeginSnapshot):
             self._epochs, self._sequence = step.epochs, step.position.sequence
             stream.begin_snapshot(step.position, keeps_log=step.keeps_log)
-        elif isinstance(step, LoadTables):
+        elif isinstance(step, LoadSnapshotPart):
             stream.load(step.content)
         elif isinstance(step, EndSnapshot):
             stream.end_snapshot(self._sequence, self._epochs)

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.protocol import Placed
+from raymq.actors.protocol import RecordPositions
 from raymq.storage import failpoints
 from raymq.storage.clock import wall_ms
 from raymq.storage.config import StoreConfig
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.records import compiled
+from raymq.storage.records import native_kernels
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import UnsyncedCalls
-from tests.stored import SMALL, make_record
+from tests.store_records import SMALL, make_record
 
 TOPIC, QUEUE = "orders", 0
 PRODUCER = "00000000000000ab"
@@ -43,11 +43,11 @@ class NumberingBroker:
         if self.store.topic_configs.get(TOPIC) is None:
             self.store.topic_configs.put(TopicConfig(TOPIC, 1, 1))
         self.journal = directory / "raymq" / "producers.journal"
-        self.history = ProducerHistory(self.core.producers, self.store, self.journal)
+        self.history = ProducerStateJournal(self.core.producers, self.store, self.journal)
         self.history.restore()
         self.core.producers.validate()
 
-    def send(self, bodies: list[bytes], first: int, epoch: int = 0) -> Placed:
+    def send(self, bodies: list[bytes], first: int, epoch: int = 0) -> RecordPositions:
         """As an idempotent producer whose messages have the numbers from `first` on."""
         records = [make_record(body, topic=TOPIC, unique_key=f"k{number}") for number, body in enumerate(bodies)]
         data, sizes = bytearray(b"".join(records)), np.array([len(record) for record in records], np.int32)
@@ -78,7 +78,7 @@ class NumberingBroker:
                 found += [record.body for record in lease.messages()]
         return found
 
-    def named(self, placed: Placed) -> list[bytes]:
+    def named(self, placed: RecordPositions) -> list[bytes]:
         """The bodies of the messages that an answer names, by both of their places."""
         bodies = self.bodies()
         found = [bodies[offset] for offset in np.asarray(placed.queue_offsets).tolist()]
@@ -107,7 +107,7 @@ def batch(first: int, count: int, body_bytes: int) -> list[bytes]:
 
 def main(directory: str, file_bytes: str, first: str, count: str, body_bytes: str, batch_code: str) -> None:
     """Store one message, then the batch."""
-    compiled.use(importlib.import_module("raymq_native") if batch_code == "compiled" else None)
+    native_kernels.use(importlib.import_module("raymq_native") if batch_code == "compiled" else None)
     with replaced(UnsyncedCalls()):
         failpoint = failpoints._armed, failpoints._left
         failpoints.arm("")

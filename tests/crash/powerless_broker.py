@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.actors.errors import SequenceGap
 from raymq.client import Message
 from raymq.storage.files.file_calls import replaced
@@ -26,7 +26,7 @@ from raymq.storage.records.record import decode
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from tests.crash.power_loss import Disk
-from tests.stored import SMALL
+from tests.store_records import SMALL
 from tests.unit.actors.bench import encoded
 from tests.unit.actors.clock import FakeClock
 
@@ -105,7 +105,7 @@ class PowerlessBroker:
         self.store = Store.open(self.directory, self.config, now_ms=lambda: int(self.clock.now * 1000))
         self.core = BrokerCore("broker-a", self.store, clock=self.clock)
         journal = self.directory / "raymq" / "producers.journal"
-        self._producers = ProducerHistory(self.core.producers, self.store, journal)
+        self._producers = ProducerStateJournal(self.core.producers, self.store, journal)
         self._producers.restore()
         for topic, queues in TOPICS.items():
             self.core.topics.create(topic, queues)

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgpack
 
-from raymq.storage.state.changes import StateChange
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.state_changes import StateChange
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from tests.crash.powerless_broker import CONFIG
 
@@ -45,7 +45,7 @@ class Recording:
 
     def _log(self, end: int) -> None:
         while self._log_end < end:
-            with self._store.log_bytes(self._log_end, min(end, self._log_end + 500)) as part:
+            with self._store.log_slice(self._log_end, min(end, self._log_end + 500)) as part:
                 self._events.append(["log", part.offset, 0, bytes(part.view)])
                 self._log_end = part.end
 
@@ -65,11 +65,11 @@ def main(directory: Path, stream: Path) -> None:
             os.write(1, b"part\n")
             replica.load(part)
         replica.end_snapshot(sequence)
-    store = Store.open(directory, CONFIG, follows=True)
+    store = Store.open(directory, CONFIG, is_replica=True)
     for kind, place, log_offset, content in events:
         if kind == "log" and place + len(content) > store.received_offset:
             os.write(1, b"log\n")
-            store.take_log(store.received_offset, content[store.received_offset - place :])
+            store.append_replicated(store.received_offset, content[store.received_offset - place :])
         elif kind == "state" and place > replica.last:
             os.write(1, b"state\n")
             replica.apply([StateChange(place, log_offset, content)])

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from tests.crash.powerless_broker import CONFIG, PowerlessBroker
-from tests.replicas import log_content
-from tests.state_copies import Shipping, state_of, take_snapshot
+from tests.state_shipping import StateShipper, state_of, take_snapshot
+from tests.store_replication import log_content
 
 
 class SucceededBroker(PowerlessBroker):
@@ -38,20 +38,20 @@ class SucceededBroker(PowerlessBroker):
     def life(self) -> Iterator[None]:
         """The broker starts as master, has a replica, and is gone at the end."""
         recorder = StateRecorder.begin(
-            self.directory, log_end=lambda: self._log_end, on_change=lambda: None, continues=self._former
+            self.directory, log_end=lambda: self._log_end, on_change=lambda: None, predecessor=self._former
         )
         try:
             self._log_end = 0
             self._recorder = recorder
-            self._shipping: Shipping | None = None
+            self._shipping: StateShipper | None = None
             self._open()
             recorder.log_end = lambda: self.store.max_physical_offset
             self._lives += 1
             successor = self._root / str(self._lives)
             replica = StateReplica(successor)
             take_snapshot(recorder, replica)
-            follower = Store.open(successor, CONFIG, follows=True)
-            self._shipping = Shipping(self.store, recorder, follower, replica)
+            follower = Store.open(successor, CONFIG, is_replica=True)
+            self._shipping = StateShipper(self.store, recorder, follower, replica)
             self._shipping.all()  # before that it is not in sync, and no successor
             yield
             self._end(recorder)

@@ -3,7 +3,8 @@
 A life is one master's: it begins its epoch where its stream ends, is alone for a while or not, and then has the other
 one as a replica, which was the master before. That one has a tail that is cut, state that is replaced, or just goes
 on. The master dies in the middle of a call, or between two, or leaves office in good order; the replica may die while
-it connects. The steps are those that brokers do (`Feeder`, `Follower`, `FollowedStream`), without connections.
+it connects. The steps are those that brokers do (`ReplicationSender`, `ReplicationReceiver`, `ReplicaStream`), without
+connections.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.state import recording
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state import recording_file_calls
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from tests.crash.killing_calls import Killed, KillingCalls
 from tests.crash.line import Line
 from tests.crash.powerless_broker import PowerlessBroker
-from tests.replicas import log_content
-from tests.state_copies import state_of
+from tests.state_shipping import state_of
+from tests.store_replication import log_content
 
 #: One of them is in force in a life.
 _DELAY_LEVELS = ("1s 5s 10s", "10s 5s 1s", "1m 2m 3m")
@@ -50,7 +51,7 @@ class SwappingBroker(PowerlessBroker):
         self._directories = root / "a", root / "b"
         self._calls = KillingCalls()
         #: By directory: what goes on with it in this process.
-        self._left: dict[int, FollowedStream | StateRecorder] = {}
+        self._left: dict[int, ReplicaStream | StateRecorder] = {}
         self._line: Line | None = None
 
     def live(self, works: int) -> None:
@@ -93,7 +94,7 @@ class SwappingBroker(PowerlessBroker):
     def close(self) -> None:
         """Let go of what the last life has left."""
         for each in self._left.values():
-            if isinstance(each, FollowedStream):
+            if isinstance(each, ReplicaStream):
                 _abandon(each.store)
                 each.states.close()
             else:
@@ -103,7 +104,7 @@ class SwappingBroker(PowerlessBroker):
         if self._random.random() < 0.3:
             self.config = replace(self.config, delay_levels=self._random.choice(_DELAY_LEVELS))
         former = self._left.get(master)
-        if isinstance(former, FollowedStream) and self._random.random() < 0.4:  # its process is another one by now
+        if isinstance(former, ReplicaStream) and self._random.random() < 0.4:  # its process is another one by now
             _abandon(former.store)
             former.states.close()
             del self._left[master]
@@ -117,7 +118,7 @@ class SwappingBroker(PowerlessBroker):
         self._open()
         self.recorder.log_end = lambda: self.store.max_physical_offset
 
-    def _connected(self, number: int) -> FollowedStream:
+    def _connected(self, number: int) -> ReplicaStream:
         """The other one, once it has all."""
         while True:
             stream = None
@@ -131,20 +132,20 @@ class SwappingBroker(PowerlessBroker):
                     _abandon(stream.store)
                     with suppress(Killed):
                         stream.states.close()
-                elif (recorder := recording.recorder_of(self._directories[number])) is not None:
-                    recording.uninstall(recorder)
+                elif (recorder := recording_file_calls.current_recorder(self._directories[number])) is not None:
+                    recording_file_calls.uninstall_recorder(recorder)
                 self._be_killed(number)
             else:
                 self._line = line
                 return stream
 
-    def _stream_of(self, number: int) -> FollowedStream:
+    def _stream_of(self, number: int) -> ReplicaStream:
         former, directory = self._left.pop(number, None), self._directories[number]
-        if isinstance(former, FollowedStream):
+        if isinstance(former, ReplicaStream):
             return former
         directory.mkdir(exist_ok=True)
-        states = StateReplica(directory, continues=former)
-        return FollowedStream.open(directory, self.config, ReplicaFile(directory), states)
+        states = StateReplica(directory, predecessor=former)
+        return ReplicaStream.open(directory, self.config, ReplicaFile(directory), states)
 
     def _end_office(self, master: int, *, is_killed: bool) -> None:
         assert self._line is not None

@@ -11,14 +11,14 @@ import pytest
 
 from raymq.client import Admin, Connection, Message, Producer
 from raymq.cluster import backup_store, list_backups, restore_store, verify_backups
-from raymq.storage.backup.making import BackupReport
+from raymq.storage.backup.backup_writer import BackupReport
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import BackupFailed, InvalidInput
 from raymq.storage.failpoints import NAMES, arm
 from raymq.storage.store import Store
 from tests.broker_process import BrokerProcess
 from tests.polling import poll_until
-from tests.stored import bodies
+from tests.store_records import bodies
 
 pytestmark = pytest.mark.crash
 
@@ -71,7 +71,7 @@ def test_backups_that_are_killed(broker: tuple[BrokerProcess, Path, Connection],
         send(mq, *sent[-300:])
         good = {each.name for each in list_backups(target)}
         assert killed(failpoint, lambda: backup_store(directory, target, keep=1)) == -signal.SIGKILL, failpoint
-        is_made = failpoint in ("backup.after_manifest", "backup.before_object_goes")
+        is_made = failpoint in ("backup.after_manifest", "backup.before_object_removed")
         assert len({each.name for each in list_backups(target)} - good) == is_made
         assert verify_backups(target).bad == []
         send(mq, "xx")  # the broker goes on

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.actor_startup import Hosted
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.hosted_service import HostedService
 from raymq.actors.protocol import BrokerSpec
 from raymq.client import Message
 from raymq.storage.config import StoreConfig
+from raymq.storage.emergency_cleaner import EmergencyCleaner
 from raymq.storage.errors import StoreError, StoreFull
 from raymq.storage.files import json_file
-from raymq.storage.files.ballast import BALLAST_BYTES
+from raymq.storage.files.disk_reserve import DISK_RESERVE_BYTES
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.log.retention import Disk
-from raymq.storage.making_room import RoomMaker
-from raymq.storage.paths import Paths
+from raymq.storage.log.retention import DiskUsage
+from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.full_disk import FullDisk, fill
 from tests.polling import poll_until
@@ -111,7 +111,7 @@ def starts_and_goes_on(loop: EventLoopThread, directory: Path, make_room: Callab
 
         poll_until(appended)
         loop.run(broker._delete_expired())
-        assert Paths(directory).ballast.stat().st_blocks * 512 >= BALLAST_BYTES
+        assert StorePaths(directory).disk_reserve.stat().st_blocks * 512 >= DISK_RESERVE_BYTES
     finally:
         stop(loop, broker)
     broker = start(loop, directory)
@@ -147,7 +147,7 @@ def test_a_broker_without_a_ballast_starts_with_the_room_that_nobody_needs(
     """Fault 13.25: the start before has used the ballast, and the disk is still full."""
     directory = tmp_path / "store"
     shutil.copytree(killed, directory)
-    Paths(directory).ballast.unlink()
+    StorePaths(directory).disk_reserve.unlink()
     disk = FullDisk(kib << 10)
 
     def make_room() -> None:
@@ -164,8 +164,8 @@ def test_a_broker_that_finds_no_room_comes_up_by_itself_when_there_is_some(
     """In the same process, at its address, without anybody who starts it anew; until then it says what is missing."""
     directory = tmp_path / "store"
     shutil.copytree(killed, directory)
-    Paths(directory).ballast.unlink()
-    maker = RoomMaker(directory, StoreConfig(**STORE), lambda: 0)  # type: ignore[arg-type]
+    StorePaths(directory).disk_reserve.unlink()
+    maker = EmergencyCleaner(directory, StoreConfig(**STORE), lambda: 0)  # type: ignore[arg-type]
     while maker.step():
         pass
     port = json_file.load(directory / "raymq" / "broker.json")["port"]
@@ -173,7 +173,7 @@ def test_a_broker_that_finds_no_room_comes_up_by_itself_when_there_is_some(
     own = EventLoopThread("full")
     spec = BrokerSpec("b", "c", str(directory), "127.0.0.1", (), store=STORE)
     with replaced(disk):
-        hosted = Hosted("b", own, lambda: BrokerService.start(spec, "n"))
+        hosted = HostedService("b", own, lambda: BrokerService.start(spec, "n"))
         try:
             if kib < 12:
                 with pytest.raises(StoreFull) as caught:
@@ -186,7 +186,7 @@ def test_a_broker_that_finds_no_room_comes_up_by_itself_when_there_is_some(
             assert bodies(own, broker)[:COUNT] == [b"%d" % number for number in range(COUNT)]
             assert broker.store.consumer_offsets.get("g", "t", 0) == 7
             append(own, broker, b"again")
-            assert Paths(directory).ballast.exists()
+            assert StorePaths(directory).disk_reserve.exists()
         finally:
             hosted.stop()
 
@@ -199,8 +199,8 @@ def test_a_broker_starts_on_a_file_system_with_so_little_room(
     directory = small_disk / "store"
     shutil.copytree(killed, directory)
     if not has_ballast:
-        Paths(directory).ballast.unlink()
+        StorePaths(directory).disk_reserve.unlink()
     filler = fill(small_disk)
     os.truncate(filler, filler.stat().st_size - (kib << 10) // 4096 * 4096)
-    assert Disk.of(small_disk).free == (kib << 10) // 4096 * 4096
+    assert DiskUsage.of(small_disk).free == (kib << 10) // 4096 * 4096
     starts_and_goes_on(loop, directory, filler.unlink)

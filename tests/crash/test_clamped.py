@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.client import Message
-from raymq.storage import checkpointing as checkpointing_module
+from raymq.storage import checkpointer as checkpointing_module
 from raymq.storage.errors import MessageNotFound, StoreFailed
 from raymq.storage.files import file_calls
 from raymq.storage.files.file_calls import FileCalls, replaced
@@ -27,7 +27,7 @@ from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from tests.crash.power_loss import Disk
 from tests.crash.powerless_broker import CONFIG
-from tests.stored import bodies
+from tests.store_records import bodies
 from tests.unit.actors.bench import encoded
 from tests.unit.actors.clock import FakeClock
 
@@ -151,8 +151,8 @@ def test_a_batch_that_was_lost_is_not_taken_for_what_has_its_place_now(tmp_path:
         sizes = stamp(stamped, sizes, ProducerSequence("00000000000000ab", 0, first, 2))
         return int(core.append_sequenced("t", 0, memoryview(bytes(stamped)), sizes).queue_offsets[0])
 
-    def restored(core: BrokerCore) -> ProducerHistory:
-        history = ProducerHistory(core.producers, core.store, core.store.directory / "raymq" / "producers.journal")
+    def restored(core: BrokerCore) -> ProducerStateJournal:
+        history = ProducerStateJournal(core.producers, core.store, core.store.directory / "raymq" / "producers.journal")
         history.restore()
         return history
 
@@ -196,12 +196,12 @@ def test_the_clamp_does_not_change_what_is_right(tmp_path: Path) -> None:
         send(core, *range(10))
         send(core, 10, delay_level=2)
         core.offsets.commit("g", "t", 0, 10)
-        core.store.delay_progress.commit(2, 1, core.store.max_physical_offset)
+        core.store.delay_offsets.commit(2, 1, core.store.max_physical_offset)
         core.store.close()
         assert load(machine.directory / "config" / "delayOffset.json")["offsetTable"] == {"2": 1}
         with Store.open(machine.directory, CONFIG) as store:
             assert store.consumer_offsets.get("g", "t", 0) == 10
-            assert store.delay_progress.get(2) == 1
+            assert store.delay_offsets.get(2) == 1
 
 
 def stage(core: BrokerCore, *chunks: range) -> None:
@@ -259,7 +259,7 @@ def test_a_decision_that_did_not_come_to_disk_is_written_again_before_a_row_is_s
         disk._fail_at = disk.syncs + 2  # the folder's, behind the file's
         with pytest.raises(StoreFailed):
             next(iter(core.staging.commit("tx", ["p"])))
-        core.staging.not_begun("tx")
+        core.staging.rollback_begin("tx")
         assert next(iter(core.staging.commit("tx", ["p"]))) == 5
         core.store.flush()
     with machine.life() as core:

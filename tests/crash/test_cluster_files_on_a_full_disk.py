@@ -9,12 +9,12 @@ import pytest
 from raymq.actors.errors import StoreFull
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.keeper.keeper_file import DurableKeeperFile
+from raymq.actors.keeper.keeper_messages import Ballot
 from raymq.actors.keeper.keeper_record import KeeperRecord, Slot
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.messages import Ballot
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec
-from raymq.cluster.placement import place
+from raymq.cluster.replica_placement import place_replicas
 from raymq.storage.files import json_file
 from raymq.storage.files.file_calls import replaced
 from tests.full_disk import FullDisk
@@ -27,11 +27,11 @@ HOSTS = ["raymq_host"]
 
 def test_the_layout_that_is_written_down_needs_no_room(tmp_path: Path) -> None:
     """Fault 13.25: the start failed here, before any broker could make room."""
-    placed = place(tmp_path, 2, 1, HOSTS)
+    placed = place_replicas(tmp_path, 2, 1, HOSTS)
     with replaced(FullDisk(0)):
-        assert place(tmp_path, 2, 1, HOSTS) == placed
+        assert place_replicas(tmp_path, 2, 1, HOSTS) == placed
         with pytest.raises(StoreFull):
-            place(tmp_path, 3, 1, HOSTS)
+            place_replicas(tmp_path, 3, 1, HOSTS)
 
 
 def test_a_name_server_comes_back_on_a_full_disk(tmp_path: Path, loop: EventLoopThread) -> None:

@@ -21,14 +21,14 @@ import pytest
 
 from raymq.actors.errors import NotStored, OutcomeUnknown, RayMQError
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.filter.wanted import Wanted
+from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import MessageQueue, NameServerSpec
 from raymq.client import Admin, Connection, Message, Producer
-from raymq.client.bulk import committing
-from raymq.client.bulk.committing import StagedWrite, Written
-from raymq.client.bulk.staging import StagedWriter
-from raymq.client.requests.fetching import fetch
+from raymq.client.bulk import staged_write
+from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
+from raymq.client.bulk.staged_writer import StagedWriter
+from raymq.client.requests.fetch_request import fetch
 from raymq.client.task_connection import shared_connection
 from raymq.storage.records.record import decode, encode, encode_properties
 from tests import fork_server
@@ -71,7 +71,7 @@ class Watcher:
                         self._look(mq, queue)
 
     def _look(self, mq: Connection, queue: MessageQueue) -> None:
-        wanted = [Wanted("t", queue.queue_id, 0)]
+        wanted = [FetchSpec("t", queue.queue_id, 0)]
         for part in mq.run(fetch(mq, queue.broker, "watcher", wanted, 10_000, 1 << 24, 0.0)):
             allowed = (self.before, self.before + CHUNKS * ROWS)
             if part.error is None and not (len(part.sizes) == part.max_offset in allowed):
@@ -114,7 +114,7 @@ class Cluster:
         return [("won", broker, 2 * CHUNKS * ROWS) for broker in self.brokers]
 
     def bodies(self, queue: MessageQueue) -> list[str]:
-        wanted = [Wanted("t", queue.queue_id, 0)]
+        wanted = [FetchSpec("t", queue.queue_id, 0)]
         parts = self.mq.run(fetch(self.mq, queue.broker, "check", wanted, 10_000, 1 << 24, 0.0))
         found = []
         for part in parts:
@@ -156,7 +156,7 @@ def cluster(loop: EventLoopThread, tmp_path: Path) -> Iterator[Cluster]:
     shared_connection((server.address,)).close()  # the tasks'
     for broker in brokers.values():
         broker.kill()
-        broker.let_go()
+        broker.close_pipes()
     loop.run(server.stop())
 
 
@@ -185,7 +185,7 @@ def test_a_broker_that_dies_at_any_step_of_a_commit_leaves_all_of_it_once(
     cluster.restart(victim, step)
     with Watcher(cluster.name_server), ThreadPoolExecutor(1) as driver:
 
-        def write() -> Written:
+        def write() -> CommittedWrite:
             opened = cluster.open("broker-a")
             return opened.commit(cluster.stage(opened))
 
@@ -201,7 +201,7 @@ def test_a_broker_that_dies_at_any_step_of_a_commit_leaves_all_of_it_once(
     cluster.restart(victim)
     cluster.check("row")
     with Connection([cluster.name_server]) as another:
-        assert committing.finish(another, written.result().transaction) == written.result()
+        assert staged_write.finish(another, written.result().transaction) == written.result()
 
 
 def test_a_driver_that_dies_after_the_decision_has_written(cluster: Cluster) -> None:
@@ -209,10 +209,10 @@ def test_a_driver_that_dies_after_the_decision_has_written(cluster: Cluster) -> 
     program = f"""
 import os, signal
 from raymq.client import Connection
-from raymq.client.bulk import committing
-from raymq.client.bulk.committing import StagedWrite
+from raymq.client.bulk import staged_write
+from raymq.client.bulk.staged_write import StagedWrite
 async def die(*_): os.kill(os.getpid(), signal.SIGKILL)
-committing._append = die
+staged_write._append = die
 mq = Connection([{cluster.name_server!r}])
 write = StagedWrite(mq, os.environ["WRITE"], "broker-a")
 write.commit([(part, broker, int(rows)) for part, broker, rows in map(str.split, os.environ["PARTS"].split(","))])
@@ -225,7 +225,7 @@ write.commit([(part, broker, int(rows)) for part, broker, rows in map(str.split,
         assert died.returncode == -signal.SIGKILL
         poll_until(cluster.all_there, 40)
     cluster.check("row")
-    assert committing.finish(cluster.mq, write.transaction) == Written(write.transaction, 4 * CHUNKS * ROWS)
+    assert staged_write.finish(cluster.mq, write.transaction) == CommittedWrite(write.transaction, 4 * CHUNKS * ROWS)
 
 
 def test_a_broker_that_is_away_for_the_commit_follows_when_it_is_back(
@@ -235,19 +235,19 @@ def test_a_broker_that_is_away_for_the_commit_follows_when_it_is_back(
     write = cluster.open("broker-a")
     parts = cluster.stage(write)
     cluster.brokers["broker-b"].kill()
-    monkeypatch.setattr(committing, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(staged_write, "RETRY_TIMEOUT_SECONDS", 1.0)
     with Watcher(cluster.name_server):
         with pytest.raises(OutcomeUnknown, match="do not repeat") as caught:
             write.commit(parts)
         assert caught.value.transaction == write.transaction
         with pytest.raises(OutcomeUnknown, match="broker-b"):
-            committing.finish(cluster.mq, write.transaction)
+            staged_write.finish(cluster.mq, write.transaction)
         with pytest.raises(RayMQError, match="not committed"):
-            committing.abort(cluster.mq, write.transaction)
+            staged_write.abort(cluster.mq, write.transaction)
         cluster.brokers["broker-b"].start()
         poll_until(cluster.all_there, 40)
     cluster.check("row")
-    assert committing.finish(cluster.mq, write.transaction).rows == 4 * CHUNKS * ROWS
+    assert staged_write.finish(cluster.mq, write.transaction).rows == 4 * CHUNKS * ROWS
 
 
 def test_a_broker_that_died_amid_its_append_comes_to_an_end_without_the_home(
@@ -255,7 +255,7 @@ def test_a_broker_that_died_amid_its_append_comes_to_an_end_without_the_home(
 ) -> None:
     """It waited for the home's word behind its veil, with all that others had sent since: for ever if that is lost."""
     cluster.restart("broker-b", "staged.between_chunks:2")
-    monkeypatch.setattr(committing, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(staged_write, "RETRY_TIMEOUT_SECONDS", 1.0)
     write = cluster.open("broker-a")
     parts = cluster.stage(write)
     with ThreadPoolExecutor(1) as driver:
@@ -274,7 +274,7 @@ def test_while_the_home_is_away_nobody_decides(cluster: Cluster, monkeypatch: py
     write = cluster.open("broker-a")
     parts = cluster.stage(write)
     cluster.brokers["broker-a"].kill()
-    monkeypatch.setattr(committing, "patiently", lambda attempt: attempt())
+    monkeypatch.setattr(staged_write, "retry_while_unavailable", lambda attempt: attempt())
     with pytest.raises(OutcomeUnknown, match="only broker-a knows"):
         write.commit(parts)
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from raymq.storage.records import record as layout
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from raymq.storage.tables.topic_config import TopicConfig
-from tests.stored import SMALL, append, bodies, flip, log_file, make_record
+from tests.store_records import SMALL, append, bodies, flip_byte, log_file, make_record
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]
 
@@ -36,12 +36,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.topic_configs.save()
             store.group_configs.save()
         store.consumer_offsets.commit("g", "orders", 0, 20)
-        store.delay_progress.commit(1, 7, 0)
+        store.delay_offsets.commit(1, 7, 0)
         store._parts.progress.fold()
         for i in range(COUNT):
             append(store, make_record(b"%02d" % i, keys=f"k{i:02d}", tags="a"))
         store.consumer_offsets.commit("g", "orders", 0, 30)
-        store.delay_progress.commit(1, 8, 0)
+        store.delay_offsets.commit(1, 8, 0)
     return directory
 
 
@@ -108,7 +108,7 @@ def test_each_byte_of_a_record(directory: Path, part: str) -> None:
     for at in range(begin, begin + length):
         shutil.rmtree(directory)
         shutil.copytree(kept, directory)
-        flip(log_file(directory, start - start % 4096), start % 4096 + at)
+        flip_byte(log_file(directory, start - start % 4096), start % 4096 + at)
         with Store.open(directory, SMALL) as store:
             others = [i for i in range(COUNT) if i != VICTIM]
             served = []
@@ -168,7 +168,7 @@ def test_each_byte_of_a_queue_entry(whole: Path, tmp_path: Path, batch_code: str
         for at in range(0, 12, 1 if batch_code == "compiled" else 3):  # The tags code contradicts nothing.
             directory = tmp_path / "s"
             shutil.copytree(whole, directory)
-            flip(directory / folder / name, 3 * 20 + at)
+            flip_byte(directory / folder / name, 3 * 20 + at)
             with Store.open(directory, SMALL) as store:
                 assert (store.min_offset("orders", 0), store.max_offset("orders", 0)) == (0, COUNT)
                 for i in range(COUNT):
@@ -185,7 +185,7 @@ def test_bytes_of_an_index_header(whole: Path, tmp_path: Path) -> None:
         for at in range(0, 40, 3):
             directory = tmp_path / "s"
             shutil.copytree(whole, directory)
-            flip(directory / path.relative_to(whole), at)
+            flip_byte(directory / path.relative_to(whole), at)
             is_all_there(directory)
             shutil.rmtree(directory)
 
@@ -197,7 +197,7 @@ def test_bytes_of_the_checkpoints(whole: Path, tmp_path: Path) -> None:
         for at in range(0, size, step):
             directory = tmp_path / "s"
             shutil.copytree(whole, directory)
-            flip(directory / name, at)
+            flip_byte(directory / name, at)
             is_all_there(directory)
             shutil.rmtree(directory)
 
@@ -223,12 +223,12 @@ def test_each_settings_file_cut_or_lost(whole: Path, tmp_path: Path, name: str) 
                 assert store.topic_configs.get("first") is not None
                 assert store.group_configs.get("first") is not None
                 assert (store.consumer_offsets.get("g", "orders", 0) or 0) >= 20
-                assert store.delay_progress.get(1) is not None, "known, and clamped: nothing waits"
+                assert store.delay_offsets.get(1) is not None, "known, and clamped: nothing waits"
                 assert numbers(store) == list(range(COUNT))
                 store.topic_configs.put(TopicConfig("again", 1, 1))
                 store.group_configs.put(GroupConfig("again"))
                 store.consumer_offsets.commit("g", "orders", 0, 40)
-                store.delay_progress.commit(1, 9, 0)
+                store.delay_offsets.commit(1, 9, 0)
                 store._parts.progress.fold()
             for each in (path, path.with_name(name + ".bak")):
                 json.loads(each.read_bytes())

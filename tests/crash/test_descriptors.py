@@ -16,7 +16,7 @@ from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from tests.crash import few_descriptors
 from tests.faulty_calls import FaultyCalls
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 pytestmark = pytest.mark.crash
 
@@ -57,7 +57,7 @@ def test_what_cannot_be_opened_now_is_refused_and_stored_later(tmp_path: Path, k
         for nth in range(1, 9):
             with replaced(FaultyCalls(kind, nth, error, lasting=True)):
                 met += use(store, nth)
-            assert store._parts.health.good
+            assert store._parts.health.is_healthy
             found = [int(body) for body in bodies(store)]
             assert found == list(range(len(found)))
             append(store, make_record(b"%d" % len(found)))
@@ -82,6 +82,6 @@ def test_a_few_messages_at_a_roll_are_refused_together(tmp_path: Path, kind: str
                     append(store, *few)
                 except StoreFull:
                     assert store.max_physical_offset == before
-            assert store._parts.health.good
+            assert store._parts.health.is_healthy
         append(store, *few)
         assert len(bodies(store)) % 5 == 0

@@ -35,17 +35,17 @@ OF_BATCHES = (
 OF_RETENTION = tuple(name for name in NAMES if name.startswith("retention."))
 #: test_start_makes_room.py dies at the first, unit/storage/test_starts_that_are_killed.py at the second one: what they
 #: are steps of is not done in such a life.
-OF_OTHERS = ("room.before_remove", "journal.after_base")
+OF_OTHERS = ("cleanup.before_remove", "journal.after_base")
 #: test_commit_kill.py dies at these.
 OF_WRITES = tuple(name for name in NAMES if name.startswith(("write.", "staged.")))
 #: test_keepers.py dies at these.
 OF_KEEPERS = tuple(name for name in NAMES if name.startswith("keeper."))
 #: test_replica_kill.py dies at these.
-OF_REPLICAS = tuple(name for name in NAMES if name.startswith(("follow.", "cut.")))
+OF_REPLICAS = tuple(name for name in NAMES if name.startswith(("follow.", "truncation.")))
 #: test_backup_kill.py dies at these.
 OF_BACKUPS = tuple(name for name in NAMES if name.startswith(("backup.", "restore.")))
 #: test_killed_replicas.py dies at these.
-OF_ROLES = tuple(name for name in NAMES if name.startswith(("claim.", "snapshot.", "wipe.", "office.")))
+OF_ROLES = tuple(name for name in NAMES if name.startswith(("claim.", "snapshot.", "wipe.", "leader.")))
 ELSEWHERE = OF_RECOVERY + OF_RETENTION + OF_OTHERS + OF_WRITES + OF_KEEPERS + OF_REPLICAS + OF_BACKUPS + OF_ROLES
 HERE = tuple(name for name in NAMES if name not in ELSEWHERE)
 
@@ -124,7 +124,7 @@ def check(directory: Path, promised: Promised) -> None:
             for key in (f"U{number}", f"k{number}"):
                 assert [int(record.body) for record in store.query("t", key, 0, 1 << 60, 5)] == [number]
         committed = store.consumer_offsets.get("g", "t", 0)
-        delayed = store.delay_progress.get(1)
+        delayed = store.delay_offsets.get(1)
         assert (committed or 0) >= (promised.committed or 0)
         assert (delayed or 0) >= (promised.delayed or 0)
         assert max(committed or 0, delayed or 0) <= end

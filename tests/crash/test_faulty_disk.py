@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import checkpointing as checkpointing_module
+from raymq.storage import checkpointer as checkpointing_module
 from raymq.storage.errors import StoreError, StoreFailed, StoreFull
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.files.fileutil import write_all
 from raymq.storage.files.mapped_file_queue import MappedFileQueue
 from raymq.storage.store import Store
-from raymq.storage.tables import progress as progress_module
+from raymq.storage.tables import consumer_offset_store as progress_module
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import KINDS, FaultyCalls, UnsyncedCalls
-from tests.stored import SMALL, append, bodies, make_record, write_entries
+from tests.store_records import SMALL, append, bodies, make_record, write_entries
 
 pytestmark = pytest.mark.crash
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreFull
-from raymq.storage.files.ballast import BALLAST_BYTES
+from raymq.storage.files.disk_reserve import DISK_RESERVE_BYTES
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.log.retention import Disk
-from raymq.storage.paths import Paths
+from raymq.storage.log.retention import DiskUsage
 from raymq.storage.store import Store
+from raymq.storage.store_paths import StorePaths
 from tests.full_disk import FullDisk
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 pytestmark = pytest.mark.crash
 
@@ -45,7 +45,7 @@ def goes_on(directory: Path) -> None:
         assert store.wait_for_removals(10)
         append(store, make_record(b"400"))
         store.delete_expired()
-        assert Paths(directory).ballast.stat().st_blocks * 512 >= BALLAST_BYTES, "it is made again"
+        assert StorePaths(directory).disk_reserve.stat().st_blocks * 512 >= DISK_RESERVE_BYTES, "it is made again"
     with Store.open(directory, CONFIG) as store:
         assert int(bodies(store)[-1]) == 400
 
@@ -59,7 +59,7 @@ def test_a_store_opens_on_a_full_disk_by_its_ballast(tmp_path: Path) -> None:
 
 def test_without_ballast_the_error_says_so_and_nothing_is_lost(tmp_path: Path) -> None:
     killed(tmp_path)
-    Paths(tmp_path).ballast.unlink()
+    StorePaths(tmp_path).disk_reserve.unlink()
     with replaced(FullDisk(0)), pytest.raises(StoreFull):
         Store.open(tmp_path, CONFIG)
     with Store.open(tmp_path, CONFIG) as store:
@@ -69,7 +69,7 @@ def test_without_ballast_the_error_says_so_and_nothing_is_lost(tmp_path: Path) -
 def test_the_ballast_is_not_taken_where_there_is_room(tmp_path: Path) -> None:
     killed(tmp_path)
     with Store.open(tmp_path, CONFIG):
-        assert Paths(tmp_path).ballast.exists()
+        assert StorePaths(tmp_path).disk_reserve.exists()
 
 
 def test_a_store_opens_on_a_disk_that_is_full_to_the_last_byte(small_disk: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_store_opens_on_a_disk_that_is_full_to_the_last_byte(small_disk: Path)
     with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(4096))
-    assert Disk.of(small_disk).free == 0
+    assert DiskUsage.of(small_disk).free == 0
     goes_on(small_disk / "store")
 
 

@@ -15,7 +15,7 @@ import pytest
 from raymq.storage.errors import NotFoundError, StoreCorrupt
 from raymq.storage.store import Store
 from raymq.storage.verify import verify
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]
 

@@ -15,7 +15,7 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.store import Store
 from tests import golden_stores as golden
 from tests.golden_stores import Answers
-from tests.stored import append, flip, log_file, make_record
+from tests.store_records import append, flip_byte, log_file, make_record
 
 pytestmark = pytest.mark.crash
 
@@ -183,7 +183,7 @@ def test_a_damaged_body_hides_only_itself(directory: Path, number: int) -> None:
     damaged = MESSAGES[number]
     place = damaged["physical_offset"]
     file = log_file(directory, place - place % FILE)
-    flip(file, place % FILE + 88 + 12 * (damaged["sys_flag"] == 16))
+    flip_byte(file, place % FILE + 88 + 12 * (damaged["sys_flag"] == 16))
     store = open_store(directory)
     assert [(c.file, c.offset) for c in store.recovery.corruption] == [(str(file), place % FILE)]
     assert store.recovery.truncated_bytes == 0
@@ -270,7 +270,7 @@ def test_a_broken_settings_file_gives_way_to_its_spare_copy(directory: Path, fil
         assert store.topic_configs.all().keys() == expected["topics"].keys()
         assert store.group_configs.all().keys() == expected["groups"].keys()
         assert store.consumer_offsets.of("g_push", "payments") == {0: 164, 1: 100}
-        assert store.delay_progress.get(1) is not None
+        assert store.delay_offsets.get(1) is not None
     path.write_bytes(content)
     path.with_name(f"{file}.bak").write_bytes(content)
     with pytest.raises(StoreCorrupt):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.replication.frames import FrameKind, ReplicationFrame
+from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import SendStatus
 from raymq.client import Message
 from tests.crash.coordinator_process import CoordinatorProcess
 from tests.polling import poll_until
-from tests.replica_clients import Clients, ask, numbered, records
+from tests.replica_clients import Clients, numbered, records, request_replica
 from tests.replica_group import ReplicaGroup
 
 pytestmark = [pytest.mark.crash, pytest.mark.soak, pytest.mark.timeout(300)]
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.soak, pytest.mark.timeout(300)]
 def test_groups_fail_over_each_by_itself(tmp_path: Path) -> None:
     with (
         ReplicaGroup(tmp_path, keepers=3) as one,
-        ReplicaGroup(tmp_path, name="broker-b", beside=one) as other,
+        ReplicaGroup(tmp_path, name="broker-b", shared_with=one) as other,
     ):
         groups = {one.name: one, other.name: other}
         coordinator = CoordinatorProcess(one.keepers.keepers, list(groups), replication="sync")
@@ -107,5 +107,5 @@ def test_who_speaks_no_tls_is_no_replica(group: ReplicaGroup, clients: Clients) 
             pass
     assert b"master" not in answer
     assert bytes([FrameKind.REFUSED]) not in answer[:4]
-    ask(group, 1, records(1))
+    request_replica(group, 1, records(1))
     group.await_in_sync(1, 2)

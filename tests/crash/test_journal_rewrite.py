@@ -13,14 +13,14 @@ import pytest
 from raymq.storage.errors import StoreBusy, StoreError, StoreFailed
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
-from raymq.storage.tables import in_flight as in_flight_module
-from raymq.storage.tables import progress as progress_module
+from raymq.storage.tables import consumer_offset_store as progress_module
+from raymq.storage.tables import in_flight_messages as in_flight_module
 from raymq.storage.tables.journal import Journal
 from tests import fork_server
 from tests.crash import journal_writer
 from tests.crash.journal_writer import COMMITS, newest_of
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 pytestmark = pytest.mark.crash
 
@@ -123,7 +123,7 @@ def test_a_rewriting_of_a_journal_that_is_diverted_does_without_descriptors(tmp_
     failures: list[StoreError] = []
     journal = Journal(tmp_path / "a.journal", writable=True, on_failure=failures.append)
     journal.append(("x", 1))
-    journal.divert()
+    journal.rotate()
     journal.append(("x", 2))
     with replaced(FaultyCalls("open", nth, errno.EMFILE, lasting=True)), contextlib.suppress(StoreBusy):
         journal.rewrite([("all", 2)])

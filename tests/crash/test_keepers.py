@@ -21,15 +21,15 @@ import pytest
 
 from raymq.actors.keeper.errors import RegisterError, RegisterHeld, RegisterUnavailable
 from raymq.actors.keeper.keeper_file import DurableKeeperFile
+from raymq.actors.keeper.keeper_messages import Registered
 from raymq.actors.keeper.keeper_register import KeeperRegister
-from raymq.actors.keeper.leases import LEASE_SECONDS, USED_SHARE, KeeperLeases, claim_of
-from raymq.actors.keeper.messages import Registered
+from raymq.actors.keeper.master_lease import LEASE_SECONDS, USED_SHARE, KeeperLeases, claim_of
 from raymq.actors.keeper.register import Register
 from raymq.storage.clock import boottime
 from raymq.storage.failpoints import NAMES
 from tests.crash.keeper_process import CHANGED, LED, KeeperProcesses, mark_of, marked, register_of, started, told
 from tests.etcd_servers import etcd_servers
-from tests.linearizable import Changed, Conflicted, Held, Operation, Read, held_twice, is_linearizable
+from tests.linearizable import Changed, Conflicted, LeaseInterval, Operation, Read, is_linearizable, overlapping_leases
 from tests.polling import poll_until
 from tests.unit.actors.keeper.keepers_at_hand import group
 from tests.unit.actors.keeper.served_keepers import ServedKeepers, served_keepers
@@ -127,17 +127,17 @@ def operations_of(logs: list[Path]) -> list[Operation]:
     return found
 
 
-def leases_of(logs: list[Path]) -> list[Held]:
-    found: list[Held] = []
+def leases_of(logs: list[Path]) -> list[LeaseInterval]:
+    found: list[LeaseInterval] = []
     for log in logs:
-        own: list[Held] = []
+        own: list[LeaseInterval] = []
         for line in log.read_text("utf-8").splitlines():
             event = json.loads(line)
             if "gave_up" in event:
                 at = event["gave_up"]
-                own = [Held(each.holder, each.begin, min(each.until, at)) for each in own]
+                own = [LeaseInterval(each.holder, each.begin, min(each.until, at)) for each in own]
             else:
-                own.append(Held(event["holder"], event["begin"], event["until"]))
+                own.append(LeaseInterval(event["holder"], event["begin"], event["until"]))
         found += own
     return found
 
@@ -194,7 +194,7 @@ def play(servers: Servers, numbers: Sequence[int], told: Any, folder: Path, *, s
     assert is_linearizable(operations)
     leases = leases_of(leading)
     assert len({each.holder for each in leases}) >= 2, "nobody followed anybody: the test shows nothing"
-    assert held_twice(leases) == []
+    assert overlapping_leases(leases) == []
 
 
 def disturb(servers: Servers, number: int, leaders: list[subprocess.Popen[str]], chance: random.Random) -> None:
@@ -269,19 +269,19 @@ def test_keepers_that_are_not_quiet_after_a_start_are_found_by_the_leases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careful: bool
 ) -> None:
     if not careful:
-        monkeypatch.setattr(KeeperLeases, "be_quiet", lambda _: None)
+        monkeypatch.setattr(KeeperLeases, "start_quiet_period", lambda _: None)
 
-    async def lease_of(register: KeeperRegister, now: Registered) -> Held:
+    async def lease_of(register: KeeperRegister, now: Registered) -> LeaseInterval:
         claim = claim_of(now.value)
         assert claim is not None
         began = boottime()
         given = await register.renew("h", claim)
-        return Held(told(claim), boottime(), began + given * USED_SHARE)
+        return LeaseInterval(told(claim), boottime(), began + given * USED_SHARE)
 
-    async def scene() -> list[Held]:
+    async def scene() -> list[LeaseInterval]:
         async with served_keepers(tmp_path) as keepers:
             register = keepers.register()
-            state = group(3).electing().elected(1, [1, 2])
+            state = group(3).start_election().elected(1, [1, 2])
             now = await register.change("h", Registered(), state)
             held = [await lease_of(register, now)]
             for number in (1, 2, 3):
@@ -291,7 +291,7 @@ def test_keepers_that_are_not_quiet_after_a_start_are_found_by_the_leases(
             successor = keepers.register()
             while len(held) < 2:
                 try:
-                    now = await successor.change("h", now, state.electing().elected(2, [1, 2]))
+                    now = await successor.change("h", now, state.start_election().elected(2, [1, 2]))
                     held.append(await lease_of(successor, now))
                 except RegisterHeld as refused:
                     await asyncio.sleep(refused.wait_seconds)
@@ -299,7 +299,7 @@ def test_keepers_that_are_not_quiet_after_a_start_are_found_by_the_leases(
                     now = await patiently(lambda: successor.read("h"))
             return held
 
-    assert (held_twice(asyncio.run(scene())) == []) == careful
+    assert (overlapping_leases(asyncio.run(scene())) == []) == careful
 
 
 def test_each_step_of_saving_is_a_failpoint() -> None:

@@ -13,7 +13,7 @@ from raymq.storage.errors import StoreLocked
 from raymq.storage.store import Store
 from tests import fork_server
 from tests.fork_server import Program
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 pytestmark = pytest.mark.crash
 

@@ -14,14 +14,14 @@ import pytest
 
 from raymq.actors.keeper.errors import RegisterHeld
 from raymq.actors.keeper.keeper_file import DurableKeeperFile
-from raymq.actors.keeper.messages import Ballot
+from raymq.actors.keeper.keeper_messages import Ballot
 from raymq.actors.protocol import SendStatus
-from raymq.actors.wire.commands.append import read_appended
+from raymq.actors.wire.commands.append_commands import read_append_answer
 from raymq.storage.failpoints import NAMES
 from tests.polling import poll_until
-from tests.replica_clients import Clients, are_alike, ask, expire_beginning, records
+from tests.replica_clients import Clients, are_alike, expire_beginning, records, request_replica
 from tests.replica_group import ReplicaGroup
-from tests.replicas import log_content
+from tests.store_replication import log_content
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
@@ -30,7 +30,13 @@ OF_A_WIPE = tuple(name for name in NAMES if name.startswith("wipe."))
 
 
 #: The others of a kind take their turn in the long run.
-OFTEN = ("cut.after_order", "cut.before_done", "office.before_epoch", "office.before_open", "office.before_serving")
+OFTEN = (
+    "truncation.after_order",
+    "truncation.before_done",
+    "leader.before_epoch",
+    "leader.before_open",
+    "leader.before_serving",
+)
 
 
 def with_the_rest_at_times(*names: str) -> list[object]:
@@ -84,7 +90,7 @@ def test_a_master_that_comes_back_and_dies_at_any_step_of_its_claim(group: Repli
         former = group.state.master
         assert former is not None
         group.kill(former)
-        group.start_to_die(former, failpoint)
+        group.start_until_crash(former, failpoint)
         assert group.elect(asked=[3 - former]) == 3 - former
         heal(group, former, sent)
 
@@ -98,7 +104,7 @@ def test_a_killed_master_is_succeeded_before_its_lease_ends(group: ReplicaGroup,
         sent.more()
         group.kill(before.master)
         with pytest.raises(RegisterHeld):
-            group.run(group.register.change(group.name, group.read(), group.state.electing()))
+            group.run(group.register.change(group.name, group.read(), group.state.start_election()))
         group.start(before.master)
         group.elect()
         sent.check()
@@ -119,7 +125,7 @@ def test_a_copy_does_not_end_the_lease_of_a_living_master(group: ReplicaGroup, s
             seen = {promised(group)}
             poll_until(lambda: seen.add(promised(group)) or len(seen) > 3, 30)  # it has tried to make its claim
             with pytest.raises(RegisterHeld):
-                group.run(group.register.change(group.name, group.read(), group.state.electing()))
+                group.run(group.register.change(group.name, group.read(), group.state.start_election()))
         finally:
             other.kill()
             other.communicate()
@@ -137,19 +143,19 @@ def promised(group: ReplicaGroup) -> Ballot:
 @pytest.mark.sweep(every=8)
 @pytest.mark.parametrize("group", [{"mode": "async"}], indirect=True)
 @pytest.mark.parametrize(
-    "failpoint", with_the_rest_at_times(*steps_of("cut"), "recovery.before_cut", "recovery.between_cuts")
+    "failpoint", with_the_rest_at_times(*steps_of("truncation"), "recovery.before_cut", "recovery.between_cuts")
 )
 def test_a_former_master_that_dies_while_its_tail_is_cut(group: ReplicaGroup, sent: Sent, failpoint: str) -> None:
     group.await_end(2, of=1)
     group.kill(2)
-    tail = ask(group, 1, records(30, mark=b"tail"))  # async acknowledges what only the master has
-    assert read_appended(tail, 30)[0] is SendStatus.SEND_OK
+    tail = request_replica(group, 1, records(30, mark=b"tail"))  # async acknowledges what only the master has
+    assert read_append_answer(tail, 30)[0] is SendStatus.SEND_OK
     group.kill(1)
     group.start(2)
     group.await_claimed(2)
     assert group.elect() == 2
     sent.more()
-    group.start_to_die(1, failpoint)
+    group.start_until_crash(1, failpoint)
     heal(group, 1, sent)
     assert b"tail" not in b"".join(log_content(group.directory(1)).values())
 
@@ -167,7 +173,7 @@ def die_within_a_change(group: ReplicaGroup, number: int) -> None:
 def test_a_replica_that_dies_at_any_step_of_a_snapshot(group: ReplicaGroup, sent: Sent) -> None:
     for failpoint in steps_of("snapshot"):
         die_within_a_change(group, 2)
-        group.start_to_die(2, failpoint)
+        group.start_until_crash(2, failpoint)
         heal(group, 2, sent)
     assert group.elect(2) == 2
 
@@ -182,7 +188,7 @@ def test_a_replica_that_dies_while_its_log_is_begun_anew(group: ReplicaGroup, cl
         group.kill(2)
         group.await_in_sync(1)
         group.wipe(2)
-        group.start_to_die(2, failpoint)
+        group.start_until_crash(2, failpoint)
         clients.send(b"more %d" % number)
         group.start(2)
         group.await_in_sync(1, 2)
@@ -195,23 +201,23 @@ def test_a_replica_that_dies_while_its_log_is_begun_anew(group: ReplicaGroup, cl
 
 @pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
 @pytest.mark.parametrize(
-    "failpoint", with_the_rest_at_times(*steps_of("office"), "open.before_recovery", "open.before_checkpoint")
+    "failpoint", with_the_rest_at_times(*steps_of("leader"), "open.before_recovery", "open.before_checkpoint")
 )
 @pytest.mark.long
 def test_who_is_elected_and_dies_at_any_step_of_its_promotion(group: ReplicaGroup, sent: Sent, failpoint: str) -> None:
     """Another one takes its place; and then it does so itself, for nobody else is there."""
     group.tell(2, f"kill failpoint {failpoint}")
     group.kill(1)
-    group.elect_and_leave(2)
-    group.await_dead(2)
+    group.elect_without_wait(2)
+    group.await_crash(2)
     assert group.elect(asked=[3]) == 3
     sent.more()
     group.start(1, 2)
     group.await_in_sync(1, 2, 3)
     group.tell(2, f"kill failpoint {failpoint}")
     group.kill(3)
-    group.elect_and_leave(2)
-    group.await_dead(2)
+    group.elect_without_wait(2)
+    group.await_crash(2)
     group.kill(1)
     group.start(2)
     group.await_claimed(2)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.actors.errors import RayMQError
-from raymq.actors.wire.commands.stream_plans import plan_batch_command
+from raymq.actors.wire.commands.stream_plan_commands import plan_batch_command
 from tests.polling import poll_until
-from tests.replica_clients import Clients, are_alike, ask, numbered
+from tests.replica_clients import Clients, are_alike, numbered, request_replica
 from tests.replica_group import ReplicaGroup
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
@@ -25,12 +25,12 @@ def planning(group: ReplicaGroup, held: str) -> Iterator[None]:
 
     def plan() -> None:
         with contextlib.suppress(RayMQError):
-            ask(group, 1, plan_batch_command("stream", "query", 0, b"late"))
+            request_replica(group, 1, plan_batch_command("stream", "query", 0, b"late"))
 
     group.tell(1, f"hold files {held}")
     thread = threading.Thread(target=plan)
     thread.start()
-    group.await_held(1)
+    group.await_hold(1)
     try:
         yield
     finally:

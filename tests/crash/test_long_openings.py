@@ -8,12 +8,12 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable, NotMaster
 from raymq.actors.keeper.errors import RegisterHeld
-from raymq.actors.wire.commands.replication import seal_command
+from raymq.actors.wire.commands.replication_commands import fence_command
 from tests.crash.coordinator_process import CoordinatorProcess
 from tests.polling import poll_until
-from tests.replica_clients import Clients, ask, numbered, records
+from tests.replica_clients import Clients, numbered, records, request_replica
 from tests.replica_group import GROUP, ReplicaGroup
-from tests.replicas import log_content
+from tests.store_replication import log_content
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
@@ -25,8 +25,8 @@ def open_slowly(group: ReplicaGroup, number: int) -> None:
     """The master is lost, and this replica, which takes its place, opens its store until it is told `release`."""
     group.tell(number, "hold failpoint open.before_recovery")
     group.kill(1)
-    group.elect_and_leave(number)
-    group.await_held(number)
+    group.elect_without_wait(number)
+    group.await_hold(number)
 
 
 def is_master(group: ReplicaGroup, number: int) -> bool:
@@ -43,9 +43,9 @@ def test_it_answers_and_keeps_its_lease(group: ReplicaGroup, clients: Clients) -
         status = group.status(2, 1.0)
         assert (status.role, status.serves, status.reaches_keepers) == ("opening", False, True)
         with pytest.raises(NotMaster):
-            ask(group, 2, records(1))
+            request_replica(group, 2, records(1))
         with pytest.raises(RegisterHeld):
-            group.run(group.register.change(GROUP, now, group.state.electing()))
+            group.run(group.register.change(GROUP, now, group.state.start_election()))
     group.tell(2, "release")
     group.await_serving(2)
     clients.send(*numbered(50, 60))
@@ -58,7 +58,7 @@ def test_who_is_sealed_meanwhile_never_serves(group: ReplicaGroup, clients: Clie
     clients.send(*numbered(0, 50))
     open_slowly(group, 2)
     with pytest.raises(BrokerUnavailable, match="leaves office"):
-        ask(group, 2, seal_command(group.state.epoch + 1), 1.0)
+        request_replica(group, 2, fence_command(group.state.epoch + 1), 1.0)
     assert group.elect(asked=[2, 3]) == 3
     clients.send(*numbered(50, 60))
     assert not group.status(2).serves
@@ -101,7 +101,7 @@ def test_the_coordinator_waits_for_the_only_one_that_is_in_sync(group: ReplicaGr
     group.tell(2, "hold failpoint open.before_recovery")
     coordinator = CoordinatorProcess(group.keepers.keepers, [GROUP], replication="sync")
     try:
-        group.await_held(2)
+        group.await_hold(2)
         epoch = group.state.epoch
         until = time.monotonic() + 2.5 * LEASE_SECONDS  # it gives up who says nothing after 3 s
         while time.monotonic() < until:

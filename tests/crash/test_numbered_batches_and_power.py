@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.errors import SequenceGap
-from raymq.storage import checkpointing
+from raymq.storage import checkpointer
 from raymq.storage.files.file_calls import replaced
 from tests.crash.numbering_broker import CONFIG, NumberingBroker, batch
 from tests.crash.power_loss import Disk
@@ -33,7 +33,7 @@ NOW_MS = 1_700_000_000_000
 @pytest.fixture(autouse=True)
 def another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a store writes down of its boot is not the boot's in which it is opened again."""
-    monkeypatch.setattr(checkpointing, "boot_id", lambda: "an earlier boot")
+    monkeypatch.setattr(checkpointer, "boot_id", lambda: "an earlier boot")
 
 
 class Machine:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import checkpointing as checkpointing_module
+from raymq.storage import checkpointer as checkpointing_module
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import UnsyncedCalls
-from tests.stored import SMALL, append, make_record, write_entries
+from tests.store_records import SMALL, append, make_record, write_entries
 
 pytestmark = pytest.mark.crash
 

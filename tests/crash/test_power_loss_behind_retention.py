@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import assembly, checkpointing
+from raymq.storage import checkpointer, store_parts
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from tests.crash.power_loss import Disk
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 CONFIG = replace(
     SMALL, commitlog_file_bytes=1 << 14, flush_interval_ms=3_600_000, retention_hours=1, delete_at_hour="*"
@@ -22,7 +22,7 @@ CONFIG = replace(
 def test_offsets_are_not_given_away_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last message expires before a checkpoint says how far the queue is."""
     boots = ["first"]
-    for module in (assembly, checkpointing):
+    for module in (store_parts, checkpointer):
         monkeypatch.setattr(module, "boot_id", lambda: boots[-1])
     now_ms = 1_700_000_000_000
     directory, found = tmp_path / "powered", tmp_path / "found"

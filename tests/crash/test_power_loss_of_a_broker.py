@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import checkpointing
-from raymq.storage.tables import in_flight, progress
+from raymq.storage import checkpointer
+from raymq.storage.tables import consumer_offset_store, in_flight_messages
 from tests.crash.powerless_broker import PowerlessBroker
 
 pytestmark = pytest.mark.crash
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture(autouse=True)
 def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
-    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
 
 
 @pytest.fixture(autouse=True)
 def another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a store writes down of its boot is not the boot's in which it is opened again."""
-    monkeypatch.setattr(checkpointing, "boot_id", lambda: "an earlier boot")
+    monkeypatch.setattr(checkpointer, "boot_id", lambda: "an earlier boot")
 
 
 def lives(root: Path, seed: int, *, sync: bool, works: int) -> None:

@@ -63,7 +63,7 @@ def lose_power(group: ReplicaGroup, chance: random.Random) -> None:
             number, f"lose power {after[number]} {chance.random() * 1e9:.0f} {chance.choice((0, 0.3, 0.7, 1))}"
         )
     for number in numbers:
-        group.await_dead(number)
+        group.await_crash(number)
         shutil.rmtree(group.directory(number))
         after[number].rename(group.directory(number))
 

@@ -27,16 +27,16 @@ from raymq.client import (
     ReceivedMessage,
 )
 from raymq.client.errors import GroupNotFound, OffsetOutOfRange, OutcomeUnknown, SendError
-from raymq.storage import assembly as opening
-from raymq.storage import checkpointing as checkpointing_module
+from raymq.storage import checkpointer as checkpointing_module
+from raymq.storage import store_parts as opening
 from raymq.storage.config import StoreConfig
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
+from tests.broker_crash import disconnect_broker
 from tests.crash.power_loss import Disk
-from tests.dying_broker import fall_silent
 from tests.faulty_calls import UnsyncedBelow, UnsyncedCalls
 from tests.polling import poll_until
-from tests.stored import append, make_record
+from tests.store_records import append, make_record
 
 pytestmark = pytest.mark.crash
 
@@ -79,7 +79,7 @@ class Machine:
     def lose_power(self, random_: random.Random, luck: float) -> Path:
         """The broker is gone; where its directory is as the next boot finds it."""
         broker = self.broker
-        self.loop.run(fall_silent(broker))
+        self.loop.run(disconnect_broker(broker))
         self.disk.before_sync = None
         self.lives += 1
         left = self.place / f"life{self.lives}"

@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from raymq.storage.errors import OffsetOutOfRange, QueueNotFound, StoreCorrupt
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.records import record as layout
-from raymq.storage.records.batch import BadRecord, parse
+from raymq.storage.records.record_batch import BadRecord, parse
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import UnsyncedCalls
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 pytestmark = pytest.mark.crash
 

@@ -11,7 +11,7 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.log import queue_repair
 from raymq.storage.records.java_hash import tags_code
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, bodies, flip, log_file, make_record
+from tests.store_records import SMALL, append, bodies, flip_byte, log_file, make_record
 
 pytestmark = pytest.mark.crash
 
@@ -126,7 +126,7 @@ def test_messages_of_a_topic_that_was_deleted_do_not_come_back(directory: Path) 
 def test_a_damaged_message_stays_an_error_of_its_own(directory: Path) -> None:
     with Store.open(directory, SMALL) as store:
         position = int(store.entries("orders", 0, VICTIM, 1)[0][0])
-    flip(log_file(directory, position // 4096 * 4096), position % 4096 + 88)
+    flip_byte(log_file(directory, position // 4096 * 4096), position % 4096 + 88)
     before = all_entries(directory)
     with Store.open(directory, SMALL) as store:
         for _ in range(2):
@@ -149,7 +149,7 @@ def bodies_from(store: Store, offset: int) -> list[bytes]:
 def test_entry_and_message_are_both_damaged(directory: Path) -> None:
     with Store.open(directory, SMALL) as store:
         position = int(store.entries("orders", 0, VICTIM, 1)[0][0])
-    flip(log_file(directory, position // 4096 * 4096), position % 4096 + 4)
+    flip_byte(log_file(directory, position // 4096 * 4096), position % 4096 + 4)
     write_entry(directory, VICTIM, bytes(ENTRY.size))
     with Store.open(directory, SMALL) as store:
         for _ in range(2):
@@ -159,7 +159,7 @@ def test_entry_and_message_are_both_damaged(directory: Path) -> None:
 
 
 def test_what_would_take_too_long_names_the_remedy(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_repair, "_MOST_BYTES", 100)
+    monkeypatch.setattr(queue_repair, "_MAX_BYTES", 100)
     write_entry(directory, VICTIM, bytes(ENTRY.size))
     folder = directory / "consumequeue" / "orders" / "0"
     with Store.open(directory, SMALL) as store, pytest.raises(StoreCorrupt, match="and start it again") as caught:

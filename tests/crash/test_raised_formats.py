@@ -14,7 +14,7 @@ from raymq.storage.errors import FormatTooNew
 from raymq.storage.failpoints import NAMES, arm
 from raymq.storage.files import json_file
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 pytestmark = pytest.mark.crash
 
@@ -29,7 +29,7 @@ def test_killed_while_it_is_raised(tmp_path: Path, step: str, has_file: bool, mo
         append(store, make_record(b"old"))
     if not has_file:  # as a version before the file left it
         path = directory_format.path_of(tmp_path)
-        for each in (path, json_file.spare_of(path)):
+        for each in (path, json_file.backup_path_of(path)):
             each.unlink()
     assert killed_while_opening(tmp_path, step) == -signal.SIGKILL
     number = read_format(tmp_path).number
@@ -40,7 +40,7 @@ def test_killed_while_it_is_raised(tmp_path: Path, step: str, has_file: bool, mo
     else:
         with pytest.raises(FormatTooNew):
             Store.open(tmp_path, SMALL)
-    monkeypatch.setattr(directory_format, "CURRENT", 2)
+    monkeypatch.setattr(directory_format, "CURRENT_FORMAT", 2)
     with Store.open(tmp_path, SMALL) as store:
         assert bodies(store) == [b"old"]
         append(store, make_record(b"new"))
@@ -52,7 +52,7 @@ def killed_while_opening(directory: Path, step: str) -> int:
     child = os.fork()
     if not child:
         try:
-            directory_format.CURRENT = 2  # type: ignore[misc]
+            directory_format.CURRENT_FORMAT = 2  # type: ignore[misc]
             arm(step)
             Store.open(directory, SMALL)
         finally:

@@ -12,7 +12,7 @@ import pytest
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, PullMessage
+from raymq.actors.wire.headers.pull_headers import HAS_SUBSCRIPTION, PullMessage
 from raymq.client import ConsumeFrom, ConsumeResult, Message, OffsetOutOfRange, PullConsumer, PushConsumer, RayMQError
 from tests.integration.foreign import Foreign
 from tests.polling import poll_until

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.log.checkpoint import State
+from raymq.storage.log.checkpoint import CheckpointState
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, bodies, flip, log_file, make_record, write_entries
+from tests.store_records import SMALL, append, bodies, flip_byte, log_file, make_record, write_entries
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]
 
@@ -84,7 +84,7 @@ def test_the_log_cut_at_every_byte_of_its_last_three_records(tmp_path: Path, cle
 @pytest.mark.parametrize("place", [0, 4, 30, 84, 88, 91])
 def test_a_flipped_byte_is_reported_and_hides_nothing_else(tmp_path: Path, clean: bool, place: int) -> None:
     fill(tmp_path / "s", clean=clean)
-    flip(log_file(tmp_path / "s"), 3 * SIZE + place)
+    flip_byte(log_file(tmp_path / "s"), 3 * SIZE + place)
     with Store.open(tmp_path / "s", SMALL) as store:
         assert [(c.file, c.offset) for c in store.recovery.corruption] == [(str(log_file(tmp_path / "s")), 3 * SIZE)]
         assert store.recovery.truncated_bytes == 0
@@ -103,7 +103,7 @@ def test_a_flipped_byte_of_an_older_file_is_found_by_reading(tmp_path: Path) -> 
     with Store.open(tmp_path, SMALL) as store:
         for i in range(60):
             append(store, make_record(b"%02d" % i, keys="kx"))
-        flip(log_file(tmp_path), 5 * SIZE + 88)
+        flip_byte(log_file(tmp_path), 5 * SIZE + 88)
         with store.read("orders", 0, 0, 60) as lease:
             assert (len(lease), lease.next_offset) == (5, 5)
         with store.read("orders", 0, 6, 60) as lease:
@@ -117,7 +117,7 @@ def test_a_flipped_byte_of_an_older_file_is_found_by_reading(tmp_path: Path) -> 
 
 def test_the_last_flushed_record_damaged_keeps_its_offset(tmp_path: Path) -> None:
     fill(tmp_path / "s")
-    flip(log_file(tmp_path / "s"), (COUNT - 1) * SIZE + 88)
+    flip_byte(log_file(tmp_path / "s"), (COUNT - 1) * SIZE + 88)
     with Store.open(tmp_path / "s", SMALL) as store:
         assert len(store.recovery.corruption) == 1
         assert append(store, make_record()).queue_offsets.tolist() == [COUNT]
@@ -232,7 +232,7 @@ def test_the_machine_died(tmp_path: Path) -> None:
     shutil.copytree(directory, tmp_path / "copy")
     store.close()
     state = tmp_path / "copy" / "raymq" / "state.json"
-    changed = State.load(state)
+    changed = CheckpointState.load(state)
     assert changed is not None
     changed.boot = "another"
     changed.save(state)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import assembly, checkpointing
+from raymq.storage import checkpointer, store_parts
 from raymq.storage.failpoints import NAMES
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
@@ -19,8 +19,8 @@ from tests import fork_server
 from tests.crash.following_writer import CONFIG
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import UnsyncedCalls
-from tests.replicas import Parted, fill, log_content, parted, seen, ship
-from tests.stored import append, make_record, write_entries
+from tests.store_records import append, make_record, write_entries
+from tests.store_replication import DivergedBrokers, diverge_brokers, fill, log_content, read_bodies, ship
 
 pytestmark = pytest.mark.crash
 
@@ -29,10 +29,10 @@ OF_FOLLOWING = tuple(name for name in NAMES if name.startswith("follow."))
 
 
 OF_A_CUT = (
-    *(name for name in NAMES if name.startswith("cut.")),
+    *(name for name in NAMES if name.startswith("truncation.")),
     *("recovery.before_cut", "recovery.between_cuts", "checkpoint.before_queues", "checkpoint.before_state"),
     *("checkpoint.after_state", "replace.before_rename", "replace.after_rename", "open.before_checkpoint"),
-    *("journal.before_rename", "fold.before_delays", "fold.before_clear", "follow.before_size"),
+    *("journal.before_rename", "compaction.before_delays", "compaction.before_clear", "follow.before_size"),
 )
 
 
@@ -49,7 +49,7 @@ def test_a_replica_killed_while_it_takes_its_masters_log_has_a_beginning_of_it(t
     with Store.open(tmp_path / "master", CONFIG) as master:
         fill(master, 30)
         ends = {0, *range(0, 1 << 17, 4096)} | {record.physical_offset + record.size for record in master.walk(0)}
-        content = seen(master)
+        content = read_bodies(master)
     log = b"".join(log_content(tmp_path / "master").values())
     acknowledged = 0
     for times in (1, 4, 11):
@@ -59,7 +59,7 @@ def test_a_replica_killed_while_it_takes_its_masters_log_has_a_beginning_of_it(t
         with Store.open(tmp_path / "replica", CONFIG) as replica:
             end = replica.max_physical_offset
             assert end >= acknowledged, "what was told is there, though the queues had not come to know it"
-            assert sum(map(len, seen(replica).values())) == len(list(replica.walk(0))), "and in its queue"
+            assert sum(map(len, read_bodies(replica).values())) == len(list(replica.walk(0))), "and in its queue"
             assert replica.recovery.corruption == []
             assert end in ends
             found = b"".join(log_content(tmp_path / "replica").values())
@@ -67,19 +67,19 @@ def test_a_replica_killed_while_it_takes_its_masters_log_has_a_beginning_of_it(t
             assert not any(found[end:])
     assert not run(tmp_path / "replica", tmp_path / "master", "")[0]
     with Store.open(tmp_path / "replica", CONFIG) as replica:
-        assert seen(replica) == content
+        assert read_bodies(replica) == content
     assert log_content(tmp_path / "replica") == log_content(tmp_path / "master")
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Parted:
-    return parted(tmp_path_factory.mktemp("parted"), CONFIG)
+def two(tmp_path_factory: pytest.TempPathFactory) -> DivergedBrokers:
+    return diverge_brokers(tmp_path_factory.mktemp("parted"), CONFIG)
 
 
 @pytest.mark.sweep(every=8)
 @pytest.mark.parametrize("failpoint", OF_A_CUT)
 def test_a_cut_that_is_killed_has_not_begun_or_is_finished_by_the_next_start(
-    tmp_path: Path, two: Parted, failpoint: str
+    tmp_path: Path, two: DivergedBrokers, failpoint: str
 ) -> None:
     """Trap 1: nothing of what was cut off ever comes back."""
     shutil.copytree(two.former, tmp_path / "former")
@@ -105,9 +105,9 @@ def test_a_cut_that_is_killed_has_not_begun_or_is_finished_by_the_next_start(
 def test_a_cut_outlives_every_loss_of_power(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each of its syncs and of those that follow: the old log, or the cut one; never a tail that comes back."""
     boots = [0]
-    monkeypatch.setattr(checkpointing, "boot_id", lambda: f"boot {boots[0]}")
-    monkeypatch.setattr(assembly, "boot_id", lambda: f"boot {boots[0]}")
-    two = parted(tmp_path, CONFIG, common=8, own=8)
+    monkeypatch.setattr(checkpointer, "boot_id", lambda: f"boot {boots[0]}")
+    monkeypatch.setattr(store_parts, "boot_id", lambda: f"boot {boots[0]}")
+    two = diverge_brokers(tmp_path, CONFIG, common=8, own=8)
     random_ = random.Random(seed)
     disk = Disk(two.former)
     disk.remember_all()
@@ -133,7 +133,7 @@ def test_a_cut_outlives_every_loss_of_power(tmp_path: Path, seed: int, monkeypat
     with replaced(disk):
         store = Store.open(two.former, CONFIG)
         disk.before_sync = look
-        store.order_cut(two.place, last_epoch=1)
+        store.order_truncation(two.place, last_epoch=1)
         disk.before_sync = None
         done = True
         look()
@@ -163,7 +163,7 @@ def test_what_was_cut_does_not_come_back_where_nothing_is_written_again(
 ) -> None:
     """Of a queue that gets no message any more, and of a log of which all was cut: no later sync takes them along."""
     boots = [0]
-    for module in (checkpointing, assembly):
+    for module in (checkpointer, store_parts):
         monkeypatch.setattr(module, "boot_id", lambda: f"boot {boots[0]}")
     (tmp_path / "s").mkdir()
     disk = Disk(tmp_path / "s")
@@ -176,7 +176,7 @@ def test_what_was_cut_does_not_come_back_where_nothing_is_written_again(
             write_entries(store)
         disk.remember_all()
         with Store.open(tmp_path / "s", config) as store:
-            store.order_cut(place)
+            store.order_truncation(place)
         Store.open(tmp_path / "s", config)._abandon()
         disk.after_power_loss(tmp_path / "at once", random.Random(0), 0.0)
         with Store.open(tmp_path / "s", config) as store:
@@ -188,4 +188,4 @@ def test_what_was_cut_does_not_come_back_where_nothing_is_written_again(
     for name, end in (("at once", place), ("later", place + 20 * len(make_record(bytes(300))))):
         with Store.open(tmp_path / name, config) as store:
             assert store.max_physical_offset == end
-            assert seen(store).get(("orders", 1), []) == [b"old %d" % each for each in range(first)]
+            assert read_bodies(store).get(("orders", 1), []) == [b"old %d" % each for each in range(first)]

@@ -18,12 +18,12 @@ from raymq.actors.errors import (
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer, SimpleConsumer
-from raymq.client.bulk.committing import StagedWrite
-from raymq.client.bulk.staging import StagedWriter
+from raymq.client.bulk.staged_write import StagedWrite
+from raymq.client.bulk.staged_writer import StagedWriter
 from tests.polling import poll_until
 from tests.replica_clients import QUEUES, Clients, numbered
 from tests.replica_group import GROUP, ReplicaGroup
-from tests.stored import make_record
+from tests.store_records import make_record
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
-from raymq.actors.keeper.serving.location import etcd_location
+from raymq.actors.keeper.serving.register_location import etcd_location
 from raymq.actors.protocol import Etcd
 from tests.etcd_servers import EtcdServers, etcd_servers
 from tests.polling import poll_until

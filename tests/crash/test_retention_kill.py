@@ -12,7 +12,7 @@ import pytest
 from raymq.storage.failpoints import NAMES, VARIABLE
 from raymq.storage.store import Store
 from tests import fork_server
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 pytestmark = pytest.mark.crash
 

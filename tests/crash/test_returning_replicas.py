@@ -17,13 +17,22 @@ from raymq.actors.errors import (
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.protocol import MessageQueue, SendStatus
-from raymq.actors.wire.commands.append import read_appended
-from raymq.actors.wire.commands.replication import seal_command
+from raymq.actors.wire.commands.append_commands import read_append_answer
+from raymq.actors.wire.commands.replication_commands import fence_command
 from tests.crash.coordinator_process import CoordinatorProcess
 from tests.polling import poll_until
-from tests.replica_clients import QUEUES, Clients, are_alike, ask, commits, expire_beginning, numbered, records
+from tests.replica_clients import (
+    QUEUES,
+    Clients,
+    are_alike,
+    can_commit,
+    expire_beginning,
+    numbered,
+    records,
+    request_replica,
+)
 from tests.replica_group import GROUP, ReplicaGroup
-from tests.replicas import log_content
+from tests.store_replication import log_content
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
@@ -45,15 +54,15 @@ def test_traps_1_and_11_a_former_master_is_cut_and_follows(group: ReplicaGroup, 
     group.await_end(2, of=1)
     group.kill(2)
     # Async acknowledges what only the master has; that may be lost with it, and must not come back.
-    tail = ask(group, 1, records(30, mark=b"tail"))
-    assert read_appended(tail, 30)[0] is SendStatus.SEND_OK
+    tail = request_replica(group, 1, records(30, mark=b"tail"))
+    assert read_append_answer(tail, 30)[0] is SendStatus.SEND_OK
     group.kill(1)
     group.start(2)
     group.await_claimed(2)
     assert group.elect() == 2
     clients.send(*numbered(50, 80))
     for queue_id in range(QUEUES):
-        poll_until(lambda q=queue_id: commits(clients, q), 15)
+        poll_until(lambda q=queue_id: can_commit(clients, q), 15)
     group.start(1)
     group.await_in_sync(1, 2)
     group.await_end(1, of=2)
@@ -191,8 +200,8 @@ def test_nobody_is_sealed_to_an_epoch_that_will_not_come(group: ReplicaGroup) ->
     for number in (1, 2):
         for wrong in (epoch + 2, (1 << 31) - 1):
             with pytest.raises(InvalidInput):
-                group.run(group.pool.request(group.addresses[number], seal_command(wrong), 5.0))
-        assert group.status(number).sealed <= epoch
+                group.run(group.pool.request(group.addresses[number], fence_command(wrong), 5.0))
+        assert group.status(number).fenced <= epoch
     assert group.status(1).serves
 
 
@@ -234,11 +243,11 @@ def test_who_was_sealed_to_the_next_epoch_is_elected_in_it(group: ReplicaGroup, 
     clients.send(*numbered(0, 10))
     group.await_in_sync(1, 2)
     group.pause(1)
-    poll_until(lambda: is_put(group, group.state.electing()), 20)
+    poll_until(lambda: is_put(group, group.state.start_election()), 20)
     epoch = group.state.epoch
-    group.run(group.pool.request(group.addresses[2], seal_command(epoch + 1), 5.0))
+    group.run(group.pool.request(group.addresses[2], fence_command(epoch + 1), 5.0))
     with pytest.raises(InvalidInput):
-        group.run(group.pool.request(group.addresses[2], seal_command(epoch), 5.0))
+        group.run(group.pool.request(group.addresses[2], fence_command(epoch), 5.0))
     coordinator = CoordinatorProcess(group.keepers.keepers, [GROUP], replication="sync")
     try:
         group.await_serving(2)
@@ -258,7 +267,7 @@ def test_who_was_sealed_to_the_next_epoch_while_its_master_serves_follows_again(
     epoch = group.state.epoch
     coordinator = CoordinatorProcess(group.keepers.keepers, [GROUP], replication="sync")
     try:
-        group.run(group.pool.request(group.addresses[2], seal_command(epoch + 1), 5.0))
+        group.run(group.pool.request(group.addresses[2], fence_command(epoch + 1), 5.0))
         poll_until(lambda: group.state.epoch > epoch, 20)
         group.await_in_sync(1, 2)
         clients.send(*numbered(10, 20))

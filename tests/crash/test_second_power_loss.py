@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import assembly
-from raymq.storage import checkpointing as checkpointing_module
+from raymq.storage import checkpointer as checkpointing_module
+from raymq.storage import store_parts
 from raymq.storage.config import StoreConfig
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from tests.crash.power_loss import Disk
 from tests.crash.test_power_loss import CONFIG
-from tests.stored import append, make_record, write_entries
+from tests.store_records import append, make_record, write_entries
 
 pytestmark = pytest.mark.crash
 
@@ -75,7 +75,7 @@ def test_keys_of_a_killed_process_are_on_disk_before_a_start_says_so(
     """It was killed before it had synced them, and nothing with a key came between the next start and the loss."""
     boots = [0]
     monkeypatch.setattr(checkpointing_module, "boot_id", lambda: f"boot {boots[0]}")
-    monkeypatch.setattr(assembly, "boot_id", lambda: f"boot {boots[0]}")
+    monkeypatch.setattr(store_parts, "boot_id", lambda: f"boot {boots[0]}")
     first, second = tmp_path / "first", tmp_path / "second"
     config = replace(CONFIG, index_entries=40)
     first.mkdir()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]
 

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import checkpointing as checkpointing_module
-from raymq.storage import making_room
+from raymq.storage import checkpointer as checkpointing_module
+from raymq.storage import emergency_cleaner
 from raymq.storage.errors import StoreCorrupt, StoreFull, StoreLocked
 from raymq.storage.failpoints import VARIABLE
-from raymq.storage.files.ballast import BALLAST_BYTES
+from raymq.storage.files.disk_reserve import DISK_RESERVE_BYTES
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.files.fileutil import make_folder
 from raymq.storage.log.retention import Retention
-from raymq.storage.paths import Paths, take_lock
 from raymq.storage.store import Store
+from raymq.storage.store_paths import StorePaths, take_lock
 from tests import fork_server
 from tests.crash.power_loss import Disk as PowerDisk
 from tests.full_disk import FullDisk, fill
-from tests.stored import SMALL, append, bodies, make_record, write_entries
+from tests.store_records import SMALL, append, bodies, make_record, write_entries
 
 pytestmark = pytest.mark.crash
 
@@ -52,7 +52,7 @@ def killed(directory: Path, *, checkpoint_at: int = COUNT, **settings: object) -
     store.consumer_offsets.commit("g", "orders", 0, 199)
     store._flusher.stop()
     store._abandon()
-    Paths(directory).ballast.unlink()
+    StorePaths(directory).disk_reserve.unlink()
 
 
 def numbers(store: Store) -> list[int]:
@@ -89,7 +89,7 @@ def test_what_has_expired_goes_before_the_store_is_opened(
         found = numbers(store)
         assert found[0] <= 250
         minimum = store.min_physical_offset
-    removed = [record.args[0] for record in caplog.records if record.name == making_room.__name__ and record.args]
+    removed = [record.args[0] for record in caplog.records if record.name == emergency_cleaner.__name__ and record.args]
     assert [Path(str(path)).name for path in removed if "commitlog" in str(path)] == [
         f"{start:020d}" for start in range(0, minimum, CONFIG.commitlog_file_bytes)
     ]
@@ -109,12 +109,12 @@ def test_above_the_forced_ratio_the_oldest_files_go_whatever_their_age(small_dis
     end = store.max_offset("orders", 0)
     store._flusher.stop()
     store._abandon()
-    Paths(small_disk / "store").ballast.unlink(missing_ok=True)
+    StorePaths(small_disk / "store").disk_reserve.unlink(missing_ok=True)
     fill(small_disk)
     with Store.open(small_disk / "store", replace(CONFIG, **sizes), retention=Retention(72, "04")) as store:
         assert 0 < store.min_offset("orders", 0) < store.max_offset("orders", 0) == end
         store.delete_expired()
-        assert Paths(small_disk / "store").ballast.exists(), "it is made as soon as there is room"
+        assert StorePaths(small_disk / "store").disk_reserve.exists(), "it is made as soon as there is room"
 
 
 def test_where_nothing_may_go_the_error_names_the_disk_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_killed_while_it_frees_blocks(tmp_path: Path, nth: int) -> None:
 
 def test_what_nobody_reads_goes_first(tmp_path: Path) -> None:
     killed(tmp_path)
-    paths = Paths(tmp_path)
+    paths = StorePaths(tmp_path)
     rubbish = [tmp_path / "checkpoint.tmp", paths.damaged / f"{7:020d}", paths.staged / ".old" / "0.0.chunk"]
     rubbish.append(paths.deleted_queues / "3" / "0" / f"{0:020d}")
     kept = paths.damaged / "topics.json"  # what a repair has set aside
@@ -232,8 +232,8 @@ def test_what_is_behind_the_last_checkpoint_stays(tmp_path: Path, checkpoint_at:
 
 def test_after_a_loss_of_power_the_offsets_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed(tmp_path)
-    monkeypatch.setattr("raymq.storage.assembly.boot_id", lambda: "another")
-    monkeypatch.setattr(making_room, "boot_id", lambda: "another")
+    monkeypatch.setattr("raymq.storage.store_parts.boot_id", lambda: "another")
+    monkeypatch.setattr(emergency_cleaner, "boot_id", lambda: "another")
     monkeypatch.setattr(checkpointing_module, "boot_id", lambda: "another")
     with replaced(FullDisk(0)), opened_full(tmp_path) as store:
         assert 0 < numbers(store)[0] <= 250
@@ -275,7 +275,7 @@ def test_a_loss_of_power_while_it_makes_room(
         machine.after_power_loss(tmp_path / "after", random.Random(dies_at), luck)
     finally:
         machine.close()
-    monkeypatch.setattr("raymq.storage.assembly.boot_id", lambda: "another")
+    monkeypatch.setattr("raymq.storage.store_parts.boot_id", lambda: "another")
     with opened_full(tmp_path / "after") as store:
         assert numbers(store)[0] <= 250
         assert store.recovery.corruption == []
@@ -292,9 +292,9 @@ def test_a_directory_without_a_checkpoint_of_ours_loses_no_log_file(tmp_path: Pa
 
 def test_a_directory_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     killed(tmp_path)
-    lock = take_lock(Paths(tmp_path))
+    lock = take_lock(StorePaths(tmp_path))
     try:
-        maker = making_room.RoomMaker(tmp_path, CONFIG, lambda: LATER_MS)
+        maker = emergency_cleaner.EmergencyCleaner(tmp_path, CONFIG, lambda: LATER_MS)
         with pytest.raises(StoreLocked):
             maker.step()
     finally:
@@ -321,7 +321,7 @@ def test_killed_while_it_makes_room(tmp_path: Path, time: int) -> None:
         "from pathlib import Path; from tests.crash.test_start_makes_room import open_on_a_full_disk;"
         f"open_on_a_full_disk(Path({str(tmp_path)!r}))"
     )
-    environment = {**os.environ, VARIABLE: f"room.before_remove:{time}"}
+    environment = {**os.environ, VARIABLE: f"cleanup.before_remove:{time}"}
     done = fork_server.run(["-c", program], env=environment, timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert min((tmp_path / "commitlog").iterdir()).name == f"{(time - 1) * CONFIG.commitlog_file_bytes:020d}"
@@ -336,8 +336,8 @@ def test_the_ballast_is_taken_before_the_next_message(tmp_path: Path) -> None:
     with replaced(disk), opened_full(tmp_path) as store:
         while store.delete_expired().log_files:
             assert store.wait_for_removals(10)
-        disk.free_bytes = BALLAST_BYTES
+        disk.free_bytes = DISK_RESERVE_BYTES
         store._writer._disk_checked_at = float("-inf")  # a second later
         with contextlib.suppress(StoreFull):
             append(store, make_record(b"again"))
-        assert Paths(tmp_path).ballast.stat().st_blocks * 512 >= BALLAST_BYTES
+        assert StorePaths(tmp_path).disk_reserve.stat().st_blocks * 512 >= DISK_RESERVE_BYTES

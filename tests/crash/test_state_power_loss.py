@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.storage import checkpointing
+from raymq.storage import checkpointer
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.state import sequence_file
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
-from raymq.storage.tables import in_flight, progress
+from raymq.storage.tables import consumer_offset_store, in_flight_messages
 from raymq.storage.timers import timer_log
 from tests.crash.power_loss import Disk
 from tests.crash.powerless_broker import CONFIG
 from tests.crash.test_state_prefixes import Worker
-from tests.state_copies import Shipping, state_of, take_snapshot
+from tests.state_shipping import StateShipper, state_of, take_snapshot
 
 pytestmark = pytest.mark.crash
 
 
 @pytest.fixture(autouse=True)
 def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
-    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 3)
 
 
@@ -37,7 +37,7 @@ def test_a_replica_starts_after_a_loss_of_power_and_takes_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, luck: float
 ) -> None:
     boot = ["one"]
-    monkeypatch.setattr(checkpointing, "boot_id", lambda: boot[0])
+    monkeypatch.setattr(checkpointer, "boot_id", lambda: boot[0])
     monkeypatch.setattr(sequence_file, "boot_id", lambda: boot[0])
     random_ = random.Random(seed)
     (tmp_path / "replica").mkdir()
@@ -46,8 +46,8 @@ def test_a_replica_starts_after_a_loss_of_power_and_takes_a_snapshot(
         worker = Worker(tmp_path / "master", seed)
         replica = StateReplica(tmp_path / "replica")
         take_snapshot(worker.recorder, replica)
-        follower = Store.open(tmp_path / "replica", CONFIG, follows=True)
-        shipping = Shipping(worker.store, worker.recorder, follower, replica)
+        follower = Store.open(tmp_path / "replica", CONFIG, is_replica=True)
+        shipping = StateShipper(worker.store, worker.recorder, follower, replica)
         for _ in range(80):
             worker.work()
             shipping.some(random_)

@@ -15,18 +15,18 @@ import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.client import Message
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
-from raymq.storage.tables import in_flight, progress
-from raymq.storage.tables.in_flight import Lent
-from raymq.storage.tables.staging import StagedRecords
+from raymq.storage.tables import consumer_offset_store, in_flight_messages
+from raymq.storage.tables.in_flight_messages import InFlightMessage
+from raymq.storage.tables.staged_records import StagedRecords
 from raymq.storage.timers import timer_log
 from tests.crash import state_follower
 from tests.crash.powerless_broker import CONFIG
 from tests.crash.state_follower import Recording
 from tests.fork_server import Program
-from tests.state_copies import Shipping, state_of, take_snapshot
+from tests.state_shipping import StateShipper, state_of, take_snapshot
 from tests.unit.actors.bench import encoded
 
 pytestmark = pytest.mark.crash
@@ -96,7 +96,7 @@ class Worker:
             # As pop does: a start forgets what a group without an offset was lent, since it was deleted.
             if self.store.consumer_offsets.get("g", "t", 0) is None:
                 self.store.consumer_offsets.commit("g", "t", 0, 0)
-            lent = Lent(self.number, 4_000_000_000_000, 0, 16)
+            lent = InFlightMessage(self.number, 4_000_000_000_000, 0, 16)
             self.store.in_flight.deliver(("g", "t", 0), end, {end - 1: lent})
 
     def stage(self) -> None:
@@ -135,8 +135,8 @@ def facts_of(store: Store, core: BrokerCore) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
-    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 3)
 
 
@@ -150,8 +150,8 @@ def test_every_beginning_of_the_stream_makes_a_broker_with_all_that_was_done_unt
     take_snapshot(worker.recorder, replica)
     for _ in range(60):
         worker.work()
-    follower = Store.open(tmp_path / "replica", CONFIG, follows=True)
-    shipping = Shipping(worker.store, worker.recorder, follower, replica)
+    follower = Store.open(tmp_path / "replica", CONFIG, is_replica=True)
+    shipping = StateShipper(worker.store, worker.recorder, follower, replica)
     moments, number = worker.moments, 0
     while shipping.step(most_changes=1):
         number += 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables.stream_plans import StreamPlans
+from raymq.storage.tables.stream_plan_store import StreamPlanStore
 from tests.crash.power_loss import Disk
 
 pytestmark = pytest.mark.crash
@@ -28,7 +28,7 @@ def test_a_plan_that_was_answered_outlives_a_loss_of_power(tmp_path: Path, seed:
         losses += 1
         target = tmp_path / str(losses)
         disk.after_power_loss(target, chance, chance.random())
-        kept = dict(StreamPlans(target).kept("agg", "query"))
+        kept = dict(StreamPlanStore(target).kept("agg", "query"))
         if answered:
             newest = max(answered)
             assert kept[newest] == answered[newest]
@@ -36,7 +36,7 @@ def test_a_plan_that_was_answered_outlives_a_loss_of_power(tmp_path: Path, seed:
 
     disk.before_sync = lose_power
     with contextlib.closing(disk), replaced(disk):
-        plans = StreamPlans(root)
+        plans = StreamPlanStore(root)
         for batch in range(4):
             answered[batch] = plans.put("agg", "query", batch, chance.randbytes(chance.choice((10, 2_000))))
             lose_power()

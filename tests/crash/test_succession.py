@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.tables import in_flight, progress
+from raymq.storage.tables import consumer_offset_store, in_flight_messages
 from raymq.storage.timers import timer_log
 from tests.crash.succeeded_broker import SucceededBroker
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture(autouse=True)
 def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
-    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 5)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.replication.reconciling import CutTo, GoOn, TakeSnapshot
-from raymq.storage.tables import in_flight, progress
+from raymq.actors.broker.replication.reconciliation import ContinueFrom, InstallSnapshot, TruncateTo
+from raymq.storage.tables import consumer_offset_store, in_flight_messages
 from raymq.storage.timers import timer_log
 from tests.crash.swapping_broker import SwappingBroker
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture(autouse=True)
 def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
-    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 5)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # threads die with their process
 
@@ -45,5 +45,5 @@ def test_nothing_is_lost_where_master_and_replica_change_places(tmp_path: Path, 
         verdicts.update(broker.verdicts)
     assert kills >= 6
     assert compared >= 3
-    assert verdicts >= {GoOn, TakeSnapshot}
-    assert verdicts <= {GoOn, TakeSnapshot, CutTo}
+    assert verdicts >= {ContinueFrom, InstallSnapshot}
+    assert verdicts <= {ContinueFrom, InstallSnapshot, TruncateTo}

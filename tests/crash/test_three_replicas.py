@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 
 from raymq.actors.protocol import SendStatus
-from raymq.actors.wire.commands.append import read_appended
+from raymq.actors.wire.commands.append_commands import read_append_answer
 from raymq.client import Message, SimpleConsumer
-from raymq.client.received import ReceivedMessage
+from raymq.client.message_decoder import ReceivedMessage
 from tests.polling import poll_until
-from tests.replica_clients import Clients, are_alike, ask, numbered, records
+from tests.replica_clients import Clients, are_alike, numbered, records, request_replica
 from tests.replica_group import ReplicaGroup
-from tests.replicas import log_content
+from tests.store_replication import log_content
 
 pytestmark = [pytest.mark.crash, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.crash, pytest.mark.soak, pytest.mark.timeout(300)]
 def append_alone(group: ReplicaGroup, number: int, others: tuple[int, ...], mark: bytes, count: int) -> None:
     """The master takes messages that nobody else has, and is lost."""
     group.kill(*others)
-    taken = ask(group, number, records(count, mark=mark))  # async acknowledges what only the master has
-    assert read_appended(taken, count)[0] is SendStatus.SEND_OK
+    taken = request_replica(group, number, records(count, mark=mark))  # async acknowledges what only the master has
+    assert read_append_answer(taken, count)[0] is SendStatus.SEND_OK
     group.kill(number)
 
 

@@ -20,14 +20,14 @@ from raymq.actors.errors import (
     WriteUnknown,
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
-from raymq.actors.wire.commands import staging, stream_plans
-from raymq.actors.wire.commands.append import read_appended
-from raymq.actors.wire.commands.staging import WriteWish
+from raymq.actors.wire.commands import staged_write_commands, stream_plan_commands
+from raymq.actors.wire.commands.append_commands import read_append_answer
+from raymq.actors.wire.commands.staged_write_commands import TransactionAction
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.pop import PopMessage
+from raymq.actors.wire.headers.pop_headers import PopMessage
 from raymq.client import Message
 from tests.polling import poll_until
-from tests.replica_clients import Clients, ask, numbered, records
+from tests.replica_clients import Clients, numbered, records, request_replica
 from tests.replica_group import GROUP, ReplicaGroup
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
@@ -61,7 +61,7 @@ def test_with_too_few_in_sync_nothing_is_written(group: ReplicaGroup, clients: C
     group.await_in_sync(1)
     before = group.status(1).end[0]
     with pytest.raises(TooFewInSync, match="in-sync replicas not enough"):
-        ask(group, 1, records(3))
+        request_replica(group, 1, records(3))
     with pytest.raises(NotStored) as refused:
         clients.producer.send(Message("t", b"refused"))
     assert refused.value.code == "SYSTEM_ERROR"
@@ -76,7 +76,7 @@ def test_with_too_few_in_sync_nothing_is_written(group: ReplicaGroup, clients: C
 @pytest.mark.parametrize("group", [{"min_in_sync": 2}], indirect=True)
 def test_what_waits_while_the_set_shrinks_is_not_called_safe(group: ReplicaGroup, clients: Clients) -> None:
     group.pause(2)
-    status, _ = read_appended(ask(group, 1, records(1), 10.0), 1)
+    status, _ = read_append_answer(request_replica(group, 1, records(1), 10.0), 1)
     assert status in {SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT}
 
 
@@ -92,7 +92,9 @@ def test_trap_30_a_master_that_was_stopped_for_longer_than_its_lease_acknowledge
 
     def send(number: int) -> None:
         try:
-            outcomes.append(read_appended(ask(group, 1, records(1, mark=b"late%d" % number), 30.0), 1)[0])
+            outcomes.append(
+                read_append_answer(request_replica(group, 1, records(1, mark=b"late%d" % number), 30.0), 1)[0]
+            )
         except RayMQError as error:
             outcomes.append(error)
 
@@ -121,7 +123,7 @@ def test_trap_3_consumers_see_only_what_is_confirmed(group: ReplicaGroup, client
     queue = MessageQueue("t", GROUP, 0)
     seen = poll_until(lambda: clients.pull.offsets(queue), 10)
     group.pause(2)
-    appending = threading.Thread(target=lambda: ask(group, 1, records(5), 10.0))
+    appending = threading.Thread(target=lambda: request_replica(group, 1, records(5), 10.0))
     appending.start()
     end = group.status(1).confirmed[0]
     poll_until(lambda: group.status(1).end[0] > end, 5)
@@ -140,17 +142,19 @@ def test_a_master_that_was_stopped_for_longer_than_its_lease_lends_nothing_to_wh
         return PopMessage("poppers", "t", -1, 1, int(seconds * 1000), int(wait * 1000), 0, 0).command()
 
     clients.send(b"once")
-    assert ask(group, 1, pop(1.0, 5.0), 10.0).body
+    assert request_replica(group, 1, pop(1.0, 5.0), 10.0).body
     group.await_end(2, of=1)
 
     async def park() -> asyncio.Future[Command]:
         return asyncio.ensure_future(group.pool.request(group.addresses[1], pop(60.0, 30.0), 60.0))
 
     parked = group.run(park())
-    ask(group, 1, staging.ask_writes_command("broker-x", {}))  # behind it, on the same connection
+    request_replica(
+        group, 1, staged_write_commands.ask_writes_command("broker-x", {})
+    )  # behind it, on the same connection
     group.pause(1)
     assert group.elect(asked=[2]) == 2
-    assert poll_until(lambda: clients.found(lambda: ask(group, 2, pop(60.0, 1.0), 5.0)), 15).body
+    assert poll_until(lambda: clients.found(lambda: request_replica(group, 2, pop(60.0, 1.0), 5.0)), 15).body
     group.go_on(1)
 
     async def outcome() -> object:
@@ -166,7 +170,7 @@ def test_a_master_that_was_stopped_for_longer_than_its_lease_lends_nothing_to_wh
 def test_async_waits_for_no_replica(group: ReplicaGroup, clients: Clients) -> None:
     group.pause(2)
     began = time.monotonic()
-    assert read_appended(ask(group, 1, records(5)), 5)[0] is SendStatus.SEND_OK
+    assert read_append_answer(request_replica(group, 1, records(5)), 5)[0] is SendStatus.SEND_OK
     assert 2 in group.state.in_sync or time.monotonic() - began > 2.0
     group.go_on(2)
     group.await_in_sync(1, 2)
@@ -182,7 +186,7 @@ def test_a_master_without_keepers_takes_nothing_and_goes_on_when_they_are_back(
 
     def refused() -> bool:
         try:
-            ask(group, 1, records(1, mark=b"refused"))
+            request_replica(group, 1, records(1, mark=b"refused"))
         except NotMaster:
             return True
         return False
@@ -202,39 +206,39 @@ def test_what_others_act_upon_is_told_once_all_replicas_in_sync_have_it(group: R
     a task read by a plan in whose place the next master had another one.
     """
     write, other = f"{'a' * 32}-{GROUP}", "broker-x"
-    ask(group, 1, staging.open_write_command(write, "t", "", 0))
+    request_replica(group, 1, staged_write_commands.open_write_command(write, "t", "", 0))
     group.pause(2)
     kept = group.directory(1) / "raymq"
     changes: list[tuple[Command, Callable[[], bool]]] = [
         (
-            stream_plans.plan_batch_command("s", "q", 0, b"a plan"),
+            stream_plan_commands.plan_batch_command("s", "q", 0, b"a plan"),
             lambda: (kept / "streams" / "s" / "q").exists(),
         ),
         (
-            staging.decide_write_command(write, WriteWish.COMMIT, {other: {"part": 5}}),
+            staged_write_commands.decide_write_command(write, TransactionAction.COMMIT, {other: {"part": 5}}),
             lambda: b"committed" in (kept / "writes" / write).read_bytes(),
         ),
     ]
     for change, is_made in changes:
-        threading.Thread(target=clients.found, args=[partial(ask, group, 1, change, 2.0)]).start()
+        threading.Thread(target=clients.found, args=[partial(request_replica, group, 1, change, 2.0)]).start()
         poll_until(is_made, 5)
 
     def told() -> list[bool]:
         """What each question has told of the changes."""
         questions = (
             (
-                staging.ask_writes_command(other, {write: 9.0}),
-                lambda told: staging.read_orders(told)[write].what == "append",
+                staged_write_commands.ask_writes_command(other, {write: 9.0}),
+                lambda told: staged_write_commands.read_instructions(told)[write].what == "append",
             ),
             (
-                stream_plans.stream_plans_command("s", "q"),
-                lambda told: bool(stream_plans.read_stream_plans(told).plans),
+                stream_plan_commands.stream_plans_command("s", "q"),
+                lambda told: bool(stream_plan_commands.read_stream_plans(told).plans),
             ),
         )
         found = []
         for question, is_told in questions:
             try:
-                found.append(is_told(ask(group, 1, question, 0.2)))
+                found.append(is_told(request_replica(group, 1, question, 0.2)))
             except BrokerUnavailable:
                 found.append(False)
         return found

@@ -16,7 +16,7 @@ from raymq.actors.protocol import BrokerSpec
 from raymq.client import Message
 from raymq.storage.errors import StoreError, StoreFull
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.paths import Paths
+from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.full_disk import FullDisk
 from tests.polling import poll_until
@@ -72,8 +72,8 @@ class Life:
         shutil.copytree(self.directory / "lived", left)
         with contextlib.suppress(StoreError):
             self.loop.run(self.broker.stop())
-        Paths(left).ballast.unlink()
-        for path in left.rglob("commitlog/*"):  # full blocks of zeros, as RoomMaker would free them
+        StorePaths(left).disk_reserve.unlink()
+        for path in left.rglob("commitlog/*"):  # full blocks of zeros, as EmergencyCleaner would free them
             size = path.stat().st_size
             used = len(path.read_bytes().rstrip(b"\0"))
             with path.open("r+b") as file:
@@ -84,7 +84,7 @@ class Life:
 
 def place_of_waiting(broker: BrokerService) -> int | None:
     """The place in the log of the first message that waits."""
-    found = broker.core.schedule.first_place()
+    found = broker.core.schedule.first_log_position()
     waiting, _ = broker.core.timers.log.waiting((0, -(1 << 63)), 1 << 62, 1_000)
     return min([*([] if found is None else [found]), *waiting["physical_offset"].tolist()], default=None)
 
@@ -160,7 +160,7 @@ def test_a_timer_log_that_cannot_be_read_keeps_all_that_waited(loop: EventLoopTh
     loop.run(life.broker._checkpoint_timers())
     life.run(life.broker.store._save_checkpoint)
     left = life.killed()
-    (Paths(left).timers / "state.json").write_bytes(b"{")
+    (StorePaths(left).timers / "state.json").write_bytes(b"{")
     with replaced(FullDisk(0)), pytest.raises(StoreFull):
         start(loop, left)
     broker = start(loop, left)

@@ -20,7 +20,7 @@ from raymq.client import Message
 from raymq.storage.config import StoreConfig
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
-from raymq.storage.timers.entry import Entries, EntryKind
+from raymq.storage.timers.timer_entry import Entries, EntryKind
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
 CONFIG = StoreConfig(commitlog_file_bytes=1 << 20, index_slots=100, index_entries=10_000, disk_refuse_ratio=1.0)

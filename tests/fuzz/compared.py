@@ -80,7 +80,7 @@ class Compared(Powered):
         told = self.core.offsets.get(GROUP, *key) or 0
         assert told <= high, f"the group is at {told} of {key}, which ends at {high}"
         least, most = known.committed.get(key, 0), known.perhaps_committed.get(key, 0)
-        if not self.store.veils.is_down(key):
+        if not self.store.read_barrier.is_blocked(key):
             assert min(least, high) <= told <= most, f"the group is at {told} of {key}: {least}..{most}, end {high}"
         consumed = {o: name for o, name in known.consumed.get(key, {}).items() if o < told}
         known.consumed[key] = consumed

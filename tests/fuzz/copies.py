@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.stream import FollowedStream
-from raymq.actors.broker.replication.kept_epochs import KeptEpochs
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
+from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
 from raymq.storage.config import StoreConfig
-from raymq.storage.state import recording
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state import recording_file_calls
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from tests.crash.killing_calls import Killed
 from tests.fuzz.histories import History
@@ -32,15 +32,15 @@ class Copy:
         self.directory = directory
         self._config = config
         self.history = History()
-        self.stream: FollowedStream | None = None
+        self.stream: ReplicaStream | None = None
         self.store: Store | None = None
         self.recorder: StateRecorder | None = None
 
-    def follow(self) -> FollowedStream:
+    def follow(self) -> ReplicaStream:
         """Its part of the stream, opened by another process unless it is open."""
         if self.stream is None:
             former, self.recorder = self.recorder, None
-            states = StateReplica(self.directory, continues=former)
+            states = StateReplica(self.directory, predecessor=former)
             try:
                 self.stream = self._opened(states)
             except BaseException:
@@ -50,12 +50,12 @@ class Copy:
         return self.stream
 
     def reopen(self) -> None:
-        """The same process opens the store anew, as behind `NotDeleted`."""
+        """The same process opens the store anew, as behind `DeletionRolledBack`."""
         assert self.stream is not None
         self.stream.store.close()
         self.stream = self._opened(self.stream.states)
 
-    def lead(self, epoch: int) -> tuple[Store, StateRecorder, KeptEpochs]:
+    def lead(self, epoch: int) -> tuple[Store, StateRecorder, EpochFileCache]:
         """It is the master from now on."""
         stream = self.follow()
         end = stream.end
@@ -87,11 +87,11 @@ class Copy:
         if recorder is not None:
             with suppress(Killed):
                 recorder.stop()
-        elif (left := recording.recorder_of(self.directory)) is not None:
-            recording.uninstall(left)
+        elif (left := recording_file_calls.current_recorder(self.directory)) is not None:
+            recording_file_calls.uninstall_recorder(left)
 
-    def _opened(self, states: StateReplica) -> FollowedStream:
-        return FollowedStream.open(self.directory, self._config, ReplicaFile(self.directory), states)
+    def _opened(self, states: StateReplica) -> ReplicaStream:
+        return ReplicaStream.open(self.directory, self._config, ReplicaFile(self.directory), states)
 
 
 def _abandon(store: Store) -> None:

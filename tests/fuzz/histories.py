@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.storage.errors import QueueNotFound
 from raymq.storage.store import Store
-from tests.replicas import seen
+from tests.store_replication import read_bodies
 
 TOPICS = ("orders", "parts", "bills")
 
@@ -70,7 +70,7 @@ class History:
         """The store has just that in its queues, which end where they must."""
         found = {
             topic: dict(enumerate(bodies, store.min_offset(topic, queue_id)))
-            for (topic, queue_id), bodies in seen(store).items()
+            for (topic, queue_id), bodies in read_bodies(store).items()
             if bodies
         }
         ends = {topic: _end(store, topic) for topic in TOPICS}

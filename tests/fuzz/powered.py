@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.recall_handle import RecallHandle
 from raymq.storage import failpoints
@@ -22,7 +22,7 @@ from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from tests.crash.power_loss import Disk
-from tests.stored import SMALL
+from tests.store_records import SMALL
 from tests.unit.actors.clock import FakeClock
 
 CONFIG = replace(
@@ -247,7 +247,7 @@ class Powered(ABC):
         self.store = Store.open(self._directory, config, now_ms=self._now_ms)
         self.core = BrokerCore("broker-a", self.store, clock=self.clock)
         journal = self._directory / "raymq" / "producers.journal"
-        self._producers = ProducerHistory(self.core.producers, self.store, journal)
+        self._producers = ProducerStateJournal(self.core.producers, self.store, journal)
         self._producers.restore()
         for topic, queues in TOPICS.items():
             self.core.topics.create(topic, queues)

@@ -21,16 +21,16 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.replica import stream as followed_stream
-from raymq.actors.broker.replication.kept_epochs import KeptEpochs
-from raymq.storage import assembly, checkpointing, making_room, topic_deletions
+from raymq.actors.broker.replica import replica_stream as followed_stream
+from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.storage import checkpointer, emergency_cleaner, store_parts, topic_deletions
 from raymq.storage.errors import MessageExpired, StoreError
 from raymq.storage.files import file_calls
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.followed_state import NotDeleted
+from raymq.storage.replica_state_watcher import DeletionRolledBack
 from raymq.storage.state import sequence_file
-from raymq.storage.state.changes import read_change
-from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.state_changes import decode_change
+from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.store import Store
 from tests.crash.killing_calls import Killed, KillingCalls
 from tests.crash.line import Line
@@ -38,8 +38,8 @@ from tests.faulty_calls import FaultyCalls
 from tests.fuzz.copies import Copy
 from tests.fuzz.histories import TOPICS, Deletion, Message
 from tests.fuzz.seeds import seeded, try_each
-from tests.state_copies import state_of
-from tests.stored import SMALL, append, make_record, write_entries
+from tests.state_shipping import state_of
+from tests.store_records import SMALL, append, make_record, write_entries
 
 CONFIG = replace(SMALL, commitlog_file_bytes=2048, flush_interval_ms=3_600_000)
 LIVES = 6
@@ -50,7 +50,7 @@ BOOT = [0]
 class MastersFuzz:
     """Three copies; a `Master` of tests/crash/line.py is whoever is elected."""
 
-    epochs: KeptEpochs
+    epochs: EpochFileCache
     recorder: StateRecorder
     store: Store
 
@@ -134,7 +134,7 @@ class MastersFuzz:
                 line.all()
             except MessageExpired:
                 continue
-            except NotDeleted:
+            except DeletionRolledBack:
                 self._calls.disarm()
                 copy.reopen()
             except Killed:
@@ -156,7 +156,7 @@ class MastersFuzz:
             self._lines[copy].some(self._random)
         except MessageExpired:
             self._connect(copy)
-        except NotDeleted:
+        except DeletionRolledBack:
             copy.reopen()
             self._connect(copy)
         stream = copy.follow()
@@ -171,7 +171,7 @@ class MastersFuzz:
             self._lines[copy].all()
         except MessageExpired:
             self._connect(copy)
-        except NotDeleted:
+        except DeletionRolledBack:
             copy.reopen()
             self._connect(copy)
         self._hear(copy)
@@ -183,7 +183,7 @@ class MastersFuzz:
             self._random.choice((self.send_some, self.expire, self.delete, self.delete, self.delete))()
         for copy, line in self._lines.items():
             if self._random.random() < 0.4:
-                with suppress(NotDeleted, MessageExpired):
+                with suppress(DeletionRolledBack, MessageExpired):
                     for _ in range(self._random.choice((1, 2, 3))):
                         line.step()
                 self._hear(copy)
@@ -218,7 +218,7 @@ class MastersFuzz:
             return
         try:
             stream.write_log(stream.received.offset, b"", lambda: None)  # it heeds the state that has come
-        except NotDeleted:
+        except DeletionRolledBack:
             return
         stream.confirm(stream.end)
         copy.history.check(stream.store)
@@ -270,7 +270,7 @@ class MastersFuzz:
     def _first_change_about(self, topic: str, before: int) -> int | None:
         """The number of the first change behind that one by which the journal of deletions tells of the topic."""
         for change in self.recorder.after(before):
-            made = read_change(change.payload)
+            made = decode_change(change.payload)
             if made.path.startswith("raymq/deletions.journal") and topic.encode() in made.content:
                 return change.sequence
         return None
@@ -308,7 +308,7 @@ def in_a_machine_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A boot is not the machine's, threads die with their process, and a short journal of deletions is rewritten."""
     monkeypatch.setattr(topic_deletions, "_LEAST_JOURNAL_BYTES", 400)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    for module in (assembly, checkpointing, making_room, sequence_file, followed_stream):
+    for module in (store_parts, checkpointer, emergency_cleaner, sequence_file, followed_stream):
         monkeypatch.setattr(module, "boot_id", lambda: f"boot {BOOT[0]}")
 
 

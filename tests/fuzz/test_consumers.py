@@ -31,7 +31,7 @@ from tests.integration.conftest import Services
 from tests.polling import poll_until
 
 STRATEGIES: Final = ("average", "sticky", "consistent-hash")
-MOST_MEMBERS: Final = 4
+MAX_MEMBERS: Final = 4
 LIFE_SECONDS: Final = 12.0
 
 
@@ -122,7 +122,7 @@ class ConsumersFuzz:
             self._join()
 
     def _join(self) -> None:
-        if len(self._members) >= MOST_MEMBERS:
+        if len(self._members) >= MAX_MEMBERS:
             return
         number, self._joined = self._joined, self._joined + 1
         options = MemberOptions(

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from raymq.actors.broker.core.appending import producer_history
-from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending import producer_state_journal
+from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.client import Message
 from raymq.storage.errors import StoreError
 from raymq.storage.files.file_calls import replaced
@@ -133,7 +133,7 @@ class NumberedBatchesFuzz:
 
     def _restore(self) -> None:
         journal = self._bench.directory / "raymq" / "producers.journal"
-        self._history = ProducerHistory(self._bench.core.producers, self._bench.store, journal)
+        self._history = ProducerStateJournal(self._bench.core.producers, self._bench.store, journal)
         self._history.restore()
 
     def _new_batch(self, lane: Lane) -> Batch:
@@ -164,7 +164,7 @@ class NumberedBatchesFuzz:
 
 @pytest.fixture(autouse=True)
 def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_history, "_LEAST_FOLD_BYTES", 300)
+    monkeypatch.setattr(producer_state_journal, "_LEAST_FOLD_BYTES", 300)
 
 
 @seeded(few=5, many=300)

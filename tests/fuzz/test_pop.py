@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.duty_troubles import PartTroubles
+from raymq.actors.broker.core.periodic_retry import PerKeyRetry
 from raymq.storage.errors import StoreError
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables import in_flight
+from raymq.storage.tables import in_flight_messages
 from tests.fuzz.failing_disk import FailingDisk
 from tests.fuzz.seeds import do, seeded, try_each
-from tests.stored import SMALL, write_entries
+from tests.store_records import SMALL, write_entries
 from tests.unit.actors import pop_bench
 from tests.unit.actors.pop_bench import Handle, PopBench
 
@@ -162,7 +162,7 @@ class PopFuzz:
         if place + size + 200 < store.max_physical_offset:  # the log's end would be cut there by the next start
             file = store._log.files.file_at(place)
             file.view[place % store._log.files.file_bytes + BODY_AT] ^= 0xFF
-            queue.distrust()
+            queue.reset_checked()
             self._in_doubt[queue_id].add(offset)
 
     def _look_at(self, handles: list[Handle]) -> None:
@@ -204,12 +204,12 @@ class PopFuzz:
 def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its journals are, its log is on disk when it is flushed, and no sweep may fail in its own way."""
 
-    def failed(self: PartTroubles, part: object, name: str, error: Exception, log: Logger) -> None:
+    def failed(self: PerKeyRetry, part: object, name: str, error: Exception, log: Logger) -> None:
         raise AssertionError(f"{name} failed") from error
 
-    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
     monkeypatch.setattr(pop_bench, "SMALL", replace(SMALL, flush="sync", flush_interval_ms=1_000_000))
-    monkeypatch.setattr(PartTroubles, "failed", failed)
+    monkeypatch.setattr(PerKeyRetry, "failed", failed)
 
 
 @seeded(few=8, many=300)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.actors.errors import SequenceGap
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
-from raymq.storage import assembly, checkpointing, making_room
+from raymq.storage import checkpointer, emergency_cleaner, store_parts
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.records.record import decode
-from raymq.storage.tables import in_flight, progress
+from raymq.storage.tables import consumer_offset_store, in_flight_messages
 from tests.fuzz.compared import Compared, name_of
 from tests.fuzz.powered import BOOT, GROUP, HOUR, POPPERS, TOPICS, Sent
 from tests.fuzz.seeds import seeded, try_each
@@ -72,7 +72,7 @@ class PowerFuzz(Compared):
         records, sizes = encoded(*(self._message(topic, name) for name in names), queue_id=queue_id)
         placed = self.core.append(topic, queue_id, memoryview(records), sizes)
         self._stored(*names)
-        if not self.store.veils.is_down((topic, queue_id)):
+        if not self.store.read_barrier.is_blocked((topic, queue_id)):
             self._look()
             for name, offset in zip(names, placed.queue_offsets.tolist(), strict=True):
                 assert self.known.places[name] == (topic, queue_id, offset)
@@ -81,7 +81,7 @@ class PowerFuzz(Compared):
         level = self._random.randint(1, 5)
         names = self._new(3)
         queue_id = self._random.randrange(3)
-        table = self.store.delay_tables
+        table = self.store.delay_level_history
         for name in names:
             self.known.sent[name].due_ms = self._now_ms() + table.delay_ms(min(level, table.levels) - 1)
         messages = [self._message("t", name, delay_level=level) for name in names]
@@ -120,13 +120,15 @@ class PowerFuzz(Compared):
             assert name not in self.known.places, f"{name!r} is withdrawn, and had come"
             self.known.withdrawn.add(name)
         elif status is RecallStatus.DELIVERED:
-            hidden = self.store.veils.are_down
+            hidden = self.store.read_barrier.is_active
             assert hidden or name in self.known.places, f"{name!r} is delivered, and has not come"
         else:
             place = self.known.places.get(name)
             there = place is not None and place[2] >= self.known.low.get(place[:2], 0)
             assert not there, f"{name!r} has come and is unknown"
-            assert place is not None or not sent.alive or self.store.veils.are_down, f"{name!r} waits and is unknown"
+            assert place is not None or not sent.alive or self.store.read_barrier.is_active, (
+                f"{name!r} waits and is unknown"
+            )
 
     def send_numbered(self) -> None:
         known = self.known
@@ -156,7 +158,7 @@ class PowerFuzz(Compared):
         assert tries[0].queue_offsets.tolist() == tries[1].queue_offsets.tolist()
         self._look()
         for name, offset in zip(names, tries[0].queue_offsets.tolist(), strict=True):
-            if offset >= self.known.low.get(("t", 1), 0) and not self.store.veils.is_down(("t", 1)):
+            if offset >= self.known.low.get(("t", 1), 0) and not self.store.read_barrier.is_blocked(("t", 1)):
                 assert self.known.places[name] == ("t", 1, offset)
 
     def stage(self) -> None:
@@ -184,7 +186,7 @@ class PowerFuzz(Compared):
             self._look()
             self._stored(*names)
             for each in names:
-                assert each in self.known.places or self.store.veils.are_down
+                assert each in self.known.places or self.store.read_barrier.is_active
                 self.known.sent[each].durable = True
 
     def commit_half(self) -> None:
@@ -307,7 +309,7 @@ class PowerFuzz(Compared):
 
     def let_go(self) -> None:
         """Retention, until nothing goes any more."""
-        if self.store.veils.are_down:
+        if self.store.read_barrier.is_active:
             return  # what is hidden would go before anybody has seen it
         self.flush()
         self.known.letting_go = True
@@ -364,9 +366,9 @@ class PowerFuzz(Compared):
 def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is done in steps needs many of them, and a boot is not the machine's."""
     delay_in_small_steps(monkeypatch)
-    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
-    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
-    for module in (assembly, checkpointing, making_room):
+    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
+    for module in (store_parts, checkpointer, emergency_cleaner):
         monkeypatch.setattr(module, "boot_id", lambda: f"boot {BOOT[0]}")
 
 

@@ -23,7 +23,7 @@ from tests.polling import poll_until
 
 _T = TypeVar("_T")
 WORKS: Final = 150
-MOST_QUEUES: Final = 4
+MAX_PREFETCHED_QUEUES: Final = 4
 #: What a read brought: offsets and bodies.
 Found = list[tuple[int, bytes]]
 Read = Callable[[PullConsumer, MessageQueue, int, float], Found]
@@ -201,7 +201,7 @@ class PullsFuzz:
             self._send()
 
     def _grow(self) -> None:
-        if self._count < MOST_QUEUES:
+        if self._count < MAX_PREFETCHED_QUEUES:
             self._count += 1
             self._patiently(lambda: self._admin.update_topic("t", queues=self._count))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.actors.errors import RayMQError
 from raymq.client import Message
@@ -147,7 +147,7 @@ class StagedCommitsFuzz:
             try:
                 keep()
             except StoreError:
-                staging.not_begun(name)
+                staging.rollback_begin(name)
                 raise
         steps = staging.commit(name, parts, total, plan)
         for _ in range(self._random.randint(0, 3)):

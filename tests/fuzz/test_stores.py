@@ -23,25 +23,25 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import assembly, checkpointing, making_room, topic_deletions
-from raymq.storage.backup.making import back_up
-from raymq.storage.backup.restoring import restore
-from raymq.storage.backup.source import StoppedDirectory
-from raymq.storage.backup.target import FolderTarget
+from raymq.storage import checkpointer, emergency_cleaner, store_parts, topic_deletions
+from raymq.storage.backup.backup_restore import restore
+from raymq.storage.backup.backup_source import StoppedDirectory
+from raymq.storage.backup.backup_target import FolderTarget
+from raymq.storage.backup.backup_writer import create_backup
 from raymq.storage.directory_format import read_format
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.log.retention import Disk as DiskSpace
-from raymq.storage.state.frozen_state import FrozenState
+from raymq.storage.log.retention import DiskUsage as DiskSpace
+from raymq.storage.state.backup_snapshot import BackupSnapshot
 from raymq.storage.store import Store
-from raymq.storage.tables import progress
-from raymq.storage.tables.broker_identity import read_broker
+from raymq.storage.tables import consumer_offset_store
+from raymq.storage.tables.broker_identity import read_broker_identity
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import FaultyCalls
 from tests.fuzz.known_queues import GROUP, KnownQueues, TopicQueue
 from tests.fuzz.seeds import seeded, try_each
-from tests.stored import SMALL, append, make_record, write_entries
+from tests.store_records import SMALL, append, make_record, write_entries
 
 CONFIG = replace(SMALL, commitlog_file_bytes=2048, flush_interval_ms=3_600_000, retention_hours=1.0, delete_at_hour="*")
 QUEUES: tuple[TopicQueue, ...] = (("a", 0), ("a", 1), ("b", 0), ("c", 0), ("d", 3))
@@ -52,13 +52,13 @@ BOOT = [0]
 
 
 class LiveSource:
-    """What is backed up of a store that goes on: `Source`. Others work while it is read."""
+    """What is backed up of a store that goes on: `BackupSource`. Others work while it is read."""
 
     def __init__(self, store: Store, directory: Path, hold: Callable[[int], None], work: Callable[[], None]) -> None:
         self.directory = directory
-        self.broker = read_broker(directory / "raymq" / "broker.json")
+        self.broker = read_broker_identity(directory / "raymq" / "broker.json")
         self.format = read_format(directory)
-        self.frozen = FrozenState(directory, lambda: store.max_physical_offset)
+        self.frozen = BackupSnapshot(directory, lambda: store.max_physical_offset)
         self.log_begin, self.log_end = store.min_physical_offset, self.frozen.log_end
         self.file_bytes = CONFIG.commitlog_file_bytes
         self.state_bytes = self.frozen.total_bytes
@@ -179,7 +179,7 @@ class StoreFuzz:
     def _back_up_stopped(self) -> None:
         with StoppedDirectory(self._directory) as source:
             name = self._new_backup()
-            back_up(source, self._target, name=name, now_ms=lambda: self._now_ms)
+            create_backup(source, self._target, name=name, now_ms=lambda: self._now_ms)
         self._backups.append((name, copy.deepcopy(self._known)))
 
     def _new_backup(self) -> str:
@@ -194,7 +194,14 @@ class StoreFuzz:
         work = self._random.choice(
             [self.send] * 6
             + [self.commit, self.commit, self.let_go, self.let_go, self.delete, self.flush, self.checkpoint]
-            + [self.pass_time, self.write_queues, self.set_topic, self.back_up, self.look_from_outside, self.expire_all]
+            + [
+                self.pass_time,
+                self.write_queues,
+                self.set_topic,
+                self.create_backup,
+                self.look_from_outside,
+                self.expire_all,
+            ]
         )
         self.told.append(work.__name__)
         on_full_disk = (self.send_one, self.let_go, self.checkpoint, self.pass_time, self.write_queues)
@@ -297,12 +304,12 @@ class StoreFuzz:
         self.flush()
         self.let_go()
 
-    def back_up(self) -> None:
+    def create_backup(self) -> None:
         known, name = copy.deepcopy(self._known), self._new_backup()
         source = LiveSource(self.store, self._directory, self._hold, self._some_work)
         try:
             keep = self._random.choice((None, 4))
-            back_up(source, self._target, name=name, now_ms=lambda: self._now_ms, keep=keep)
+            create_backup(source, self._target, name=name, now_ms=lambda: self._now_ms, keep=keep)
         finally:
             source.frozen.close()
             self._held = None
@@ -346,9 +353,9 @@ def _key_of(body: bytes) -> str:
 def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """All journals are rewritten often, the disk has room but where it is said, and a boot is not the machine's."""
     monkeypatch.setattr(topic_deletions, "_LEAST_JOURNAL_BYTES", 300)
-    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
     monkeypatch.setattr(DiskSpace, "of", lambda _: DiskSpace(0, 1 << 40))
-    for module in (assembly, checkpointing, making_room):
+    for module in (store_parts, checkpointer, emergency_cleaner):
         monkeypatch.setattr(module, "boot_id", lambda: f"boot {BOOT[0]}")
 
 

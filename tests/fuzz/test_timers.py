@@ -98,7 +98,7 @@ class TimersFuzz:
         name = message.body[:NAME_BYTES]
         self._due[name] = None
         self._bench.append(message, queue_id=self._random.randrange(2))
-        table = self._bench.store.delay_tables
+        table = self._bench.store.delay_level_history
         self._due[name] = self._bench.now_ms() + table.delay_ms(min(level, table.levels) - 1)
 
     def recall(self) -> None:

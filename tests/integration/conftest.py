@@ -17,7 +17,7 @@ from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection
-from tests.dying_broker import die
+from tests.broker_crash import die
 
 if TYPE_CHECKING:
     from tests.integration.shared_spark import SharedSpark

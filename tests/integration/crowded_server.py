@@ -12,7 +12,7 @@ import sys
 
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import ServerConnection
-from tests.served import serving
+from tests.wire_server import serving
 
 FILES = 256
 OPENED = 40

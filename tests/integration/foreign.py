@@ -11,19 +11,19 @@ from typing import Any
 
 from raymq.actors.wire import frame
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.frame import FLAG_ONEWAY, MOST_FRAME_BYTES, Command
-from raymq.actors.wire.headers.base import Header
-from raymq.actors.wire.reader import FrameReader
-from raymq.storage.closing import Closing
+from raymq.actors.wire.frame import FLAG_ONEWAY, MESSAGE_FRAME_BYTES, Command
+from raymq.actors.wire.frame_reader import FrameReader
+from raymq.actors.wire.headers.header import Header
+from raymq.storage.closeable import Closeable
 
 
-class Foreign(Closing):
+class Foreign(Closeable):
     """One connection. `pushed` holds what the server sent by itself."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), 5.0)
-        self._reader = FrameReader(MOST_FRAME_BYTES)
+        self._reader = FrameReader(MESSAGE_FRAME_BYTES)
         self._opaques = itertools.count(1)
         self._answers: dict[int, Command] = {}
         self.pushed: list[Command] = []
@@ -38,7 +38,7 @@ class Foreign(Closing):
         """Send a request as a Java client; its opaque."""
         command.opaque, command.language = next(self._opaques), "JAVA"
         command.flag |= FLAG_ONEWAY if oneway else 0
-        self._socket.sendall(frame.encode(command, MOST_FRAME_BYTES) + bytes(command.body))
+        self._socket.sendall(frame.encode(command, MESSAGE_FRAME_BYTES) + bytes(command.body))
         return command.opaque
 
     def reply(self, answer: Command) -> None:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import sys
 
-from raymq.actors.actor_startup import allow_many_files
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.hosted_service import raise_file_limit
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 
 if __name__ == "__main__":
     directory = sys.argv[1]
-    allow_many_files()
+    raise_file_limit()
     loop = EventLoopThread("services")
     name_server = loop.run(NameServerService.start(NameServerSpec(0, directory, "127.0.0.1", 0)))
     store = {"commitlog_file_bytes": 1 << 26, "index_slots": 1_000, "index_entries": 100_000}

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from raymq import cluster
-from raymq.demo import flow as demo_flow
+from raymq.demo import demo_run as demo_flow
 from raymq.spark_bridge import SparkBridge
 from tests.ray_cluster import own_cluster
 

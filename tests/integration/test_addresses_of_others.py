@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from raymq.actors.errors import BrokerUnavailable
-from raymq.actors.wire.commands.homes import find_home_command
-from raymq.actors.wire.commands.meant import meant_for
-from raymq.actors.wire.commands.staging import (
-    WriteWish,
+from raymq.actors.wire.commands.coordinator_directory_commands import find_coordinator_command
+from raymq.actors.wire.commands.staged_write_commands import (
+    TransactionAction,
     decide_write_command,
     open_write_command,
-    read_fate,
+    read_transaction_reply,
     stage_command,
 )
+from raymq.actors.wire.commands.target_broker import with_target_broker
 from raymq.client import Admin, Connection
-from raymq.client.bulk.home import ask_home, is_forgotten
-from raymq.cluster.elastic.ground import Ground
+from raymq.client.bulk.coordinator_lookup import is_forgotten, request_named_broker
+from raymq.cluster.elastic.cluster_client import ClusterClient
 from raymq.storage.records.record import encode
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -41,16 +41,16 @@ def test_rows_of_a_committed_write_are_not_dropped_by_whoever_has_the_address_of
 ) -> None:
     row = encode("t", 0, b"row", b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
     sizes = np.array([len(row)], np.int32)
-    poll_until(lambda: not any(broker.core.homes.unmet() for broker in services.brokers.values()))
+    poll_until(lambda: not any(broker.core.homes.unsynced_brokers() for broker in services.brokers.values()))
     poll_until(lambda: "broker-a" in services.brokers["broker-b"].core.homes.members)
-    mq.run(ask_home(mq, "broker-a", open_write_command("w", "t", "", 0), 5.0))
-    mq.run(ask_home(mq, "broker-b", stage_command("w", "p", 0, ("t", 0), row, sizes, "broker-a"), 5.0))
+    mq.run(request_named_broker(mq, "broker-a", open_write_command("w", "t", "", 0), 5.0))
+    mq.run(request_named_broker(mq, "broker-b", stage_command("w", "p", 0, ("t", 0), row, sizes, "broker-a"), 5.0))
     address = services.brokers["broker-b"].address
     services.stop_broker("broker-b")
-    commit = decide_write_command("w", WriteWish.COMMIT, {"broker-b": {"p": 1}})
-    assert read_fate(mq.run(ask_home(mq, "broker-a", commit, 5.0))).decision == "committed"
+    commit = decide_write_command("w", TransactionAction.COMMIT, {"broker-b": {"p": 1}})
+    assert read_transaction_reply(mq.run(request_named_broker(mq, "broker-a", commit, 5.0))).decision == "committed"
     services.stop_broker("broker-a")
-    with caplog.at_level(logging.INFO, "raymq.actors.broker.write_follower"):
+    with caplog.at_level(logging.INFO, "raymq.actors.broker.in_doubt_resolver"):
         tell(services, "broker-a", address)
         services.start_broker("broker-b")
         poll_until(lambda: "broker-a, the home of 1 writes, does not answer" in caplog.text)
@@ -66,15 +66,17 @@ def test_a_broker_is_not_met_at_an_address_that_another_one_has(services: Servic
     tell(services, "broker-a", services.brokers["broker-b"].address)
     services.start_broker("broker-c")
     homes = services.brokers["broker-c"].core.homes
-    poll_until(lambda: homes.members == ["broker-a", "broker-b", "broker-c"] and "broker-b" not in homes.unmet())
-    assert homes.unmet() == ["broker-a"]
+    poll_until(
+        lambda: homes.members == ["broker-a", "broker-b", "broker-c"] and "broker-b" not in homes.unsynced_brokers()
+    )
+    assert homes.unsynced_brokers() == ["broker-a"]
     services.start_broker("broker-a")
-    poll_until(lambda: not homes.unmet())
+    poll_until(lambda: not homes.unsynced_brokers())
 
 
 def test_what_is_meant_for_another_broker_is_refused(services: Services, mq: Connection) -> None:
     address = services.brokers["broker-b"].address
-    asked = mq.pool.request(address, meant_for("broker-a", find_home_command("series", "q/t")), 5.0)
+    asked = mq.pool.request(address, with_target_broker("broker-a", find_coordinator_command("series", "q/t")), 5.0)
     with pytest.raises(BrokerUnavailable, match="broker-b has its address now"):
         mq.run(asked)
 
@@ -86,10 +88,10 @@ def test_another_broker_does_not_say_what_remains_on_one_that_is_drained(
     address = services.brokers["broker-b"].address
     services.stop_broker("broker-a")
     tell(services, "broker-a", address)
-    ground = Ground(mq, "ns")
+    ground = ClusterClient(mq, "ns")
     assert mq.run(ground.remains("broker-a")) is None
     with pytest.raises(BrokerUnavailable, match="broker-b has its address now"):
         mq.run(is_forgotten(mq, "broker-z"))
     tell(services, "broker-a", address)
     with pytest.raises(BrokerUnavailable, match="broker-b has its address now"):
-        mq.run(ground.remains_for_all("broker-b", ["broker-a"]))
+        mq.run(ground.leftovers_for_all("broker-b", ["broker-a"]))

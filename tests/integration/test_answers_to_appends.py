@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raymq.actors.protocol import Placed, SendStatus
+from raymq.actors.protocol import RecordPositions, SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.append import appended_answer
+from raymq.actors.wire.commands.append_commands import appended_answer
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Connection, Message, OutcomeUnknown, Producer
 from tests.integration.conftest import Services
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 def good(request: Command, places: int) -> Command:
     offsets = np.arange(places)
-    return appended_answer(request, SendStatus.SEND_OK, Placed("t", np.zeros(places), offsets, offsets))
+    return appended_answer(request, SendStatus.SEND_OK, RecordPositions("t", np.zeros(places), offsets, offsets))
 
 
 def without(field: str, **others: Any) -> Any:

@@ -12,12 +12,12 @@ import pytest
 from raymq.actors.broker.core.appending.idempotence import StoredBatch
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.errors import WriteUnknown
-from raymq.actors.protocol import Placed
+from raymq.actors.protocol import RecordPositions
 from raymq.client import Connection, Message, MessageQueue, Producer, PullConsumer
 from raymq.client.errors import OutcomeUnknown
 from raymq.storage.records import producer_sequence
 from tests.integration.conftest import Services
-from tests.stored import make_record
+from tests.store_records import make_record
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 BODIES = [b"%d" % number for number in range(10)]
@@ -60,7 +60,7 @@ def test_a_batch_that_was_cut_is_answered_with_both_places(
     core = services.brokers["broker-a"].core
     whole = core.append_sequenced
 
-    def cut(topic: str, queue_id: int, records: memoryview, sizes: Any, *, delayed: bool = False) -> Placed:
+    def cut(topic: str, queue_id: int, records: memoryview, sizes: Any, *, delayed: bool = False) -> RecordPositions:
         if len(sizes) < len(BODIES):
             return whole(topic, queue_id, records, sizes, delayed=delayed)
         monkeypatch.undo()
@@ -98,9 +98,11 @@ def test_an_answer_with_too_few_places_is_an_unknown_outcome(
     name = "append_sequenced" if idempotent else "append"
     whole = getattr(BrokerCore, name)
 
-    def too_few(*arguments: Any, **options: Any) -> Placed:
+    def too_few(*arguments: Any, **options: Any) -> RecordPositions:
         placed = whole(core, *arguments, **options)
-        return Placed(placed.topic, placed.queue_ids[:3], placed.queue_offsets[:3], placed.physical_offsets[:3])
+        return RecordPositions(
+            placed.topic, placed.queue_ids[:3], placed.queue_offsets[:3], placed.physical_offsets[:3]
+        )
 
     monkeypatch.setattr(core, name, too_few)
     with Producer(mq, "p", idempotent=idempotent, timeout=5.0, retries=1, linger=lingering) as producer:

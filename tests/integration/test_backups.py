@@ -16,23 +16,23 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from raymq.actors.wire.commands import backup as commands
+from raymq.actors.wire.commands import backup_commands as commands
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
 from raymq.client.errors import BrokerUnavailable
-from raymq.cluster import backup as module
 from raymq.cluster import backup_store, list_backups, restore_store, verify_backups
-from raymq.cluster.backup import RunningBroker
+from raymq.cluster import store_backup as module
 from raymq.cluster.cli import main_group
-from raymq.storage.backup.making import back_up
-from raymq.storage.backup.progress import BackupProgress
-from raymq.storage.backup.target import FolderTarget
+from raymq.cluster.store_backup import RunningBrokerSource
+from raymq.storage.backup.backup_progress import BackupProgress
+from raymq.storage.backup.backup_target import FolderTarget
+from raymq.storage.backup.backup_writer import create_backup
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import BackupFailed, StoreLocked
 from raymq.storage.files import file_calls
 from raymq.storage.store import Store
 from tests.integration.conftest import LOG_FILE_BYTES, Services
 from tests.polling import poll_until
-from tests.stored import bodies
+from tests.store_records import bodies
 
 pytestmark = pytest.mark.integration
 
@@ -97,12 +97,12 @@ def test_what_a_backup_held_is_given_back_when_it_ends_or_dies(
     send(mq, "a")
     with Connection([address]) as dying:
         commands.read_begun(dying.run(dying.pool.request(address, commands.begin_command(), 5.0)))
-        assert backups.held_from() == 0
+        assert backups.retained_from() == 0
         with pytest.raises(BackupFailed, match="another backup"):
             backup_store(services.directory / "broker-a", tmp_path / "target")
-    poll_until(lambda: backups.held_from() is None)
+    poll_until(lambda: backups.retained_from() is None)
     backup_store(services.directory / "broker-a", tmp_path / "target")
-    poll_until(lambda: backups.held_from() is None)
+    poll_until(lambda: backups.retained_from() is None)
     assert file_calls.current is plain
 
 
@@ -112,11 +112,11 @@ def test_a_backup_whose_lease_is_lost_fails(
     monkeypatch.setattr(module, "_RENEW_SECONDS", 0.02)
     send(mq, "a")
     directory = services.directory / "broker-a"
-    with RunningBroker(directory, None, StoreLocked(directory, 1)) as source:
+    with RunningBrokerSource(directory, None, StoreLocked(directory, 1)) as source:
         services.loop.run(_end(services))
         poll_until(lambda: source._failure is not None)
         with pytest.raises(BackupFailed, match="holds nothing"):
-            back_up(source, FolderTarget(tmp_path / "target"))
+            create_backup(source, FolderTarget(tmp_path / "target"))
     assert FolderTarget(tmp_path / "target").names() == []
 
 
@@ -126,14 +126,14 @@ def test_a_lease_that_is_lost_at_the_last_moment_is_noticed(
     """Between two renewals: the manifest is written only if what was read was held until then."""
     send(mq, "a")
     directory = services.directory / "broker-a"
-    with RunningBroker(directory, None, StoreLocked(directory, 1)) as source:
+    with RunningBrokerSource(directory, None, StoreLocked(directory, 1)) as source:
 
         def lose(progress: BackupProgress) -> None:
             if progress.path.startswith("commitlog/"):
                 services.loop.run(_end(services))
 
         with pytest.raises(BackupFailed, match="holds nothing"):
-            back_up(source, FolderTarget(tmp_path / "target"), progress=lose)
+            create_backup(source, FolderTarget(tmp_path / "target"), progress=lose)
     assert FolderTarget(tmp_path / "target").names() == []
 
 
@@ -147,12 +147,12 @@ def test_a_log_file_that_retention_took_is_named(
 ) -> None:
     send(mq, "a")
     directory = services.directory / "broker-a"
-    with RunningBroker(directory, None, StoreLocked(directory, 1)) as source:
+    with RunningBrokerSource(directory, None, StoreLocked(directory, 1)) as source:
         shutil.copytree(directory, tmp_path / "copy")
         source.directory = tmp_path / "copy"
         next((tmp_path / "copy" / "commitlog").iterdir()).unlink()
         with pytest.raises(BackupFailed, match="85 %"):
-            back_up(source, FolderTarget(tmp_path / "target"))
+            create_backup(source, FolderTarget(tmp_path / "target"))
 
 
 def test_who_has_the_directory_and_is_no_broker_of_it(

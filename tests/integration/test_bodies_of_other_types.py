@@ -11,7 +11,7 @@ import pytest
 
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.route import QueryDataVersion, RegisterBroker
+from raymq.actors.wire.headers.route_headers import QueryDataVersion, RegisterBroker
 from raymq.client import Admin, Connection
 from tests.broker_process import BrokerProcess
 from tests.integration.foreign import Foreign

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from raymq.actors import routing
+from raymq.actors import route_cache
 from raymq.actors.names.service import NameServerService
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.headers import route as route_headers
+from raymq.actors.wire.headers import route_headers
 from raymq.client import (
     Admin,
     Connection,
@@ -112,7 +112,7 @@ def test_a_running_client_keeps_what_it_knew(
 ) -> None:
     """Fault 12: when its routes were 30 s old, it was told that there is no such topic."""
     del admin
-    monkeypatch.setattr(routing, "ROUTE_SECONDS", 0.5)
+    monkeypatch.setattr(route_cache, "ROUTE_SECONDS", 0.5)
     producer = Producer(mq, "p", timeout=0.5)
     waiting = producer.send(Message("t", b"later", deliver_at=time.time() + 600))
     with SimpleConsumer(mq, "s", {"t": "*"}) as simple, PullConsumer(mq, "g") as pull:
@@ -144,7 +144,7 @@ def test_a_running_client_keeps_what_it_knew_over_a_restart_of_the_name_server(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name server had forgotten who is away, knew another broker, and said that there is no such topic."""
-    monkeypatch.setattr(routing, "ROUTE_SECONDS", 0.5)
+    monkeypatch.setattr(route_cache, "ROUTE_SECONDS", 0.5)
     services.start_broker("broker-c")
     producer = Producer(mq, "p", timeout=0.5)
     with SimpleConsumer(mq, "s", {"t": "*"}) as simple, PullConsumer(mq, "g") as pull:
@@ -189,11 +189,11 @@ def test_clients_go_on_within_seconds_after_a_long_outage(
     with PushConsumer(mq, "g-outage", {"t": "*"}, listener):
         Producer(mq, "p").send(Message("t", b"before"))
         poll_until(lambda: received, 10)
-        monkeypatch.setattr(routing, "ROUTE_SECONDS", 0.5)  # the outage was longer than a route is young
+        monkeypatch.setattr(route_cache, "ROUTE_SECONDS", 0.5)  # the outage was longer than a route is young
         for name in ("broker-a", "broker-b"):
             services.stop_broker(name)
         services.loop.run(services.name_server.stop())
-        poll_until(lambda: mq.pool.is_silent, 10, "nothing answers")
+        poll_until(lambda: mq.pool.is_offline, 10, "nothing answers")
         mq.run(as_after_minutes())
         services.name_server = services.loop.run(NameServerService.start(services.name_server_spec))
         for name in ("broker-a", "broker-b"):

@@ -74,7 +74,7 @@ def test_a_topic_is_not_called_deleted_while_a_broker_that_has_it_is_away(
 def test_a_broker_that_leaves_amid_a_change_is_told_as_one_that_is_away(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = fan_out.ask_each
+    ask = fan_out.request_each
 
     async def asked_before_it_leaves(*arguments: Any) -> Any:
         answers = await ask(*arguments)
@@ -82,7 +82,7 @@ def test_a_broker_that_leaves_amid_a_change_is_told_as_one_that_is_away(
             await asyncio.to_thread(leave, services, mq, "broker-b")
         return answers
 
-    monkeypatch.setattr(fan_out, "ask_each", asked_before_it_leaves)
+    monkeypatch.setattr(fan_out, "request_each", asked_before_it_leaves)
     with pytest.raises(BrokerUnavailable, match="broker-b"):
         admin.update_topic("t", queues=3)
     assert services.brokers["broker-a"].core.topic("t").write_queues == 3

@@ -36,7 +36,7 @@ from raymq.client import (
 )
 from tests.integration.conftest import Services
 from tests.polling import poll_until
-from tests.stored import flip, log_file
+from tests.store_records import flip_byte, log_file
 
 pytestmark = pytest.mark.integration
 
@@ -326,7 +326,7 @@ def test_a_flipped_bit_of_a_running_broker_is_an_error_of_its_offset(
     producer = Producer(mq, "p")
     producer.send_batch([Message("t", b"body-%d" % n * 9) for n in range(60)], queue=queue)
     log = log_file(services.directory / "broker-a")
-    flip(log, log.read_bytes().index(b"body-42") + 3)
+    flip_byte(log, log.read_bytes().index(b"body-42") + 3)
     pull = PullConsumer(mq, "g")
     received: list[ReceivedMessage] = []
     while len(received) < 42:

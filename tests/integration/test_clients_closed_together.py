@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raymq.client import Admin, Connection, ConsumeResult, Message, Producer, PushConsumer, ReceivedMessage
-from raymq.client.pop.engine import Popping
+from raymq.client.pop.pop_consumer_engine import PopConsumerEngine
 from raymq.client.pop.simple_consumer import SimpleConsumer
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -23,15 +23,15 @@ def test_all_simple_consumers_leave_at_the_same_time(
     services: Services, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
-    stop, go_on = Popping._give_all_back, threading.Event()
+    stop, go_on = PopConsumerEngine._give_all_back, threading.Event()
 
-    async def held_up(popping: Popping, handover: float) -> None:
+    async def held_up(popping: PopConsumerEngine, handover: float) -> None:
         steps.append("begins")
         await asyncio.to_thread(go_on.wait, 30)
         await stop(popping, handover)
         steps.append("ends")
 
-    monkeypatch.setattr(Popping, "_give_all_back", held_up)
+    monkeypatch.setattr(PopConsumerEngine, "_give_all_back", held_up)
     mq = Connection([services.name_server.address])
     consumers = [SimpleConsumer(mq, f"g{number}", {"t": "*"}) for number in range(COUNT)]
     with ThreadPoolExecutor(1) as threads:

@@ -28,7 +28,7 @@ from raymq.client import (
     ReceivedMessage,
     SimpleConsumer,
 )
-from raymq.client.pop.receiver import Receiver
+from raymq.client.pop.receive_call import ReceiveCall
 from tests.broker_process import BrokerProcess
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -122,7 +122,7 @@ def test_a_receive_that_is_cancelled_while_the_consumer_is_closed_gives_back_wha
         receiving = asyncio.ensure_future(consumer.areceive(COUNT, HIDDEN_SECONDS, 30.0))
         await asyncio.to_thread(poll_until, lambda: late.held)
         closing = asyncio.ensure_future(consumer.aclose())
-        await asyncio.to_thread(poll_until, lambda: consumer._popping._stopped.is_set())
+        await asyncio.to_thread(poll_until, lambda: consumer._pop_engine._stopped.is_set())
         receiving.cancel()
         late.go_on()
         await closing
@@ -135,7 +135,7 @@ def test_a_receive_that_is_cancelled_while_the_consumer_is_closed_gives_back_wha
 
 
 def all_handed(consumer: SimpleConsumer) -> bool:
-    return sum(map(len, consumer._popping._handed.values())) == COUNT
+    return sum(map(len, consumer._pop_engine._handed.values())) == COUNT
 
 
 def test_what_was_handed_to_a_receiver_that_gives_up_after_the_close_has_begun_goes_back(
@@ -144,14 +144,14 @@ def test_what_was_handed_to_a_receiver_that_gives_up_after_the_close_has_begun_g
     """The moment between the loop's end of a receive and the thread that takes what it brought."""
     consumer = SimpleConsumer(mq, "g", {"t": "*"})
     send(mq)
-    receivers: list[Receiver] = []
+    receivers: list[ReceiveCall] = []
 
     while not all_handed(consumer):
-        receivers.append(Receiver())
+        receivers.append(ReceiveCall())
         mq.run(consumer._receive(COUNT, HIDDEN_SECONDS, 5.0, receivers[-1]))
     with ThreadPoolExecutor(1) as threads:
         closing = threads.submit(consumer.close)
-        poll_until(lambda: consumer._popping._stopped.is_set())
+        poll_until(lambda: consumer._pop_engine._stopped.is_set())
         for receiver in receivers:
             consumer._given_up(receiver)
         closing.result(10)
@@ -164,9 +164,9 @@ def test_what_was_handed_to_a_receiver_that_says_nothing_goes_back_with_the_clos
     consumer = SimpleConsumer(mq, "g", {"t": "*"})
     send(mq)
     while not all_handed(consumer):
-        mq.run(consumer._receive(COUNT, HIDDEN_SECONDS, 5.0, Receiver()))
+        mq.run(consumer._receive(COUNT, HIDDEN_SECONDS, 5.0, ReceiveCall()))
     consumer.close()
-    assert not consumer._popping._handed
+    assert not consumer._pop_engine._handed
     check_all_are_there(services.name_server.address)
 
 
@@ -194,7 +194,7 @@ def test_a_receive_that_is_given_up_before_its_first_step_takes_nothing(
         assert second.cancelled()
 
     def kept() -> int:
-        return consumer._popping._kept.count(1)
+        return consumer._pop_engine._kept.count(1)
 
     admin = Admin(mq)
     admin.create_topic("one", queues=1)
@@ -203,7 +203,7 @@ def test_a_receive_that_is_given_up_before_its_first_step_takes_nothing(
         [Message("one", b"%d" % number) for number in range(COUNT)], queue=next(iter(admin.topic_stats("one")))
     )
     asyncio.run(give_up_two())
-    assert not consumer._popping._handed
+    assert not consumer._pop_engine._handed
     assert kept() == COUNT
     assert len(consumer.receive(COUNT, HIDDEN_SECONDS, 5.0)) == COUNT, "the next one gets all of it"
 
@@ -214,7 +214,7 @@ def test_of_two_that_close_it_the_second_one_waits_for_the_first(
     with ThreadPoolExecutor(3) as threads:
         consumer, receiving = receive_late(mq, late, threads)
         first = threads.submit(consumer.close)
-        poll_until(lambda: consumer._popping._stopped.is_set())
+        poll_until(lambda: consumer._pop_engine._stopped.is_set())
         second = threads.submit(mq.close)
         with pytest.raises(ClientClosed):
             receiving.result(5)
@@ -265,7 +265,7 @@ def test_an_answer_that_is_later_than_a_request_may_be_brings_its_messages_all_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that hangs for longer than a request waits, and then gives what it was asked for."""
-    monkeypatch.setattr("raymq.client.pop.requests._REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("raymq.client.pop.pop_requests._REQUEST_SECONDS", 0.5)
     first = BrokerProcess("broker-a", tmp_path)
     brokers = [first, BrokerProcess("broker-b", tmp_path, first.name_server)]
     try:
@@ -277,7 +277,7 @@ def test_an_answer_that_is_later_than_a_request_may_be_brings_its_messages_all_t
                 send(mq, MessageQueue("t", "broker-b", 0))
                 brokers[1].signal(signal.SIGSTOP)
                 receiving = threads.submit(consumer.receive, COUNT, HIDDEN_SECONDS, 30.0)
-                poll_until(lambda: ("broker-b", "t") in consumer._popping._asked_at)
+                poll_until(lambda: ("broker-b", "t") in consumer._pop_engine._asked_at)
                 threading.Event().wait(1.5)  # a hang of that length, not a synchronisation
                 brokers[1].signal(signal.SIGCONT)
                 found = receiving.result(30)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.protocol import PERM_READ, TopicRoute
-from raymq.actors.wire.commands.whole_broker import permit_command
+from raymq.actors.wire.commands.broker_config_commands import set_permission_command
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.errors import SendError
 from raymq.client.produce.outbox_file import OutboxFile
@@ -105,7 +105,7 @@ def test_keys_that_look_for_other_queues_than_those_of_a_drained_broker(
         there = [key for key, sent in before.items() if sent.result(20).queue.broker == "broker-b"]
         assert there
         address = mq.run(mq.routes.cluster()).masters["broker-b"]
-        mq.run(mq.pool.request(address, permit_command(PERM_READ), 10.0))
+        mq.run(mq.pool.request(address, set_permission_command(PERM_READ), 10.0))
         get, asked = sending.routes.get, threading.Event()
 
         async def hangs(topic: str, *, fresh: bool = False, timeout: float = 3.0) -> TopicRoute:

@@ -35,7 +35,7 @@ from raymq.client import (
     StoreLocked,
 )
 from raymq.client.produce import shared_producer
-from raymq.cluster import Cluster, launching
+from raymq.cluster import Cluster, cluster_launch
 from raymq.cluster.cli import main_group
 from raymq.storage.store import Store
 from tests.certificates import certificates
@@ -100,7 +100,9 @@ def test_actors_take_commands_where_no_way_leads_to_the_sockets(mq: Cluster, mon
             assert time.monotonic() - began < 10.0
         with pytest.raises(MessageNotFound):
             Admin(barred).query_by_unique_key("by-call", "F" * 32)
-        assert {int(address.rpartition(":")[2]) for address, peer in barred.pool._peers.items() if peer.no_way} == ports
+        assert {
+            int(address.rpartition(":")[2]) for address, peer in barred.pool._peers.items() if peer.is_unreachable
+        } == ports
 
 
 def test_a_cluster_with_tls_is_joined_with_its_own_files(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_shared_producer_that_nobody_uses_ends_and_comes_back(mq: Cluster, mon
     producer = Producer(mq, "once", shared=True)
     producer.send(Message("t", b"x"))
     pid = pid_of("producer:once", NAMESPACE)
-    poll_until(lambda: "producer:once" not in launching.names(NAMESPACE), 30)
+    poll_until(lambda: "producer:once" not in cluster_launch.names(NAMESPACE), 30)
     poll_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 30)
     assert producer.send(Message("t", b"y"), timeout=20.0).status.name == "SEND_OK"
     assert pid_of("producer:once", NAMESPACE) != pid
@@ -218,11 +220,11 @@ def test_the_shared_producer_numbers_what_it_is_asked_to(mq: Cluster) -> None:
 
 def test_a_program_that_just_ends_is_quiet(mq: Cluster) -> None:
     program = f"""
-from raymq.client import Connection, Message, Producer, PushConsumer
+from raymq.client import Connection, ConsumeResult, Message, Producer, PushConsumer
 mq = Connection({mq.name_servers!r})
 producer = Producer(mq, "ending")
 producer.send(Message("t", b"x"))
-consumer = PushConsumer(mq, "ending", {{"t": "*"}}, lambda messages: None)
+consumer = PushConsumer(mq, "ending", {{"t": "*"}}, lambda messages: ConsumeResult.SUCCESS)
 consumer.start()
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

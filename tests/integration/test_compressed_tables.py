@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.wire.headers.send import SendMessage
+from raymq.actors.wire.headers.send_headers import SendMessage
 from raymq.client import Admin, Connection, MessageQueue, PullConsumer
 from raymq.client.bulk.range_reader import RangeReader
 from raymq.storage.records.record import encode_properties

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from raymq.actors.errors import OutcomeUnknown
-from raymq.actors.wire import silence
+from raymq.actors.wire import dead_peer_detector
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PushConsumer
-from raymq.client import health as of_consumers
-from raymq.client.push import fetching
-from raymq.client.requests import fetching as requests
+from raymq.client import consumer_health as of_consumers
+from raymq.client.push import queue_fetcher
+from raymq.client.requests import fetch_request as requests
 from tests.integration.cable import Cable
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
@@ -50,9 +50,9 @@ def through(services: Services, admin: Admin, cable: Cable, monkeypatch: pytest.
 
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(dead_peer_detector, "SILENT_SECONDS", 1.0)
     monkeypatch.setattr(of_consumers, "FAILING_SECONDS", 1.0)
-    monkeypatch.setattr(fetching, "_PARK_SECONDS", 0.5)
+    monkeypatch.setattr(queue_fetcher, "_PARK_SECONDS", 0.5)
     monkeypatch.setattr(requests, "ANSWER_SECONDS", 0.5)
 
 
@@ -68,7 +68,7 @@ def test_a_consumer_goes_on_over_a_new_connection_and_is_not_well_until_then(
         poll_until(lambda: taker.bodies == [b"before"], 10)
         poll_until(lambda: consumer.health.ok, 10)
         with monkeypatch.context() as never:
-            never.setattr(silence, "SILENT_SECONDS", 1e9)
+            never.setattr(dead_peer_detector, "SILENT_SECONDS", 1e9)
             services.loop.run(_at_once(cable.freeze))
             producer.send(Message("t", b"behind"), queue=QUEUE)
             poll_until(lambda: not consumer.health.ok, 20)
@@ -104,7 +104,7 @@ def test_a_producer_sends_over_a_new_connection(through: Connection, cable: Cabl
 def test_a_consumer_that_waits_for_longer_than_a_dead_connection_would_last_keeps_its_own(
     through: Connection, cable: Cable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_PARK_SECONDS", 2.5)
+    monkeypatch.setattr(queue_fetcher, "_PARK_SECONDS", 2.5)
     taker = Taker()
     with PushConsumer(through, "g", {"t": "*"}, taker) as consumer, Connection(through.name_servers) as other:
         poll_until(lambda: consumer.health.works, 10)

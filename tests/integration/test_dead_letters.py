@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from raymq.actors.wire.commands.dead_letters import redrive_command
+from raymq.actors.wire.commands.dead_letter_commands import redrive_command
 from raymq.client import (
     Admin,
     Connection,
@@ -25,13 +25,13 @@ from raymq.client import (
     RedriveResult,
     Retry,
 )
-from raymq.client.admin import dead_letters
+from raymq.client.admin import dead_letter_requests
 from raymq.cluster.cli import main_group
 from raymq.storage.records.record import OFFSET_BODY
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
-from tests.stored import flip
+from tests.store_records import flip_byte
 
 pytestmark = pytest.mark.integration
 
@@ -89,8 +89,8 @@ def test_a_damaged_dead_letter_is_passed_over_alone(
     """The others of its group, on all brokers, could neither be listed nor sent again, by their ids neither."""
     body, around = [message for message in dead if message.queue.broker == "broker-a"][:2]
     log = services.directory / "broker-a" / "commitlog" / f"{0:020d}"
-    flip(log, body.physical_offset + OFFSET_BODY)
-    flip(log, around.physical_offset + OFFSET_BODY - 1)  # the body's length
+    flip_byte(log, body.physical_offset + OFFSET_BODY)
+    flip_byte(log, around.physical_offset + OFFSET_BODY - 1)  # the body's length
     sound = [message for message in dead if message not in (body, around)]
     found = admin.dlq_list("g")
     assert ids(found) == ids(sound)
@@ -204,7 +204,7 @@ def test_a_redrive_keeps_no_bodies(
         kept.append(letters())
         return redrive_command(*arguments, **options)
 
-    monkeypatch.setattr(dead_letters, "redrive_command", counted)
+    monkeypatch.setattr(dead_letter_requests, "redrive_command", counted)
     wanted, others = set(ids(dead)), letters()
     assert set(admin.dlq_redrive("g").redriven) == wanted
     assert max(kept) <= others + 1  # the one that was read last

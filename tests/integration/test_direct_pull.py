@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from raymq.actors import routing
+from raymq.actors import route_cache
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, BrokerUnavailable, Connection, InvalidInput, Producer, PullConsumer, TopicNotFound
-from raymq.client.pull import engine as pulling
 from raymq.client.pull import pull_consumer
+from raymq.client.pull import pull_consumer_engine as pulling
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -129,8 +129,8 @@ def test_a_deleted_topics_route_is_not_used_for_ever(
         Admin(other).delete_topic("t")
         poll_until(lambda: _is_unknown(other, "t"))
     assert mq.run(mq.routes.get("t", fresh=True)).readable(), "a name server that has just started may not know it yet"
-    now = routing.boottime
-    monkeypatch.setattr(routing, "boottime", lambda: now() + routing.ROUTE_SECONDS)
+    now = route_cache.boottime
+    monkeypatch.setattr(route_cache, "boottime", lambda: now() + route_cache.ROUTE_SECONDS)
     with pytest.raises(TopicNotFound):
         mq.run(mq.routes.get("t", fresh=True))
 

@@ -10,9 +10,9 @@ import pytest
 
 from raymq.actors.protocol import MessageQueue
 from raymq.client import Admin, Connection
-from raymq.client.bulk.committing import StagedWrite
-from raymq.client.bulk.home import home_of
-from raymq.client.bulk.staging import StagedWriter
+from raymq.client.bulk.coordinator_lookup import ensure_coordinator
+from raymq.client.bulk.staged_write import StagedWrite
+from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import WriteIncomplete
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode
@@ -66,7 +66,7 @@ def test_no_decision_waits_for_the_disk_on_the_event_loop(services: Services, mq
     with replaced(calls):
         assert staged(services, mq, 0).commit([("p", "broker-b", 1)]).rows == 1
         staged(services, mq, 1).abort(["broker-b"])
-        assert mq.run(home_of(mq, "stream", "k")) in services.brokers
+        assert mq.run(ensure_coordinator(mq, "stream", "k")) in services.brokers
         services.start_broker("broker-c")
         poll_until(lambda: services.brokers["broker-c"].core.homes.members == ["broker-a", "broker-b", "broker-c"])
     for folder in FOLDERS:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from raymq import cluster
-from raymq.actors.wire.commands.admin import create_topic_command
+from raymq.actors.wire.commands.admin_commands import create_topic_command
 from raymq.client import (
     Admin,
     BrokerInfo,
@@ -26,9 +26,9 @@ from raymq.client import (
     PullConsumer,
     RayMQError,
 )
-from raymq.cluster import Cluster, launching, ray_runtime
+from raymq.cluster import Cluster, cluster_launch, ray_runtime
 from raymq.cluster.cli import main_group
-from tests.elastic_load import Load
+from tests.elastic_load import ContinuousLoad
 from tests.integration import three_machines
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
@@ -42,7 +42,7 @@ pytestmark = [
 NAMESPACE = "elastic"
 CONFIG: dict[str, Any] = {"replication": "sync", "commitlog_file_bytes": 1 << 24, "index_slots": 1_000}
 #: What two busy cores may make of the 5 s that are promised on machines with room.
-MOST_SECONDS = 20.0
+MAX_SECONDS = 20.0
 H1, H2, H3 = three_machines.NAMES
 
 
@@ -86,16 +86,16 @@ def test_replicas_are_restarted_one_after_the_other_while_clients_go_on(root: Pa
         steps = [f"restarts {names[0]}", f"hands broker-a over to {names[0]}", f"restarts {names[1]}"]
         assert (said["dry_run"], said["steps"]) == (True, steps)
         assert {each.pid for each in brokers(mq).values()} == {each.pid for each in before.values()}
-        with Load(mq, "t") as load:
+        with ContinuousLoad(mq, "t") as load:
             operation = admin.restart()
             change = operation.wait(120)
             assert (change.brokers, change.steps, operation.state) == (names, steps, "done")
-            load.goes_on()
+            load.await_progress()
             load.finish()
         print(load.line("restart"))
         after = brokers(mq)
         assert {each.pid for each in before.values()}.isdisjoint(each.pid for each in after.values())
-        assert max(load.longest_pause, load.longest_wait) < MOST_SECONDS
+        assert max(load.longest_pause, load.longest_wait) < MAX_SECONDS
         assert masters(mq) == {"broker-a": 1 - master}
 
 
@@ -104,18 +104,18 @@ def test_brokers_of_one_copy_are_restarted_and_clients_wait_for_them(root: Path)
     with cluster.start(2, root, NAMESPACE, config=CONFIG | {"replication": "async"}) as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=2)
         before = brokers(mq)
-        with Load(mq, "t") as load:
+        with ContinuousLoad(mq, "t") as load:
             told("broker", "restart", "--rolling", "broker-b")
             middle = brokers(mq)
             assert middle["broker-a"].pid == before["broker-a"].pid
             assert middle["broker-b"].pid != before["broker-b"].pid
             assert admin.restart().wait(120).brokers == ["broker-a", "broker-b"]
-            load.goes_on()
+            load.await_progress()
             load.finish()
         print(load.line("restart"))
         poll_until(lambda: len(brokers(mq)) == 2)
         assert {each.pid for each in middle.values()}.isdisjoint(each.pid for each in brokers(mq).values())
-        assert max(load.longest_pause, load.longest_wait) < MOST_SECONDS
+        assert max(load.longest_pause, load.longest_wait) < MAX_SECONDS
         with (
             cluster.connect(name_servers=mq.name_servers) as sockets_only,
             pytest.raises(InvalidInput, match="reaches the cluster's Ray"),
@@ -141,33 +141,33 @@ def test_replicas_come_move_and_go_while_clients_go_on(root: Path) -> None:
         admin.create_topic("t", queues=2)
         poll_until(lambda: in_sync(mq) == [0, 1], 30)
         assert layout(root)["brokers"] == {"broker-a": H1, "broker-a.1": H2}
-        with Load(mq, "t") as load:
+        with ContinuousLoad(mq, "t") as load:
             added = admin.add_broker(replica_of="broker-a").wait(120)
             assert (added.brokers, added.kept) == (["broker-a.2"], [])
             assert layout(root)["brokers"]["broker-a.2"] == H3
             assert in_sync(mq) == [0, 1, 2]
-            load.goes_on()
+            load.await_progress()
             (master,) = masters(mq).values()
             host = H2 if master == 0 else H1
             said = told("broker", "move", "broker-a", "--replica", str(master), "--to", host, "--dry-run")
             assert any(step.startswith("hands broker-a over to broker-a.3") for step in said["steps"])
-            assert "broker-a.3" not in launching.names(NAMESPACE)
+            assert "broker-a.3" not in cluster_launch.names(NAMESPACE)
             moved = told("broker", "move", "broker-a", "--replica", str(master), "--to", host)
             former = "broker-a" if master == 0 else "broker-a.1"
             assert moved["kept"] == [f"{H1 if master == 0 else H2}:{root / former}"]
             assert (root / former).is_dir()
             assert masters(mq) == {"broker-a": 3}
-            load.goes_on()
+            load.await_progress()
             told("broker", "remove", "broker-a.2")
             left = [1 - master, 3]
             poll_until(lambda: in_sync(mq) == left, 30)
             assert sorted(each.replica for each in brokers(mq).values()) == left
-            load.goes_on()
+            load.await_progress()
             load.finish()
         print(load.line("add, move, remove"))
-        assert max(load.longest_pause, load.longest_wait) < MOST_SECONDS
+        assert max(load.longest_pause, load.longest_wait) < MAX_SECONDS
         cluster.start(1, root, NAMESPACE, replicas=2, config=CONFIG).close()  # it joins, and brings nobody back
-        names = [name for name in launching.names(NAMESPACE) if name.startswith("broker-")]
+        names = [name for name in cluster_launch.names(NAMESPACE) if name.startswith("broker-")]
         assert sorted(names) == sorted(f"broker-a.{each}" if each else "broker-a" for each in left)
         assert layout(root).get("underWay") == {}
         count = sum(each.max_offset for each in admin.topic_stats("t").values())
@@ -187,14 +187,14 @@ def test_a_move_that_was_killed_goes_on_when_it_is_asked_for_again(root: Path) -
         (master,) = masters(mq).values()
         arguments = ["broker", "move", "broker-a", "--replica", str(master), "--to", H3]
         address = str(ray_runtime.address())
-        with Load(mq, "t") as load:
+        with ContinuousLoad(mq, "t") as load:
             for ends_at in ("writes down", "starts", "hands", "ends"):
                 killed_at(ends_at, address, *arguments)
             told(*arguments)
-            load.goes_on()
+            load.await_progress()
             load.finish()
         print(load.line("a move that was killed"))
-        assert max(load.longest_pause, load.longest_wait) < MOST_SECONDS
+        assert max(load.longest_pause, load.longest_wait) < MAX_SECONDS
         assert sorted(each.replica for each in brokers(mq).values()) == [1 - master, 2]
         assert (masters(mq), layout(root)["underWay"]) == ({"broker-a": 2}, {})
 
@@ -218,14 +218,14 @@ def test_a_group_comes_and_another_one_is_drained_while_clients_go_on(root: Path
         admin.create_topic("t", queues=2)
         admin.create_topic("other", queues=1)
         admin.create_topic("in-order", queues=1, ordered=True)
-        with Load(mq, "t") as load, Producer(mq, "p") as producer:
+        with ContinuousLoad(mq, "t") as load, Producer(mq, "p") as producer:
             said = told("broker", "add", "--to", H3, "--dry-run")
             assert said["steps"][-2:] == ["makes topics on broker-c: other, t", "writes down: broker-c is there"]
             assert admin.add_broker(host=H3).wait(120).brokers == ["broker-c"]
             assert layout(root)["brokers"]["broker-c"] == H3
             assert {queue.broker for queue in admin.topic_stats("in-order")} == {"broker-a", "broker-b"}
             poll_until(lambda: any(queue.broker == "broker-c" for queue in load.written_queues), 60)
-            load.goes_on()
+            load.await_progress()
             with cluster.connect(name_servers=mq.name_servers) as alone_mq:
                 make_on_one(alone_mq, brokers(mq)["broker-b"].address, "only-there")
             with pytest.raises(InvalidInput, match="only broker-b has only-there"):
@@ -236,7 +236,7 @@ def test_a_group_comes_and_another_one_is_drained_while_clients_go_on(root: Path
             timer = producer.send(Message("t", b"1000001", deliver_at=time.time() + 6), queue=queue)
             load.account.acknowledged |= {1_000_000, 1_000_001}
             assert {delayed.queue.broker, timer.queue.broker} == {"broker-b"}
-            load.retire("broker-b")
+            load.exclude_broker("broker-b")
             operation = admin.drain("broker-b", remove=True)
             poll_until(lambda: "delayed messages" in operation.progress, 60)
             with pytest.raises(RayMQError, match="may not be written"):
@@ -246,10 +246,10 @@ def test_a_group_comes_and_another_one_is_drained_while_clients_go_on(root: Path
             assert done.kept == [f"{H2}:{root / 'broker-b'}"]
             assert (root / "broker-b").is_dir()
             assert sorted(brokers(mq)) == ["broker-a", "broker-c"]
-            load.goes_on()
+            load.await_progress()
             load.finish()
         print(load.line("add a group, drain another one"))
-        assert max(load.longest_pause, load.longest_wait) < MOST_SECONDS
+        assert max(load.longest_pause, load.longest_wait) < MAX_SECONDS
         cluster.start(2, root, NAMESPACE, config=config).close()
         assert sorted(brokers(mq)) == ["broker-a", "broker-c"]
         count = {queue: each.max_offset for queue, each in admin.topic_stats("t").items()}

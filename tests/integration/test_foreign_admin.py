@@ -11,12 +11,11 @@ import pytest
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers import admin as headers
-from raymq.actors.wire.headers import query as query_headers
-from raymq.actors.wire.headers import route as route_headers
-from raymq.actors.wire.headers.base import Header
-from raymq.actors.wire.headers.group import HeartBeat
-from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, PullMessage
+from raymq.actors.wire.headers import admin_headers as headers
+from raymq.actors.wire.headers import query_headers, route_headers
+from raymq.actors.wire.headers.group_headers import HeartBeat
+from raymq.actors.wire.headers.header import Header
+from raymq.actors.wire.headers.pull_headers import HAS_SUBSCRIPTION, PullMessage
 from raymq.client import (
     Admin,
     Connection,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.commands.batch_ack import batch_ack_command
+from raymq.actors.wire.commands.batch_ack_commands import batch_ack_command
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.pop import Notification, PopMessage
+from raymq.actors.wire.headers.pop_headers import Notification, PopMessage
 from raymq.client import Admin, Connection, InvalidInput, Message, MessageQueue, Producer, RayMQError, SimpleConsumer
-from raymq.client.requests.asking import patiently
+from raymq.client.requests.broker_requests import retry_while_unavailable
 from tests.integration.conftest import Services
 from tests.integration.test_simple_consumer import take
 from tests.polling import poll_until
@@ -27,7 +27,7 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 
 def ask(mq: Connection, services: Services, command: Command) -> Command:
     address = services.brokers["broker-a"].address
-    return mq.run(patiently(lambda: mq.pool.request(address, command, 10.0)))
+    return mq.run(retry_while_unavailable(lambda: mq.pool.request(address, command, 10.0)))
 
 
 def pop_command(**fields: Any) -> Command:

@@ -9,19 +9,25 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.protocol import GRACE_SECONDS
+from raymq.actors.protocol import SESSION_GRACE_SECONDS
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.lock import lock_command, read_locked, unlock_command
-from raymq.actors.wire.commands.query import read_records
+from raymq.actors.wire.commands.lock_commands import lock_command, read_locked, unlock_command
+from raymq.actors.wire.commands.query_commands import read_records
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.group import (
+from raymq.actors.wire.headers.group_headers import (
     GetConsumerListByGroup,
     QueryConsumerOffset,
     UnregisterClient,
     UpdateConsumerOffset,
 )
-from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, LitePullMessage, PullMessage
-from raymq.actors.wire.headers.query import GetMaxOffset
+from raymq.actors.wire.headers.pull_headers import (
+    COMMIT_OFFSET,
+    HAS_SUBSCRIPTION,
+    MAY_PARK,
+    LitePullMessage,
+    PullMessage,
+)
+from raymq.actors.wire.headers.query_headers import GetMaxOffset
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.storage.files.file_calls import replaced
 from tests.fuzz.failing_disk import FailingDisk
@@ -272,7 +278,7 @@ def test_heartbeats_make_the_group_and_tell_its_members(services: Services, queu
         assert first.next_push().fields["consumerGroup"] == "g"
         second.close()
         left = members.command()
-        poll_until(lambda: json.loads(first.ask(left).body) == {"consumerIdList": ["x"]}, GRACE_SECONDS + 2)
+        poll_until(lambda: json.loads(first.ask(left).body) == {"consumerIdList": ["x"]}, SESSION_GRACE_SECONDS + 2)
         assert first.next_push().fields["consumerGroup"] == "g"
 
 
@@ -301,7 +307,7 @@ def test_queue_locks_fall_with_their_client(services: Services, queue: MessageQu
         assert locked(second.ask(lock_command("y", "g", [queue, other]))) == [1]
         first.close()
         again = lock_command("y", "g", [queue, other])
-        poll_until(lambda: locked(second.ask(again)) == [0, 1], GRACE_SECONDS + 2)
+        poll_until(lambda: locked(second.ask(again)) == [0, 1], SESSION_GRACE_SECONDS + 2)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from raymq.actors.ports import VIP_DISTANCE
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
-from raymq.actors.wire.headers.send import (
+from raymq.actors.wire.headers.send_headers import (
     PushReplyMessage,
     SendBatchMessage,
     SendMessage,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from raymq.actors.broker.core.groups import deletion
+from raymq.actors.broker.core.groups import group_remover
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.naming import dlq_topic, retry_topic
 from raymq.client import (
@@ -28,7 +28,7 @@ from raymq.client import (
     Retry,
     SimpleConsumer,
 )
-from raymq.client.admin import groups as admin_groups
+from raymq.client.admin import group_requests as admin_groups
 from raymq.cluster.cli import main_group
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def idle_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits of just now count as old."""
-    for module in (deletion, admin_groups):
+    for module in (group_remover, admin_groups):
         monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
 
 
@@ -288,7 +288,7 @@ def test_a_search_goes_on_behind_an_answer_that_was_full(mq: Connection, admin: 
 def test_a_search_goes_on_over_pages_of_one_millisecond(
     mq: Connection, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raymq.client.admin.messages._PAGE", 3)
+    monkeypatch.setattr("raymq.client.admin.message_search._PAGE", 3)
     with Producer(mq, "p") as producer:
         producer.send_batch([Message(name, b"%d" % number, keys="k") for number in range(40)])
         producer.send_batch([Message(name, b"%d" % number, keys="k") for number in range(40, 60)])

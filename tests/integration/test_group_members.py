@@ -26,12 +26,12 @@ from raymq.client import (
     SimpleConsumer,
     SubscriptionMismatch,
 )
-from raymq.client.members.rebalance import STRATEGIES, strategy_named
-from raymq.client.push import engine as consuming
-from raymq.client.push.assignment import Stage
-from raymq.client.push.delivery import Delivery
+from raymq.client.members.assignment_strategies import STRATEGIES, get_strategy
+from raymq.client.push import push_consumer_engine as consuming
+from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.process_queue import ProcessQueue
-from raymq.client.requests.offsets import OffsetRequests
+from raymq.client.push.queue_assignment import Stage
+from raymq.client.requests.offset_requests import OffsetRequests
 from tests.chaos.history import History
 from tests.chaos.traffic import Traffic
 from tests.integration.conftest import Services
@@ -126,12 +126,12 @@ def settled_owners(admin: Admin, members: list[PushConsumer], strategy: str) -> 
     told = {q: found.owner or "" for q, found in admin.group_progress("g").items() if q.topic == "many"}
     held = {q: client_id(member) for member in members for q in running(member)._queues if q.topic == "many"}
     ids = [client_id(member) for member in members]
-    shares = {each: strategy_named(strategy)(sorted(told), ids, each, told) for each in ids}
+    shares = {each: get_strategy(strategy)(sorted(told), ids, each, told) for each in ids}
     wanted = {queue: each for each, share in shares.items() for queue in share}
     return told if told == held == wanted else {}
 
 
-def running(member: PushConsumer) -> consuming.Consuming:
+def running(member: PushConsumer) -> consuming.PushConsumerEngine:
     assert member._consuming is not None
     return member._consuming
 
@@ -174,13 +174,13 @@ def test_a_rolling_restart_of_ten_members(
     """
     admin.create_topic("many", queues=20)
     taken: list[MessageQueue] = []
-    open_queue = Delivery.open
+    open_queue = ConsumeMessageService.open
 
-    def watched(self: Delivery, queue: MessageQueue, offset: int) -> ProcessQueue:
+    def watched(self: ConsumeMessageService, queue: MessageQueue, offset: int) -> ProcessQueue:
         taken.extend([queue] if queue.topic == "many" else [])
         return open_queue(self, queue, offset)
 
-    monkeypatch.setattr(Delivery, "open", watched)
+    monkeypatch.setattr(ConsumeMessageService, "open", watched)
     members: list[PushConsumer] = []
 
     def joins() -> dict[MessageQueue, str]:
@@ -282,7 +282,7 @@ def test_who_is_shut_down_amid_a_handover_commits_what_it_did_of_the_queue_that_
         # While this one's commit hangs none of those that follow is begun, unless as the last one of a queue that goes.
         for broker in services.names:
             producer.send(Message("u", b"x"), queue=MessageQueue("u", broker, 0))
-        poll_until(lambda: engine._committing._under_way.keys() == set(services.names), 20)
+        poll_until(lambda: engine._offset_committer._under_way.keys() == set(services.names), 20)
         for queue in queues:
             producer.send(Message("t", b"x"), queue=queue)
         poll_until(lambda: len(taker.bodies) == 6, 20)

@@ -12,12 +12,12 @@ import pytest
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.commands.members import NAMESPACE
+from raymq.actors.wire.commands.known_broker_commands import BROKERS_NAMESPACE
 from raymq.client import Admin, Connection
-from raymq.client.bulk import home as homes
-from raymq.client.bulk.committing import StagedWrite, Written
-from raymq.client.bulk.home import find_home, home_of
-from raymq.client.bulk.staging import StagedWriter
+from raymq.client.bulk import coordinator_lookup as homes
+from raymq.client.bulk.coordinator_lookup import ensure_coordinator, find_coordinator
+from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
+from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.storage.records.record import encode
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -40,11 +40,11 @@ def masters(mq: Connection) -> set[str]:
     return set(mq.run(mq.routes.cluster()).masters)
 
 
-def write(services: Services, number: int, broker: str) -> Written:
+def write(services: Services, number: int, broker: str) -> CommittedWrite:
     """What a driver that has just started does with a batch."""
     with Connection([services.name_server.address]) as mq:
         opened = StagedWrite.open(mq, "t", {broker}, series=SERIES, number=number)
-        if isinstance(opened, Written):
+        if isinstance(opened, CommittedWrite):
             return opened
         record = encode("t", 0, b"batch %d" % number, b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
         with StagedWriter([services.name_server.address]) as writer:
@@ -60,8 +60,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     async def soon(attempt: object, seconds: float = 0.0) -> object:
         return await real(attempt, min(seconds, 1.0))  # type: ignore[arg-type]
 
-    real = homes.patiently
-    monkeypatch.setattr(homes, "patiently", soon)
+    real = homes.retry_while_unavailable
+    monkeypatch.setattr(homes, "retry_while_unavailable", soon)
 
 
 def restart_name_server(services: Services) -> None:
@@ -103,10 +103,10 @@ def test_a_batch_is_written_once_though_a_broker_comes_and_the_home_is_away(
         one.start_broker("broker-a")
         poll_until(lambda: masters(mq) == {"broker-a", "broker-b"})
         assert write(one, 1, "broker-b") == first[1]
-        assert mq.run(home_of(mq, "series", SERIES)) == "broker-a"
+        assert mq.run(ensure_coordinator(mq, "series", SERIES)) == "broker-a"
         assert write(one, 2, "broker-a").rows == 1
     met = [f"broker-{letter}" for letter in "ab"]
-    poll_until(lambda: all(not broker.core.homes.unmet() for broker in one.brokers.values()))
+    poll_until(lambda: all(not broker.core.homes.unsynced_brokers() for broker in one.brokers.values()))
     assert [broker.core.homes.members for broker in one.brokers.values()] == [met, met]
 
 
@@ -115,7 +115,7 @@ def test_of_two_who_may_take_different_brokers_one_makes_the_home(services: Serv
         candidates = ({"broker-a"}, {"broker-b"})
         return list(
             await asyncio.gather(
-                *(home_of(mq, "stream", f"k{n}", among=each) for n in range(20) for each in candidates)
+                *(ensure_coordinator(mq, "stream", f"k{n}", among=each) for n in range(20) for each in candidates)
             )
         )
 
@@ -130,29 +130,29 @@ def test_a_broker_that_is_gone_for_good_is_waited_for_until_it_is_forgotten(
 ) -> None:
     quick(monkeypatch)
     admin = Admin(mq)
-    known = mq.run(home_of(mq, "series", "old", among={"broker-b"}))
+    known = mq.run(ensure_coordinator(mq, "series", "old", among={"broker-b"}))
     assert known == "broker-b"
     with pytest.raises(InvalidInput, match="left the routes"):
         admin.forget_broker("broker-a")
     services.crash_broker("broker-a")
     poll_until(lambda: masters(mq) == {"broker-b"})
     with pytest.raises(BrokerUnavailable, match=r"broker-a.*forget_broker"):
-        mq.run(home_of(mq, "series", "new"))
-    assert mq.run(home_of(mq, "series", "old")) == "broker-b"
+        mq.run(ensure_coordinator(mq, "series", "new"))
+    assert mq.run(ensure_coordinator(mq, "series", "old")) == "broker-b"
     admin.forget_broker("broker-a")
-    assert mq.run(find_home(mq, "series", "new")) == {"broker-b": True}
-    assert mq.run(home_of(mq, "series", "new")) == "broker-b"
+    assert mq.run(find_coordinator(mq, "series", "new")) == {"broker-b": True}
+    assert mq.run(ensure_coordinator(mq, "series", "new")) == "broker-b"
     services.start_broker("broker-c")
     poll_until(lambda: services.brokers["broker-c"].core.homes.members == ["broker-b", "broker-c"])
-    poll_until(lambda: not services.brokers["broker-c"].core.homes.unmet())
+    poll_until(lambda: not services.brokers["broker-c"].core.homes.unsynced_brokers())
     assert services.brokers["broker-c"].core.homes.find("series", "new") == "broker-b"
 
 
 def test_a_name_server_that_has_lost_its_files_is_told_again_who_is_there(services: Services, mq: Connection) -> None:
-    poll_until(lambda: mq.run(find_home(mq, "series", "k")) == {"broker-a": True, "broker-b": True})
+    poll_until(lambda: mq.run(find_coordinator(mq, "series", "k")) == {"broker-a": True, "broker-b": True})
     for file in services.directory.glob("name-server-*.kv.json*"):
         file.unlink()
     restart_name_server(services)
     poll_until(lambda: masters(mq) == {"broker-a", "broker-b"})
     kept = services.name_server._entries
-    poll_until(lambda: all(kept.find(NAMESPACE, name) for name in ("broker-a", "broker-b")), 20.0)
+    poll_until(lambda: all(kept.find(BROKERS_NAMESPACE, name) for name in ("broker-a", "broker-b")), 20.0)

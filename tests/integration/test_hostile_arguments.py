@@ -27,7 +27,7 @@ from raymq.client import (
     RayMQError,
     SimpleConsumer,
 )
-from raymq.client.pull import engine as pulling
+from raymq.client.pull import pull_consumer_engine as pulling
 
 pytestmark = pytest.mark.integration
 

@@ -25,7 +25,7 @@ import pytest
 from raymq.actors.wire import headers
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
-from raymq.actors.wire.headers.base import Header
+from raymq.actors.wire.headers.header import Header
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from tests.broker_process import BrokerProcess
 from tests.integration.foreign import Foreign

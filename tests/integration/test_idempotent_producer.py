@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from raymq.actors.protocol import TopicRoute
-from raymq.actors.routing import Routes
-from raymq.actors.wire.channel import ChannelPool
+from raymq.actors.route_cache import RouteCache
+from raymq.actors.wire.blocking_channel import BlockingChannelPool
 from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
 from raymq.client.errors import NotStored, OutcomeUnknown, RayMQError, StoreFailed
@@ -32,20 +32,20 @@ def proxy(services: Services, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lossy
     host, _, port = services.brokers["broker-a"].address.rpartition(":")
     made = LossyProxy((host, int(port)))
     services.loop.run(made.start())
-    get, known = Routes.get, Routes.known
+    get, known = RouteCache.get, RouteCache.known
 
     def led(route: TopicRoute) -> TopicRoute:
         return TopicRoute(route.topic, route.queues, {**route.addresses, "broker-a": made.address})
 
-    async def got(self: Routes, topic: str, **options: object) -> TopicRoute:
+    async def got(self: RouteCache, topic: str, **options: object) -> TopicRoute:
         return led(await get(self, topic, **options))  # type: ignore[arg-type]
 
-    def known_through_the_proxy(self: Routes, topic: str) -> TopicRoute | None:
+    def known_through_the_proxy(self: RouteCache, topic: str) -> TopicRoute | None:
         route = known(self, topic)
         return None if route is None else led(route)
 
-    monkeypatch.setattr(Routes, "get", got)
-    monkeypatch.setattr(Routes, "known", known_through_the_proxy)
+    monkeypatch.setattr(RouteCache, "get", got)
+    monkeypatch.setattr(RouteCache, "known", known_through_the_proxy)
     yield made
     services.loop.run(made.stop())
 
@@ -80,7 +80,7 @@ def send_through_losses(mq: Connection, proxy: LossyProxy, count: int) -> None:
 def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost answer is noticed after 50 ms: the tests lose hundreds."""
     monkeypatch.setattr("raymq.actors.sending.send_plan.SendPlan.try_timeout", lambda plan: min(0.05, plan.remaining))
-    monkeypatch.setattr("raymq.actors.sending.direct_idempotent.first_share", lambda _: 0.05)
+    monkeypatch.setattr("raymq.actors.sending.direct_idempotent_sender.first_try_timeout", lambda _: 0.05)
 
 
 @pytest.mark.usefixtures("admin", "quick_tries")
@@ -165,14 +165,14 @@ def test_a_batch_in_doubt_whose_broker_has_left_the_routes_is_kept_as_one_of_unk
 ) -> None:
     """It raised a KeyError, without a word of what may be stored, and its outbox did not keep it."""
     del admin
-    get = Routes.get
+    get = RouteCache.get
 
-    async def without_it(self: Routes, topic: str, *, fresh: bool = False, **options: Any) -> TopicRoute:
+    async def without_it(self: RouteCache, topic: str, *, fresh: bool = False, **options: Any) -> TopicRoute:
         route = await get(self, topic, fresh=fresh, **options)
         left = {broker: address for broker, address in route.addresses.items() if not fresh or broker != "broker-a"}
         return replace(route, queues=tuple(data for data in route.queues if data.broker in left), addresses=left)
 
-    monkeypatch.setattr(Routes, "get", without_it)
+    monkeypatch.setattr(RouteCache, "get", without_it)
     path = tmp_path / "outbox"
     for outbox in (None, path):
         with Producer(mq, "p", idempotent=True, timeout=1.0, retries=1, linger=linger, outbox=outbox) as producer:
@@ -221,8 +221,8 @@ def asked(services: Services) -> list[int]:
                 codes.append(code)
                 return handler(*arguments)
 
-            def promptly(self, *arguments: Any) -> bool:
-                done: bool = handler.promptly(*arguments)  # type: ignore[attr-defined]
+            def try_answer_inline(self, *arguments: Any) -> bool:
+                done: bool = handler.try_answer_inline(*arguments)  # type: ignore[attr-defined]
                 if done:
                     codes.append(code)
                 return done
@@ -296,7 +296,7 @@ def test_a_number_that_may_be_stored_is_not_given_to_another(
 ) -> None:
     """A broker that fails half way stores what it refuses, and an interrupted caller does not know what it sent."""
     core = services.brokers["broker-a"].core
-    append, ask = core.append_one, ChannelPool.ask
+    append, ask = core.append_one, BlockingChannelPool.ask
 
     def half_way(*arguments: Any, **more: Any) -> tuple[int, int]:
         append(*arguments[:1])
@@ -315,7 +315,7 @@ def test_a_number_that_may_be_stored_is_not_given_to_another(
             with pytest.raises(RayMQError):
                 producer.send(Message("t", b"1"), queue=QUEUE)
         monkeypatch.undo()
-        monkeypatch.setattr(ChannelPool, "ask", interrupted)
+        monkeypatch.setattr(BlockingChannelPool, "ask", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.send(Message("t", b"2"), queue=QUEUE)
         monkeypatch.undo()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.commands.staging import stage_command
+from raymq.actors.wire.commands.staged_write_commands import stage_command
 from raymq.client import Admin, Connection
-from raymq.client.bulk import committing
-from raymq.client.bulk.committing import StagedWrite, Written
-from raymq.client.bulk.home import ask_home
-from raymq.client.bulk.staging import StagedWriter
+from raymq.client.bulk import staged_write
+from raymq.client.bulk.coordinator_lookup import request_named_broker
+from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
+from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import BrokerUnavailable, InvalidInput, WriteIncomplete
 from raymq.storage.records.record import encode
 from tests.integration.conftest import Services
@@ -45,7 +45,7 @@ def chunks(services: Services, broker: str, transaction: str) -> list[Path]:
     return sorted((services.directory / broker / "raymq" / "staged" / transaction).glob("*.chunk"))
 
 
-def commit(write: StagedWrite) -> Written:
+def commit(write: StagedWrite) -> CommittedWrite:
     return write.commit([("p", broker, 10) for broker in BROKERS])
 
 
@@ -68,14 +68,16 @@ def test_rows_that_are_lost_are_told_by_the_commit_and_by_who_asks_later(
     assert list(first.reasons) == ["broker-b"]
     assert ends(admin) == 20 - missing
     home = services.brokers[write.home].core.writes
-    poll_until(lambda: (record := home.look(write.transaction).record) is not None and not record.unfinished)
+    poll_until(
+        lambda: (record := home.transaction_status(write.transaction).record) is not None and not record.unfinished
+    )
     for broker in BROKERS:
         services.stop_broker(broker)
         services.start_broker(broker)
     with Connection([services.name_server.address]) as another:
         for _ in range(2):
             with pytest.raises(WriteIncomplete) as again:
-                committing.finish(another, write.transaction)
+                staged_write.finish(another, write.transaction)
             assert (again.value.rows, again.value.missing) == (first.rows, first.missing)
             assert again.value.reasons == first.reasons
         # The batch is run again: it is not written again, and is not told as written either.
@@ -83,11 +85,11 @@ def test_rows_that_are_lost_are_told_by_the_commit_and_by_who_asks_later(
             StagedWrite.open(another, "t", BROKERS, series="query/t/", number=0)
         assert commit(staged(services, another, number=1)).rows == 20
         # Its writer may do without them: from then on the write counts as whole, also in a later life of its home.
-        assert committing.accept(another, write.transaction).rows == first.rows
+        assert staged_write.accept(another, write.transaction).rows == first.rows
         services.stop_broker(write.home)
         services.start_broker(write.home)
-        assert committing.finish(another, write.transaction).rows == first.rows
-        assert isinstance(StagedWrite.open(another, "t", BROKERS, series="query/t/", number=0), Written)
+        assert staged_write.finish(another, write.transaction).rows == first.rows
+        assert isinstance(StagedWrite.open(another, "t", BROKERS, series="query/t/", number=0), CommittedWrite)
     assert ends(admin) == 40 - missing
 
 
@@ -97,7 +99,9 @@ def test_rows_for_a_home_that_is_no_broker_are_not_taken(services: Services, mq:
     sizes = np.array([len(row)], np.int32)
     for home, error in (("ghost", BrokerUnavailable), ("", InvalidInput), ("a/b", InvalidInput)):
         with pytest.raises(error):
-            mq.run(ask_home(mq, "broker-a", stage_command("write", "p", 0, ("t", 0), row, sizes, home), 5.0))
+            mq.run(
+                request_named_broker(mq, "broker-a", stage_command("write", "p", 0, ("t", 0), row, sizes, home), 5.0)
+            )
     assert not (services.directory / "broker-a" / "raymq" / "staged").exists()
 
 
@@ -110,16 +114,18 @@ def test_rows_that_are_lost_after_others_were_accepted_are_told(
     with pytest.raises(WriteIncomplete):
         commit(write)
     home = services.brokers[write.home].core.writes
-    poll_until(lambda: (record := home.look(write.transaction).record) is not None and not record.unfinished)
-    record = home.accept(write.transaction, {"broker-b": 4, "ghost": 7}).record
+    poll_until(
+        lambda: (record := home.transaction_status(write.transaction).record) is not None and not record.unfinished
+    )
+    record = home.accept_missing(write.transaction, {"broker-b": 4, "ghost": 7}).record
     assert record is not None
     assert record.accepted == {"broker-b": 4}
     with pytest.raises(WriteIncomplete) as raised:
-        committing.finish(mq, write.transaction)
+        staged_write.finish(mq, write.transaction)
     assert raised.value.missing == 5
-    assert committing.accept(mq, write.transaction).rows == 15
+    assert staged_write.accept(mq, write.transaction).rows == 15
     with pytest.raises(InvalidInput):
-        committing.accept(mq, "nobody-knows-it")
+        staged_write.accept(mq, "nobody-knows-it")
 
 
 def test_a_broker_that_lost_all_of_its_disk_has_lost_its_rows(services: Services, mq: Connection, admin: Admin) -> None:
@@ -134,10 +140,10 @@ def test_a_broker_that_lost_all_of_its_disk_has_lost_its_rows(services: Services
             commit(write)
         assert (raised.value.rows, raised.value.missing, list(raised.value.reasons)) == (10, 10, [lost])
     assert not folder.exists()
-    assert committing.accept(mq, write.transaction).rows == 10
-    assert committing.accept(mq, write.transaction).rows == 10
+    assert staged_write.accept(mq, write.transaction).rows == 10
+    assert staged_write.accept(mq, write.transaction).rows == 10
     services.stop_broker(lost)
     kept.rename(folder)  # it was found again
     services.start_broker(lost)
-    assert committing.finish(mq, write.transaction).rows == 20
+    assert staged_write.finish(mq, write.transaction).rows == 20
     assert ends(admin) == 20

@@ -121,7 +121,12 @@ def interrupted_at(step: int, files: tuple[str, ...], work: Callable[[], object]
 def test_a_send_that_is_interrupted_anywhere_leaves_its_queue_to_the_next_one(mq: Connection, admin: Admin) -> None:
     """It kept the queue's turn for ever: all later sends to it failed when their time was over."""
     del admin
-    files = ("sending/direct_idempotent.py", "sending/idempotent.py", "sending/queue_turn.py", "wire/channel.py")
+    files = (
+        "sending/direct_idempotent_sender.py",
+        "sending/idempotent_sender.py",
+        "sending/queue_mutex.py",
+        "wire/blocking_channel.py",
+    )
     with Producer(mq, "p", idempotent=True, retries=0) as producer:
         producer.send(Message("t", b"first"), queue=QUEUE)
         step, longest = 0, 0.0

@@ -20,16 +20,16 @@ from click.testing import CliRunner
 from ray.cluster_utils import Cluster as RayCluster
 
 from raymq.actors.errors import BrokerUnavailable
+from raymq.actors.keeper.keeper_messages import Registered
 from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperSet
-from raymq.actors.keeper.messages import Registered
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.keeper.serving.quorum_transport import SocketQuorumTransport
 from raymq.client import Admin, Connection
 from raymq.client.results import KeeperInfo
-from raymq.cluster import keepers, launching
+from raymq.cluster import cluster_launch, keeper_bootstrap
 from raymq.cluster.cli import main_group
-from raymq.cluster.config import ClusterConfig
-from raymq.cluster.stopping import stop_actors
+from raymq.cluster.cluster_config import ClusterConfig
+from raymq.cluster.cluster_stop import stop_actors
 from raymq.storage.files import json_file
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
@@ -51,7 +51,7 @@ def start(root: Path, replicas: int = 2) -> Connection:
         "port": 0,
         "config": ClusterConfig.load(None).as_dict(),
     }
-    return Connection(launching.start(NAMESPACE, root, ClusterConfig.load(None), arguments).name_servers)
+    return Connection(cluster_launch.start(NAMESPACE, root, ClusterConfig.load(None), arguments).name_servers)
 
 
 def keepers_of(mq: Connection) -> list[KeeperInfo]:
@@ -59,16 +59,16 @@ def keepers_of(mq: Connection) -> list[KeeperInfo]:
 
 
 def known(root: Path) -> KeeperSet:
-    layout = json_file.load_as(root / keepers.LAYOUT_FILE, keepers.KeeperLayout.from_json)
+    layout = json_file.load_as(root / keeper_bootstrap.LAYOUT_FILE, keeper_bootstrap.KeeperLayout.from_json)
     assert layout is not None
     return layout.known
 
 
 def on_register(keepers: KeeperSet, act: Callable[[KeeperRegister], Coroutine[Any, Any, T]]) -> T:
     async def run() -> T:
-        door = SocketKeeperDoor(keepers)
+        door = SocketQuorumTransport(keeper_bootstrap)
         try:
-            return await act(KeeperRegister(keepers, door))
+            return await act(KeeperRegister(keeper_bootstrap, door))
         finally:
             await door.close()
 
@@ -110,7 +110,7 @@ def three_hosts(root: Path) -> None:
             assert [(each.id, each.voter, each.state) for each in found] == [
                 (number, True, "running") for number in (1, 2, 3)
             ]
-            layout = json_file.load(root / keepers.LAYOUT_FILE)
+            layout = json_file.load(root / keeper_bootstrap.LAYOUT_FILE)
             assert sorted(layout["resources"].values()) == ["broker_h1", "broker_h2", "broker_h3"]
             made = on_register(known(root), lambda register: register.change("g", Registered(), group()))
         stop_actors(NAMESPACE, 30.0)
@@ -140,7 +140,7 @@ def test_a_cluster_of_one_copy_has_no_keepers(one_host: None, tmp_path: Path) ->
     with start(tmp_path, replicas=1) as mq:
         assert keepers_of(mq) == []
     stop_actors(NAMESPACE, 30.0)
-    assert not (tmp_path / keepers.LAYOUT_FILE).exists()
+    assert not (tmp_path / keeper_bootstrap.LAYOUT_FILE).exists()
 
 
 @pytest.mark.long
@@ -164,7 +164,7 @@ def test_one_host_has_one_keeper_that_comes_back(one_host: None, tmp_path: Path)
         assert (again.address, again.voter) == (first.address, True)
         assert on_register(known(tmp_path), lambda register: register.read("g")) == made
     stop_actors(NAMESPACE, 30.0)
-    assert not launching.names(NAMESPACE)
+    assert not cluster_launch.names(NAMESPACE)
     with start(tmp_path):
         assert on_register(known(tmp_path), lambda register: register.read("g")) == made
     stop_actors(NAMESPACE, 30.0)

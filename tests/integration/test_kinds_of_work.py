@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.filter.wanted import Wanted
-from raymq.actors.wire.commands import admin, append, fetch
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.filter.fetch_spec import FetchSpec
+from raymq.actors.wire.commands import admin_commands, append_commands, fetch_commands
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Connection, Message
 from tests.integration.conftest import Services
@@ -56,7 +56,7 @@ def append_us(loop: EventLoopThread, address: str, count: int) -> float:
         times = []
         for _ in range(count):
             began = time.perf_counter()
-            await connection.request(append.append_command("t", 0, records, sizes), 10)
+            await connection.request(append_commands.append_command("t", 0, records, sizes), 10)
             times.append((time.perf_counter() - began) * 1e6)
         await pool.close()
         return statistics.median(times)
@@ -75,7 +75,9 @@ def park(loop: EventLoopThread, address: str, count: int) -> Callable[[], None]:
             pools.append(pool)
             connection = await pool.get(address)
             for each in range(count // 20):
-                command = fetch.fetch_command(f"{number}-{each}", [Wanted("idle", each % 4, 0)], 32, 1 << 18, 29.0)
+                command = fetch_commands.fetch_command(
+                    f"{number}-{each}", [FetchSpec("idle", each % 4, 0)], 32, 1 << 18, 29.0
+                )
                 tasks.append(asyncio.ensure_future(connection.request(command, 60)))
 
     async def end() -> None:
@@ -110,14 +112,14 @@ def test_2000_parked_fetches_slow_no_append(own_broker: tuple[str, str, int], lo
 
 FLOOD = """
     import asyncio, sys
-    from raymq.actors.wire.commands import append
-    from raymq.actors.wire.connection import ConnectionPool
+    from raymq.actors.wire.commands import append_commands
+    from raymq.actors.wire.connection_pool import ConnectionPool
     from raymq.client import Message
     from tests.unit.actors.bench import encoded
 
     async def keep_appending(connection, records, sizes):
         while True:
-            await connection.request(append.append_command("t", 0, records, sizes), 30)
+            await connection.request(append_commands.append_command("t", 0, records, sizes), 30)
 
     async def main(address):
         records, sizes = encoded(*(Message("t", b"x" * 1000) for _ in range(int(sys.argv[2]))))
@@ -154,7 +156,7 @@ def test_control_is_answered_while_appends_are_saturated(
         times = []
         for _ in range(count):
             began = time.perf_counter()
-            await pool.request(address, admin.status_command(), 10)
+            await pool.request(address, admin_commands.status_command(), 10)
             times.append((time.perf_counter() - began) * 1e3)
             await asyncio.sleep(0.005)
         return sorted(times)
@@ -171,21 +173,22 @@ def test_control_is_answered_while_appends_are_saturated(
 
 DYING = """
     import asyncio, json, sys
-    from raymq.actors.filter.wanted import Wanted
-    from raymq.actors.filter.subscription import Subscription
-    from raymq.actors.wire.commands import fetch, group
+    from raymq.actors.filter.fetch_spec import FetchSpec
+    from raymq.actors.filter.tag_expression import Subscription
+    from raymq.actors.wire.commands import fetch_commands, group_commands
     from raymq.actors.wire.codes import RequestCode
-    from raymq.actors.wire.connection import ConnectionPool
+    from raymq.actors.wire.connection_pool import ConnectionPool
     from raymq.actors.wire.frame import Command
 
     async def main(address):
         connection = await ConnectionPool().get(address)
-        await connection.request(group.heartbeat_command(group.Member("me", "g", {"t": Subscription("t")})), 5)
+        member = group_commands.Member("me", "g", {"t": Subscription("t")})
+        await connection.request(group_commands.heartbeat_command(member), 5)
         queue = {"topic": "t", "brokerName": "broker-a", "queueId": 0}
         body = json.dumps({"consumerGroup": "g", "clientId": "me", "mqSet": [queue]}).encode()
         await connection.request(Command(RequestCode.LOCK_BATCH_MQ, body=body), 5)
         for n in range(100):
-            command = fetch.fetch_command(f"s{n}", [Wanted("t", 0, 0)], 32, 1 << 18, 29.0)
+            command = fetch_commands.fetch_command(f"s{n}", [FetchSpec("t", 0, 0)], 32, 1 << 18, 29.0)
             asyncio.ensure_future(connection.request(command, 60))
         print("parked", flush=True)
         await asyncio.sleep(60)
@@ -227,7 +230,7 @@ def test_2000_idle_connections_cost_little(own_broker: tuple[str, str, int]) -> 
         for _ in range(IDLE // 100):
             pairs += await asyncio.gather(*(asyncio.open_connection(host, int(port)) for _ in range(100)))
         pool = ConnectionPool()
-        await pool.request(address, admin.status_command(), 10)
+        await pool.request(address, admin_commands.status_command(), 10)
         await asyncio.to_thread(poll_until, lambda: len(process.net_connections("tcp")) >= IDLE)
         after = process.memory_info().rss
         for _, writer in pairs:

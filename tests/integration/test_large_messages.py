@@ -19,9 +19,9 @@ import pytest
 
 from raymq.actors.wire import frame
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.frame import LENGTH, MAX_FRAME_BYTES, MOST_FRAME_BYTES, Command, frame_bytes
-from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, PullMessage
-from raymq.actors.wire.headers.send import SendMessage
+from raymq.actors.wire.frame import LENGTH, MAX_FRAME_BYTES, MESSAGE_FRAME_BYTES, Command, frame_bytes
+from raymq.actors.wire.headers.pull_headers import HAS_SUBSCRIPTION, PullMessage
+from raymq.actors.wire.headers.send_headers import SendMessage
 from raymq.client import (
     Admin,
     Connection,
@@ -33,12 +33,12 @@ from raymq.client import (
     PushConsumer,
     SimpleConsumer,
 )
-from raymq.client.bulk.committing import StagedWrite, Written
 from raymq.client.bulk.range_reader import RangeReader
-from raymq.client.bulk.staging import StagedWriter
+from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
+from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import InvalidInput, NotStored
 from raymq.client.produce.outbox_file import OutboxFile
-from raymq.storage.records.limits import MOST_MESSAGE_BYTES
+from raymq.storage.records.message_limits import MAX_MESSAGE_BYTES
 from raymq.storage.records.record import encode, encode_properties
 from tests.broker_process import BrokerProcess
 from tests.integration.foreign import Foreign
@@ -158,7 +158,7 @@ def staged(mq: Connection, topic: str, body: bytes) -> None:
     with StagedWriter(mq.name_servers) as writer:
         sizes = np.array([len(record)], np.int32)
         writer.stage(write.transaction, "part", 0, queue_of(topic), record, sizes, home=write.home)
-    assert write.commit([("part", "a", 1)]) == Written(write.transaction, 1)
+    assert write.commit([("part", "a", 1)]) == CommittedWrite(write.transaction, 1)
 
 
 WAYS_IN: Ways = {
@@ -205,11 +205,11 @@ def test_short_messages_among_long_ones_keep_their_places_and_only_those_that_ar
 
 
 def test_a_message_that_no_setting_allows_is_refused_when_it_is_made(mq: Connection, topic: str) -> None:
-    Message(topic, bytes(MOST_MESSAGE_BYTES))
-    with pytest.raises(InvalidInput, match=f"max_message_bytes .*; got {MOST_MESSAGE_BYTES + 1}"):
-        Message(topic, bytes(MOST_MESSAGE_BYTES + 1))
+    Message(topic, bytes(MAX_MESSAGE_BYTES))
+    with pytest.raises(InvalidInput, match=f"max_message_bytes .*; got {MAX_MESSAGE_BYTES + 1}"):
+        Message(topic, bytes(MAX_MESSAGE_BYTES + 1))
     with Producer(mq, "p") as producer, pytest.raises(InvalidInput, match="max_message_bytes"):
-        producer.send_table(topic, pa.table({"b": [bytes(MOST_MESSAGE_BYTES + 1)]}), body="b")
+        producer.send_table(topic, pa.table({"b": [bytes(MAX_MESSAGE_BYTES + 1)]}), body="b")
 
 
 def test_rocketmqs_clients_send_and_pull_them_and_what_they_compressed_is_read(mq: Connection, topic: str) -> None:
@@ -435,7 +435,7 @@ def test_a_broker_reads_a_frame_as_long_as_its_setting_says_and_closes_at_the_an
 ) -> None:
     broker = process if setting == LIMIT else lowered
     most = frame_bytes(setting)
-    assert most == {4 * MIB: MAX_FRAME_BYTES, LIMIT: 32 * MIB}[setting] < MOST_FRAME_BYTES
+    assert most == {4 * MIB: MAX_FRAME_BYTES, LIMIT: 32 * MIB}[setting] < MESSAGE_FRAME_BYTES
     with Connection([broker.name_server]) as mq:
         address = Admin(mq).cluster_info().brokers[0].address
     assert address is not None

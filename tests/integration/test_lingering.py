@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors import routing
+from raymq.actors import route_cache
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import ServerConnection
@@ -31,7 +31,7 @@ from raymq.client.errors import (
     RayMQError,
     TopicNotFound,
 )
-from raymq.client.produce.options import SendOptions
+from raymq.client.produce.send_options import SendOptions
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -188,7 +188,7 @@ def test_a_name_server_that_hangs_leaves_keys_time_to_be_sent(
     with Producer(mq, "p", linger=0.001, timeout=1.5) as producer:
         sent = [producer.send_async(Message("t", b"x"), sharding_key="k").result()]
         slow = SlowRoutes(services, lambda _: 60.0)
-        monkeypatch.setattr(routing, "ROUTE_SECONDS", 0.0)
+        monkeypatch.setattr(route_cache, "ROUTE_SECONDS", 0.0)
         sent.append(producer.send_async(Message("t", b"x"), sharding_key="k").result())
         assert slow.asked
         services.loop.run(_set(slow.release))

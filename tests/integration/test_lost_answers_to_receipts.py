@@ -13,10 +13,10 @@ import pytest
 from raymq.actors.errors import ConnectionLost
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.pop import Handle
+from raymq.actors.wire.headers.pop_headers import ReceiptHandle
 from raymq.client import Connection, Message, Producer, ReceivedMessage, SimpleConsumer
 from raymq.client.errors import BrokerUnavailable
-from raymq.client.pop import requests
+from raymq.client.pop import pop_requests
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -86,7 +86,7 @@ def test_an_acknowledgement_is_not_repeated_after_its_lease(
 
         with monkeypatch.context() as patch:
             patch.setattr(mq.pool, "request", lost)
-            patch.setattr("raymq.client.pop.requests._lease_left", lambda _: 0.0)
+            patch.setattr("raymq.client.pop.pop_requests._lease_left", lambda _: 0.0)
             with pytest.raises(BrokerUnavailable):
                 consumer.ack(messages if count > 1 else messages[0])
         code = RequestCode.ACK_MESSAGE if count == 1 else RequestCode.BATCH_ACK_MESSAGE
@@ -97,10 +97,12 @@ def test_an_acknowledgement_is_not_repeated_after_its_lease(
 
 def test_a_lease_lasts_until_the_first_of_its_deliveries_ends() -> None:
     now_ms = int(time.time() * 1000)
-    long, short, over = (Handle(0, now_ms + begins, 30_000, 0, "0", "b", 0, 0) for begins in (0, -20_000, -40_000))
-    assert 29.0 < requests._lease_left([long]) <= 30.0
-    assert 9.0 < requests._lease_left([long, short]) <= 10.0
-    assert requests._lease_left([long, over]) == 0.0
+    long, short, over = (
+        ReceiptHandle(0, now_ms + begins, 30_000, 0, "0", "b", 0, 0) for begins in (0, -20_000, -40_000)
+    )
+    assert 29.0 < pop_requests._lease_left([long]) <= 30.0
+    assert 9.0 < pop_requests._lease_left([long, short]) <= 10.0
+    assert pop_requests._lease_left([long, over]) == 0.0
 
 
 @pytest.mark.usefixtures("admin")

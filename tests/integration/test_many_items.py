@@ -19,7 +19,7 @@ import pytest
 from raymq.actors.request_limits import MAX_BATCH, MAX_FETCHED, MAX_LOCKED, MAX_REDRIVEN
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
-from raymq.actors.wire.headers.send import SendBatchMessage, SendMessage
+from raymq.actors.wire.headers.send_headers import SendBatchMessage, SendMessage
 from raymq.client import Admin, Connection, ConsumeResult, Message, MessageQueue, Producer, PushConsumer
 from tests.broker_process import BrokerProcess
 from tests.integration.foreign import Foreign

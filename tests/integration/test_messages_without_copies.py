@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.runtime_figures import runtime_figures
+from raymq.actors.broker.core.broker_runtime_info import broker_runtime_info
 from raymq.actors.errors import ProtocolError
-from raymq.actors.wire.headers.pop import FROM_MIN, PopMessage
+from raymq.actors.wire.headers.pop_headers import FROM_MIN, PopMessage
 from raymq.client import Admin, Connection, ConsumeResult, InvalidInput, Message, Producer, PushConsumer, Retry
 from raymq.client.message import ReceivedMessage
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
@@ -42,7 +42,7 @@ def set_aside(services: Services, duty: str) -> str:
     broker = services.brokers["broker-a"]
 
     async def figures() -> dict[str, str]:
-        return runtime_figures(broker.core, broker.statistics, broker.groups)
+        return broker_runtime_info(broker.core, broker.statistics, broker.groups)
 
     return services.loop.run(figures())[f"setAside_{duty}"]
 

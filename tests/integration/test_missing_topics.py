@@ -24,8 +24,8 @@ from raymq.client import (
     ReceivedMessage,
     SimpleConsumer,
 )
-from raymq.cluster.doctor.asking import figures_of
-from raymq.cluster.doctor.brokers import missing_topics
+from raymq.cluster.doctor.broker_checks import missing_topics
+from raymq.cluster.doctor.broker_runtime import fetch_runtime_figures
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -141,7 +141,7 @@ def test_a_second_subscription_is_refused_while_the_topic_is_missing(mqs: list[C
 
 
 def doctor_says(mq: Connection) -> list[str]:
-    figures, _ = figures_of(mq, Admin(mq).cluster_info())
+    figures, _ = fetch_runtime_figures(mq, Admin(mq).cluster_info())
     return [finding.found for finding in missing_topics(figures)]
 
 

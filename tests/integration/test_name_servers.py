@@ -14,18 +14,18 @@ import pytest
 
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import NotStored, ServerBusy
+from raymq.actors.names.route_table import RouteTable
 from raymq.actors.names.service import NameServerService
-from raymq.actors.names.table import RouteTable
-from raymq.actors.ports import bind_kept
+from raymq.actors.ports import bind_persistent_port
 from raymq.actors.protocol import BrokerSpec, NameServerSpec, TopicRoute
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.keeper import KEEPERS, REGISTER
+from raymq.actors.wire.commands.keeper_commands import KEEPERS, REGISTER
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers import route as route_headers
-from raymq.actors.wire.headers.controller import GetReplicaInfo
+from raymq.actors.wire.headers import route_headers
+from raymq.actors.wire.headers.controller_headers import GetReplicaInfo
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
-from raymq.cluster.placement import name_server_ports
+from raymq.cluster.replica_placement import name_server_ports
 from tests.integration.conftest import Services
 from tests.integration.foreign import Foreign
 from tests.polling import poll_until
@@ -217,7 +217,7 @@ def test_one_that_was_the_first_at_another_address_gives_the_port_back(tmp_path:
     """Of two machines with the port that was asked for one is gone: the second name server came back to the port that
     it had kept, which is the first one's where both are now, and the cluster did not start.
     """
-    with bind_kept("127.0.0.1", 0) as free:
+    with bind_persistent_port("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
 
     async def addresses(*hosts: str) -> list[str]:

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from raymq.actors.errors import BrokerUnavailable
 from raymq.client import Admin
-from raymq.cluster import cli, found
+from raymq.cluster import cli, cluster_file
 from raymq.cluster.bootstrap import connect
 from tests.integration.conftest import Services
 
@@ -30,7 +30,7 @@ def _this_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("RAY_ADDRESS", "RAYMQ_NAME_SERVERS", "RAYMQ_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "home").mkdir(mode=0o700)
-    monkeypatch.setenv(found.HOME, str(tmp_path / "home"))
+    monkeypatch.setenv(cluster_file.HOME_VARIABLE, str(tmp_path / "home"))
 
 
 def said_in(namespace: str, *command: str) -> Result:
@@ -41,7 +41,7 @@ def test_a_note_of_a_cluster_that_is_gone_does_not_lead_to_the_one_that_has_its_
     services: Services, admin: Admin
 ) -> None:
     """The services' cluster is "test"; "other" was killed, and had a name server where that one has it now."""
-    found.save("other", [services.name_server.address], None, None)
+    cluster_file.save("other", [services.name_server.address], None, None)
     for command in (["topic", "list"], ["topic", "delete", "t", "--yes"]):
         done = said_in("other", *command)
         assert done.exit_code == 1
@@ -50,14 +50,14 @@ def test_a_note_of_a_cluster_that_is_gone_does_not_lead_to_the_one_that_has_its_
 
 
 def test_of_several_name_servers_those_of_the_cluster_are_asked(services: Services, admin: Admin) -> None:
-    found.save("test", ["127.0.0.1:9", services.name_server.address], None, None)
+    cluster_file.save("test", ["127.0.0.1:9", services.name_server.address], None, None)
     done = said_in("test", "topic", "list")
     assert done.exit_code == 0, done.output
     assert "t" in done.output
 
 
 def test_a_name_server_that_knows_no_broker_may_be_anybodys(services: Services) -> None:
-    found.save("test", [services.name_server.address], None, None)
+    cluster_file.save("test", [services.name_server.address], None, None)
     assert said_in("test", "topic", "list").exit_code == 0
     for name in ("broker-a", "broker-b"):
         services.stop_broker(name)
@@ -65,5 +65,5 @@ def test_a_name_server_that_knows_no_broker_may_be_anybodys(services: Services) 
 
 
 def test_what_is_no_address_leads_nowhere() -> None:
-    found.save("test", ["nowhere"], None, None)
+    cluster_file.save("test", ["nowhere"], None, None)
     assert "no cluster runs" in str(said_in("test", "topic", "list").exception)

@@ -158,7 +158,7 @@ def test_a_reset_waits_for_the_call_that_runs(mq: Connection, services: Services
         broker.core.reset_offset("g", "t", 0, 1)
 
     def noticed() -> bool:
-        return not broker.store.consumer_offsets.awaits("g", "t", 0)
+        return not broker.store.consumer_offsets.is_reset_pending("g", "t", 0)
 
     with PushConsumer(mq, "g", {"t": "*"}, listener, ordered=True):
         assert entered.wait(10)

@@ -12,11 +12,11 @@ from itertools import pairwise
 import pytest
 
 from raymq.actors.errors import OffsetReset
-from raymq.actors.filter.wanted import Wanted
+from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.actors.protocol import TopicRoute
-from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_fetched
-from raymq.actors.wire.commands.lock import lock_command, unlock_command
-from raymq.actors.wire.commands.offset import update_offset_command
+from raymq.actors.wire.commands.fetch_commands import Fetched, fetch_command, read_fetched
+from raymq.actors.wire.commands.lock_commands import lock_command, unlock_command
+from raymq.actors.wire.commands.offset_commands import update_offset_command
 from raymq.actors.wire.frame import Command
 from raymq.client import (
     Admin,
@@ -28,7 +28,7 @@ from raymq.client import (
     PushConsumer,
     ReceivedMessage,
 )
-from raymq.client.push.assignment import Stage
+from raymq.client.push.queue_assignment import Stage
 from tests.integration.cable import Cable
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -227,7 +227,7 @@ def test_a_restarted_broker_gives_no_lock_that_a_member_may_still_trust(services
     locks = services.brokers["broker-a"].core.locks
 
     async def rest() -> float:
-        return locks.rest_seconds
+        return locks.blocked_seconds
 
     assert services.loop.run(rest()) > 0
     calls = Calls()
@@ -261,7 +261,7 @@ def test_a_reset_that_another_member_heeded_meanwhile_counts_when_a_queue_comes_
             return other.run(other.pool.request(address, command, 5.0))
 
         def fetch_as_other(offset: int) -> list[Fetched]:
-            wanted = [Wanted(queue.topic, queue.queue_id, offset)]
+            wanted = [FetchSpec(queue.topic, queue.queue_id, offset)]
             return read_fetched(ask(fetch_command("other", wanted, 10, 1 << 20, 0.0, group, "other")))
 
         with PushConsumer(mq, group, {"t": "*"}, listen, ordered=True) as consumer:

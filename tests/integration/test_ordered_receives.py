@@ -23,7 +23,7 @@ def consumer(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> A
     del admin
     with Producer(mq, "p") as producer, SimpleConsumer(mq, "g", {"t": "*"}, ordered=True) as made:
         producer.send_batch([Message("t", b"%d" % number) for number in range(6)], queue=QUEUE)
-        requests = made._popping.requests
+        requests = made._pop_engine.requests
         pop, given, given_up = requests.pop, threading.Event(), threading.Event()
 
         async def late(*arguments: Any, **how: Any) -> Any:
@@ -43,7 +43,7 @@ def consumer(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> A
         with monkeypatch.context() as patch:
             patch.setattr(requests, "pop", late)
             asyncio.run(give_up())
-            poll_until(lambda: made._popping._kept.count(1) == 6, 30)
+            poll_until(lambda: made._pop_engine._kept.count(1) == 6, 30)
         yield made
 
 

@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from raymq.actors import routing
+from raymq.actors import route_cache
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
 from raymq.client.errors import InvalidInput, NotStored, SendError, TopicNotFound
-from raymq.client.produce.outbox import OutboxSends
-from raymq.client.produce.outbox_file import KeptBatch, OutboxFile, ToKeep, UnsentSend
+from raymq.client.produce.outbox import OutboxSender
+from raymq.client.produce.outbox_file import OutboxBatch, OutboxEntry, OutboxFile, UnsentBatches
 from raymq.cluster.cli import main_group
 from tests.integration.conftest import Services
 from tests.integration.test_lingering import bodies, everything
@@ -214,7 +214,7 @@ def test_who_may_send_does_not_depend_on_a_clock_that_can_be_set(file: Path, mon
 def keep(outbox: OutboxFile, queue_id: int, broker: str = "broker-a") -> int:
     record = bytearray(Message("t", b"%d" % queue_id).encode(1, bytes(8)))
     queue = MessageQueue("t", broker, queue_id)
-    return outbox.keep(UnsentSend("t", [ToKeep(record, np.array([len(record)], np.int32), queue)], "down"))[0]
+    return outbox.keep(UnsentBatches("t", [OutboxEntry(record, np.array([len(record)], np.int32), queue)], "down"))[0]
 
 
 def test_of_batches_that_are_kept_together_a_full_disk_keeps_all_or_none(file: Path) -> None:
@@ -223,9 +223,11 @@ def test_of_batches_that_are_kept_together_a_full_disk_keeps_all_or_none(file: P
     outbox._db.execute(f"PRAGMA max_page_count={outbox._db.execute('PRAGMA page_count').fetchone()[0] + 4}")
     small, large = (bytearray(Message("t", b"x" * size).encode(1, bytes(8))) for size in (10, 100_000))
     with pytest.raises(sqlite3.Error, match="full"):
-        outbox.keep(UnsentSend("t", [ToKeep(each, np.array([len(each)], np.int32)) for each in (small, large)], "down"))
+        outbox.keep(
+            UnsentBatches("t", [OutboxEntry(each, np.array([len(each)], np.int32)) for each in (small, large)], "down")
+        )
     assert outbox.batches() == []
-    assert outbox.keep(UnsentSend("t", [ToKeep(small, np.array([len(small)], np.int32))] * 2, "down")) == [1, 2]
+    assert outbox.keep(UnsentBatches("t", [OutboxEntry(small, np.array([len(small)], np.int32))] * 2, "down")) == [1, 2]
     outbox.close()
     assert kept(file) == ["waiting"] * 2
 
@@ -237,7 +239,7 @@ def test_what_is_kept_outlives_an_outage_that_the_routes_take_for_no_such_topic(
     services: Services, mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch, linger: float, is_new: bool
 ) -> None:
     """What was kept became "refused" for good, by a name server's word, once the client's route was old or unknown."""
-    monkeypatch.setattr(routing, "ROUTE_SECONDS", 1.0)
+    monkeypatch.setattr(route_cache, "ROUTE_SECONDS", 1.0)
     monkeypatch.setattr("raymq.client.produce.outbox._REST_SECONDS", 1.0)
     queue = MessageQueue("t", "broker-b", 1)
     Producer(mq, "p").send(Message("t", b"before"))
@@ -323,7 +325,7 @@ def test_what_is_kept_is_sent_after_what_nobody_expected(
     start_all(services)
     following, failures = OutboxFile.next, [MemoryError()]
 
-    def next_one(self: OutboxFile, resting: list[str]) -> KeptBatch | None:
+    def next_one(self: OutboxFile, resting: list[str]) -> OutboxBatch | None:
         if failures:
             raise failures.pop()
         return following(self, resting)
@@ -392,7 +394,7 @@ def test_closing_keeps_what_is_on_its_way(
     waiting.start()
     future = producer.send_async(Message("t", b"2"))
     sends = producer._paths.sends
-    assert isinstance(sends, OutboxSends)
+    assert isinstance(sends, OutboxSender)
     poll_until(lambda: sends._busy == 2, what="both are on their way")
     producer.close(0.1)
     waiting.join(10)

@@ -27,7 +27,7 @@ PART = 8
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raymq.client.produce.encoding.PART_BYTES", PART_BYTES)
+    monkeypatch.setattr("raymq.client.produce.message_encoder.PART_BYTES", PART_BYTES)
 
 
 def fail_after(services: Services, monkeypatch: pytest.MonkeyPatch, parts: int, error: RayMQError) -> list[int]:
@@ -106,7 +106,7 @@ def test_a_batch_of_which_nothing_is_stored_is_not_stored(
     services: Services, mq: Connection, monkeypatch: pytest.MonkeyPatch, send: Callable[..., Any], *, several: bool
 ) -> None:
     if several:
-        monkeypatch.setattr("raymq.client.produce.encoding.PART_BYTES", PART_BYTES)
+        monkeypatch.setattr("raymq.client.produce.message_encoder.PART_BYTES", PART_BYTES)
     fail_after(services, monkeypatch, 0, StoreFull("the disk is full"))
     with Producer(mq, "p", retries=0) as producer, pytest.raises(NotStored) as caught:
         send(producer, queue=QUEUE)
@@ -150,7 +150,7 @@ def test_a_table_that_fails_half_way_says_which_rows_are_stored(
     fixed: bool,
 ) -> None:
     services.stop_broker("broker-b")
-    monkeypatch.setattr("raymq.client.produce.encoding._STEP_BYTES", PART_BYTES)
+    monkeypatch.setattr("raymq.client.produce.message_encoder._STEP_BYTES", PART_BYTES)
     fail_after(services, monkeypatch, 2, error)
     table = pa.table({"body": pa.array(BODIES, pa.binary())})
     with Producer(mq, "p", retries=0) as producer, pytest.raises(kind) as caught:

@@ -23,7 +23,7 @@ from raymq.client import (
     SimpleConsumer,
 )
 from raymq.client.errors import Timeout
-from raymq.client.push import engine as consuming
+from raymq.client.push import push_consumer_engine as consuming
 from tests.broker_process import BrokerProcess
 from tests.polling import poll_until
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
-from tests.forked import in_child
+from tests.forked_child import run_in_child
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -60,7 +60,7 @@ def test_a_forked_childs_poll_does_not_end_its_parents(
     poll = threading.Thread(target=lambda: found.extend(consumer.poll(queue, 10, LONG_SECONDS)), daemon=True)
     poll.start()
     poll_until(lambda: waiting(services) == 1)
-    assert in_child(lambda: str(consumer.poll(queue, 10, 0.2))) == "[]"
+    assert run_in_child(lambda: str(consumer.poll(queue, 10, 0.2))) == "[]"
     send(mq, queue)
     poll.join(20)
     assert [message.body for message in found] == [b"x"]

@@ -29,14 +29,14 @@ def test_a_cancelled_poll_leaves_its_messages_to_the_next(
 ) -> None:
     """As asyncio.wait_for cancels it: just when the loop of the connection has what it asked for."""
     fetched = threading.Event()
-    fetch = consumer._pulling.fetch
+    fetch = consumer._pull_engine.fetch
 
     async def telling(*arguments: Any) -> Any:
         part = await fetch(*arguments)
         fetched.set()
         return part
 
-    monkeypatch.setattr(consumer._pulling, "fetch", telling)
+    monkeypatch.setattr(consumer._pull_engine, "fetch", telling)
 
     async def main() -> list[int]:
         poll = asyncio.ensure_future(getattr(consumer, way)(QUEUE, 10))
@@ -51,7 +51,7 @@ def test_a_cancelled_poll_leaves_its_messages_to_the_next(
     assert consumer.position(QUEUE) == 10
 
 
-@pytest.mark.parametrize(("way", "step"), [("poll", "received"), ("fetch_table", "_table")])
+@pytest.mark.parametrize(("way", "step"), [("poll", "decode_messages"), ("fetch_table", "_table")])
 def test_an_interrupted_poll_leaves_its_messages_to_the_next(
     consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch, way: str, step: str
 ) -> None:

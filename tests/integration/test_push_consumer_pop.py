@@ -29,7 +29,7 @@ from raymq.client import (
     Sql,
     SubscriptionMismatch,
 )
-from raymq.client.push.leases import Leases, MessageLease
+from raymq.client.push.message_leases import MessageLease, MessageLeases
 from raymq.storage.clock import boottime
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
@@ -104,7 +104,7 @@ def test_calls_begin_though_time_passes_between_two_looks_at_the_clock(
 ) -> None:
     """The last call was too young for the next one to begin, and a moment later was not: nobody looked again."""
     looks = itertools.count()
-    monkeypatch.setattr(Leases, "young_until", lambda _: None if next(looks) % 2 else boottime() + 0.01)
+    monkeypatch.setattr(MessageLeases, "young_until", lambda _: None if next(looks) % 2 else boottime() + 0.01)
     send(mq, 12)
     held = Held()
     with popping(mq, "g", held, threads=6):
@@ -270,14 +270,14 @@ def test_never_more_than_the_bound_is_lent_ahead(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch, prefetch: int | None, most: int
 ) -> None:
     ahead: list[int] = []
-    add = Leases.add
+    add = MessageLeases.add
 
-    def counted(leases: Leases, *lent: Any) -> MessageLease:
+    def counted(leases: MessageLeases, *lent: Any) -> MessageLease:
         lease = add(leases, *lent)
         ahead.append(len(leases.ahead))
         return lease
 
-    monkeypatch.setattr(Leases, "add", counted)
+    monkeypatch.setattr(MessageLeases, "add", counted)
     Producer(mq, "p").send_batch([Message("t", b"%d" % number) for number in range(300)])
     taker = Taker()
     with popping(mq, "g", taker, threads=3, batch_size=2, prefetch=prefetch):

@@ -89,7 +89,7 @@ def test_a_simple_consumer_goes_on_with_its_other_topics(mq: Connection, service
 
         poll_until(is_refused, 30)
         admin.create_topic("a", queues=4)
-        mq.routes.outdate("a")
+        mq.routes.invalidate("a")
         producer.send(Message("a", b"40"))
         take(41)
     assert sorted(taken) == numbered(0, 41)

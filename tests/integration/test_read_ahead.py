@@ -14,7 +14,7 @@ import pytest
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
-from raymq.client.requests.early_fetches import MOST_QUEUES
+from raymq.client.requests.prefetch_table import MAX_PREFETCHED_QUEUES
 from tests.integration.conftest import Services
 from tests.integration.pulling import before_messages
 from tests.polling import poll_until
@@ -100,9 +100,9 @@ def test_queues_and_ways_may_alternate(consumer: PullConsumer, mq: Connection) -
             assert by_thread(consumer, 10, queue) == list(range(first, first + 10))
     assert list(consumer._direct._ahead) == [QUEUE, other]
     assert by_asyncio(consumer, 5) == list(range(20, 25))
-    assert consumer._pulling._ahead.holds(QUEUE)
+    assert consumer._pull_engine._ahead.holds(QUEUE)
     assert by_thread(consumer, 5) == list(range(25, 30))
-    poll_until(lambda: not consumer._pulling._ahead.holds(QUEUE), 5)
+    poll_until(lambda: not consumer._pull_engine._ahead.holds(QUEUE), 5)
     assert by_thread(consumer, 10, other) == list(range(20, 30))
 
 
@@ -120,8 +120,8 @@ def test_a_socket_that_broke_with_an_answer_in_it_costs_nothing(consumer: PullCo
 def test_few_queues_are_held_and_none_when_it_is_closed(
     consumer: PullConsumer, mq: Connection, admin: Admin, offsets: Offsets
 ) -> None:
-    queues = [MessageQueue(f"t{number}", "broker-a", 0) for number in range(MOST_QUEUES + 2)]
-    begun = consumer._direct._ahead if offsets is by_thread else consumer._pulling._ahead._ahead
+    queues = [MessageQueue(f"t{number}", "broker-a", 0) for number in range(MAX_PREFETCHED_QUEUES + 2)]
+    begun = consumer._direct._ahead if offsets is by_thread else consumer._pull_engine._ahead._ahead
     for queue in queues:
         admin.create_topic(queue.topic, queues=1)
         with Producer(mq, "p") as producer:
@@ -129,6 +129,6 @@ def test_few_queues_are_held_and_none_when_it_is_closed(
                 producer.send(Message(queue.topic, b"x"), queue=queue)
         consumer.seek(queue, 0)
         assert offsets(consumer, 1, queue) == [0]
-    assert list(begun) == queues[-MOST_QUEUES:]
+    assert list(begun) == queues[-MAX_PREFETCHED_QUEUES:]
     consumer.close()
     assert not begun

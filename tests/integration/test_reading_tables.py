@@ -25,7 +25,7 @@ from raymq.client import (
     Retry,
     TopicNotFound,
 )
-from raymq.storage.records.table import SCHEMA
+from raymq.storage.records.record_table import SCHEMA
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -128,7 +128,7 @@ def test_a_tail_ends_where_its_topic_ended_when_it_began(
     mq: Connection, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leave out what came in the meantime, also where one answer has both."""
-    monkeypatch.setattr("raymq.client.admin.reading._AT_ONCE", 3)
+    monkeypatch.setattr("raymq.client.admin.topic_reader._AT_ONCE", 3)
     told = admin.tail(topic, "earliest", follow=False)
     first = next(told)
     with Producer(mq, "p") as producer:

@@ -1,6 +1,6 @@
 """Clients, brokers and replicas of the RayMQ of before work with those of today, each in a process of its own.
 
-tests/fixtures/release/ has the wheel of before; what its versions are, `actors/wire/own_protocol.py` says.
+tests/fixtures/release/ has the wheel of before; what its versions are, `actors/wire/protocol_version.py` says.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import pytest
 
 from raymq.actors.errors import VersionMismatch
 from raymq.actors.protocol import SendStatus
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
-from raymq.storage.directory_format import CURRENT, DirectoryFormat, read_format, write_format
+from raymq.storage.directory_format import CURRENT_FORMAT, DirectoryFormat, read_format, write_format
 from raymq.storage.version import VERSION
 from tests.polling import poll_until
 from tests.replica_clients import Clients, numbered
@@ -120,7 +120,7 @@ def test_a_directory_goes_up_and_as_long_as_its_format_allows_down_again(tmp_pat
         with broker(directory, release) as name_server:
             found = asked("look", name_server, release)
             assert {name: found[name] for name in LEFT} == LEFT
-        assert read_format(directory) == DirectoryFormat(CURRENT, VERSION)
+        assert read_format(directory) == DirectoryFormat(CURRENT_FORMAT, VERSION)
 
 
 def test_what_a_broker_of_before_does_not_know_is_told_with_both_versions(tmp_path: Path, before: Path) -> None:
@@ -195,14 +195,14 @@ def test_a_replica_of_before_is_refused_by_a_master_whose_state_it_would_misread
         newer = tmp_path / "newer"
         newer.mkdir()
         (newer / "sitecustomize.py").write_text(
-            f"from raymq.storage import directory_format\ndirectory_format.CURRENT = {CURRENT + 1}\n"
+            f"from raymq.storage import directory_format\ndirectory_format.CURRENT_FORMAT = {CURRENT_FORMAT + 1}\n"
         )
         group.before = newer
         group.old = {1}
         group.start(1)
         group.elect(1)
         group.await_serving(1)
-        assert read_format(group.directory(1)).number == CURRENT + 1
+        assert read_format(group.directory(1)).number == CURRENT_FORMAT + 1
         for release in (before, None):
             group.before, group.old = release or before, {2} if release else set()
             group.start(2)
@@ -215,7 +215,7 @@ def test_a_replica_of_before_is_refused_by_a_master_whose_state_it_would_misread
 def test_a_directory_of_a_newer_release_does_not_start(tmp_path: Path) -> None:
     directory = tmp_path / "broker-a"
     directory.mkdir()
-    write_format(directory, DirectoryFormat(CURRENT + 1, "9.8.7"))
+    write_format(directory, DirectoryFormat(CURRENT_FORMAT + 1, "9.8.7"))
     done = subprocess.run(
         command("broker", "broker-a", str(directory)), capture_output=True, text=True, check=False, timeout=60
     )

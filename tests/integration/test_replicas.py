@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 from raymq import cluster
-from raymq.actors import handles
+from raymq.actors import actor_calls
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.admin import read_status, status_command
+from raymq.actors.wire.commands.admin_commands import read_status, status_command
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.query import GetMaxOffset
+from raymq.actors.wire.headers.query_headers import GetMaxOffset
 from raymq.client import (
     Admin,
     BrokerInfo,
@@ -35,8 +35,8 @@ from raymq.client import (
     ReceivedMessage,
     SimpleConsumer,
 )
-from raymq.client.second_door import invoke
-from raymq.cluster import Cluster, launching
+from raymq.client.actor_transport import invoke
+from raymq.cluster import Cluster, cluster_launch
 from raymq.cluster.cli import main_group
 from tests.integration.foreign import Foreign
 from tests.polling import poll_until
@@ -157,7 +157,7 @@ def test_clients_of_all_kinds_come_to_the_new_master_by_themselves(root: Path) -
             poll_until(lambda: all_have(20), 60)
             before = master_of(mq)
             assert before is not None
-            launching.kill(NAMESPACE, [actor_of(before)])
+            cluster_launch.kill(NAMESPACE, [actor_of(before)])
             had = [len(each.acknowledged) for each in sending]
             poll_until(lambda: all(len(e.acknowledged) > n + 20 for e, n in zip(sending, had, strict=True)), 60)
             for each in sending:
@@ -217,7 +217,7 @@ def test_what_is_told_of_replicas_and_what_operators_do(root: Path) -> None:
             admin.elect("broker-a", 7).wait(30.0)
         with pytest.raises(InvalidInput):
             admin.elect("broker-a", -1)
-        launching.kill(NAMESPACE, [actor_of(found[other])])
+        cluster_launch.kill(NAMESPACE, [actor_of(found[other])])
         with pytest.raises(ElectionFailed):
             admin.elect("broker-a", other).wait(30.0)
         assert admin.topic_stats("t").popitem()[1].max_offset == 21
@@ -238,7 +238,7 @@ def test_a_killed_master_is_restarted_as_a_replica_and_a_clean_stop_and_start_lo
         addresses = {each.replica: each.address for each in brokers(mq)}
         epoch = max(each.epoch for each in brokers(mq))
         mq.stop()
-        assert launching.names(NAMESPACE) == []
+        assert cluster_launch.names(NAMESPACE) == []
     with start(root) as mq, Admin(mq) as admin:
         assert {each.replica: each.address for each in brokers(mq)} == addresses
         again = master_of(mq)
@@ -246,8 +246,8 @@ def test_a_killed_master_is_restarted_as_a_replica_and_a_clean_stop_and_start_lo
         assert again.epoch > epoch
         (stats,) = admin.topic_stats("t").values()
         assert stats.max_offset >= 51
-        coordinator = handles.find("coordinator", NAMESPACE)
-        status = handles.call("coordinator", coordinator, "status", 5.0, 5.0, timeout=30.0)
+        coordinator = actor_calls.find("coordinator", NAMESPACE)
+        status = actor_calls.call("coordinator", coordinator, "status", 5.0, 5.0, timeout=30.0)
         assert (status["groups"], status["troubles"]) == (["broker-a"], {})
     with pytest.raises(InvalidInput, match="2, as the groups in this root have"):
         cluster.start(1, root, "fewer", config=CONFIG)

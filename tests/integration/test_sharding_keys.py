@@ -9,7 +9,7 @@ import pytest
 
 from raymq.actors.errors import SendError
 from raymq.actors.protocol import PERM_READ
-from raymq.actors.wire.commands.whole_broker import permit_command
+from raymq.actors.wire.commands.broker_config_commands import set_permission_command
 from raymq.client import Admin, Connection, Message, MessageQueue, NotStored, Producer
 from raymq.client.produce.outbox_file import OutboxFile
 from tests.integration.conftest import Services
@@ -74,7 +74,7 @@ def test_gathered_keys_of_a_broker_that_is_drained_go_to_others_at_once(
         there = [key for key, sent in before.items() if sent.result(20).queue.broker == "broker-b"]
         assert there
         address = mq.run(mq.routes.cluster()).masters["broker-b"]
-        mq.run(mq.pool.request(address, permit_command(PERM_READ), 10.0))
+        mq.run(mq.pool.request(address, set_permission_command(PERM_READ), 10.0))
         sent = [producer.send_async(Message("t", b"behind"), sharding_key=key) for key in there]
         assert {each.result(20).queue.broker for each in sent} == {"broker-a"}
         assert everything(mq).count(b"behind") == len(there)

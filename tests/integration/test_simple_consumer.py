@@ -28,7 +28,7 @@ from raymq.client import (
     SubscriptionMismatch,
     TopicNotFound,
 )
-from raymq.client.pop.receiver import Receiver
+from raymq.client.pop.receive_call import ReceiveCall
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -122,7 +122,7 @@ def test_the_first_message_ends_the_wait(mq: Connection, admin: Admin) -> None:
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer, ThreadPoolExecutor(1) as pool:
         for broker in ("broker-a", "broker-b"):
             waiting = pool.submit(consumer.receive, 10, 30.0, 15.0)
-            poll_until(lambda: len(consumer._popping._notifications) == 4)
+            poll_until(lambda: len(consumer._pop_engine._notifications) == 4)
             begun = time.monotonic()
             producer.send(Message("t", b"x"), queue=MessageQueue("t", broker, 1))
             assert len(waiting.result(10)) == 1
@@ -309,7 +309,7 @@ def test_what_nobody_received_in_time_is_no_failed_delivery(mq: Connection, serv
     """Popped by a receive that did not wait for the answer, they went to the dead letters without a delivery."""
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(4)], queue=QUEUE)
     with SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=0) as consumer:
-        popping = consumer._popping
+        popping = consumer._pop_engine
 
         async def pop_and_go() -> None:
             assert await popping._keep_popped(("broker-a", "t"), 4, 2_000) == 4
@@ -328,7 +328,7 @@ def test_what_nobody_received_in_time_is_no_failed_delivery(mq: Connection, serv
 def test_a_receive_gets_nothing_that_was_popped_for_less_than_it_wants(mq: Connection, admin: Admin) -> None:
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(4)], queue=QUEUE)
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
-        popping = consumer._popping
+        popping = consumer._pop_engine
 
         async def pop_for_another() -> None:
             assert await popping._keep_popped(("broker-a", "t"), 2, 3_000) == 2
@@ -344,14 +344,14 @@ def test_a_broker_that_was_asked_just_now_is_not_silent(mq: Connection, services
     """Several threads receive: a pop that another one has under way is no sign that its broker does not answer."""
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         assert consumer.receive(await_duration=0.0) == []
-        popping = consumer._popping
+        popping = consumer._pop_engine
         sources = mq.run(popping._sources())
 
         async def while_others_ask() -> tuple[list[ReceivedMessage], int]:
             asked = [asyncio.ensure_future(popping._ask_all([source], 1, 1_000)) for source in sources]
             await asyncio.sleep(0)
             silent = len(popping._silent(sources))
-            found = await popping.receive(1, 1_000, 0.0, Receiver())
+            found = await popping.receive(1, 1_000, 0.0, ReceiveCall())
             await asyncio.gather(*asked)
             return found, silent
 
@@ -383,8 +383,8 @@ def test_a_broker_that_hangs_is_waited_for_once_however_many_topics_it_has(
 
 def test_a_consumer_that_is_closed_pops_no_more(mq: Connection, services: Services, admin: Admin) -> None:
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
-        waiting = consumer._mq.submit(consumer._popping.receive(1, 60_000, 30.0, Receiver()))
-        poll_until(lambda: len(consumer._popping._notifications) == 4, what="it waits")
+        waiting = consumer._mq.submit(consumer._pop_engine.receive(1, 60_000, 30.0, ReceiveCall()))
+        poll_until(lambda: len(consumer._pop_engine._notifications) == 4, what="it waits")
         pops: list[str] = []
         for name, broker in services.brokers.items():
             server = broker._server

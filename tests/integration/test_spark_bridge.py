@@ -34,8 +34,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 from raymq import cluster
 from raymq.client import Admin, InvalidInput, Message, MessageQueue, OffsetOutOfRange, Producer, PullConsumer
 from raymq.client.errors import GroupNotFound, QueueNotFound, RayMQError, TopicNotFound
-from raymq.demo import flow as demo_flow
-from raymq.demo.command import demo as demo_command
+from raymq.demo import demo_run as demo_flow
+from raymq.demo.demo_command import demo as demo_command
 from raymq.spark_bridge import SparkBridge, WriteResult
 from tests.demo_records import JSON_LINES_COUNTS, json_lines
 from tests.integration.shared_spark import CONFIG, SharedSpark

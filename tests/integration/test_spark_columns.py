@@ -232,7 +232,7 @@ def test_workers_have_what_tasks_need_before_their_first_one(bridge: SparkBridge
             pass
         main = sys.modules["__main__"].__spec__
         frozen = gc.get_freeze_count() > 10_000
-        columns = [[main.name if main else ""], [reads], [frozen], ["raymq.client.bulk.staging" in sys.modules]]
+        columns = [[main.name if main else ""], [reads], [frozen], ["raymq.client.bulk.staged_writer" in sys.modules]]
         yield pa.RecordBatch.from_arrays(list(map(pa.array, columns)), ["main", "reads", "frozen", "loaded"])
 
     told = bridge.spark.range(1).mapInArrow(look, "main STRING, reads LONG, frozen BOOLEAN, loaded BOOLEAN").first()
@@ -362,7 +362,7 @@ def test_progress_is_shown_on_a_terminal_and_nothing_elsewhere(
     assert bridge.read(topic, progress=True, columns=["offset"]).count() == 25_000
     assert capfd.readouterr() == ("", "")
     console = Console(file=screen, force_terminal=True, width=100, _environ={"TERM": "xterm"})
-    monkeypatch.setattr(session, "terminal", lambda: console)
+    monkeypatch.setattr(session, "progress_console", lambda: console)
     assert bridge.write(rows, topic, body="value", progress=True).rows == 25_000
     assert f"write {topic}" in screen.getvalue()
     assert "4/4" in screen.getvalue()
@@ -388,7 +388,7 @@ def test_a_stream_s_bar_shows_how_far_its_query_is_on_a_terminal_and_nothing_els
     bridge.stream(topic, f"dark-{topic}", progress=True)
     assert capfd.readouterr() == ("", "")
     console = Console(file=screen, force_terminal=True, width=100, color_system=None, _environ={"TERM": "xterm"})
-    monkeypatch.setattr(session, "terminal", lambda: console)
+    monkeypatch.setattr(session, "progress_console", lambda: console)
     stream = bridge.stream(topic, f"lit-{topic}", start="earliest", max_offsets_per_batch=7, progress=True)
     with running(collecting(stream.select("offset"), batches), tmp_path) as query:
         batches.wait_for(30, query)

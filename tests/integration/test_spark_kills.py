@@ -34,10 +34,10 @@ from pyspark.sql import DataFrame
 from raymq import cluster
 from raymq.actors.java import java_environment
 from raymq.client import Admin, Message, Producer
-from raymq.client.bulk.committing import StagedWrite
+from raymq.client.bulk.staged_write import StagedWrite
 from raymq.spark_bridge import SparkBridge, session, writer
-from raymq.spark_bridge.placement import Placement, _add_node
-from raymq.spark_bridge.settings import MASTER_RESOURCE, spark_settings
+from raymq.spark_bridge.session_settings import MASTER_RESOURCE, spark_settings
+from raymq.spark_bridge.spark_placement import Placement, _add_node
 from tests.integration.exactly_once import content, differences, stored
 from tests.integration.streamed import PATIENT, running
 

@@ -23,7 +23,7 @@ from raymq import cluster
 from raymq.client import Admin, InvalidInput, Producer
 from raymq.client.errors import ClientClosed
 from raymq.spark_bridge import SparkBridge
-from raymq.spark_bridge.tables import TABLE_BYTES
+from raymq.spark_bridge.table_batches import TABLE_BYTES
 from tests.integration.shared_spark import SharedSpark
 from tests.integration.test_spark_columns import VALUES, table_of
 

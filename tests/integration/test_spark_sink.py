@@ -28,8 +28,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody g
 
 from raymq import cluster
 from raymq.client import Admin, InvalidInput, Message, Producer
-from raymq.client.bulk import committing
-from raymq.client.bulk.committing import StagedWrite, Written
+from raymq.client.bulk import staged_write
+from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.errors import OutcomeUnknown
 from raymq.spark_bridge import SparkBridge, WriteResult
 from tests.integration.exactly_once import content, differences, stored
@@ -133,7 +133,7 @@ def test_a_double_commit_and_a_lost_batch_would_be_noticed(
     def taken(df: DataFrame, batch: int) -> None:
         query = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         write = StagedWrite.open(mq, source, {"broker-a"}, series=f"{query}/{source}/", number=batch)
-        assert isinstance(write, StagedWrite | Written)
+        assert isinstance(write, StagedWrite | CommittedWrite)
         if isinstance(write, StagedWrite):
             write.commit([])
         bridge.sink(source)(df.limit(0), batch)
@@ -189,15 +189,15 @@ def test_a_write_of_which_a_broker_stands_still_is_finished_and_not_doubled(
     frame = bridge.spark.range(2_000).selectExpr("cast(id AS string) AS value").repartition(8)
     with Admin(mq) as admin:
         pid = next(each.pid for each in admin.cluster_info().brokers if each.name == "broker-b")
-    settle = committing._settle
+    settle = staged_write._settle
 
-    async def stopped(*arguments: object) -> Written:
+    async def stopped(*arguments: object) -> CommittedWrite:
         os.kill(pid, signal.SIGSTOP)
         return await settle(*arguments)  # type: ignore[arg-type]
 
-    for name, seconds in (("PATIENCE_SECONDS", 1.0), ("_APPEND_SECONDS", 1.0), ("_ALIVE_SECONDS", 1.0)):
-        monkeypatch.setattr(committing, name, seconds)
-    monkeypatch.setattr(committing, "_settle", stopped)
+    for name, seconds in (("RETRY_TIMEOUT_SECONDS", 1.0), ("_APPEND_SECONDS", 1.0), ("_ALIVE_SECONDS", 1.0)):
+        monkeypatch.setattr(staged_write, name, seconds)
+    monkeypatch.setattr(staged_write, "_settle", stopped)
     try:
         with pytest.raises(OutcomeUnknown, match="do not repeat") as caught:
             bridge.write(frame, target, "value")

@@ -351,7 +351,7 @@ def test_a_checkpoint_of_another_stream_s_name_is_refused(
     send(mq, topic, numbers(0, 4))
     with running(collecting(bodies(bridge.stream(topic, topic, "earliest")), batches), tmp_path) as query:
         batches.wait_for(4, query)
-        poll_until(lambda: bridge._streams._finished.last_of(query.id) > 0, PATIENT, "two batches")
+        poll_until(lambda: bridge._streams._completed.last_completed(query.id) > 0, PATIENT, "two batches")
     other = bodies(bridge.stream(topic, f"{topic}-2", "earliest"))
     assert re.search("StreamBroken: .* knows nothing of the query", failure_of(collecting(other, batches), tmp_path))
     assert len(batches.all) == 4

@@ -14,16 +14,16 @@ import pytest
 from raymq.actors.sending.sender import queue_of_sharding_key
 from raymq.client import Admin, Connection, ConsumeFrom, Message, MessageQueue, Producer, PullConsumer, PushConsumer
 from raymq.client.bulk import range_reader
-from raymq.client.bulk.committing import StagedWrite
-from raymq.client.bulk.staging import StagedWriter
+from raymq.client.bulk.staged_write import StagedWrite
+from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import InvalidInput, OffsetOutOfRange, RayMQError
-from raymq.client.requests.fetching import fetch
+from raymq.client.requests.fetch_request import fetch
 from raymq.client.task_connection import shared_connection
-from raymq.spark_bridge.ranges import Range, lineages_of, plan
-from raymq.spark_bridge.ranges import commit as commit_ranges
-from raymq.spark_bridge.tasks import FetchRanges, StageRows
-from raymq.storage.records.table import records_from_table
-from raymq.storage.records.unique_keys import UniqueKeys
+from raymq.spark_bridge.offset_ranges import OffsetRange, fetch_topic_epochs, plan
+from raymq.spark_bridge.offset_ranges import commit as commit_ranges
+from raymq.spark_bridge.worker_tasks import FetchRanges, StageRows
+from raymq.storage.records.record_table import records_from_table
+from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
@@ -149,7 +149,7 @@ def test_a_time_that_is_too_far_ahead_is_refused_when_it_is_staged(mq: Connectio
         stage(begun, [table])
 
 
-def filled(mq: Connection, count: int) -> list[Range]:
+def filled(mq: Connection, count: int) -> list[OffsetRange]:
     """Messages n of each queue: body, tag and property say n; the ranges that hold all of them."""
     with Producer(mq, "fills") as producer:
         for queue in QUEUES:
@@ -158,10 +158,10 @@ def filled(mq: Connection, count: int) -> list[Range]:
                 for n in range(count)
             ]
             producer.send_batch(messages, queue=queue)
-    return [Range(queue, 0, count) for queue in QUEUES]
+    return [OffsetRange(queue, 0, count) for queue in QUEUES]
 
 
-def read(mq: Connection, ranges: list[Range], columns: list[str], **selection: Any) -> list[dict[str, Any]]:
+def read(mq: Connection, ranges: list[OffsetRange], columns: list[str], **selection: Any) -> list[dict[str, Any]]:
     schema = pa.schema([(name, TYPES[name]) for name in columns])
     fetch = FetchRanges(tuple(mq.name_servers), tuple(ranges), schema, None, **selection)
     numbers = pa.RecordBatch.from_arrays([pa.array(range(len(ranges)))], ["id"])
@@ -208,7 +208,7 @@ def test_bodies_that_are_not_selected_do_not_leave_the_broker(
 def test_tags_and_conditions_are_looked_at_by_the_broker(
     mq: Connection, admin: Admin, fetched_bytes: list[int]
 ) -> None:
-    ranges = [Range(each.queue, 3, 401) for each in filled(mq, 500)]
+    ranges = [OffsetRange(each.queue, 3, 401) for each in filled(mq, 500)]
     chosen = read(mq, ranges, ["offset", "tags"], tags=frozenset({"tag1", "tag3"}))
     expected = [{"offset": n, "tags": f"tag{n % 4}"} for n in range(3, 401) if n % 2] * len(ranges)
     assert chosen == expected
@@ -225,7 +225,7 @@ def test_tags_of_the_same_hash_are_told_apart(mq: Connection, admin: Admin) -> N
     """The tags Aa and BB have one Java hash, which is all that the broker compares."""
     with Producer(mq, "p") as producer:
         producer.send_batch([Message("t", b"x", tags=tag) for tag in ("Aa", "BB") * 5], queue=QUEUES[0])
-    found = read(mq, [Range(QUEUES[0], 0, 10)], ["offset"], tags=frozenset({"BB"}))
+    found = read(mq, [OffsetRange(QUEUES[0], 0, 10)], ["offset"], tags=frozenset({"BB"}))
     assert [row["offset"] for row in found] == [1, 3, 5, 7, 9]
 
 
@@ -235,14 +235,14 @@ def test_a_range_that_is_not_there_is_an_error_also_with_a_filter(
 ) -> None:
     filled(mq, 10)
     with pytest.raises(RayMQError, match="ends at 10, before the planned end 11"):
-        read(mq, [Range(QUEUES[0], 0, 11)], ["offset"], **selection)
+        read(mq, [OffsetRange(QUEUES[0], 0, 11)], ["offset"], **selection)
     with pytest.raises(OffsetOutOfRange):
-        read(mq, [Range(QUEUES[0], 11, 12)], ["offset"], **selection)
+        read(mq, [OffsetRange(QUEUES[0], 11, 12)], ["offset"], **selection)
 
 
 def test_a_range_of_a_topic_that_was_made_anew_is_an_error(mq: Connection, admin: Admin) -> None:
     """A DataFrame that was kept gave the messages of another topic, which has as many."""
-    planned = lineages_of(mq, ["t"])
+    planned = fetch_topic_epochs(mq, ["t"])
     ranges = filled(mq, 10)
     assert len(read(mq, ranges, ["offset"], planned=planned)) == 40
     admin.delete_topic("t")
@@ -254,10 +254,12 @@ def test_a_range_of_a_topic_that_was_made_anew_is_an_error(mq: Connection, admin
 
 def test_a_topic_that_is_made_anew_amid_a_read_is_an_error(mq: Connection, admin: Admin) -> None:
     """Behind the part that had come the read went on in the new topic, which has as many messages."""
-    planned = lineages_of(mq, ["t"])
+    planned = fetch_topic_epochs(mq, ["t"])
     with Producer(mq, "p") as producer:
         producer.send_batch([Message("t", b"o" * 100_000)] * 200, queue=QUEUES[0])
-    fetched = FetchRanges((*mq.name_servers,), (Range(QUEUES[0], 0, 200),), SCHEMA_OF_BODIES, None, planned=planned)
+    fetched = FetchRanges(
+        (*mq.name_servers,), (OffsetRange(QUEUES[0], 0, 200),), SCHEMA_OF_BODIES, None, planned=planned
+    )
     rows = fetched([pa.RecordBatch.from_pydict({"id": [0]})])
     assert next(rows).num_rows < 200
     admin.delete_topic("t")
@@ -273,10 +275,12 @@ def test_a_loss_of_power_amid_a_read_is_an_error_if_it_took_some_of_the_range(
     services: Services, mq: Connection, admin: Admin, lost: bool
 ) -> None:
     del admin
-    planned = lineages_of(mq, ["t"])
+    planned = fetch_topic_epochs(mq, ["t"])
     with Producer(mq, "p") as producer:
         producer.send_batch([Message("t", b"o" * 100_000)] * 210, queue=QUEUES[0])
-    fetched = FetchRanges((*mq.name_servers,), (Range(QUEUES[0], 0, 200),), SCHEMA_OF_BODIES, None, planned=planned)
+    fetched = FetchRanges(
+        (*mq.name_servers,), (OffsetRange(QUEUES[0], 0, 200),), SCHEMA_OF_BODIES, None, planned=planned
+    )
     rows = fetched([pa.RecordBatch.from_pydict({"id": [0]})])
     first = next(rows).num_rows
     services.loop.run(lose_from(services, "broker-a", 190 if lost else 205))
@@ -287,12 +291,12 @@ def test_a_loss_of_power_amid_a_read_is_an_error_if_it_took_some_of_the_range(
         assert first + sum(batch.num_rows for batch in rows) == 200
 
 
-def skipping(mq: Connection, *ranges: Range, planned: Any = None) -> FetchRanges:
+def skipping(mq: Connection, *ranges: OffsetRange, planned: Any = None) -> FetchRanges:
     return FetchRanges((*mq.name_servers,), ranges, SCHEMA_OF_BODIES, None, planned=planned, skip_losses=True)
 
 
 def test_ranges_that_are_gone_may_be_skipped(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
-    planned = lineages_of(mq, ["t"])
+    planned = fetch_topic_epochs(mq, ["t"])
     ranges = filled(mq, 10)
     numbers = pa.RecordBatch.from_pydict({"id": list(range(len(ranges)))})
     assert sum(batch.num_rows for batch in skipping(mq, *ranges, planned=planned)([numbers])) == 40
@@ -302,20 +306,20 @@ def test_ranges_that_are_gone_may_be_skipped(mq: Connection, admin: Admin, caplo
     filled(mq, 20)
     assert list(skipping(mq, *ranges, planned=planned)([numbers])) == []
     assert len([line for line in caplog.messages if "skipped" in line]) == 8
-    there = [Range(each.queue, 0, 25) for each in ranges]
-    now = lineages_of(mq, ["t"])
+    there = [OffsetRange(each.queue, 0, 25) for each in ranges]
+    now = fetch_topic_epochs(mq, ["t"])
     assert sum(batch.num_rows for batch in skipping(mq, *there, planned=now)([numbers])) == 80
 
 
 def test_messages_that_go_amid_a_read_may_be_skipped(services: Services, mq: Connection, admin: Admin) -> None:
-    planned = lineages_of(mq, ["t"])
+    planned = fetch_topic_epochs(mq, ["t"])
     with Producer(mq, "p") as producer:
         producer.send_batch([Message("t", b"o" * 100_000)] * 210, queue=QUEUES[0])
-    rows = skipping(mq, Range(QUEUES[0], 0, 200), planned=planned)([pa.RecordBatch.from_pydict({"id": [0]})])
+    rows = skipping(mq, OffsetRange(QUEUES[0], 0, 200), planned=planned)([pa.RecordBatch.from_pydict({"id": [0]})])
     first = next(rows).num_rows
     services.loop.run(lose_from(services, "broker-a", 190))
     assert first <= first + sum(batch.num_rows for batch in rows) <= 190
-    assert plan(mq, ["t"], {QUEUES[0]: 9_999}, "latest", skip_losses=True) == [Range(QUEUES[0], 210, 210)]
+    assert plan(mq, ["t"], {QUEUES[0]: 9_999}, "latest", skip_losses=True) == [OffsetRange(QUEUES[0], 210, 210)]
     admin.delete_topic("t")
 
 
@@ -323,7 +327,7 @@ def test_a_group_does_not_go_on_in_another_topic_than_was_read(
     services: Services, mq: Connection, admin: Admin
 ) -> None:
     """What was read of the old topic was committed in the new one, whose first messages the group never saw."""
-    planned = lineages_of(mq, ["t"])
+    planned = fetch_topic_epochs(mq, ["t"])
     ranges = filled(mq, 10)
     commit_ranges(mq, ranges, planned, "g")
     services.loop.run(lose_from(services, "broker-a", 8))
@@ -348,10 +352,10 @@ async def lose_from(services: Services, broker: str, offset: int) -> None:
 def test_a_range_of_which_a_loss_of_power_took_some_is_an_error(
     services: Services, mq: Connection, admin: Admin
 ) -> None:
-    planned = lineages_of(mq, ["t"])
+    planned = fetch_topic_epochs(mq, ["t"])
     ranges = filled(mq, 10)
     services.loop.run(lose_from(services, "broker-b", 6))
-    kept = [each for each in ranges if each.queue.broker == "broker-a"] + [Range(ranges[2].queue, 0, 6)]
+    kept = [each for each in ranges if each.queue.broker == "broker-a"] + [OffsetRange(ranges[2].queue, 0, 6)]
     assert len(read(mq, kept, ["offset"], planned=planned)) == 26
     with pytest.raises(RayMQError, match="loss of power"):
         read(mq, ranges, ["offset"], planned=planned)
@@ -370,7 +374,7 @@ def test_chunks_are_staged_beside_each_other_and_a_failure_is_told_at_the_latest
         stage(begun, [rows])
     again = opened(mq)
     with StagedWriter(mq.name_servers) as writer:
-        records, sizes = records_from_table(rows, topic="t", queue_id=0, body="body", unique_keys=UniqueKeys())
+        records, sizes = records_from_table(rows, topic="t", queue_id=0, body="body", unique_keys=UniqueKeyGenerator())
         for number in range(100):
             writer.begin(again.transaction, "p", number, QUEUES[0], records, sizes, home=again.home)
         writer.begin(again.transaction, "p", 1_000_000, QUEUES[0], records, sizes, home=again.home)

@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.writes.deciding import ABANDONED_SECONDS
+from raymq.actors.broker.core.writes.transaction_coordinator import TRANSACTION_TIMEOUT_SECONDS
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
-from raymq.client.bulk import committing
-from raymq.client.bulk.committing import StagedWrite, Written
-from raymq.client.bulk.staging import StagedWriter
+from raymq.client.bulk import staged_write
+from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
+from raymq.client.bulk.staged_writer import StagedWriter
 from raymq.client.errors import BrokerUnavailable, ClientClosed, InvalidInput, NotStored, OutcomeUnknown, TooFewInSync
 from raymq.storage.records.record import encode, encode_properties
 from tests.integration.conftest import Services
@@ -59,14 +59,14 @@ def test_another_process_is_told_what_has_become_of_a_write(services: Services, 
     parts = stage(mq, write)
     with Connection([services.name_server.address]) as another:
         with pytest.raises(InvalidInput, match="abort_write"):
-            committing.finish(another, write.transaction)
-        assert write.commit(parts) == Written(write.transaction, 20)
-        assert committing.finish(another, write.transaction) == Written(write.transaction, 20)
+            staged_write.finish(another, write.transaction)
+        assert write.commit(parts) == CommittedWrite(write.transaction, 20)
+        assert staged_write.finish(another, write.transaction) == CommittedWrite(write.transaction, 20)
         with pytest.raises(InvalidInput, match="not committed"):
-            committing.abort(another, write.transaction)
+            staged_write.abort(another, write.transaction)
         for unknown in ("never-was-broker-a", "never", f"{'0' * 32}-broker-a"):
             with pytest.raises(InvalidInput, match="7 days"):
-                committing.finish(another, unknown)
+                staged_write.finish(another, unknown)
     assert there(services) == 20
 
 
@@ -76,9 +76,9 @@ def test_another_process_gives_up_a_write_and_its_driver_is_told(
     write = opened(mq)
     parts = stage(mq, write)
     with Connection([services.name_server.address]) as another:
-        committing.abort(another, write.transaction)
+        staged_write.abort(another, write.transaction)
         with pytest.raises(NotStored, match="aborted"):
-            committing.finish(another, write.transaction)
+            staged_write.finish(another, write.transaction)
     with pytest.raises(NotStored, match="aborted"):
         write.commit(parts)
     assert there(services) == 0
@@ -102,8 +102,8 @@ def test_what_is_staged_after_the_marks_have_gone_is_dropped(services: Services,
     write.commit(parts)
     for broker in services.brokers.values():
         staging = broker.core.staging
-        poll_until(lambda staging=staging: staging.following.is_told(write.transaction))
-        staging._files.put_aside(write.transaction)
+        poll_until(lambda staging=staging: staging.in_doubt.is_notified(write.transaction))
+        staging._files.mark_removable(write.transaction)
     stage(mq, write)  # a request that was under way for very long
     for broker in services.brokers.values():
         folder = broker.store.directory / "raymq" / "staged" / write.transaction
@@ -129,7 +129,7 @@ def test_brokers_drop_the_rows_of_a_write_that_its_home_gave_up(
     stage(mq, write)
     home = services.brokers[write.home].core.writes
     now = home._clock()
-    home._clock = lambda: now + ABANDONED_SECONDS + 60
+    home._clock = lambda: now + TRANSACTION_TIMEOUT_SECONDS + 60
     assert home.sweep() == [write.transaction]
     for broker in services.brokers.values():
         folder = broker.store.directory / "raymq" / "staged" / write.transaction
@@ -145,14 +145,14 @@ def test_where_the_answer_is_lost_the_process_that_knows_the_parts_finishes(
     broker = services.brokers[write.home]
     handlers = broker._server.handlers
     broker._server.handlers = {**handlers, RequestCode.DECIDE_WRITE: lambda connection, _: connection.close()}
-    monkeypatch.setattr(committing, "patiently", lambda attempt: attempt())
+    monkeypatch.setattr(staged_write, "retry_while_unavailable", lambda attempt: attempt())
     with pytest.raises(OutcomeUnknown) as caught:
         write.commit(parts)
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.transaction, error.committed, error.retriable) == (write.transaction, False, False)
     broker._server.handlers = handlers
     monkeypatch.undo()
-    assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
+    assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
     assert there(services) == 20
 
 
@@ -165,9 +165,11 @@ def test_each_number_of_a_series_is_written_once(services: Services, mq: Connect
     first = opened(mq, "q/t/", 0)
     second = opened(mq, "q/t/", 0)
     assert second.commit(stage(mq, second, "second")).rows == 20
-    assert first.commit(stage(mq, first, "first")) == Written(second.transaction, 20)
+    assert first.commit(stage(mq, first, "first")) == CommittedWrite(second.transaction, 20)
     with Connection([services.name_server.address]) as another:
-        assert StagedWrite.open(another, "t", BROKERS, series="q/t/", number=0) == Written(second.transaction, 20)
+        assert StagedWrite.open(another, "t", BROKERS, series="q/t/", number=0) == CommittedWrite(
+            second.transaction, 20
+        )
         assert opened(another, "q/t/", 1).commit([]).rows == 0
     assert there(services) == 20
 
@@ -179,17 +181,19 @@ def test_a_write_whose_home_is_away_is_not_unknown(
     write = opened(mq)
     write.commit(stage(mq, write))
     home = services.brokers[write.home].core.writes
-    poll_until(lambda: (record := home.look(write.transaction).record) is not None and not record.unfinished)
+    poll_until(
+        lambda: (record := home.transaction_status(write.transaction).record) is not None and not record.unfinished
+    )
     services.crash_broker(write.home)
     poll_until(lambda: write.home not in mq.run(mq.routes.cluster()).masters)
     for broker in services.brokers.values():
-        broker.core.staging._files.put_aside(write.transaction)
-    monkeypatch.setattr(committing, "patiently", lambda attempt: attempt())
+        broker.core.staging._files.mark_removable(write.transaction)
+    monkeypatch.setattr(staged_write, "retry_while_unavailable", lambda attempt: attempt())
     with pytest.raises(OutcomeUnknown, match=write.home):
-        committing.finish(mq, write.transaction)
+        staged_write.finish(mq, write.transaction)
     services.start_broker(write.home)
     poll_until(lambda: write.home in mq.run(mq.routes.cluster()).masters)
-    assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
+    assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
 
 
 def test_a_series_whose_home_is_away_is_nowhere_else(
@@ -200,13 +204,13 @@ def test_a_series_whose_home_is_away_is_nowhere_else(
     write.commit(stage(mq, write))
     services.crash_broker(write.home)
     poll_until(lambda: write.home not in mq.run(mq.routes.cluster()).masters)
-    monkeypatch.setattr(committing, "patiently", lambda attempt: attempt())
+    monkeypatch.setattr(staged_write, "retry_while_unavailable", lambda attempt: attempt())
     with Connection([services.name_server.address]) as another:
         with pytest.raises(BrokerUnavailable, match=write.home):
             StagedWrite.open(another, "t", BROKERS, series="q/t/", number=5)
         services.start_broker(write.home)
         poll_until(lambda: write.home in another.run(another.routes.cluster()).masters)
-        assert StagedWrite.open(another, "t", BROKERS, series="q/t/", number=5) == Written(write.transaction, 20)
+        assert StagedWrite.open(another, "t", BROKERS, series="q/t/", number=5) == CommittedWrite(write.transaction, 20)
 
 
 def test_a_commit_wakes_who_waits_for_its_queues(services: Services, mq: Connection, admin: Admin) -> None:
@@ -233,7 +237,7 @@ def test_a_write_of_more_tasks_than_a_header_could_name_is_committed(
     write = opened(mq)
     parts = stage(mq, write)
     none = [(f"{number:032x}", write.home, 0) for number in range(30_000)]
-    assert write.commit([*none, *parts]) == committing.finish(mq, write.transaction)
+    assert write.commit([*none, *parts]) == staged_write.finish(mq, write.transaction)
     assert there(services) == sum(rows for _, _, rows in parts)
 
 
@@ -243,7 +247,7 @@ def test_a_write_of_more_tasks_than_may_be_is_given_up(services: Services, mq: C
     with pytest.raises(InvalidInput, match="coalesce"):
         write.commit((f"{number:032x}", write.home, 0) for number in range(200_001))
     with pytest.raises(NotStored):
-        committing.finish(mq, write.transaction)
+        staged_write.finish(mq, write.transaction)
     assert there(services) == 0
 
 
@@ -270,7 +274,7 @@ def test_a_refusal_behind_a_lost_answer_says_nothing_of_what_was_decided(
         write.commit(parts)
     assert (caught.value.transaction, caught.value.retriable) == (write.transaction, False)
     broker._server.handlers = handlers
-    assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
+    assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
     assert there(services) == 20
 
 
@@ -300,5 +304,5 @@ def test_a_connection_that_is_closed_amid_a_commit_does_not_say_what_was_decided
     broker._server.handlers = handlers
     with pytest.raises(ClientClosed):
         write.commit(parts)
-    assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
+    assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
     assert there(services) == 20

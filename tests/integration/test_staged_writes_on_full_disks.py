@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raymq.client import Admin, Connection
-from raymq.client.bulk import committing
-from raymq.client.bulk.committing import Written
+from raymq.client.bulk import staged_write
+from raymq.client.bulk.staged_write import CommittedWrite
 from raymq.client.errors import InvalidInput, OutcomeUnknown, StoreFull
 from raymq.storage.files.file_calls import FileCalls, replaced
 from tests.integration.conftest import Services
@@ -46,7 +46,7 @@ def test_a_broker_without_room_for_its_rows_goes_on_by_itself_when_there_is_some
         assert services.brokers[full].core.bounds("t", 0) == (0, 0)
         assert services.brokers[write.home].core.bounds("t", 0) == (0, 10)
     poll_until(lambda: there(services) == 20, 30)
-    assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
+    assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
     assert there(services) == 20
 
 
@@ -59,8 +59,8 @@ def test_a_home_without_room_for_its_decision_says_so_and_nothing_is_there(
         write.commit(parts)
     assert there(services) == 0
     with pytest.raises(InvalidInput, match="abort_write"):
-        committing.finish(mq, write.transaction)
-    committing.abort(mq, write.transaction)
+        staged_write.finish(mq, write.transaction)
+    staged_write.abort(mq, write.transaction)
     for broker in services.brokers.values():
         folder = broker.store.directory / "raymq" / "staged" / write.transaction
         poll_until(lambda folder=folder: not list(folder.glob("*.chunk")), 30)

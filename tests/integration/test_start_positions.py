@@ -10,7 +10,7 @@ import pytest
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.naming import retry_topic
 from raymq.client import Admin, Connection, ConsumeFrom, ConsumeResult, Message, MessageQueue, Producer, PushConsumer
-from raymq.client.push import engine
+from raymq.client.push import push_consumer_engine
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
@@ -23,7 +23,7 @@ QUEUES = [MessageQueue("t", broker, queue_id) for broker in ("broker-a", "broker
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "REBALANCE_SECONDS", 2.0)
+    monkeypatch.setattr(push_consumer_engine, "REBALANCE_SECONDS", 2.0)
 
 
 def test_a_retry_that_waits_where_the_group_has_not_looked_yet_is_delivered(

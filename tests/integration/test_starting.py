@@ -21,10 +21,10 @@ from raymq.actors.actor_options import make_name_server
 from raymq.actors.naming import broker_name, name_server_name
 from raymq.actors.protocol import NameServerSpec
 from raymq.client import Admin, BrokerUnavailable, InvalidInput, Message, Producer, RayMQError, StoreLocked
-from raymq.cluster import found, launching, ray_runtime
-from raymq.cluster.leaving import leave
-from raymq.cluster.noted import name_servers_of
-from raymq.cluster.stopping import stop_actors
+from raymq.cluster import cluster_file, cluster_launch, ray_runtime
+from raymq.cluster.cluster_file_check import verified_name_servers
+from raymq.cluster.cluster_stop import stop_actors
+from raymq.cluster.host_leave import leave_host
 from raymq.storage.errors import StoreFailed
 from raymq.storage.store import Store
 from tests.certificates import certificates
@@ -43,14 +43,14 @@ def with_ray() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(found.HOME, str(tmp_path / "home"))
+    monkeypatch.setenv(cluster_file.HOME_VARIABLE, str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in the way stays there: a start need not wait five seconds for it to go."""
-    monkeypatch.setattr(launching, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(cluster_launch, "PATIENCE_SECONDS", 0.5)
 
 
 @contextlib.contextmanager
@@ -84,12 +84,12 @@ def test_it_is_where_programs_of_its_user_look(tmp_path: Path, home: Path, monke
         assert mq.name_servers == [f"127.0.0.1:{port}"]
         assert Admin(mq).cluster_info().brokers[0].address.startswith("127.0.0.1:")
         assert (tmp_path / "data" / broker_name(0)).is_dir()
-        known = found.load("loopback")
+        known = cluster_file.load("loopback")
         assert known is not None
         assert list(known.name_servers) == mq.name_servers
-        assert name_servers_of("loopback", known, known.tls) == mq.name_servers
+        assert verified_name_servers("loopback", known, known.tls) == mq.name_servers
         assert (home / "loopback.json").stat().st_mode & 0o777 == 0o600
-    assert found.load("loopback") is None
+    assert cluster_file.load("loopback") is None
 
 
 @ray.remote(num_cpus=0)
@@ -112,12 +112,12 @@ def test_a_taken_port_is_named_and_only_other_peoples_actors_are_left(tmp_path: 
     assert f"127.0.0.1:{port}" in first
     assert "Address already in use" in first
     assert "\x1b" not in first
-    poll_until(lambda: launching.names("shared") == ["theirs"], 10)
+    poll_until(lambda: cluster_launch.names("shared") == ["theirs"], 10)
     assert ray.get(theirs.alive.remote(), timeout=10)
     with cluster.start(brokers=1, root=tmp_path / "data", namespace="shared"):
         pass
     assert ray.get(theirs.alive.remote(), timeout=10)
-    assert launching.names("shared") == ["theirs"]
+    assert cluster_launch.names("shared") == ["theirs"]
     ray.kill(theirs)
 
 
@@ -128,7 +128,7 @@ def test_a_locked_store_names_who_has_it_and_the_rest_goes_on(tmp_path: Path) ->
         with Store.open(tmp_path / "data" / "broker-a"), pytest.raises(StoreLocked) as caught:
             cluster.start(brokers=2, root=tmp_path / "data", namespace="locked")
         assert caught.value.pid == os.getpid()
-        poll_until(lambda: launching.names("locked") == [], 10)
+        poll_until(lambda: cluster_launch.names("locked") == [], 10)
         assert [broker.state for broker in Admin(healthy).cluster_info().brokers] == ["running"]
     with cluster.start(brokers=2, root=tmp_path / "data", namespace="locked") as mq:
         assert len(Admin(mq).cluster_info().brokers) == 2
@@ -139,7 +139,7 @@ def test_brokers_of_a_machine_that_has_left_and_stays_are_opened_by_the_next_sta
     """It waited for two minutes for what nobody brought up any more, and failed."""
     with cluster.start(brokers=1, root=tmp_path / "data", namespace="stays") as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=1)
-        assert [each.trouble for each in leave(mq, 20.0)] == [None]
+        assert [each.trouble for each in leave_host(mq, 20.0)] == [None]
         poll_until(lambda: admin.cluster_info().brokers == [], 20)
         cluster.start(brokers=1, root=tmp_path / "data", namespace="stays").close()
         assert [each.state for each in admin.cluster_info().brokers] == ["running"]
@@ -182,7 +182,7 @@ def test_a_start_makes_what_is_missing(tmp_path: Path) -> None:
     first = cluster.start(brokers=2, root=tmp_path / "data", namespace="half")
     first.close()
     ray.kill(ray.get_actor("broker-b", namespace="half"))
-    poll_until(lambda: "broker-b" not in launching.names("half"), 10)
+    poll_until(lambda: "broker-b" not in cluster_launch.names("half"), 10)
     with cluster.start(brokers=2, root=tmp_path / "data", namespace="half") as mq:
         poll_until(lambda: [b.state for b in Admin(mq).cluster_info().brokers] == ["running", "running"], 20)
 
@@ -196,7 +196,7 @@ def test_half_a_cluster_is_not_taken_for_a_whole_one(tmp_path: Path, monkeypatch
     (tmp_path / "data").mkdir()
     spec = NameServerSpec(0, str(tmp_path / "data"), host, 0, arguments, None, "broken off")
     make_name_server(spec, "unfinished", resource)
-    monkeypatch.setattr(launching, "FINISH_SECONDS", 2.0)
+    monkeypatch.setattr(cluster_launch, "FINISH_SECONDS", 2.0)
     with pytest.raises(BrokerUnavailable, match="was not finished; missing: broker-a, broker-b, scheduler"):
         cluster.connect("unfinished")
     with cluster.start(brokers=2, root=tmp_path / "data", namespace="unfinished"):
@@ -243,7 +243,7 @@ def test_what_keeps_an_actor_from_a_clean_end_is_told_and_not_the_time_that_it_h
     with pytest.raises(BrokerUnavailable, match="and killed: broker-a: the disk is gone") as caught:
         stop_actors("unclean", 20)
     assert "20 s" not in str(caught.value)
-    assert launching.names("unclean") == []
+    assert cluster_launch.names("unclean") == []
 
 
 def test_an_actor_that_does_not_end_keeps_none_behind_it_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,16 +251,16 @@ def test_an_actor_that_does_not_end_keeps_none_behind_it_from_its_end(monkeypatc
     for name in ("broker-a", "name-server-0"):
         actor = FailsToStop.options(name=name, namespace="stays", lifetime="detached").remote()  # type: ignore[attr-defined]
         ray.get(actor.pid.remote())
-    kill = launching.kill
+    kill = cluster_launch.kill
     monkeypatch.setattr(
-        launching, "kill", lambda namespace, names: kill(namespace, [each for each in names if each != "broker-a"])
+        cluster_launch, "kill", lambda namespace, names: kill(namespace, [each for each in names if each != "broker-a"])
     )
     with pytest.raises(
         BrokerUnavailable, match="broker-a did not end in time; not stopped cleanly, and killed: name-"
     ) as caught:
         stop_actors("stays", 4)
     assert caught.value.broker == "broker-a, name-server-0"
-    assert launching.names("stays") == ["broker-a"]
+    assert cluster_launch.names("stays") == ["broker-a"]
     kill("stays", ["broker-a"])
 
 
@@ -319,7 +319,7 @@ def test_brokers_that_no_name_server_lets_in_fail_the_start(tmp_path: Path, monk
     own, _ = certificates(tmp_path / "ours")
     other, _ = certificates(tmp_path / "theirs")
     config = {"tls_ca_file": other.ca_file, "tls_cert_file": own.cert_file, "tls_key_file": own.key_file}
-    monkeypatch.setattr(launching, "REGISTER_SECONDS", 2.0)
+    monkeypatch.setattr(cluster_launch, "REGISTER_SECONDS", 2.0)
     with pytest.raises(BrokerUnavailable, match=r"not in the routes.*certificate"):
         cluster.start(brokers=1, root=tmp_path / "data", namespace="untrusted", config=config)
-    poll_until(lambda: launching.names("untrusted") == [], 10)
+    poll_until(lambda: cluster_launch.names("untrusted") == [], 10)

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raymq.actors.names.service import NameServerService
-from raymq.actors.wire.commands.members import members_command, read_members
+from raymq.actors.wire.commands.known_broker_commands import known_brokers_command, read_known_brokers
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
-from raymq.client.bulk.home import home_of
-from raymq.client.bulk.streams import KIND, PlanRegister, bounds, bounds_of
+from raymq.client.bulk.batch_plans import STREAM_KIND, BatchPlanStore, bounds, queue_bounds
+from raymq.client.bulk.coordinator_lookup import ensure_coordinator
 from raymq.client.errors import BrokerUnavailable, InvalidInput, MessageNotFound, QueueNotFound, TopicNotFound
-from raymq.spark_bridge.ranges import plan
+from raymq.spark_bridge.offset_ranges import plan
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -24,17 +24,17 @@ PATIENT = 10.0
 
 
 @pytest.fixture
-def register(mq: Connection) -> PlanRegister:
-    return PlanRegister(mq, "agg", mq.run(home_of(mq, KIND, "agg")))
+def register(mq: Connection) -> BatchPlanStore:
+    return BatchPlanStore(mq, "agg", mq.run(ensure_coordinator(mq, STREAM_KIND, "agg")))
 
 
 def test_plans_are_kept_on_the_home_and_outlive_its_death(
-    services: Services, mq: Connection, register: PlanRegister
+    services: Services, mq: Connection, register: BatchPlanStore
 ) -> None:
     assert mq.run(register.kept("query-1")).plans == {}
     assert mq.run(register.plan("query-1", 0, b"plan 0")) == b"plan 0"
     assert mq.run(register.plan("query-1", 1, b"plan 1")) == b"plan 1"
-    home = mq.run(home_of(mq, KIND, "agg"))
+    home = mq.run(ensure_coordinator(mq, STREAM_KIND, "agg"))
     services.crash_broker(home)
     services.start_broker(home)
     assert mq.run(register.plan("query-1", 1, b"another")) == b"plan 1"
@@ -44,7 +44,7 @@ def test_plans_are_kept_on_the_home_and_outlive_its_death(
         mq.run(register.plan("no/name", 0, b""))
 
 
-def test_a_stream_that_nobody_planned_has_no_query(mq: Connection, register: PlanRegister) -> None:
+def test_a_stream_that_nobody_planned_has_no_query(mq: Connection, register: BatchPlanStore) -> None:
     assert mq.run(register.kept(None)) == ("", {})
 
 
@@ -55,14 +55,14 @@ def test_the_bounds_of_all_queues_of_topics(mq: Connection, admin: Admin) -> Non
             producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-b", 1))
     found = mq.run(bounds(mq, ["t", "u"], {}, PATIENT))
     assert set(found) == {(topic, broker) for topic in "tu" for broker in ("broker-a", "broker-b")}
-    assert bounds_of(found, MessageQueue("t", "broker-b", 1)) == (0, 3)
-    assert bounds_of(found, MessageQueue("t", "broker-b", 0)) == (0, 0)
+    assert queue_bounds(found, MessageQueue("t", "broker-b", 1)) == (0, 3)
+    assert queue_bounds(found, MessageQueue("t", "broker-b", 0)) == (0, 0)
     assert {tuple(sorted(each.queues)) for (topic, _), each in found.items() if topic == "t"} == {(0, 1)}
     assert all(each.readable and each.kept is None for told in found.values() for each in told.queues.values())
     of_another_time = mq.run(bounds(mq, ["t"], {("t", "broker-b"): 12_345}, PATIENT))["t", "broker-b"].queues
     assert of_another_time[1].kept == 0  # of an epoch that is not known nothing can be relied on
     with pytest.raises(QueueNotFound):
-        bounds_of(found, MessageQueue("t", "broker-b", 2))
+        queue_bounds(found, MessageQueue("t", "broker-b", 2))
     with pytest.raises(TopicNotFound):
         mq.run(bounds(mq, ["t", "nobody"], {}, PATIENT))
 
@@ -146,7 +146,7 @@ def test_who_is_away_when_a_name_server_starts_is_waited_for_too(
 
 def name_servers_members(mq: Connection) -> list[str]:
     with contextlib.suppress(MessageNotFound):
-        return read_members(mq.run(mq.routes.ask(members_command())))
+        return read_known_brokers(mq.run(mq.routes.ask(known_brokers_command())))
     return []
 
 

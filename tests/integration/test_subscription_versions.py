@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.errors import InvalidInput, SubscriptionMismatch
-from raymq.actors.wire.commands import lock as wire_lock
+from raymq.actors.wire.commands import lock_commands as wire_lock
 from raymq.client import (
     Admin,
     Connection,
@@ -24,7 +24,7 @@ from raymq.client import (
     SimpleConsumer,
 )
 from raymq.client.members.membership import Membership
-from raymq.client.requests.asking import ask
+from raymq.client.requests.broker_requests import ask
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until

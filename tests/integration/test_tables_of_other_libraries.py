@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.client import Admin, Connection, InvalidInput, Producer, PullConsumer
-from raymq.client.produce.encoding import arrow_table
+from raymq.client.produce.message_encoder import arrow_table
 
 ROWS = 3
 IDS, BODIES, KINDS = ["a", "b", "c"], ["one", "two", "three"], ["x", "y", "x"]

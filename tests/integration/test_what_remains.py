@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from raymq.actors.wire.commands.remains import Leftovers
+from raymq.actors.wire.commands.drain_commands import DrainBacklog
 from raymq.client import Admin, BrokerUnavailable, Connection, Message, MessageQueue, Producer, PullConsumer
-from raymq.cluster.elastic.draining import in_words
-from raymq.cluster.elastic.ground import Ground
+from raymq.cluster.elastic.cluster_client import ClusterClient
+from raymq.cluster.elastic.drain_planner import describe_pending
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -30,15 +30,15 @@ def test_what_a_group_has_not_consumed_that_was_away_when_it_came_is_left(
             for _ in range(count):
                 producer.send(Message(queue.topic, b"x"), queue=queue)
         consumer.commit(ELSEWHERE, 2)
-        ground = Ground(mq, "ns")
-        remains = mq.run(ground.remains_for_all("broker-b", ["broker-a"]))
+        ground = ClusterClient(mq, "ns")
+        remains = mq.run(ground.leftovers_for_all("broker-b", ["broker-a"]))
         assert remains is not None
-        assert in_words(remains) == "3 messages of t for group g"
-        assert in_words(remains, frozenset({"g"})) == ""
+        assert describe_pending(remains) == "3 messages of t for group g"
+        assert describe_pending(remains, frozenset({"g"})) == ""
         consumer.commit(HERE, 3)
-        remains = mq.run(ground.remains_for_all("broker-b", ["broker-a"]))
+        remains = mq.run(ground.leftovers_for_all("broker-b", ["broker-a"]))
         assert remains is not None
-        assert in_words(remains) == ""
+        assert describe_pending(remains) == ""
 
 
 def test_a_group_that_is_not_waited_for_hides_no_other_one(services: Services, mq: Connection, admin: Admin) -> None:
@@ -51,15 +51,15 @@ def test_a_group_that_is_not_waited_for_hides_no_other_one(services: Services, m
                 producer.send(Message(queue.topic, b"x"), queue=queue)
         g.commit(ELSEWHERE, 2)
         abandoned.commit(HERE, 1)
-        ground = Ground(mq, "ns")
+        ground = ClusterClient(mq, "ns")
         without = frozenset({"abandoned"})
-        remains = mq.run(ground.remains_for_all("broker-b", ["broker-a"], without))
+        remains = mq.run(ground.leftovers_for_all("broker-b", ["broker-a"], without))
         assert remains is not None
-        assert in_words(remains, without) == "3 messages of t for group g"
+        assert describe_pending(remains, without) == "3 messages of t for group g"
         g.commit(HERE, 3)
-        remains = mq.run(ground.remains_for_all("broker-b", ["broker-a"], without))
+        remains = mq.run(ground.leftovers_for_all("broker-b", ["broker-a"], without))
         assert remains is not None
-        assert in_words(remains, without) == ""
+        assert describe_pending(remains, without) == ""
 
 
 def test_others_are_not_asked_as_long_as_something_is_waited_for_anyway(
@@ -73,27 +73,27 @@ def test_others_are_not_asked_as_long_as_something_is_waited_for_anyway(
         producer.send(Message("t", b"x"), queue=ELSEWHERE)
         producer.send(Message("t", b"x", deliver_at=time.time() + 600), queue=HERE)
         consumer.commit(ELSEWHERE, 1)
-    ground = Ground(mq, "ns")
+    ground = ClusterClient(mq, "ns")
     services.stop_broker("broker-a")
-    remains = mq.run(ground.remains_for_all("broker-b", ["broker-a"]))
+    remains = mq.run(ground.leftovers_for_all("broker-b", ["broker-a"]))
     assert remains is not None
-    assert in_words(remains) == "1 timers"
+    assert describe_pending(remains) == "1 timers"
 
 
 def test_a_broker_that_is_away_is_waited_for_since_it_may_know_of_one(
     services: Services, mq: Connection, admin: Admin
 ) -> None:
-    ground = Ground(mq, "ns")
+    ground = ClusterClient(mq, "ns")
     poll_until(lambda: "broker-a" in services.brokers["broker-b"].core.homes.members)
     services.stop_broker("broker-a")
 
-    def left() -> Leftovers | str | None:
+    def left() -> DrainBacklog | str | None:
         try:
-            return mq.run(ground.remains_for_all("broker-b", ["broker-a"]))
+            return mq.run(ground.leftovers_for_all("broker-b", ["broker-a"]))
         except BrokerUnavailable as error:
             return str(error)
 
     assert "broker-a" in str(poll_until(left))
     assert mq.run(ground.remains("broker-b")) is not None
     admin.forget_broker("broker-a")  # else it would be waited for without end
-    poll_until(lambda: isinstance(left(), Leftovers))
+    poll_until(lambda: isinstance(left(), DrainBacklog))

@@ -17,12 +17,12 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.keeper.errors import RegisterError, RegisterHeld, RegisterUnavailable
 from raymq.actors.keeper.etcd import etcd_register
 from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
-from raymq.actors.keeper.leases import claim_of
-from raymq.actors.keeper.messages import Registered
+from raymq.actors.keeper.keeper_messages import Registered
+from raymq.actors.keeper.master_lease import claim_of
 from raymq.actors.keeper.register import Register
-from raymq.actors.keeper.serving.location import open_register
-from raymq.cluster import registers
-from raymq.cluster.config import ClusterConfig
+from raymq.actors.keeper.serving.register_location import open_register
+from raymq.cluster import register_setup
+from raymq.cluster.cluster_config import ClusterConfig
 from tests.etcd_servers import EtcdServers, etcd_servers
 from tests.unit.actors.keeper.keepers_at_hand import mastered
 
@@ -39,7 +39,7 @@ def etcds(tmp_path: Path) -> Iterator[tuple[EtcdServers, EtcdServers]]:
 
 def made(root: Path, *endpoints: str) -> dict[str, Any]:
     root.mkdir(exist_ok=True)
-    return registers.make("x", root, [], ClusterConfig.load({"etcd_endpoints": list(endpoints)}), {})
+    return register_setup.make("x", root, [], ClusterConfig.load({"etcd_endpoints": list(endpoints)}), {})
 
 
 def test_a_start_with_another_etcd_is_refused(tmp_path: Path, etcds: tuple[EtcdServers, EtcdServers]) -> None:
@@ -102,7 +102,7 @@ def test_an_etcd_that_was_emptied_is_no_register_of_a_cluster_that_runs(
 def test_a_start_that_was_broken_off_is_repeated(
     tmp_path: Path, etcds: tuple[EtcdServers, EtcdServers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registers, "_ASK_SECONDS", 0.0)
+    monkeypatch.setattr(register_setup, "_REQUEST_SECONDS", 0.0)
     with pytest.raises(RegisterUnavailable):
         made(tmp_path / "a", "http://127.0.0.1:1")
     made(tmp_path / "a", *etcds[0].endpoints)
@@ -151,8 +151,8 @@ def test_a_lease_that_was_copied_from_another_etcd_is_none(etcds: tuple[EtcdServ
             copy()
             await register.renew("g", claim)
             with pytest.raises(RegisterHeld):
-                await register.change("g", now, mastered().electing())
+                await register.change("g", now, mastered().start_election())
             copy()
-            assert (await register.change("g", now, mastered().electing())).value == mastered().electing()
+            assert (await register.change("g", now, mastered().start_election())).value == mastered().start_election()
 
     asyncio.run(run())

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from raymq.actors import supervision
-from raymq.actors.sending import probing
-from raymq.actors.sending.probing import Prober
+from raymq.actors import supervisor
+from raymq.actors.sending import broker_prober
+from raymq.actors.sending.broker_prober import BrokerProber
 from raymq.client import (
     Admin,
     Connection,
@@ -29,20 +29,20 @@ from raymq.client import (
 from raymq.client.members import membership
 from raymq.client.members.lock_table import LockTable
 from raymq.client.members.membership import Membership
-from raymq.client.pop import requests as pop_requests
-from raymq.client.pop.engine import Popping
-from raymq.client.push import engine as consuming
-from raymq.client.push import fetching
-from raymq.client.push.delivery import Delivery
-from raymq.client.push.delivery_order import AnyOrder
-from raymq.client.push.engine import Consuming
-from raymq.client.push.examining import Examining
-from raymq.client.push.fetching import Fetching
-from raymq.client.push.leases import Leases
-from raymq.client.push.pace import CallPace
-from raymq.client.push.pop_engine import PopEngine
-from raymq.client.push.send_back import SendBack
-from raymq.client.requests.offsets import OffsetRequests
+from raymq.client.pop import pop_requests
+from raymq.client.pop.pop_consumer_engine import PopConsumerEngine
+from raymq.client.push import push_consumer_engine as consuming
+from raymq.client.push import queue_fetcher
+from raymq.client.push.consume_message_service import ConsumeMessageService
+from raymq.client.push.delivery_order import ConcurrentDelivery
+from raymq.client.push.listener_latency import ListenerLatency
+from raymq.client.push.message_leases import MessageLeases
+from raymq.client.push.offset_recovery import OffsetRecovery
+from raymq.client.push.push_consumer_engine import PushConsumerEngine
+from raymq.client.push.push_pop_engine import PushPopEngine
+from raymq.client.push.queue_fetcher import QueueFetcher
+from raymq.client.push.send_back_client import SendBackClient
+from raymq.client.requests.offset_requests import OffsetRequests
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
@@ -52,26 +52,26 @@ pytestmark = pytest.mark.integration
 #: By the name of a work, or of what is reported: whether the consumer is ordered, and what fails within it.
 WORKS: dict[str, tuple[bool, Any, str]] = {
     "heartbeat": (False, Membership, "heartbeat"),
-    "assignment": (False, Consuming, "_share_out"),
-    "commits": (False, Consuming, "_begin_commits"),
+    "assignment": (False, PushConsumerEngine, "_share_out"),
+    "commits": (False, PushConsumerEngine, "_begin_commits"),
     "commit": (False, OffsetRequests, "commit"),
-    "expiry of calls": (False, Delivery, "expire_calls"),
-    "fetches from ": (False, fetching, "fetch"),
-    "fetch of a queue": (False, Fetching, "deliver"),
-    "examination of a queue": (False, Examining, "_read_singly"),
-    "send-back": (False, SendBack, "__call__"),
-    "listener call": (False, CallPace, "took"),
-    "outcome of a call": (False, AnyOrder, "done"),
+    "expiry of calls": (False, ConsumeMessageService, "expire_calls"),
+    "fetches from ": (False, queue_fetcher, "fetch"),
+    "fetch of a queue": (False, QueueFetcher, "deliver"),
+    "examination of a queue": (False, OffsetRecovery, "_read_singly"),
+    "send-back": (False, SendBackClient, "__call__"),
+    "listener call": (False, ListenerLatency, "took"),
+    "outcome of a call": (False, ConcurrentDelivery, "done"),
     "locks": (True, LockTable, "due"),
     "renewal of locks": (True, LockTable, "granted"),
-    "handing over of a queue": (True, Delivery, "idle"),
+    "handing over of a queue": (True, ConsumeMessageService, "idle"),
     "trace hook": (False, None, "trace"),
 }
 #: The same of a consumer that has messages lent.
 LENT_WORKS: dict[str, tuple[Any, str]] = {
-    "pops": (PopEngine, "_begins_at_once"),
-    "leases": (Leases, "due"),
-    "settling of messages": (Leases, "renewed"),
+    "pops": (PushPopEngine, "_begins_at_once"),
+    "leases": (MessageLeases, "due"),
+    "settling of messages": (MessageLeases, "renewed"),
 }
 #: Those that run as long as the consumer does.
 ALWAYS = {"heartbeat", "assignment", "commits", "expiry of calls", "fetches from broker-a", "fetches from broker-b"}
@@ -84,10 +84,10 @@ def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consuming, "_TICK_SECONDS", 0.1)
     monkeypatch.setattr(consuming, "_COMMIT_SECONDS", 0.1)
     monkeypatch.setattr(consuming, "REBALANCE_SECONDS", 1.0)
-    monkeypatch.setattr(membership, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(membership, "RETRY_SECONDS", 0.1)
     monkeypatch.setattr(membership, "HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr(supervision, "FIRST_SECONDS", 0.02)
-    monkeypatch.setattr(supervision, "LONGEST_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "FIRST_SECONDS", 0.02)
+    monkeypatch.setattr(supervisor, "LONGEST_SECONDS", 0.2)
 
 
 class Fault:
@@ -171,7 +171,7 @@ def test_a_work_goes_on_after_what_nobody_expected(
             with PushConsumer(mq, "g", {"t": "*"}, taker, ordered=ordered, ordered_retry_interval=0.01):
                 poll_until(lambda: fault.met, 30)
         if work == "examination of a queue":
-            monkeypatch.setattr(Fetching, "deliver", once_unreadable(Fetching.deliver))
+            monkeypatch.setattr(QueueFetcher, "deliver", once_unreadable(QueueFetcher.deliver))
         bodies = {b"%d" % number for number in range(40)}
         for body in sorted(bodies):
             producer.send(Message("t", body))
@@ -274,7 +274,7 @@ def test_wait_tells_that_a_work_fails_again_and_again(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = Fault(ValueError("always"))
-    monkeypatch.setattr(Delivery, "expire_calls", fault.before(Delivery.expire_calls))
+    monkeypatch.setattr(ConsumeMessageService, "expire_calls", fault.before(ConsumeMessageService.expire_calls))
     release = threading.Event()
 
     def listener(_: list[ReceivedMessage]) -> ConsumeResult:
@@ -350,7 +350,7 @@ def test_the_membership_of_a_simple_consumer_goes_on(
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         fault.left = TIMES
         poll_until(lambda: fault.met == TIMES, 30)
-        poll_until(lambda: "heartbeat" in consumer._popping.supervisor.works, 10)
+        poll_until(lambda: "heartbeat" in consumer._pop_engine.supervisor.works, 10)
 
 
 @pytest.mark.parametrize("error", [ValueError("unexpected"), SystemExit(1)], ids=repr)
@@ -359,7 +359,7 @@ def test_the_membership_of_a_simple_consumer_goes_on(
     [
         ("notification", pop_requests, "Notification"),
         ("pop", pop_requests, "read_handles"),
-        ("return of messages", Popping, "_give_back"),
+        ("return of messages", PopConsumerEngine, "_give_back"),
     ],
 )
 def test_a_simple_consumer_goes_on_after_what_nobody_expected(
@@ -403,7 +403,7 @@ def test_a_simple_consumer_goes_on_after_what_nobody_expected(
 
 async def give_back(consumer: SimpleConsumer, messages: list[ReceivedMessage]) -> None:
     """As a receive does with what it has kept for too long."""
-    consumer._popping._spawn(consumer._popping._give_back(messages))
+    consumer._pop_engine._spawn(consumer._pop_engine._give_back(messages))
 
 
 @pytest.mark.parametrize("error", [ValueError("unexpected"), SystemExit(1)], ids=repr)
@@ -412,14 +412,14 @@ def test_the_probing_of_brokers_goes_on(
 ) -> None:
     """Fault 14.2: one exception that nobody expected, and an isolated broker stayed so to its time's end."""
     fault = Fault(error)
-    monkeypatch.setattr(probing, "PROBE_EVERY_SECONDS", 0.05)
-    probe, met = fault.before(Prober._probe), []
+    monkeypatch.setattr(broker_prober, "PROBE_EVERY_SECONDS", 0.05)
+    probe, met = fault.before(BrokerProber._probe), []
 
-    async def seen(prober: Prober, broker: str) -> None:
+    async def seen(prober: BrokerProber, broker: str) -> None:
         met.append(prober)
         await probe(prober, broker)
 
-    monkeypatch.setattr(Prober, "_probe", seen)
+    monkeypatch.setattr(BrokerProber, "_probe", seen)
     with Producer(mq, "p", retries=5) as producer:
         producer.send(Message("t", b"first"))
         services.crash_broker("broker-a")

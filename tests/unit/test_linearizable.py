@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.linearizable import Changed, Conflicted, Held, Operation, Read, held_twice, is_linearizable
+from tests.linearizable import Changed, Conflicted, LeaseInterval, Operation, Read, is_linearizable, overlapping_leases
 
 GOOD: dict[str, list[Operation]] = {
     "nothing": [],
@@ -66,6 +66,11 @@ def test_a_long_history_of_many_clients_is_checked_and_one_wrong_read_in_it_is_f
 
 
 def test_two_holders_at_once_are_found() -> None:
-    assert held_twice([Held("a", 0, 2), Held("a", 1, 3), Held("b", 3, 5), Held("c", 4.5, 4.2)]) == []
-    (pair,) = held_twice([Held("a", 0, 2), Held("a", 1, 3), Held("b", 2.9, 5)])
+    assert (
+        overlapping_leases(
+            [LeaseInterval("a", 0, 2), LeaseInterval("a", 1, 3), LeaseInterval("b", 3, 5), LeaseInterval("c", 4.5, 4.2)]
+        )
+        == []
+    )
+    (pair,) = overlapping_leases([LeaseInterval("a", 0, 2), LeaseInterval("a", 1, 3), LeaseInterval("b", 2.9, 5)])
     assert {each.holder for each in pair} == {"a", "b"}

@@ -13,9 +13,17 @@ ROOMS = ("storage", "actors", "client", "spark_bridge", "cluster")
 TWICE = {
     "Producer": "what a program sends with, and the actor of that title that producers share",
     "Corruption": "what storage finds, and what crosses to a client that has no storage",
-    "Health": "a consumer's, in the public interface, and a store's disk's",
-    "Operation": "what an administrator waits for, in the public interface, and what was done to a file",
 }
+
+#: File stems that several folders have.
+STEMS_TWICE = {"__init__", "errors", "handlers", "service"}
+#: What an engineer of the field does not understand as a part of a name (docs/glossary.md has the words that are used).
+REFUSED_WORDS = frozenset(
+    {
+        *("anew", "believe", "believes", "desk", "doors", "duties", "heard", "heed", "hears", "lived", "nobody"),
+        *("office", "tale", "tells", "told", "veil", "veils", "wish"),
+    }
+)
 
 
 def sources(repository: Path) -> Iterator[tuple[str, str]]:
@@ -52,3 +60,24 @@ def test_a_rooms_page_names_every_file_in_it(repository: Path) -> None:
             files = {path.stem for path in page.parent.glob("*.py")} - {"__init__"}
             assert files <= set(re.findall(r"\w+", told)), page.parent.relative_to(repository)
     assert maps > 20
+
+
+def words_of(name: str) -> set[str]:
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)}
+
+
+def test_file_names_are_unique(repository: Path) -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, _ in sources(repository):
+        found[Path(path).stem].append(path)
+    assert {stem: paths for stem, paths in found.items() if len(paths) > 1 and stem not in STEMS_TWICE} == {}
+
+
+def test_names_of_files_classes_and_functions_use_the_words_of_the_field(repository: Path) -> None:
+    wrong = []
+    for path, source in sources(repository):
+        kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+        names = [Path(path).stem, *(node.name for node in nodes)]
+        wrong += [f"{path}: {name}" for name in names if REFUSED_WORDS & words_of(name)]
+    assert wrong == []

@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from raymq.storage.records import compiled
+from raymq.storage.records import native_kernels
 from raymq.storage.version import VERSION
 
 #: Folders at the root that hold Python or data, but no package.
@@ -182,7 +182,7 @@ def test_the_compiled_companion_is_there_where_there_is_a_compiler(repository: P
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     assert importlib.metadata.version(name) == version
-    assert importlib.import_module("raymq_native").INTERFACE == compiled.INTERFACE
+    assert importlib.import_module("raymq_native").INTERFACE == native_kernels.INTERFACE
 
 
 # The wheel
@@ -217,7 +217,7 @@ def test_the_wheel_has_every_module_and_data_file_and_imports(
     installed = tmp_path / "installed"
     subprocess.run([*pip, "install", *offline, "--target", installed, wheel], check=True, timeout=120)
     program = (
-        "import raymq.storage.errors, raymq.demo.input as demo\n"
+        "import raymq.storage.errors, raymq.demo.demo_input as demo\n"
         "with demo.bundled_flights() as path: print(raymq.storage.errors.__file__, demo.describe(path).rows, sep='|')"
     )
     ran = subprocess.run(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.polling import poll_until
-from tests.shared_out import _LONGEST, RAYS, SharedOut, first_alone, turn, unit_of, uses
+from tests.xdist_scheduler import _LONGEST, RAYS, RayAwareScheduling, ray_marks, run_first_alone, unit_order, work_unit
 
 #: What a file of tests says that starts a Ray, and what one says that starts Spark.
 STARTS_RAY = re.compile(
@@ -61,13 +61,13 @@ def suite(tmp_path: Path) -> Path:
     ],
 )
 def test_a_file_is_a_unit_and_all_of_spark_is_one(nodeid: str, unit: str) -> None:
-    assert unit_of(nodeid) == unit
+    assert work_unit(nodeid) == unit
 
 
 def test_what_a_file_uses_is_read_from_its_marks(suite: Path) -> None:
-    assert uses("tests/a/test_ray.py::test_it[1]", suite) == {"ray"}
-    assert uses("tests/a/test_spark.py::test_it[1]", suite) == {"spark"}
-    assert uses("tests/d/test_plain.py::test_it[1]", suite) == frozenset()
+    assert ray_marks("tests/a/test_ray.py::test_it[1]", suite) == {"ray"}
+    assert ray_marks("tests/a/test_spark.py::test_it[1]", suite) == {"spark"}
+    assert ray_marks("tests/d/test_plain.py::test_it[1]", suite) == frozenset()
 
 
 def test_a_file_that_starts_ray_or_spark_says_so(repository: Path) -> None:
@@ -81,20 +81,22 @@ def test_a_file_that_starts_ray_or_spark_says_so(repository: Path) -> None:
     assert len(found["ray"]) >= 20
     assert len(found["spark"]) >= 6
     for mark, paths in found.items():
-        unmarked = [str(path) for path in sorted(paths) if not uses(str(path), Path("/")) & {mark, "spark"}]
+        unmarked = [str(path) for path in sorted(paths) if not ray_marks(str(path), Path("/")) & {mark, "spark"}]
         assert unmarked == [], f"add pytest.mark.{mark} to pytestmark"
 
 
 def test_spark_begins_first_and_unit_tests_last(suite: Path) -> None:
     names = ["unit/test_plain", "d/test_plain", "b/test_ray", "z/test_spark"]
-    begun = sorted(names, key=lambda name: turn(f"tests/{name}.py::test_it", suite))
+    begun = sorted(names, key=lambda name: unit_order(f"tests/{name}.py::test_it", suite))
     assert begun == list(reversed(names))
 
 
 def test_long_files_begin_before_others_and_are_there(repository: Path) -> None:
     assert [name for name in _LONGEST if not (repository / name).is_file()] == []
-    turns = [turn(f"{name}::test_it") for name in ("tests/integration/test_demo.py", *_LONGEST)]
-    others = [turn(f"{name}::test_it") for name in ("tests/integration/test_admin.py", "tests/unit/test_names.py")]
+    turns = [unit_order(f"{name}::test_it") for name in ("tests/integration/test_demo.py", *_LONGEST)]
+    others = [
+        unit_order(f"{name}::test_it") for name in ("tests/integration/test_admin.py", "tests/unit/test_names.py")
+    ]
     assert [*turns, *others] == sorted({*turns, *others})
 
 
@@ -114,11 +116,11 @@ class Node:
         self.shutting_down = True
 
 
-def scheduler(suite: Path, names: list[str], processes: int = 3) -> tuple[SharedOut, list[Node], list[str]]:
+def scheduler(suite: Path, names: list[str], processes: int = 3) -> tuple[RayAwareScheduling, list[Node], list[str]]:
     """A scheduler that has handed out its first units, its processes, and the names of all tests."""
     option = SimpleNamespace(loadscopereorder=False)
     config: Any = SimpleNamespace(rootpath=suite, option=option, getvalue=lambda name: [f"{processes}*popen"])
-    shared = SharedOut(config)
+    shared = RayAwareScheduling(config)
     tests = [f"tests/{name}.py::test_it[{number}]" for name in names for number in range(8)]
     nodes = [Node(f"gw{number}") for number in range(processes)]
     for node in nodes:
@@ -136,7 +138,7 @@ def test_no_more_processes_use_ray_at_once_than_may(suite: Path) -> None:
     assert begun == [{f"tests/{name}.py"} for name in ("z/test_spark", "a/test_ray", "d/test_plain")]
     while waiting := [(node, index) for node in nodes for index in node.got if index not in done]:
         running = [{tests[index] for index in node.got if index not in done} for node in nodes]
-        rays = sum(any(uses(test, suite) for test in each) for each in running)
+        rays = sum(any(ray_marks(test, suite) for test in each) for each in running)
         assert rays <= RAYS
         node, index = waiting[0]
         done.add(index)
@@ -148,7 +150,7 @@ def test_no_more_processes_use_ray_at_once_than_may(suite: Path) -> None:
 def test_one_process_runs_all_tests_of_a_unit(suite: Path, repository: Path) -> None:
     hook = f"import sys\nsys.path.insert(0, {str(repository)!r})\n"
     hook += "def pytest_xdist_make_scheduler(config, log):\n"
-    hook += "    from tests.shared_out import SharedOut\n    return SharedOut(config, log)\n"
+    hook += "    from tests.xdist_scheduler import RayAwareScheduling\n    return RayAwareScheduling(config, log)\n"
     (suite / "conftest.py").write_text(hook, "utf-8")
     (suite / "pytest.ini").write_text(
         "[pytest]\naddopts = --import-mode=importlib\nmarkers = ray\n spark\n chaos\n", "utf-8"
@@ -158,7 +160,7 @@ def test_one_process_runs_all_tests_of_a_unit(suite: Path, repository: Path) -> 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     took = defaultdict(set)
     for worker, nodeid in re.findall(r"\[(gw\d)\].* PASSED (\S+)", ended.stdout):
-        took[unit_of(nodeid, suite)].add(worker)
+        took[work_unit(nodeid, suite)].add(worker)
     assert len(took) == 6
     assert all(len(workers) == 1 for workers in took.values()), took
 
@@ -180,12 +182,12 @@ def test_the_first_process_collects_alone_and_the_others_together(
     ended: list[int] = []
 
     def collect(number: int) -> None:
-        with first_alone(lock):
+        with run_first_alone(lock):
             together.wait()  # all three are here at once
             ended.append(number)
 
     others = [threading.Thread(target=collect, args=(number,)) for number in range(3)]
-    with first_alone(lock):
+    with run_first_alone(lock):
         for other in others:
             other.start()
         poll_until(lambda: len(waiting) == 3, what="all others wait")

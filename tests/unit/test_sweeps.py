@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.sweeps import of_one_batch_code
+from tests.sweep_sampling import filter_batch_code
 
 SUITE = """
 import pytest
@@ -21,9 +21,9 @@ def test_swept(n): pass
 def test_not_swept(n): pass
 """
 CONFTEST = """
-from tests import sweeps
+from tests import sweep_sampling
 def pytest_configure(config): config.addinivalue_line("markers", "sweep: ")
-def pytest_collection_modifyitems(items): items[:], left = sweeps.thinned(items)
+def pytest_collection_modifyitems(items): items[:], left = sweep_sampling.sample_cases(items)
 """
 
 
@@ -68,11 +68,11 @@ def test_what_is_compiled_does_not_run_in_numpy_as_well(
         SimpleNamespace(),
         *(SimpleNamespace(callspec=SimpleNamespace(params={"batch_code": code})) for code in ("numpy", "compiled")),
     ]
-    kept, left = of_one_batch_code(items, numpy=numpy, is_compiled=is_compiled)
+    kept, left = filter_batch_code(items, numpy=numpy, is_compiled=is_compiled)
     assert [item.callspec.params["batch_code"] if hasattr(item, "callspec") else None for item in kept] == expected
     assert sorted(map(id, kept + left)) == sorted(map(id, items))
 
 
 def test_what_is_asked_for_by_name_runs_in_numpy() -> None:
     items: list[Any] = [SimpleNamespace(callspec=SimpleNamespace(params={"batch_code": "numpy"}))]
-    assert of_one_batch_code(items, numpy=False, is_compiled=True) == (items, [])
+    assert filter_batch_code(items, numpy=False, is_compiled=True) == (items, [])

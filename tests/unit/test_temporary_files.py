@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.log.retention import Disk
+from raymq.storage.log.retention import DiskUsage
 from tests import temporary_files
 from tests.temporary_files import ROOM_BYTES, ROOT_VARIABLE, has_room, reason_to_stop
 
 
 @pytest.mark.parametrize(("used", "stops"), [(0, False), (50, False), (80, False), (81, True), (100, True)])
 def test_above_four_fifths_the_suite_stops(tmp_path: Path, used: int, stops: bool) -> None:
-    told = reason_to_stop(tmp_path, Disk(used, 100 - used))
+    told = reason_to_stop(tmp_path, DiskUsage(used, 100 - used))
     assert (told is not None) == stops
     if told is not None:
         assert str(tmp_path) in told
@@ -26,7 +26,7 @@ def test_above_four_fifths_the_suite_stops(tmp_path: Path, used: int, stops: boo
 def test_it_ends_before_its_first_test(tmp_path: Path, repository: Path) -> None:
     """As a whole run of its own, whose disk is said to be full."""
     (tmp_path / "full.py").write_text(
-        "from raymq.storage.log import retention\nretention.Disk.of = classmethod(lambda cls, _: cls(95, 5))\n"
+        "from raymq.storage.log import retention\nretention.DiskUsage.of = classmethod(lambda cls, _: cls(95, 5))\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "full", "tests/unit/storage/test_crc.py", "-q"],
@@ -44,11 +44,11 @@ def test_it_ends_before_its_first_test(tmp_path: Path, repository: Path) -> None
 
 
 def test_memory_is_taken_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Disk, "of", classmethod(lambda cls, _: Disk(0, ROOM_BYTES)))
+    monkeypatch.setattr(DiskUsage, "of", classmethod(lambda cls, _: DiskUsage(0, ROOM_BYTES)))
     assert has_room(tmp_path, 2 * ROOM_BYTES)
     assert not has_room(tmp_path, 2 * ROOM_BYTES - 1)
     assert not has_room(tmp_path / "missing", 2 * ROOM_BYTES)
-    monkeypatch.setattr(Disk, "of", classmethod(lambda cls, _: Disk(0, ROOM_BYTES - 1)))
+    monkeypatch.setattr(DiskUsage, "of", classmethod(lambda cls, _: DiskUsage(0, ROOM_BYTES - 1)))
     assert not has_room(tmp_path, 2 * ROOM_BYTES)
 
 

@@ -1,10 +1,15 @@
-"""A broker's decisions without I/O: plain classes with an injected clock. Nothing here knows Ray or a socket.
+"""The decisions of a broker, as plain classes with an injected clock.
+
+No module here performs network I/O or imports Ray or sockets.
 
 What is in it, in the order to read it:
-    broker, broker_settings: the whole; topics, system_topics: which topics there are;
-    known_homes: who keeps what is kept on one broker only.
-    appending, reading: messages in and out; writes: staged ones as transactions; groups, pop: who consumes them;
-    delay, redelivery, copies: what waits, and what comes again.
-    backups: what is held for one that is under way.
-    statistics, runtime_figures, loop_stops, duty_troubles, remaining: what an operator is told.
+    broker, broker_settings: the broker's core and its settings.
+    topic_manager, system_topics: the topics of a broker.
+    coordinator_directory: which broker coordinates which stream or series of writes.
+    appending, reading: how messages are appended and read.
+    writes: staged writes as transactions.
+    groups, pop: consumer groups and pop consumption.
+    delay, redelivery, copies: delayed messages, retries and dead letters, and the copies that both of them make.
+    backup_lease: the lease of the backup in progress.
+    statistics, broker_runtime_info, event_loop_lag, periodic_retry, drain_status: figures and log lines for operators.
 """

@@ -1,7 +1,7 @@
-"""A broker's decisions around its store: which topics exist, what may be appended, what a group has committed.
+"""Decide which topics exist, what may be appended and what groups have committed.
 
-Used from one thread, the broker's event loop. It knows no socket and no Ray; the wire's handlers and the actor's
-methods both come here, so that every rule stands once.
+The module is used from one thread, the broker's event loop. It knows neither sockets nor Ray. The handlers of the wire
+protocol and the methods of the actor both call it, so each rule exists once.
 """
 
 from __future__ import annotations
@@ -17,28 +17,32 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.broker.core.appending.admission import Admission, AdmissionLimits
-from raymq.actors.broker.core.appending.cut_batch import physical_offsets, placed_at, rest_of, stored_batch
-from raymq.actors.broker.core.appending.foreign_send import Accepting
-from raymq.actors.broker.core.appending.idempotence import Lane as ProducerLane
-from raymq.actors.broker.core.appending.idempotence import ProducerTable, StoredBatch
+from raymq.actors.broker.core.appending.idempotence import ProducerKey, ProducerStateTable, StoredBatch
 from raymq.actors.broker.core.appending.inbound_message import MessageKind
-from raymq.actors.broker.core.appending.staging import Staging
-from raymq.actors.broker.core.backups import Backups
-from raymq.actors.broker.core.copies.copying import Copying
-from raymq.actors.broker.core.delay.recall import Recall
-from raymq.actors.broker.core.delay.rescue import Rescue
-from raymq.actors.broker.core.delay.schedule import Schedule
-from raymq.actors.broker.core.delay.timers import Timers
-from raymq.actors.broker.core.groups.locks import QueueLocks
-from raymq.actors.broker.core.groups.offsets import GroupOffsets
-from raymq.actors.broker.core.groups.settings import GroupSettings
-from raymq.actors.broker.core.known_homes import KnownHomes
-from raymq.actors.broker.core.pop.pop import Pop
-from raymq.actors.broker.core.redelivery.dead_letters import DeadLetters
+from raymq.actors.broker.core.appending.partial_batch import (
+    batch_placement,
+    physical_offsets,
+    remaining_batch,
+    to_stored_batch,
+)
+from raymq.actors.broker.core.appending.send_message_processor import SendMessageProcessor
+from raymq.actors.broker.core.appending.staged_transaction_writer import StagedTransactionWriter
+from raymq.actors.broker.core.backup_lease import BackupLeases
+from raymq.actors.broker.core.coordinator_directory import CoordinatorDirectory
+from raymq.actors.broker.core.copies.republisher import Republisher
+from raymq.actors.broker.core.delay.delayed_message_relocator import DelayedMessageRelocator
+from raymq.actors.broker.core.delay.recall_processor import RecallMessageProcessor
+from raymq.actors.broker.core.delay.schedule_message_service import ScheduleMessageService
+from raymq.actors.broker.core.delay.timer_message_store import TimerMessageStore
+from raymq.actors.broker.core.groups.group_offsets import GroupOffsets
+from raymq.actors.broker.core.groups.group_settings import GroupSettings
+from raymq.actors.broker.core.groups.rebalance_lock_manager import RebalanceLockManager
+from raymq.actors.broker.core.pop.pop_service import PopService
+from raymq.actors.broker.core.redelivery.dead_letter_redrive import DeadLetterRedrive
 from raymq.actors.broker.core.redelivery.redelivery import Redelivery
 from raymq.actors.broker.core.system_topics import install, system_topics
-from raymq.actors.broker.core.topics import Topics
-from raymq.actors.broker.core.writes.deciding import WriteHome
+from raymq.actors.broker.core.topic_manager import TopicManager
+from raymq.actors.broker.core.writes.transaction_coordinator import TransactionCoordinator
 from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
@@ -49,49 +53,52 @@ from raymq.actors.errors import (
     group_not_found,
 )
 from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
-from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
+from raymq.actors.protocol import PERM_WRITE, DueReport, RecordPositions
 from raymq.storage.clock import boottime
-from raymq.storage.counted_time import CountedTime
+from raymq.storage.cooperative_steps import Steps, map_steps, run_steps
 from raymq.storage.files.json_file import DataVersion
-from raymq.storage.log.checking import Single
-from raymq.storage.log.retention import Deleted
-from raymq.storage.log.writing import Stored
+from raymq.storage.log.message_writer import OnStored
+from raymq.storage.log.record_checker import CheckedRecord
+from raymq.storage.log.retention import RetentionResult
 from raymq.storage.records import producer_sequence
 from raymq.storage.records import property_names as names
 from raymq.storage.records.producer_sequence import ProducerSequence
 from raymq.storage.records.record import Buffer, Record, decode
-from raymq.storage.steps import Steps, finish, mapped
 from raymq.storage.store import AppendResult, Store
+from raymq.storage.tables.coordinator_table import CoordinatorTable
 from raymq.storage.tables.group_config import GroupConfig
-from raymq.storage.tables.homes import Homes
-from raymq.storage.tables.members import Members
-from raymq.storage.tables.set_aside import SetAsideFile
-from raymq.storage.tables.stream_plans import StreamPlans
+from raymq.storage.tables.known_brokers import KnownBrokers
+from raymq.storage.tables.quarantine_file import QuarantineFile
+from raymq.storage.tables.stream_plan_store import StreamPlanStore
 from raymq.storage.tables.topic_config import TopicConfig
-from raymq.storage.tables.write_records import WriteRecords
+from raymq.storage.tables.write_transactions import WriteTransactionStore
+from raymq.storage.uptime_clock import UptimeClock
 
-#: So many queues are looked at in a step, of each its newest message.
+#: How many queues `range_steps` reads per step, of each its newest message.
 _RANGES_AT_ONCE: Final = 20
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """What a queue holds: offsets min..max-1. `last_store_timestamp_ms` is 0 where nothing is to be read."""
+    """The offsets of a queue, min_offset..max_offset-1.
+
+    `last_store_timestamp_ms` is 0 if there is no readable message.
+    """
 
     min_offset: int
     max_offset: int
     last_store_timestamp_ms: int
 
 
-def _nobody_waits(_: Sequence[tuple[str, int]]) -> None:
-    """What arrivals mean to a core without a service."""
+def _ignore_arrivals(_: Sequence[tuple[str, int]]) -> None:
+    """Ignore arrivals, in a core without a service."""
 
 
 class BrokerCore:
     """One broker over its open store.
 
-    `clock` is wall time in seconds, `steady` the same without its steps (None: it has none), `elapsed` measures leases,
+    `clock` is wall time in seconds. `steady` is wall time without jumps (None: use `clock`). `elapsed` measures leases,
     `monotonic` how long an append takes.
     """
 
@@ -113,77 +120,84 @@ class BrokerCore:
         self.store = store
         self.clock = clock
         self._steady = steady or clock
-        self._veils = store.veils
+        self._read_barrier = store.read_barrier
         self._auto_create_topics = auto_create_topics
-        #: Called with the (topic, queue id) pairs that got messages, which need not be confirmed yet; the service wakes
-        #: parked fetches by it, once they can read them.
-        self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _nobody_waits
-        #: What no copy could be made of.
-        self.set_aside = SetAsideFile(store.directory / "raymq" / "set_aside.jsonl")
-        copying = Copying(store, self._append, self.set_aside, clock)
-        self.schedule = Schedule(store, self._steady, self._append, copying)
-        self.timers = Timers(name, store, clock, self._append, copying)
-        self.rescue = Rescue(store, self.timers, self.schedule, self._append)
-        self.recalls = Recall(name, store, self.timers, clock, self._append)
-        self.dead_letters = DeadLetters(store, self.ensure_group, copying, self._append, clock)
-        self.locks = QueueLocks(elapsed)
+        #: Called with the (topic, queue id) pairs that got messages, which need not be confirmed yet. The service then
+        #: wakes the parked fetches as soon as they can read these messages.
+        self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _ignore_arrivals
+        #: The messages of which no copy could be made.
+        self.set_aside = QuarantineFile(store.directory / "raymq" / "set_aside.jsonl")
+        copying = Republisher(store, self._append, self.set_aside, clock)
+        self.schedule = ScheduleMessageService(store, self._steady, self._append, copying)
+        self.timers = TimerMessageStore(name, store, clock, self._append, copying)
+        self.rescue = DelayedMessageRelocator(store, self.timers, self.schedule, self._append)
+        self.recalls = RecallMessageProcessor(name, store, self.timers, clock, self._append)
+        self.dead_letters = DeadLetterRedrive(store, self.ensure_group, copying, self._append, clock)
+        self.locks = RebalanceLockManager(elapsed)
         self.group_settings = GroupSettings(store, self.ensure_group)
         self.offsets = GroupOffsets(store, self.group_settings, self.bounds, elapsed)
         own = system_topics(cluster, name, delay_levels=self.schedule.levels, auto_create=auto_create_topics)
-        self.topics = Topics(name, store, {config.name for config in own}, self._forget_topic)
+        self.topics = TopicManager(name, store, {config.name for config in own}, self._forget_topic)
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append, copying)
-        self.staging = Staging(store, self._append, copying, self._unveiled, elapsed)
-        self.counted_time = CountedTime(store.directory, elapsed)
-        self.writes = WriteHome(WriteRecords(store.directory), self.counted_time)
-        self.homes = KnownHomes(name, Homes(store.directory), Members(store.directory))
-        self.stream_plans = StreamPlans(store.directory)
-        self.pop = Pop(store, self._steady, self.redelivery.bury, copying)
-        self.producers = ProducerTable(self._steady)
-        self.backups = Backups(store, elapsed)
+        self.staging = StagedTransactionWriter(store, self._append, copying, self._made_visible, elapsed)
+        self.counted_time = UptimeClock(store.directory, elapsed)
+        self.writes = TransactionCoordinator(WriteTransactionStore(store.directory), self.counted_time)
+        self.homes = CoordinatorDirectory(name, CoordinatorTable(store.directory), KnownBrokers(store.directory))
+        self.stream_plans = StreamPlanStore(store.directory)
+        self.pop = PopService(store, self._steady, self.redelivery.send_to_dlq, copying)
+        self.producers = ProducerStateTable(self._steady)
+        self.backups = BackupLeases(store, elapsed)
         self.admission = Admission(monotonic, limits)
         self._monotonic = monotonic
-        self.accepting = Accepting(
+        self.send_processor = SendMessageProcessor(
             cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
         )
-        self.accepting.detours[MessageKind.TIMER] = self.timers.detour
+        self.send_processor.put_message_hooks[MessageKind.TIMER] = self.timers.redirect_delayed
         try:
             install(store.topic_configs, own)
         except BaseException:
             self.timers.log.close()
             raise
-        #: The queues that are found to be writable, as long as the topics are of that version.
+        #: The queues that `check_writable` passed, valid for that version of the topic table.
         self._open_topic_queues: tuple[DataVersion, set[tuple[str, int]]] = store.topic_configs.version, set()
 
     # -- topics --------------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicConfig:
-        """A topic's settings; TopicNotFound."""
+        """Return a topic's settings. Raise TopicNotFound if there is no such topic."""
         return self.topics.get(name)
 
-    def reading_ranges(self, topic: str) -> Steps[dict[int, QueueRange]]:
-        """What each of a topic's queues holds, written or not, in steps; TopicNotFound, also between two of them."""
-        ranges = yield from mapped(partial(self.range, topic), range(_queues(self.topic(topic))), _RANGES_AT_ONCE)
+    def range_steps(self, topic: str) -> Steps[dict[int, QueueRange]]:
+        """Return the range of each of a topic's queues by queue id, in steps.
+
+        Queues to which nothing was written are included. Raise TopicNotFound if the topic does not exist, also if it is
+        deleted between two steps.
+        """
+        ranges = yield from map_steps(partial(self.range, topic), range(_queues(self.topic(topic))), _RANGES_AT_ONCE)
         return dict(enumerate(ranges))
 
     def range(self, topic: str, queue_id: int) -> QueueRange:
-        """What one queue holds; QueueNotFound if the topic has no such queue."""
+        """Return the range of one queue. Raise QueueNotFound if there is no such queue."""
         low, high = self.bounds(topic, queue_id)
         if high == low:
             return QueueRange(low, high, 0)
         try:
             with self.store.read(topic, queue_id, high - 1, 1) as lease:
                 last = lease.messages()[0].store_timestamp_ms
-        except StoreCorrupt:  # one damaged message does not hide what is known of its topic
+        except StoreCorrupt:  # one damaged message must not hide the ranges of its topic
             last = 0
         return QueueRange(low, high, last)
 
     def has_queue(self, topic: str, queue_id: int) -> bool:
-        """Whether the topic exists here and has a queue of that id."""
+        """Return True if the topic exists here and has a queue of that id."""
         config = self.store.topic_configs.get(topic)
         return config is not None and 0 <= queue_id < _queues(config)
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """A queue's minimum and maximum offset; TopicNotFound, QueueNotFound."""
+        """Return a queue's minimum and maximum offset.
+
+        Raise TopicNotFound or QueueNotFound if there is no such topic or queue.
+        """
         self._check_queue(topic, queue_id, _queues(self.topic(topic)))
         try:
             return self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
@@ -193,16 +207,17 @@ class BrokerCore:
     def offset_at_time(
         self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"
     ) -> int:
-        """The first offset whose store time is at or after `timestamp_ms`, else the maximum.
+        """Return the first offset stored at or after `timestamp_ms`, else the maximum.
 
-        With `boundary="upper"` the last offset whose store time is at or before it, else the minimum.
+        With `boundary="upper"`, return the last offset whose store time is at or before `timestamp_ms`, else the
+        minimum.
         """
-        return finish(self.search_time(topic, queue_id, timestamp_ms, boundary=boundary))
+        return run_steps(self.search_time(topic, queue_id, timestamp_ms, boundary=boundary))
 
     def search_time(
         self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"
     ) -> Steps[int]:
-        """`offset_at_time` in steps, as `Store.search_time`."""
+        """Do `offset_at_time` in steps, as `Store.search_time`."""
         if self.bounds(topic, queue_id)[1] == 0:
             return 0
         return (yield from self.store.search_time(topic, queue_id, timestamp_ms, boundary=boundary))
@@ -211,12 +226,14 @@ class BrokerCore:
 
     def append(
         self, topic: str, queue_id: int, records: memoryview, sizes: npt.NDArray[np.int32], *, delayed: bool = False
-    ) -> Placed:
-        """Store ready-made records of one queue. All or nothing: what is refused leaves no trace.
+    ) -> RecordPositions:
+        """Store encoded records of one queue, all or none of them.
+
+        A refused append has no effect.
 
         Args:
-            delayed: the records carry a delay level or a time, all the same of the two, and wait elsewhere first; the
-                result then names their places there.
+            delayed: the records carry a delay level or a delivery time, all of them the same of the two, and wait in
+                another queue first; the result then names their positions in that queue.
 
         Raises:
             InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, StoreFull, StoreFailed.
@@ -228,20 +245,25 @@ class BrokerCore:
             return keeper.defer(records, sizes, (topic, queue_id))
         result = self._append(records, sizes, (topic, queue_id))
         queue_ids = np.full(len(sizes), queue_id, np.int32)
-        return Placed(topic, queue_ids, result.queue_offsets, result.physical_offsets)
+        return RecordPositions(topic, queue_ids, result.queue_offsets, result.physical_offsets)
 
     def _check_records(self, records: memoryview, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> None:
-        """What an append looks at, of records that are not appended as they are; InvalidInput: they are not sound."""
+        """Raise InvalidInput if records are not valid for an append to that queue.
+
+        It makes the checks of an append for records that are not appended unchanged.
+        """
         if sizes.tolist() == [len(records)] and self.store.check_one(records).topic_queue == topic_queue:
-            return  # as nearly always, for a tenth of the time
+            return  # the usual case, for a tenth of the time
         self.store.check(records, sizes, topic_queue)
 
-    def append_one(self, single: Single, stored: Stored | None = None, *, is_open: bool = False) -> tuple[int, int]:
-        """`append` for one record that comes at once and that `Store.check_one` has taken apart.
+    def append_one(
+        self, single: CheckedRecord, stored: OnStored | None = None, *, is_open: bool = False
+    ) -> tuple[int, int]:
+        """Do `append` for one record that `Store.check_one` has checked and decoded.
 
         Args:
             stored: as in `Store.append_one`.
-            is_open: the caller has just asked whether its queue is.
+            is_open: the caller has just checked `is_open` for the record's queue.
 
         Returns:
             its queue offset and its physical offset.
@@ -252,40 +274,40 @@ class BrokerCore:
         began = self._monotonic()
         place = self.store.append_one(single, stored)
         self.admission.appended(began)
-        if not self._veils.are_down or not self._veils.is_down(topic_queue):
+        if not self._read_barrier.is_active or not self._read_barrier.is_blocked(topic_queue):
             self.on_arrival((topic_queue,))
         return place
 
     def append_sequenced(
         self, topic: str, queue_id: int, records: memoryview, sizes: npt.NDArray[np.int32], *, delayed: bool = False
-    ) -> Placed:
-        """`append` for an idempotent producer: a batch that is here already is answered with the places it has.
+    ) -> RecordPositions:
+        """Do `append` for an idempotent producer; a repeated batch gets its first positions.
 
-        Of one that a death has cut what is missing is stored first; then its places are two runs, or more.
+        If a crash has cut the batch, its missing messages are stored first. Then its positions are two ranges or more.
 
         Raises:
-            SequenceGap: the batch does not follow the last one of its producer in this queue, or what is missing of it
-                cannot be stored by itself. As `append` besides.
+            SequenceGap: the batch does not follow the last one of its producer in this queue, or its missing messages
+                cannot be stored as a batch of their own. As `append` besides.
         """
         lane, sequence, known = self._numbered(records, len(sizes), (topic, queue_id), delayed=delayed)
         if known is None:
             placed = self.append(topic, queue_id, records, sizes, delayed=delayed)
-            self.producers.remember(lane, sequence, stored_batch(placed))
+            self.producers.remember(lane, sequence, to_stored_batch(placed))
             return placed
         here = known.total
         if here < len(sizes):
-            rest, rest_sizes = rest_of(records, sizes, sequence, here)
+            rest, rest_sizes = remaining_batch(records, sizes, sequence, here)
             placed = self.append(topic, queue_id, rest, rest_sizes, delayed=delayed)
-            known = self.producers.complete(lane, stored_batch(placed))
-        return placed_at(known, partial(physical_offsets, self.store))
+            known = self.producers.complete(lane, to_stored_batch(placed))
+        return batch_placement(known, partial(physical_offsets, self.store))
 
     def append_one_sequenced(
-        self, single: Single, stored: Stored | None = None, *, is_open: bool = False
+        self, single: CheckedRecord, stored: OnStored | None = None, *, is_open: bool = False
     ) -> tuple[int, int]:
-        """`append_one` for an idempotent producer, as `append_sequenced`.
+        """Do `append_one` for an idempotent producer, as `append_sequenced`.
 
         Args:
-            stored: told the place also of a record that is here already.
+            stored: also called, with its positions, for a record that is stored already.
             is_open: as in `append_one`.
         """
         lane, sequence, known = self._numbered(single.record, 1, single.topic_queue, delayed=False)
@@ -296,36 +318,38 @@ class BrokerCore:
             return place
         topic, queue_id = single.topic_queue
 
-        def told(queue_offset: int, physical_offset: int) -> None:
+        def on_appended(queue_offset: int, physical_offset: int) -> None:
             try:
                 assert stored is not None
                 stored(queue_offset, physical_offset)
-            except BaseException:  # it is stored, whether its producer comes to know it or not
+            except BaseException:  # the record is stored, even if its producer never gets the answer
                 self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, queue_offset, 1))
                 raise
 
-        place = self.append_one(single, told if stored is not None else None, is_open=is_open)
+        place = self.append_one(single, on_appended if stored is not None else None, is_open=is_open)
         self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, place[0], 1))
         return place
 
     def _numbered(
         self, records: Buffer, count: int, queue: tuple[str, int], *, delayed: bool
-    ) -> tuple[ProducerLane, ProducerSequence, StoredBatch | None]:
-        """The lane and the number of a batch of an idempotent producer, and where it lies if it is here already.
+    ) -> tuple[ProducerKey, ProducerSequence, StoredBatch | None]:
+        """Return a batch's producer key, its sequence, and its position if already stored.
 
         Raises:
-            InvalidInput: its number is none, or of another count; or it is more than one message, and delayed.
-            SequenceGap: it does not follow the last one, or it waits its delay and the one of that number did not.
+            InvalidInput: its sequence is invalid or has another count; or the batch has several messages and is
+                delayed.
+            SequenceGap: it does not follow the last one, or exactly one of it and the stored batch of that sequence is
+                delayed.
         """
         sequence = producer_sequence.read(records)
         if sequence.count != count:
             raise InvalidInput("records", f"the {sequence.count} of their sequence", count)
-        if delayed and count > 1:  # they may wait in several queues, and a death may leave some
+        if delayed and count > 1:  # they may wait in several queues, and a crash may leave only some of them
             raise InvalidInput("records", "one at a time from an idempotent producer where it is delayed", count)
         lane = (sequence.producer, *queue)
         known = self.producers.check(lane, sequence)
         if known is not None and ((known.topic, known.queue_id) != queue) is not delayed:
-            # What names a time that had passed when it came first was stored at once, and is the same all the same.
+            # A message whose delivery time had passed when it first came was stored at once; this is the same message.
             if delayed and names.DELAY not in decode(records).properties:
                 return lane, sequence, known
             was, this = ("not delayed", "is") if delayed else ("delayed", "is not")
@@ -333,18 +357,21 @@ class BrokerCore:
         return lane, sequence, known
 
     def _forget_topic(self, topic: str) -> None:
-        """The topic was deleted, and with it what the store has of it."""
+        """Drop the state of a deleted topic, whose stored data were deleted too."""
         for owner in (self.pop, self.producers, self.dead_letters):
             owner.forget_topic(topic)
 
     def is_open(self, topic_queue: tuple[str, int]) -> bool:
-        """Whether `check_writable` has let that queue pass since topics were changed last, and would now."""
+        """Return True if `check_writable` passed for this queue and would pass now.
+
+        The result holds since topics were last changed.
+        """
         topics, topic_queues = self._open_topic_queues
         is_known = topic_queue in topic_queues and topics is self.store.topic_configs.version
         return is_known and self.topics.permission & PERM_WRITE != 0
 
     def check_writable(self, topic: str, queue_id: int) -> None:
-        """Raise what an append to that queue would raise, the records apart."""
+        """Raise the errors of an append to that queue, except those about the records."""
         config = self.store.topic_configs.get(topic)
         if config is None:
             check_topic(topic)
@@ -352,7 +379,7 @@ class BrokerCore:
             raise InvalidInput("topic", "not one of the system's own topics", topic)
         if config is None:
             if self._auto_create_topics:
-                self.topics.check_room(topic)
+                self.topics.check_topic_limit(topic)
                 self.topics.create(topic, AUTO_CREATED_QUEUES)
             config = self.topic(topic)
         if not config.perm & self.topics.permission & PERM_WRITE:
@@ -370,32 +397,32 @@ class BrokerCore:
         check_crc: bool = True,
         again: bool = False,
     ) -> AppendResult:
-        """Append records that belong to `topic_queues`, and wake who waits for them."""
+        """Append records that belong to `topic_queues`, and wake the requests parked on them."""
         began = self._monotonic()
         result = self.store.append(records, sizes, topic_queues=topic_queues, check_crc=check_crc, again=again)
         self.admission.appended(began)
         try:
-            if self._veils.are_down:  # what is behind a veil arrives when that is lifted
+            if self._read_barrier.is_active:  # records behind a read barrier arrive when the barrier is removed
                 topic_queues = tuple(
-                    topic_queue for topic_queue in topic_queues if not self._veils.is_down(topic_queue)
+                    topic_queue for topic_queue in topic_queues if not self._read_barrier.is_blocked(topic_queue)
                 )
             self.on_arrival(topic_queues)
         except Exception:  # noqa: BLE001 - it is stored, whatever becomes of those who wait for it
             _log.exception("arrivals in %s could not be told", topic_queues)
         return result
 
-    def home_of_write(self, transaction: str) -> str | None:
-        """The broker that decides about a staged write, if it is known here.
+    def coordinator_of_write(self, transaction: str) -> str | None:
+        """Return the broker that coordinates a staged write, or None if unknown here.
 
         Raises:
-            InvalidInput: no write can be called so. StoreCorrupt: what is known of it cannot be read.
+            InvalidInput: the name of the write is invalid. StoreCorrupt: the stored state of the write cannot be read.
         """
-        if self.writes.look(transaction).decision is not None:
+        if self.writes.transaction_status(transaction).decision is not None:
             return self.name
         return self.staging.home_of(transaction)
 
-    def _unveiled(self, topic_queues: Sequence[tuple[str, int]]) -> None:
-        """What a commit has appended to these queues may be read from now on."""
+    def _made_visible(self, topic_queues: Sequence[tuple[str, int]]) -> None:
+        """Report the arrival of the messages that a commit made readable in these queues."""
         self.on_arrival(topic_queues)
 
     def _check_queue(self, topic: str, queue_id: int, queues: int) -> None:
@@ -403,10 +430,10 @@ class BrokerCore:
             raise QueueNotFound(f"topic {topic} has queues 0..{queues - 1} on {self.name}, not {queue_id}")
 
     def deliver_due(self) -> DueReport:
-        """Put everything whose time has come into its real queue, as much as one pass may.
+        """Deliver due messages to their real queues, within the limit of one pass.
 
         Raises:
-            StoreFull, StoreFailed: nothing was skipped; it is to be tried again.
+            StoreFull, StoreFailed: nothing was skipped; the caller has to try again.
         """
         reports: list[DueReport] = []
         waits: list[int] = []
@@ -429,26 +456,30 @@ class BrokerCore:
             min(waits, default=None),
         )
 
-    def delete_expired(self, *, asked: bool = False) -> Deleted:
-        """`Store.delete_expired`: no file goes in which somebody still waits for his time, whoever asks for it.
+    def delete_expired(self, *, asked: bool = False) -> RetentionResult:
+        """Do `Store.delete_expired`, but keep every file that has delayed messages.
 
-        What waits is stored anew in small steps, so files may go some runs later than they might; and while a backup
-        reads them.
+        This also holds if an administrator requested the deletion. The delayed messages are relocated to the end of the
+        log in small steps, so files may be deleted some runs later. Files that a backup reads are kept, too.
         """
-        self.rescue.want(self.store.leaving_before())
-        return self.store.delete_expired(asked=asked, rescue=lambda end: self.rescue.up_to(self.backups.limit(end)))
+        self.rescue.want(self.store.next_expiry_offset())
+        return self.store.delete_expired(
+            asked=asked, rescue=lambda end: self.rescue.relocate_before(self.backups.limit(end))
+        )
 
     # -- groups --------------------------------------------------------------------------------------------------
 
     def group(self, name: str) -> GroupConfig:
-        """A consumer group's settings, those of a new one where it is not there."""
+        """Return a consumer group's settings, or the defaults if the group does not exist."""
         return self.store.group_configs.get(check_group(name)) or GroupConfig(name)
 
     def make_group(self, name: str) -> GroupConfig:
-        """`group`, made where it is not there, as in RocketMQ. It survives a kill at once, the machine a second later.
+        """Return a group's settings; create the group if it is missing, as in RocketMQ.
+
+        A new group survives a kill of the process at once, and a crash of the machine a second later.
 
         Raises:
-            GroupNotFound: it is not there, and as many are as may be made so.
+            GroupNotFound: the group does not exist, and the limit of automatically created groups is reached.
         """
         config = self.store.group_configs.get(check_group(name))
         if config is None:
@@ -463,7 +494,10 @@ class BrokerCore:
         return config
 
     def ensure_group(self, name: str) -> bool:
-        """`make_group` with its retry topic; True if that is new. Raises the same."""
+        """Do `make_group` and create the retry topic; return True if that was created.
+
+        It raises the same errors as `make_group`.
+        """
         topic, queues = retry_topic(name), self.make_group(name).retry_queues
         if queues <= 0 or self.store.topic_configs.get(topic) is not None:
             return False
@@ -471,13 +505,16 @@ class BrokerCore:
         return True
 
     def reset_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Send a group to another place of a queue; who waits for that queue learns it at once."""
+        """Reset a group's offset in a queue, and wake the requests parked on that queue."""
         self.offsets.reset(group, topic, queue_id, offset)
         self.pop.forget(group, topic, queue_id)
         self.on_arrival([(topic, queue_id)])
 
     def consumed_topics(self, group: str) -> list[str]:
-        """The topics that `group` has offsets in here, and its retry topic; GroupNotFound."""
+        """Return the existing topics in which `group` has offsets, and its retry topic.
+
+        Raise GroupNotFound if there is no such group.
+        """
         if self.store.group_configs.get(check_group(group)) is None:
             raise group_not_found(group, self.name)
         known = {*self.store.consumer_offsets.topics_of(group), retry_topic(group)}
@@ -486,21 +523,21 @@ class BrokerCore:
     # -- single messages -----------------------------------------------------------------------------------------
 
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int) -> list[Record]:
-        """Messages of `topic` that carry `key` (or have it as unique key), newest first."""
-        return finish(self.search(topic, key, begin_ms, end_ms, limit))
+        """Return messages of `topic` with this key or unique key, newest first."""
+        return run_steps(self.search(topic, key, begin_ms, end_ms, limit))
 
     def search(
         self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int, max_bytes: int | None = None
     ) -> Steps[list[Record]]:
-        """`query` in steps, see `Store.search`; TopicNotFound."""
+        """Do `query` in steps; see `Store.search`. Raise TopicNotFound."""
         self.topic(topic)
         return self.store.search(topic, key, begin_ms, end_ms, limit, max_bytes)
 
     def view(self, physical_offset: int) -> Record:
-        """The message at a place of the log; MessageNotFound, MessageExpired."""
+        """Return the message at a physical offset. Raise MessageNotFound or MessageExpired."""
         return self.store.read_at(physical_offset)
 
 
 def _queues(config: TopicConfig) -> int:
-    """How many queues a topic has, those included that are only read or only written."""
+    """Return the number of a topic's queues, including read-only and write-only ones."""
     return max(config.read_queues, config.write_queues)

@@ -1,4 +1,4 @@
-"""A broker's settings under RocketMQ's names."""
+"""Map a broker's settings to RocketMQ's names."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from pathlib import Path
 from typing import Protocol
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.server_settings import Settings
+from raymq.actors.server_settings import ServerSettings
 from raymq.storage.config import StoreConfig
 from raymq.storage.log.retention import Retention
-from raymq.storage.paths import Paths
-from raymq.storage.tables.kept_settings import delete_hour_of, hours_of, kept_of_broker, permission_of
+from raymq.storage.store_paths import StorePaths
+from raymq.storage.tables.dynamic_config import (
+    parse_broker_config,
+    parse_delete_hour,
+    parse_permission,
+    parse_retention_hours,
+)
 
 
 def broker_settings(
     core: BrokerCore, *, cluster: str, address: str, name_servers: Sequence[str], auto_create_topics: bool
-) -> Settings:
-    """What can be read, and what can be changed while the broker runs: when log files are deleted, and whether it
-    takes messages.
+) -> ServerSettings:
+    """Return a broker's settings, and which of them can change at runtime.
+
+    All of them can be read. The retention rules (`fileReservedTime`, `deleteWhen`) and `brokerPermission` can be
+    changed while the broker runs.
     """
     store = core.store
     config = store.config
@@ -50,42 +57,49 @@ def broker_settings(
         "diskMaxUsedSpaceRatio": "75",
         "clientCallbackExecutorThreads": str(os.cpu_count()),
     }
-    permission = {"brokerPermission": ("6", lambda value: core.topics.permit(permission_of(value)))}
-    return Settings(Paths(store.directory).settings, fixed, _changeable(store) | permission, read=kept_of_broker)
+    permission = {"brokerPermission": ("6", lambda value: core.topics.set_permission(parse_permission(value)))}
+    return ServerSettings(
+        StorePaths(store.directory).settings, fixed, _changeable(store) | permission, read=parse_broker_config
+    )
 
 
-def kept_retention(directory: Path, config: StoreConfig) -> Retention:
-    """The rules of retention that hold in a broker's directory: what was changed of those of `config` is kept there.
+def load_retention(directory: Path, config: StoreConfig) -> Retention:
+    """Return the retention rules in force for a broker's directory.
+
+    These are the rules of `config`, overridden by the changes that are stored in the directory.
 
     Raises:
-        StoreCorrupt: it cannot be read.
+        StoreCorrupt: the settings file cannot be read.
     """
-    rules = _Rules(Retention(config.retention_hours, config.delete_at_hour))
-    Settings(Paths(directory).settings, {}, _changeable(rules), read=kept_of_broker)
+    rules = _RetentionOnly(Retention(config.retention_hours, config.delete_at_hour))
+    ServerSettings(StorePaths(directory).settings, {}, _changeable(rules), read=parse_broker_config)
     return rules.retention
 
 
-class _Ruled(Protocol):
-    """What has rules of retention."""
+class _HasRetention(Protocol):
+    """An object that has retention rules."""
 
     retention: Retention
 
 
 @dataclass(slots=True)
-class _Rules:
-    """The rules of a store that is not open."""
+class _RetentionOnly:
+    """The retention rules of a store that is not open."""
 
     retention: Retention
 
 
-def _changeable(of: _Ruled) -> dict[str, tuple[str, Callable[[str], None]]]:
-    """The settings by which the rules are changed."""
+def _changeable(of: _HasRetention) -> dict[str, tuple[str, Callable[[str], None]]]:
+    """Return the settings that change the retention rules of `of`.
+
+    Each entry is name -> (value now, function that applies a new value).
+    """
 
     def keep_hours(value: str) -> None:
-        of.retention = replace(of.retention, hours=hours_of(value))
+        of.retention = replace(of.retention, hours=parse_retention_hours(value))
 
     def delete_at(value: str) -> None:
-        of.retention = replace(of.retention, delete_at_hour=delete_hour_of(value))
+        of.retention = replace(of.retention, delete_at_hour=parse_delete_hour(value))
 
     return {
         "fileReservedTime": (f"{of.retention.hours:g}", keep_hours),

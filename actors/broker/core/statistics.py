@@ -1,9 +1,9 @@
-"""How much goes through a broker: messages and bytes per topic, per topic and group, in all. No I/O, injected clock.
+"""Count the messages and bytes through a broker, by topic, by group and in total.
 
-Kept as sums over a minute, an hour and a day in buckets of 5 seconds, 5 minutes and an hour, so that one call per
-batch costs a few additions and an idle topic nothing. Nothing is stored: a restart begins at zero, as in RocketMQ.
-What was not used for a day is forgotten, and of groups, whose names anybody may make up, no more than some thousands
-are counted. Used on the broker's event loop only.
+The counts are sums over a minute, an hour and a day in buckets of 5 seconds, 5 minutes and an hour. So one call per
+batch costs a few additions, and an idle topic costs nothing. Nothing is stored: after a restart all counts are zero, as
+in RocketMQ. Counters that were not used for a day are dropped. Clients may invent group names, so at most `MAX_PAIRS`
+pairs of topic and group are counted. No I/O, injected clock. Used on the broker's event loop only.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from raymq.actors.broker.core.loop_stops import LoopStops
+from raymq.actors.broker.core.event_loop_lag import EventLoopLag
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
 _Key = TypeVar("_Key")
 
-#: So many pairs of a topic and a group are counted.
-MOST_PAIRS: Final = 10_000
-#: No table is gone through before it holds so many.
+#: At most this many pairs of topic and group are counted.
+MAX_PAIRS: Final = 10_000
+#: A table with fewer counters is not scanned for unused ones.
 _FEW: Final = 64
 
 #: Bucket width and reach in seconds.
@@ -29,8 +29,8 @@ _WINDOWS = ((5.0, MINUTE), (300.0, HOUR), (3600.0, DAY))
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """What a counter saw within some seconds."""
+class WindowTotals:
+    """What a counter counted within some seconds."""
 
     seconds: float
     calls: int
@@ -39,7 +39,7 @@ class Sums:
 
     @property
     def messages_per_second(self) -> float:
-        """The mean rate."""
+        """Return the mean rate."""
         return self.messages / self.seconds
 
 
@@ -52,14 +52,14 @@ class _Bucket:
 
 
 class _Window:
-    """The buckets of the last `reach` seconds that saw anything, oldest first."""
+    """The non-empty buckets of the last `reach` seconds, oldest first."""
 
     __slots__ = ("_buckets", "_slots", "_width")
 
     def __init__(self, width: float, reach: float) -> None:
         self._width = width
         self._slots = round(reach / width)
-        self._buckets: list[_Bucket] = []  # of at most 24: it takes less than a deque does
+        self._buckets: list[_Bucket] = []  # at most 24, for which a list needs less memory than a deque
 
     def add(self, now: float, calls: int, messages: int, size: int) -> None:
         slot = int(now // self._width)
@@ -73,10 +73,10 @@ class _Window:
         newest.messages += messages
         newest.bytes += size
 
-    def sums(self, now: float, seconds: float) -> Sums:
+    def sums(self, now: float, seconds: float) -> WindowTotals:
         after = int(now // self._width) - round(seconds / self._width)
         counted = [bucket for bucket in self._buckets if bucket.slot > after]
-        return Sums(
+        return WindowTotals(
             seconds,
             sum(bucket.calls for bucket in counted),
             sum(bucket.messages for bucket in counted),
@@ -87,8 +87,8 @@ class _Window:
 class Counter:
     """Totals since the start, and sums of the last minute, hour and day.
 
-    What is counted within one of the narrowest buckets goes into the windows together, when somebody asks or the next
-    one begins.
+    Counts within one of the narrowest buckets are added to the windows together, when sums are read or the next bucket
+    begins.
     """
 
     __slots__ = ("_counted", "_from", "_to", "_windows", "bytes", "calls", "messages")
@@ -98,7 +98,7 @@ class Counter:
         self.messages = 0
         self.bytes = 0
         self._windows = tuple(_Window(width, reach) for width, reach in _WINDOWS)
-        #: The totals that the windows know; and the time of the bucket that what came since belongs to.
+        #: The totals that the windows include; and the bounds of the bucket to which the later counts belong.
         self._counted = (0, 0, 0)
         self._from = self._to = 0.0
 
@@ -115,11 +115,14 @@ class Counter:
 
     @property
     def used_at(self) -> float:
-        """When something was counted last, to the width of the narrowest buckets."""
+        """Return the time of the last count, rounded down to the narrowest bucket."""
         return self._from
 
-    def sums(self, now: float, seconds: float) -> Sums:
-        """The last `seconds` (at most a day), to the width of the buckets that reach so far."""
+    def sums(self, now: float, seconds: float) -> WindowTotals:
+        """Return the sums of the last `seconds`, which are at most a day.
+
+        The result is as precise as the buckets of the first window that covers `seconds`.
+        """
         self._pass_on()
         for window, (_, reach) in zip(self._windows, _WINDOWS, strict=True):
             if seconds <= reach:
@@ -127,7 +130,7 @@ class Counter:
         raise ValueError(f"a counter remembers {DAY:.0f} s, not {seconds}")
 
     def _pass_on(self) -> None:
-        """Tell the windows what they do not know yet."""
+        """Add the counts that the windows do not include yet to the windows."""
         calls, messages, size = self._counted
         if self.calls > calls:
             for window in self._windows:
@@ -136,14 +139,17 @@ class Counter:
 
 
 class _Counters(Generic[_Key]):
-    """Counters by what they count, at most so many; those are dropped first that were not used for longest."""
+    """Counters by key, at most `most` of them.
+
+    At the limit, the least recently used half is dropped.
+    """
 
     __slots__ = ("_most", "_table", "_tidied_at")
 
     def __init__(self, most: float = float("inf")) -> None:
         self._most = most
         self._table: dict[_Key, Counter] = {}
-        #: With so many the table is gone through.
+        #: The table is scanned for unused counters when it has this many.
         self._tidied_at: float = _FEW
 
     def __len__(self) -> int:
@@ -153,7 +159,7 @@ class _Counters(Generic[_Key]):
         return self._table.get(key)
 
     def made(self, key: _Key, now: float) -> Counter:
-        """The counter of that, a new one if there is none."""
+        """Return the counter of `key`, created if there is none."""
         counter = self._table.get(key)
         if counter is None:
             if len(self._table) >= self._tidied_at:
@@ -169,7 +175,7 @@ class _Counters(Generic[_Key]):
             del self._table[key]
 
     def _tidy(self, now: float) -> None:
-        """It costs little for each counter that was made since the last time."""
+        """Drop unused counters; the cost per counter created since the last call is small."""
         used = [(key, counter) for key, counter in self._table.items() if counter.used_at > now - DAY]
         if len(used) >= self._most:
             used.sort(key=lambda pair: pair[1].used_at)
@@ -179,71 +185,77 @@ class _Counters(Generic[_Key]):
 
 
 class Statistics:
-    """A broker's counters. `clock` is wall time in seconds: totals are also told as of the last two midnights."""
+    """A broker's counters.
+
+    `clock` is wall time in seconds, because totals are also reported as of the last two midnights.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
-        self.loop_stops = LoopStops(time.monotonic)
+        self.loop_lag = EventLoopLag(time.monotonic)
         self.started = clock()
         self.total_put = Counter()
         self.total_get = Counter()
-        #: Appends that were refused, by cause: see `admission.cause_of`.
+        #: Appends that were refused, by cause: see `admission.refusal_cause`.
         self.refusals: dict[str, int] = {}
         self._put = _Counters[str]()
-        #: By topic and group, as the next one.
-        self._get = _Counters[tuple[str, str]](MOST_PAIRS)
-        self._sent_back = _Counters[tuple[str, str]](MOST_PAIRS)
+        #: By topic and group, as is `_sent_back`.
+        self._get = _Counters[tuple[str, str]](MAX_PAIRS)
+        self._sent_back = _Counters[tuple[str, str]](MAX_PAIRS)
         self._midnight = _next_midnight(self.started)
         #: (messages put, messages got) as of this morning's and yesterday morning's midnight.
         self._this_morning = (0, 0)
         self._yesterday_morning = (0, 0)
 
     def put(self, topic: str, messages: int, size: int) -> None:
-        """`messages` of together `size` bytes were appended for `topic`; one call per batch."""
+        """Count one appended batch of `topic`: `messages` with `size` bytes in total."""
         now = self._now()
         self.total_put.add(now, messages, size)
         self._put.made(topic, now).add(now, messages, size)
 
     def get(self, group: str, topic: str, messages: int, size: int) -> None:
-        """`messages` of together `size` bytes were given to `group`; one call per pull."""
+        """Count one pull by `group`: `messages` with `size` bytes in total."""
         now = self._now()
         self.total_get.add(now, messages, size)
         self._get.made((topic, group), now).add(now, messages, size)
 
     def sent_back(self, group: str, topic: str) -> None:
-        """`group` failed to consume a message of `topic`."""
+        """Count a message of `topic` that `group` failed to consume."""
         now = self._now()
         self._sent_back.made((topic, group), now).add(now, 1, 0)
 
     def refused(self, cause: str) -> None:
-        """An append was refused for that; nothing was stored."""
+        """Count an append that was refused for `cause`; nothing was stored."""
         self.refusals[cause] = self.refusals.get(cause, 0) + 1
 
     def put_of(self, topic: str) -> Counter | None:
-        """What was appended for a topic, or None if nothing was."""
+        """Return the counter of a topic's appends, or None if there were none."""
         return self._put.get(topic)
 
     def get_of(self, group: str, topic: str) -> Counter | None:
-        """What a group was given of a topic, or None if nothing was."""
+        """Return the counter of a group's reads of a topic, or None."""
         return self._get.get((topic, group))
 
     def sent_back_of(self, group: str, topic: str) -> Counter | None:
-        """What a group sent back of a topic, or None if nothing was."""
+        """Return the counter of a topic's messages that a group sent back, or None."""
         return self._sent_back.get((topic, group))
 
-    def mornings(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(messages put, messages got) since the start as of the last midnight, and as of the one before."""
+    def midnight_totals(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return (messages put, messages got) as of the last two midnights.
+
+        Both count from the start; the last midnight comes first.
+        """
         self._now()
         return self._this_morning, self._yesterday_morning
 
     def forget_topic(self, topic: str) -> None:
-        """A topic was deleted."""
+        """Drop the counters of a deleted topic."""
         self._put.drop(topic)
         for table in (self._get, self._sent_back):
             table.forget(lambda key: key[0] == topic)
 
     def forget_group(self, group: str) -> None:
-        """A group was deleted."""
+        """Drop the counters of a deleted group."""
         for table in (self._get, self._sent_back):
             table.forget(lambda key: key[1] == group)
 
@@ -257,6 +269,6 @@ class Statistics:
 
 
 def _next_midnight(now: float) -> float:
-    """The first local midnight after `now`."""
+    """Return the first local midnight after `now`."""
     day = time.localtime(now)
     return time.mktime((day.tm_year, day.tm_mon, day.tm_mday + 1, 0, 0, 0, 0, 0, -1))

@@ -1,6 +1,7 @@
-"""The topics that every broker has from its first start: its own, and those that RocketMQ's clients and tools expect.
+"""Define the topics that every broker has from its first start.
 
-Source of names and queue counts: RocketMQ's TopicConfigManager.
+These are the broker's own topics and those that RocketMQ's clients and tools expect. Source of names and queue counts:
+RocketMQ's TopicConfigManager.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ _TEMPLATE = _READ_WRITE | PERM_INHERIT
 
 
 def install(configs: TopicConfigs, own: Sequence[TopicConfig]) -> None:
-    """Make those of `own` that are missing; one that an administrator changed stays so.
+    """Create those topics of `own` that are missing.
 
-    The model of topics that messages make goes if it is not among them: they may not make any more.
+    A topic that an administrator changed keeps its settings. AUTO_CREATE_TOPIC, the template of automatically created
+    topics, is deleted if it is not in `own`, because sends may then no longer create topics.
     """
     if missing := [topic for topic in own if configs.get(topic.name) is None]:
         configs.put(*missing)
@@ -28,11 +30,13 @@ def install(configs: TopicConfigs, own: Sequence[TopicConfig]) -> None:
 
 
 def system_topics(cluster: str, broker: str, *, delay_levels: int, auto_create: bool) -> list[TopicConfig]:
-    """Every topic that a broker makes for itself; those that would have no valid name are left out.
+    """Return every topic that a broker creates for itself.
+
+    Topics whose names would be invalid are left out.
 
     Args:
-        delay_levels: each level waits in a queue of its own.
-        auto_create: whether a send to an unknown topic makes it, after the model of AUTO_CREATE_TOPIC.
+        delay_levels: the number of delay levels; each level has a queue of its own in the schedule topic.
+        auto_create: whether a send to an unknown topic creates it, with AUTO_CREATE_TOPIC as the template.
     """
     table = [
         # name, queues, permission

@@ -1,1 +1,4 @@
-"""What a broker does with each request, one file per family; `handlers` of each is what its server is given."""
+"""Answer the requests of a broker, one file per family.
+
+The `handlers` function of each file returns what the broker's server gets.
+"""

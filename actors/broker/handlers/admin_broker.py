@@ -1,24 +1,24 @@
-"""The broker itself: its settings, its figures, its house-keeping."""
+"""Administer the broker itself: its settings, its statistics and its cleaning."""
 
 from __future__ import annotations
 
 import json
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.runtime_figures import runtime_figures
+from raymq.actors.broker.core.broker_runtime_info import broker_runtime_info
 from raymq.actors.broker.core.statistics import DAY, HOUR, MINUTE, Counter, Statistics
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.admin import status_answer
+from raymq.actors.wire.commands.admin_commands import status_answer
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.admin import ViewBrokerStats
+from raymq.actors.wire.headers.admin_headers import ViewBrokerStats
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
-    """What a broker serves of this family."""
+    """Return the handlers of this family by request code."""
     return {**_settings(context), **_figures(context), **_housekeeping(context)}
 
 
@@ -28,7 +28,7 @@ def _settings(context: BrokerContext) -> dict[int, Handler]:
     async def update(_: ServerConnection, request: Command) -> Command:
         permission = topics.permission
         settings.update(properties.read(request.body))
-        if topics.permission != permission:  # with the next heartbeat clients would go by what was for seconds
+        if topics.permission != permission:  # the next heartbeat is seconds away
             await context.announce()
         return request.response(ResponseCode.SUCCESS)
 
@@ -43,7 +43,7 @@ def _figures(context: BrokerContext) -> dict[int, Handler]:
     core = context.core
 
     def runtime(_: ServerConnection, request: Command) -> Command:
-        return json_body.answer(request, {"table": runtime_figures(core, context.statistics, context.groups)})
+        return json_body.answer(request, {"table": broker_runtime_info(core, context.statistics, context.groups)})
 
     def counter(_: ServerConnection, request: Command) -> Command:
         header = ViewBrokerStats.read(request)
@@ -90,7 +90,10 @@ def _housekeeping(context: BrokerContext) -> dict[int, Handler]:
 
 
 def _counter(statistics: Statistics, name: str, key: str) -> Counter | None:
-    """The counter of RocketMQ's name and key; the broker's own have its cluster's name as key."""
+    """Return the counter of RocketMQ's name and key.
+
+    The key of the broker's own counters is the cluster's name.
+    """
     topic, _, group = key.partition("@")
     match name:
         case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE":

@@ -1,4 +1,4 @@
-"""The clients of a broker: who is connected, and questions that the broker passes on to one of them."""
+"""List the clients of a broker, and relay questions to one of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.groups.clients import Client, GroupMember
-from raymq.actors.broker.core.runtime_figures import VERSION
+from raymq.actors.broker.core.broker_runtime_info import VERSION
+from raymq.actors.broker.core.groups.client_registry import ConnectedClient, GroupMember
 from raymq.actors.broker.handlers.admin_offsets import subscription_object
 from raymq.actors.errors import ConsumerNotOnline, GroupNotFound, InvalidInput, ProtocolError, Timeout
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.admin import (
+from raymq.actors.wire.headers.admin_headers import (
     ConsumeMessageDirectly,
     GetConsumerConnectionList,
     GetConsumerRunningInfo,
@@ -22,16 +22,16 @@ from raymq.actors.wire.headers.admin import (
     GetConsumerStatusFromClient,
     GetProducerConnectionList,
 )
-from raymq.actors.wire.server_connection import Handler, ServerConnection, without_body
+from raymq.actors.wire.server_connection import Handler, ServerConnection, discard_body
 from raymq.storage.clock import boottime
 from raymq.storage.records import message_id as message_ids
 
-#: How long a client may take to answer what is passed on to it (RocketMQ's 10 s).
+#: How long a client may take to answer a relayed question (RocketMQ's 10 s).
 CLIENT_SECONDS = 10.0
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
-    """What a broker serves of this family."""
+    """Return the handlers of this family by request code."""
     return {**_connections(context), **_questions(context)}
 
 
@@ -104,14 +104,17 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, body=body.encode(errors="replace"))
 
     return {
-        RequestCode.GET_CONSUMER_RUNNING_INFO: without_body(running_info),
-        RequestCode.CONSUME_MESSAGE_DIRECTLY: without_body(consume),
-        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: without_body(status),
+        RequestCode.GET_CONSUMER_RUNNING_INFO: discard_body(running_info),
+        RequestCode.CONSUME_MESSAGE_DIRECTLY: discard_body(consume),
+        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: discard_body(status),
     }
 
 
 async def _relay(context: BrokerContext, request: Command, group: str, client_id: str, question: Command) -> Command:
-    """The client's answer as the answer to `request`; its body is in a dialect of JSON that nobody here reads."""
+    """Return the client's answer as the answer to `request`.
+
+    Its body is in a dialect of JSON that the broker does not parse.
+    """
     try:
         answer = await _ask(context, group, client_id, question)
     except Timeout:
@@ -121,7 +124,7 @@ async def _relay(context: BrokerContext, request: Command, group: str, client_id
 
 
 async def _ask(context: BrokerContext, group: str, client_id: str, question: Command) -> Command:
-    """Raises ConsumerNotOnline, Timeout, ConnectionLost."""
+    """Ask a client of the group. Raise ConsumerNotOnline, Timeout or ConnectionLost if it fails."""
     member = any(client.client_id == client_id for client in context.groups.clients(group))
     connection = context.groups.connection_of(client_id) if member else None
     if not isinstance(connection, ServerConnection):
@@ -129,7 +132,7 @@ async def _ask(context: BrokerContext, group: str, client_id: str, question: Com
     return await connection.request(question, CLIENT_SECONDS)
 
 
-def _connection_object(client: Client) -> dict[str, Any]:
+def _connection_object(client: ConnectedClient) -> dict[str, Any]:
     return {
         "clientAddr": _address(client),
         "clientId": client.client_id,
@@ -149,15 +152,15 @@ def _producer_object(member: GroupMember) -> dict[str, Any]:
     }
 
 
-def _address(client: Client) -> str:
+def _address(client: ConnectedClient) -> str:
     newest = client.connections[-1] if client.connections else None
     return newest.peer if isinstance(newest, ServerConnection) else ""
 
 
 def _object_after(answer: Command, name: str) -> str:
-    """The text of the object that is the value of `name`; "{}" if there is none.
+    """Return the text of the object that is the value of `name`, or "{}".
 
-    RocketMQ's clients write maps whose keys are objects, which is no JSON: the text is passed on as it is.
+    RocketMQ's clients write maps whose keys are objects, which is no valid JSON: the text is passed on as it is.
     """
     text = bytes(answer.body).decode()
     start = text.find("{", text.find(f'"{name}"') + len(name)) if f'"{name}"' in text else -1

@@ -1,30 +1,33 @@
-"""Consumer groups: created, changed, listed, deleted, forbidden a topic; their progress in a topic, forgotten."""
+"""Create, change, list and delete consumer groups.
+
+A group may also be forbidden a topic, and its progress in a topic deleted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import asdict
 
-from raymq.actors.broker.context import BrokerContext, text
-from raymq.actors.broker.core.groups.deletion import GroupRemover
+from raymq.actors.broker.context import BrokerContext, text_field
+from raymq.actors.broker.core.groups.group_remover import GroupRemover
 from raymq.actors.broker.handlers.admin_topics import AT_ONCE, MAX_LISTED
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.admin import (
+from raymq.actors.wire.headers.admin_headers import (
     DeleteSubscriptionGroup,
     GetSubscriptionGroupConfig,
     UpdateAndGetGroupForbidden,
 )
-from raymq.actors.wire.json_steps import reading_object
+from raymq.actors.wire.incremental_json import read_object_steps
 from raymq.actors.wire.server_connection import Handler, ServerConnection
-from raymq.actors.wire.stepwise import in_steps, question, stepwise
-from raymq.storage.steps import Steps
+from raymq.actors.wire.stepwise_handlers import coalescing_handler, steps_handler, stepwise
+from raymq.storage.cooperative_steps import Steps
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
-    """What a broker serves of this family."""
+    """Return the handlers of this family by request code."""
     groups = context.core.group_settings
 
     async def update(_: ServerConnection, request: Command) -> Command:
@@ -35,12 +38,12 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     async def update_many(_: ServerConnection, request: Command) -> Command:
-        told = (await stepwise(reading_object(request.body))).get("groupConfigList")
+        told = (await stepwise(read_object_steps(request.body))).get("groupConfigList")
         if not isinstance(told, list) or not all(isinstance(item, dict) for item in told):
             raise InvalidInput("groupConfigList", "a list of JSON objects", told)
         if len(told) > MAX_LISTED:
             raise InvalidInput("groupConfigList", f"at most {MAX_LISTED} groups", len(told))
-        new_topics = await stepwise(groups.changing(told))
+        new_topics = await stepwise(groups.change_steps(told))
         await context.settings_durable()
         if new_topics:
             await context.announce()
@@ -57,12 +60,12 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
     def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
         configs = context.core.store.group_configs
-        version = json_body.bytes_of(configs.version.to_json())
-        forbidden = yield from json_body.written(list(configs.forbidden.items()), AT_ONCE)
+        version = json_body.json_bytes(configs.version.to_json())
+        forbidden = yield from json_body.object_steps(list(configs.forbidden.items()), AT_ONCE)
         told = ((name, config.to_json()) for name, config in groups.all().items())
-        table = yield from json_body.written(told, AT_ONCE)
+        table = yield from json_body.object_steps(told, AT_ONCE)
         members = {"dataVersion": [version], "forbiddenTable": forbidden, "subscriptionGroupTable": table}
-        return json_body.answer_of(request, members)
+        return json_body.object_response(request, members)
 
     def config(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(request, groups.get(GetSubscriptionGroupConfig.read(request).group).to_json())
@@ -72,7 +75,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         if header.readable is not None:
             groups.set_readable(header.group, header.topic, header.readable)
             await context.settings_durable()
-        readable = groups.may_read(header.group, header.topic)
+        readable = groups.can_read(header.group, header.topic)
         return json_body.answer(request, {"group": header.group, "readable": readable, "topic": header.topic})
 
     return {
@@ -80,18 +83,18 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: update,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: update_many,
         RequestCode.DELETE_SUBSCRIPTIONGROUP: delete,
-        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: question(all_configs),
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: coalescing_handler(all_configs),
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: config,
         RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: forbidden,
     }
 
 
 def _deletions(context: BrokerContext) -> dict[int, Handler]:
-    """Our own: a group with all that belongs to it, and its progress in one topic."""
+    """Return RayMQ's own commands: delete a whole group, or its progress in one topic."""
     deletion = GroupRemover(context.core, context.groups)
 
     def delete_whole(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
-        group = text(request, "group")
+        group = text_field(request, "group")
         content = yield from deletion.content(group)
         answer = request.response(ResponseCode.SUCCESS, asdict(content))
         if request.fields.get("dry_run"):
@@ -107,8 +110,8 @@ def _deletions(context: BrokerContext) -> dict[int, Handler]:
         return settled()
 
     async def forget_topic(_: ServerConnection, request: Command) -> Command:
-        count = deletion.forget_topic(text(request, "group"), text(request, "topic"))
+        count = deletion.forget_topic(text_field(request, "group"), text_field(request, "topic"))
         await context.settings_durable()
         return request.response(ResponseCode.SUCCESS, {"offsets": count})
 
-    return {RequestCode.DELETE_GROUP: in_steps(delete_whole), RequestCode.FORGET_GROUP_TOPIC: forget_topic}
+    return {RequestCode.DELETE_GROUP: steps_handler(delete_whole), RequestCode.FORGET_GROUP_TOPIC: forget_topic}

@@ -1,4 +1,7 @@
-"""What groups have consumed: progress, time spans, who consumes what, resets and copies."""
+"""Report, reset and copy what groups have consumed.
+
+The commands return progress, time spans and which groups consume which topics.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from collections.abc import Awaitable
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.groups.consumption import ConsumedQueue, Consumption, TimeSpan
+from raymq.actors.broker.core.groups.consume_stats import ConsumeStats, QueueLag, QueueTimeSpan
 from raymq.actors.errors import GroupNotFound, TopicNotFound
-from raymq.actors.filter.subscription import Subscription
+from raymq.actors.filter.tag_expression import Subscription
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.admin import (
+from raymq.actors.wire.headers.admin_headers import (
     CloneGroupOffset,
     GetBrokerConsumeStats,
     GetConsumeStats,
@@ -25,16 +28,16 @@ from raymq.actors.wire.headers.admin import (
     ResetOffset,
 )
 from raymq.actors.wire.server_connection import Handler, ServerConnection
-from raymq.actors.wire.stepwise import question
-from raymq.storage.steps import Steps, mapped
+from raymq.actors.wire.stepwise_handlers import coalescing_handler
+from raymq.storage.cooperative_steps import Steps, map_steps
 
-#: So much is one step of work: groups, and queues of one of them.
+#: The work of one step: so many groups, or queues of one group.
 _GROUPS_AT_ONCE = 20
 _QUEUES_AT_ONCE = 100
 
 
 def subscription_object(subscription: Subscription) -> dict[str, Any]:
-    """A subscription as RocketMQ's object."""
+    """Return a subscription as RocketMQ's object."""
     return {
         "classFilterMode": False,
         "codeSet": [],
@@ -47,12 +50,12 @@ def subscription_object(subscription: Subscription) -> dict[str, Any]:
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
-    """What a broker serves of this family."""
-    consumption = Consumption(context.core, context.groups, context.statistics)
+    """Return the handlers of this family by request code."""
+    consumption = ConsumeStats(context.core, context.groups, context.statistics)
     return {**_progress(context, consumption), **_relations(context, consumption), **_changes(context, consumption)}
 
 
-def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Handler]:
+def _progress(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Handler]:
     core, groups = context.core, context.groups
 
     def of_group(_: ServerConnection, request: Command) -> Steps[Command]:
@@ -61,15 +64,15 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
             return json_body.answer(request, {"consumeTps": 0.0, "offsetTable": {}})
         told, _behind = yield from stats(header.consumer_group, header.topic or None)
         if header.strict and (waits_for := groups.waits_for(header.consumer_group)):
-            told["raymqWaitsFor"] = [json_body.bytes_of(sorted(waits_for))]
+            told["raymqWaitsFor"] = [json_body.json_bytes(sorted(waits_for))]
         group = context.groups.consumer_groups().get(header.consumer_group)
-        told["raymqSubscribed"] = [json_body.bytes_of(None if group is None else sorted(group.subscriptions))]
-        return json_body.answer_of(request, told)
+        told["raymqSubscribed"] = [json_body.json_bytes(None if group is None else sorted(group.subscriptions))]
+        return json_body.object_response(request, told)
 
     def of_broker(_: ServerConnection, request: Command) -> Steps[Command]:
         ordered_only = GetBrokerConsumeStats.read(request).is_order
         pieces, listed = [b"["], list[bytes]()
-        behind = 0
+        lag = 0
         for number, group in enumerate(sorted(core.group_settings.all())):
             if number and number % _GROUPS_AT_ONCE == 0:
                 pieces.append(b"".join(listed))
@@ -83,40 +86,40 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
                             told, behind_here = yield from stats(group, topic)
                             rate, table = map(b"".join, told.values())
                             of_topics.append(b'{"consumeTps":%b,"offsetTable":%b}' % (rate, table))
-                            behind += behind_here
+                            lag += behind_here
             before = b"," if number else b""
-            listed.append(b"%b{%b:[%b]}" % (before, json_body.bytes_of(group), b",".join(of_topics)))
+            listed.append(b"%b{%b:[%b]}" % (before, json_body.json_bytes(group), b",".join(of_topics)))
         members = {
-            "brokerAddr": [json_body.bytes_of(context.status().address)],
+            "brokerAddr": [json_body.json_bytes(context.status().address)],
             "consumeStatsList": [*pieces, *listed, b"]"],
-            "totalDiff": [b"%d" % behind],
+            "totalDiff": [b"%d" % lag],
             "totalInflightDiff": [b"0"],
         }
-        return json_body.answer_of(request, members)
+        return json_body.object_response(request, members)
 
     def stats(group: str, topic: str | None) -> Steps[tuple[dict[str, list[bytes]], int]]:
-        """The members of RocketMQ's object as JSON, and how many messages are behind in all."""
-        table = yield from consumption.reading_progress(group, topic)
+        """Return the members of RocketMQ's object as JSON, and the total lag in messages."""
+        table = yield from consumption.progress_steps(group, topic)
         rate = consumption.messages_per_second(group, sorted({queue.topic for queue in table}))
         objects = ((json_body.queue_key(queue), _progress_object(each)) for queue, each in table.items())
-        offsets = yield from json_body.written(objects, _QUEUES_AT_ONCE)
-        told = {"consumeTps": [json_body.bytes_of(rate)], "offsetTable": offsets}
-        return told, sum(each.behind for each in table.values())
+        offsets = yield from json_body.object_steps(objects, _QUEUES_AT_ONCE)
+        told = {"consumeTps": [json_body.json_bytes(rate)], "offsetTable": offsets}
+        return told, sum(each.lag for each in table.values())
 
     def time_spans(_: ServerConnection, request: Command) -> Steps[Command]:
         header = QueryConsumeTimeSpan.read(request)
-        found = yield from consumption.reading_time_spans(header.group, header.topic)
-        spans = yield from mapped(lambda each: _span_object(*each), found.items(), _QUEUES_AT_ONCE)
+        found = yield from consumption.time_span_steps(header.group, header.topic)
+        spans = yield from map_steps(lambda each: _span_object(*each), found.items(), _QUEUES_AT_ONCE)
         return json_body.answer(request, {"consumeTimeSpanSet": spans})
 
     return {
-        RequestCode.GET_CONSUME_STATS: question(of_group),
-        RequestCode.GET_BROKER_CONSUME_STATS: question(of_broker),
-        RequestCode.QUERY_CONSUME_TIME_SPAN: question(time_spans),
+        RequestCode.GET_CONSUME_STATS: coalescing_handler(of_group),
+        RequestCode.GET_BROKER_CONSUME_STATS: coalescing_handler(of_broker),
+        RequestCode.QUERY_CONSUME_TIME_SPAN: coalescing_handler(time_spans),
     }
 
 
-def _relations(context: BrokerContext, consumption: Consumption) -> dict[int, Handler]:
+def _relations(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Handler]:
     def groups_of(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(
             request, {"groupList": consumption.groups_of(QueryTopicConsumeByWho.read(request).topic)}
@@ -145,11 +148,11 @@ def _relations(context: BrokerContext, consumption: Consumption) -> dict[int, Ha
     }
 
 
-def _changes(context: BrokerContext, consumption: Consumption) -> dict[int, Handler]:
+def _changes(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Handler]:
     def reset(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = ResetOffset.read(request)
         queue_id = header.queue_id if header.queue_id >= 0 else None
-        targets = yield from consumption.resetting(
+        targets = yield from consumption.reset_steps(
             header.group,
             header.topic,
             timestamp_ms=header.timestamp,
@@ -161,17 +164,17 @@ def _changes(context: BrokerContext, consumption: Consumption) -> dict[int, Hand
 
     def clone(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = CloneGroupOffset.read(request)
-        yield from consumption.copying(header.src_group, header.dest_group, header.topic or None)
+        yield from consumption.copy_offsets_steps(header.src_group, header.dest_group, header.topic or None)
         return request.response(ResponseCode.SUCCESS)
 
     return {
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: context.in_order.claim(reset),
-        RequestCode.CLONE_GROUP_OFFSET: context.in_order.release(clone),  # else a group would have half of them
+        RequestCode.CLONE_GROUP_OFFSET: context.in_order.release(clone),  # else a group could get only half of them
     }
 
 
-def _span_object(queue: MessageQueue, span: TimeSpan) -> dict[str, Any]:
-    """RocketMQ's object."""
+def _span_object(queue: MessageQueue, span: QueueTimeSpan) -> dict[str, Any]:
+    """Return RocketMQ's object of one queue's time span."""
     return {
         "consumeTimeStamp": span.consumed_ms,
         "delayTime": span.delay_ms,
@@ -181,8 +184,11 @@ def _span_object(queue: MessageQueue, span: TimeSpan) -> dict[str, Any]:
     }
 
 
-def _progress_object(progress: ConsumedQueue) -> dict[str, Any]:
-    """RocketMQ's object. Its clients take a negative offset for a number, so theirs is at least the minimum."""
+def _progress_object(progress: QueueLag) -> dict[str, Any]:
+    """Return RocketMQ's object of one queue's progress.
+
+    Without a committed offset it has the minimum offset: RocketMQ's clients would treat a negative number as an offset.
+    """
     consumed = progress.min_offset if progress.committed is None else progress.committed
     return {
         "brokerOffset": progress.max_offset,

@@ -1,4 +1,4 @@
-"""Topics: created, changed, listed, deleted."""
+"""Create, change, list and delete topics."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.statistics import MINUTE
-from raymq.actors.broker.core.topics import FILTER_TYPES, TopicChange
+from raymq.actors.broker.core.topic_manager import FILTER_TYPES, TopicChange
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.admin import DeleteTopicInBroker, GetTopicConfig, GetTopicStats, UpdateAndCreateTopic
-from raymq.actors.wire.json_steps import reading_object
+from raymq.actors.wire.headers.admin_headers import (
+    DeleteTopicInBroker,
+    GetTopicConfig,
+    GetTopicStats,
+    UpdateAndCreateTopic,
+)
+from raymq.actors.wire.incremental_json import read_object_steps
 from raymq.actors.wire.server_connection import Handler, ServerConnection
-from raymq.actors.wire.stepwise import question, stepwise
-from raymq.storage.steps import Steps
+from raymq.actors.wire.stepwise_handlers import coalescing_handler, stepwise
+from raymq.storage.cooperative_steps import Steps
 
-#: Topics or groups that one request changes.
+#: How many topics or groups one request may change.
 MAX_LISTED = 10_000
 #: So many settings are written in one step.
 AT_ONCE = 200
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
-    """What a broker serves of this family."""
+    """Return the handlers of this family by request code."""
     return {**_changes(context), **_lists(context)}
 
 
@@ -45,12 +50,12 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, {"created": made})
 
     async def create_many(_: ServerConnection, request: Command) -> Command:
-        told = (await stepwise(reading_object(request.body))).get("topicConfigList")
+        told = (await stepwise(read_object_steps(request.body))).get("topicConfigList")
         if not isinstance(told, list):
             raise InvalidInput("topicConfigList", "a list of topics", told)
         if len(told) > MAX_LISTED:
             raise InvalidInput("topicConfigList", f"at most {MAX_LISTED} topics", len(told))
-        await stepwise(topics.changing(map(_read_change, told)))
+        await stepwise(topics.change_steps(map(_read_change, told)))
         await context.settings_durable()
         await context.announce()
         return request.response(ResponseCode.SUCCESS)
@@ -64,7 +69,7 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     def delete_unused(_: ServerConnection, request: Command) -> Command:
-        """A topic's queues go with it, so there is never anything left to clean."""
+        """Answer only: a topic's queues are deleted with it, so nothing is left to clean."""
         return request.response(ResponseCode.SUCCESS)
 
     return {
@@ -79,10 +84,10 @@ def _lists(context: BrokerContext) -> dict[int, Handler]:
     core = context.core
 
     def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
-        version = json_body.bytes_of(core.store.topic_configs.version.to_json())
+        version = json_body.json_bytes(core.store.topic_configs.version.to_json())
         told = ((name, config.to_json()) for name, config in core.topics.all().items())
-        table = yield from json_body.written(told, AT_ONCE)
-        return json_body.answer_of(request, {"dataVersion": [version], "topicConfigTable": table})
+        table = yield from json_body.object_steps(told, AT_ONCE)
+        return json_body.object_response(request, {"dataVersion": [version], "topicConfigTable": table})
 
     def config(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(request, core.topics.get(GetTopicConfig.read(request).topic).to_json())
@@ -92,7 +97,7 @@ def _lists(context: BrokerContext) -> dict[int, Handler]:
 
     def stats(_: ServerConnection, request: Command) -> Steps[Command]:
         topic = GetTopicStats.read(request).topic
-        ranges = yield from core.reading_ranges(topic)
+        ranges = yield from core.range_steps(topic)
         objects = (
             (
                 json_body.queue_key(MessageQueue(topic, core.name, queue_id)),
@@ -104,16 +109,16 @@ def _lists(context: BrokerContext) -> dict[int, Handler]:
             )
             for queue_id, bounds in ranges.items()
         )
-        table = yield from json_body.written(objects, AT_ONCE)
+        table = yield from json_body.object_steps(objects, AT_ONCE)
         counter = context.statistics.put_of(topic)
         rate = counter.sums(context.statistics.clock(), MINUTE).messages_per_second if counter else 0.0
-        return json_body.answer_of(request, {"offsetTable": table, "topicPutTps": [json_body.bytes_of(rate)]})
+        return json_body.object_response(request, {"offsetTable": table, "topicPutTps": [json_body.json_bytes(rate)]})
 
     return {
-        RequestCode.GET_ALL_TOPIC_CONFIG: question(all_configs),
+        RequestCode.GET_ALL_TOPIC_CONFIG: coalescing_handler(all_configs),
         RequestCode.GET_TOPIC_CONFIG: config,
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: system,
-        RequestCode.GET_TOPIC_STATS_INFO: question(stats),
+        RequestCode.GET_TOPIC_STATS_INFO: coalescing_handler(stats),
     }
 
 
@@ -138,7 +143,7 @@ def _read_change(told: Any) -> TopicChange:
     if not isinstance(attributes, Mapping):
         raise InvalidInput("attributes", "a JSON object", attributes)
     return TopicChange(
-        json_body.text_in(told, "topicName"),
+        json_body.require_text(told, "topicName"),
         _number(told, "readQueueNums", 16),
         _number(told, "writeQueueNums", 16),
         _number(told, "perm", 6),

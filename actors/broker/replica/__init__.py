@@ -1,14 +1,17 @@
-"""A broker of a group with more than one copy: one process that is replica or master, as the register says.
+"""Run a broker of a group with replicas: one process that is replica or master.
+
+The keepers' register decides the role.
 
 What is in it, in the order to read it:
-    process: what such a process is at a moment. service: its roles and the change between them; claiming: its
-    claim; listening: its sockets; replica_file: what it remembers of itself; thread_calls: what an office may leave
-    behind; following_duties: what a replica does every few seconds.
-    stream: a replica's part of the stream, on its disk. follower: its connection to the master.
-    office: the time as master: lease, in-sync set, what is confirmed. settled: who waits for that. gate: which commands
-    are refused, and which are answered only when what they changed is confirmed. place, replicated_context: what
-    its service gets of all that.
-    shipping: the master's end of the replicas' connections. frame_stream: frames on a socket, both ends.
-    told: what it answers to SEAL, REPLICA_STATUS and RocketMQ's questions; refusing: what a replica answers to all
-    else; registering: how name servers know it.
+    replica_process: the state of such a process. service: its roles and the change between them.
+    replica_claimer: its claim. broker_sockets: its sockets. replica_file: its persistent metadata.
+    tracked_executor: tracks calls that may outlive a leadership. follower_tasks: periodic tasks of a replica.
+    replica_stream: a replica's part of the stream, on disk. replica_connection: its connection to the master.
+    leadership: the broker as master: lease, in-sync set, high watermark. pending_acks: requests that wait for it.
+    leader_guard: refuses commands, or delays answers until their changes are confirmed.
+    leader_context, replicated_context: what the master's service and its handlers get of all that.
+    replication_server: the master's side of the replicas' connections. frame_stream: frames on a socket, both sides.
+    replica_status: answers SEAL, REPLICA_STATUS and RocketMQ's status requests.
+    not_master_handlers: a replica's answers to all other requests.
+    replica_registration: a replica's registration with the name servers.
 """

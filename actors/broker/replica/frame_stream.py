@@ -1,4 +1,7 @@
-"""Replication frames on a socket: received in place, sent as they lie. One for each end of a connection."""
+"""Receive and send replication frames on a socket, without copying long bodies.
+
+Each end of a connection has one `FrameStream`.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,26 @@ import socket
 from collections.abc import Callable
 from typing import Final, cast
 
-from raymq.actors.broker.replication.frames import HEAD_BYTES, FrameHead, ReplicationFrame, check_body, read_head
+from raymq.actors.broker.replication.replication_frames import (
+    HEAD_BYTES,
+    FrameHead,
+    ReplicationFrame,
+    check_body,
+    read_head,
+)
 from raymq.actors.errors import RayMQError
-from raymq.actors.wire.same_host import end_pacing
+from raymq.actors.wire.tcp_pacing import disable_tcp_pacing
 
-#: What is received goes into a buffer of this size, which grows with a frame that is longer, as its bytes come; once it
-#: has doubled a chunk of the log fits.
+#: The first size of the receive buffer. It grows with the bytes of a longer frame that have arrived; a buffer
+#: doubled once holds a chunk of the log.
 _BUFFER_BYTES: Final = 544 << 10
-#: So much is read at once where no long frame is being received: what is left over of it is moved.
+#: The most bytes read at once outside a long frame: an incomplete rest has to be moved.
 _READ_BYTES: Final = 64 << 10
-#: A body up to this size is copied behind its head: one call of the system, and one waking of the other end.
+#: A body up to this size is copied behind its head: one system call, and one wake-up of the other end.
 _JOINED_BYTES: Final = 16 << 10
-#: So much may be unsent before nothing more is made to be sent, in bytes.
+#: With more unsent bytes than this, no further frames are produced.
 _UNSENT_BYTES: Final = 1 << 20
-#: How much the system may hold of what is under way, each way; it takes less where it is told to.
+#: The system's socket buffers, each way; the system may be configured to use less.
 _SOCKET_BYTES: Final = 4 << 20
 
 _log = logging.getLogger(__name__)
@@ -31,10 +40,11 @@ class FrameStream(asyncio.BufferedProtocol):
     """One connection. Used on its event loop only.
 
     Args:
-        on_frame: called with each frame; its body is valid during the call only. What it raises ends the connection.
-        on_lost: called once when the connection is gone, with why.
-        on_made: called when it is there.
-        on_room: called when there is room for more to be sent again.
+        on_frame: called with each frame; its body is valid during the call only. An error that it raises ends the
+            connection.
+        on_lost: called once with the reason when the connection has ended.
+        on_made: called when the connection is made.
+        on_room: called when there is room to send more again.
     """
 
     def __init__(
@@ -55,19 +65,22 @@ class FrameStream(asyncio.BufferedProtocol):
         self._head: FrameHead | None = None
         self._reason = ""
         self._paused = False
-        #: Whether there is room for more to be sent.
+        #: Whether there is room to send more.
         self.has_room = False
-        #: When something was received last.
-        self.heard_at = 0.0
+        #: When bytes were last received.
+        self.received_at = 0.0
         self.peer = ""
 
     @property
     def is_open(self) -> bool:
-        """Whether frames still come and go."""
+        """Return True while frames can be sent and received."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, frame: ReplicationFrame) -> None:
-        """Send it; nothing happens once the connection is gone. The body must not change until it is sent."""
+        """Send a frame, or do nothing if the connection has ended.
+
+        The body must not change until it is sent.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -78,27 +91,27 @@ class FrameStream(asyncio.BufferedProtocol):
             transport.write(frame.encode())
 
     def close(self, reason: str = "") -> None:
-        """Send what is to be sent, and receive nothing any more."""
+        """Send what is buffered, and receive nothing any more."""
         self._reason = self._reason or reason
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, reason: str = "") -> None:
-        """End it now."""
+        """End the connection now."""
         self._reason = self._reason or reason
         if self._transport is not None:
             self._transport.abort()
 
     def pause(self) -> None:
-        """Hand over no more frames until `go_on`."""
+        """Deliver no more frames until `resume`."""
         self._paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
-    def go_on(self) -> None:
-        """Hand over what has come, and go on."""
+    def resume(self) -> None:
+        """Deliver the frames that have arrived, and continue reading."""
         self._paused = False
-        self.heard_at = asyncio.get_running_loop().time()
+        self.received_at = asyncio.get_running_loop().time()
         self._hand_over()
         if self.is_open and not self._paused and self._transport is not None and not self._transport.is_reading():
             self._transport.resume_reading()
@@ -108,12 +121,12 @@ class FrameStream(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES, low=_UNSENT_BYTES // 4)
         own = transport.get_extra_info("socket")
         if own is not None:
-            end_pacing(own)
+            disable_tcp_pacing(own)
             for which in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 own.setsockopt(socket.SOL_SOCKET, which, _SOCKET_BYTES)
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         self.peer = f"{host}:{port}"
-        self.heard_at = asyncio.get_running_loop().time()
+        self.received_at = asyncio.get_running_loop().time()
         self.has_room = True
         self._on_made()
 
@@ -130,12 +143,12 @@ class FrameStream(asyncio.BufferedProtocol):
         self._on_room()
 
     def get_buffer(self, _: int) -> memoryview:
-        # Of a long frame just the rest, and the head behind it.
+        # Of a long frame read only the rest, and the next head.
         end = max(_READ_BYTES, HEAD_BYTES if self._head is None else self._head.body_bytes + HEAD_BYTES)
         return self._buffer[self._filled : end if end > self._filled else None]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
+        self.received_at = asyncio.get_running_loop().time()
         self._filled += nbytes
         if not self._paused:
             self._hand_over()
@@ -155,7 +168,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._keep(used)
 
     def _serve(self) -> int:
-        """Hand over the frames that are whole; how many bytes of the buffer are done with."""
+        """Deliver the complete frames; return how many bytes of the buffer are consumed."""
         at = 0
         while self.is_open and not self._paused:
             head = self._head
@@ -174,7 +187,7 @@ class FrameStream(asyncio.BufferedProtocol):
         return at
 
     def _keep(self, used: int) -> None:
-        """Bring what is left to the buffer's beginning, and make room for the rest of a long frame."""
+        """Move the incomplete rest to the buffer's beginning; grow it for a long frame."""
         rest = self._filled - used
         if rest == 0:
             self._filled = 0
@@ -182,7 +195,7 @@ class FrameStream(asyncio.BufferedProtocol):
         needed = HEAD_BYTES if self._head is None else self._head.body_bytes + HEAD_BYTES
         size = len(self._buffer)
         if needed > size and rest == size:
-            # Twice as much as has come: who announces much and sends little has taken little.
+            # Twice what has arrived: a peer that announces much and sends little costs little memory.
             grown = memoryview(bytearray(min(needed, 2 * size)))
             grown[:rest] = self._buffer[used : self._filled]
             self._buffer = grown

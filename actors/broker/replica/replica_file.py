@@ -1,4 +1,4 @@
-"""What a replica remembers of itself: `raymq/replica.json`, which is never shipped to others.
+"""Store a replica's own metadata in `raymq/replica.json`; it is never shipped.
 
 {"identity": "5f..", "nonces": ["91.."], "sealed": 8, "port": 10912, "boot": "e1..", "stopped": false,
 "tailLost": false, "wiping": null, "flushes": true}
@@ -13,34 +13,34 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from raymq.storage.emergency_cleaner import releasable_disk_reserve
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files import fileutil, json_file
-from raymq.storage.making_room import ballast_at_hand
 
-#: More starts than this in a row that could not be registered: the oldest nonces are forgotten.
-_MOST_NONCES: Final = 1_000
+#: After more unregistered starts than this in a row the oldest nonces are dropped.
+_MAX_NONCES: Final = 1_000
 _REMEDY: Final = "take the directory out of the group and let the replica begin with an empty one"
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaMemory:
-    """What is remembered.
+class ReplicaMetadata:
+    """The persistent metadata of a replica.
 
     Attributes:
-        identity: the random text that the directory was made with.
+        identity: the random text with which the directory was created.
         nonces: of the starts that may be registered.
-        sealed: it follows no master of an epoch before this one any more.
+        fenced: the replica follows no master of an epoch before this one any more ("sealed" in the file).
         port: where replicas connect to it if it is master; 0: none was chosen yet.
-        boot: the machine's start in which it ran last.
-        stopped: it was stopped properly, with all on disk.
-        tail_lost: what it had when it was in sync last may be gone.
-        wiping: its log is being replaced by an empty one that begins there; None: it is not.
-        flushes: it acknowledges what is on disk, as it ran last; None: RayMQ 0.1 did not say.
+        boot: the boot id of the machine when the replica last ran.
+        stopped: it was stopped properly, with all data on disk.
+        tail_lost: data that it had when it was last in sync may be lost.
+        wiping: its log is being replaced by an empty one that begins at this offset; None: it is not.
+        flushes: in its last run it acknowledged only data on disk; None: RayMQ 0.1 did not store it.
     """
 
     identity: str = field(default_factory=lambda: secrets.token_hex(16))
     nonces: tuple[str, ...] = ()
-    sealed: int = 0
+    fenced: int = 0
     port: int = 0
     boot: str = ""
     stopped: bool = True
@@ -50,17 +50,19 @@ class ReplicaMemory:
 
 
 class ReplicaFile:
-    """The file of one directory; what is changed is on disk when the call returns. Any thread.
+    """The file of one directory, usable from any thread.
+
+    A change is on disk when the call returns.
 
     Attributes:
-        now: what it says.
+        now: the current content.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Read it, or begin one.
+        """Read the file, or create one.
 
         Raises:
-            StoreCorrupt: it cannot be read. StoreFull, StoreBusy, StoreFailed: it cannot be read or begun now.
+            StoreCorrupt: it cannot be read. StoreFull, StoreBusy, StoreFailed: it cannot be read or created now.
         """
         self._directory = directory
         self._path = directory / "raymq" / "replica.json"
@@ -69,13 +71,16 @@ class ReplicaFile:
             self.now = _memory(json.loads(fileutil.read_whole(self._path)))
         except FileNotFoundError:
             fileutil.make_folder(self._path.parent)
-            self.now = ReplicaMemory()
+            self.now = ReplicaMetadata()
             self._save(self.now)
-        except json_file.ANOTHER_FORM as error:
+        except json_file.DECODE_ERRORS as error:
             raise StoreCorrupt(str(self._path), 0, f"not readable: {error}", remedy=_REMEDY) from error
 
     def change(self, **changes: Any) -> None:
-        """Change some of it; StoreFull, StoreFailed: unchanged here, and on disk perhaps."""
+        """Change some fields durably.
+
+        Raise StoreFull or StoreFailed if that fails: `now` is then unchanged, but the file may have changed.
+        """
         with self._changing:
             changed = replace(self.now, **changes)
             if changed != self.now:
@@ -83,31 +88,31 @@ class ReplicaFile:
                 self.now = changed
 
     def add_nonce(self, nonce: str) -> tuple[str, ...]:
-        """Another start begins; the nonces of those before."""
+        """Add the nonce of another start; return the nonces before it."""
         before = self.now.nonces
-        self.change(nonces=(*before, nonce)[-_MOST_NONCES:])
+        self.change(nonces=(*before, nonce)[-_MAX_NONCES:])
         return before
 
-    def _save(self, memory: ReplicaMemory) -> None:
+    def _save(self, metadata: ReplicaMetadata) -> None:
         told = {
-            "identity": memory.identity,
-            "nonces": list(memory.nonces),
-            "sealed": memory.sealed,
-            "port": memory.port,
-            "boot": memory.boot,
-            "stopped": memory.stopped,
-            "tailLost": memory.tail_lost,
-            "wiping": memory.wiping,
-            "flushes": memory.flushes,
+            "identity": metadata.identity,
+            "nonces": list(metadata.nonces),
+            "sealed": metadata.fenced,
+            "port": metadata.port,
+            "boot": metadata.boot,
+            "stopped": metadata.stopped,
+            "tailLost": metadata.tail_lost,
+            "wiping": metadata.wiping,
+            "flushes": metadata.flushes,
         }
-        # Without the `.bak` of other files: what an older one says of seals and nonces may not be believed.
-        with ballast_at_hand(self._directory):  # nobody starts without it, nor is sealed, and so elected
+        # Without the `.bak` of other files: an older file's fenced epoch and nonces must not be used.
+        with releasable_disk_reserve(self._directory):  # needed for starts and fencing, and so for elections
             fileutil.replace(self._path, json.dumps(told).encode())
 
 
-def _memory(raw: Any) -> ReplicaMemory:
+def _memory(raw: Any) -> ReplicaMetadata:
     wiping, flushes = raw["wiping"], raw.get("flushes")
-    memory = ReplicaMemory(
+    metadata = ReplicaMetadata(
         str(raw["identity"]),
         tuple(str(each) for each in raw["nonces"]),
         int(raw["sealed"]),
@@ -118,6 +123,6 @@ def _memory(raw: Any) -> ReplicaMemory:
         None if wiping is None else int(wiping),
         None if flushes is None else bool(flushes),
     )
-    if not memory.identity or memory.sealed < 0 or not 0 <= memory.port < 1 << 16:
+    if not metadata.identity or metadata.fenced < 0 or not 0 <= metadata.port < 1 << 16:
         raise ValueError("no replica's memory")
-    return memory
+    return metadata

@@ -1,41 +1,44 @@
-"""What the commands of a master of several copies work on."""
+"""Define what the commands of a master with replicas work on."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from raymq.actors.broker.context import BrokerContext, Copies
-from raymq.actors.broker.core.appending.append_under_way import AppendUnderWay
-from raymq.actors.broker.replica.office import Office
+from raymq.actors.broker.context import BrokerContext, ReplicaAcks
+from raymq.actors.broker.core.appending.append_scope import AppendScope
+from raymq.actors.broker.replica.leadership import Leadership
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.frame import Command
 
 
 @dataclass(slots=True)
 class ReplicatedContext(BrokerContext):
-    """As that of a broker of one copy, but that an append is answered by what its replicas say, nothing between."""
+    """A broker's context in which only the replicas' acknowledgements decide the answer to an append.
 
-    office: Office = field(kw_only=True)
+    No other wait lies between an acknowledgement and the answer.
+    """
+
+    leadership: Leadership = field(kw_only=True)
 
     def append(self, size: int, store: Callable[[], Callable[[SendStatus], Command]]) -> Command | Awaitable[Command]:
-        """As `BrokerContext.append`."""
-        office = self.office
-        if not office.answers_directly:
+        """Append as `BrokerContext.append` does."""
+        leadership = self.leadership
+        if not leadership.acks_without_flush:
             return BrokerContext.append(self, size, store)
         known = self.core.store.topic_configs.version
-        with AppendUnderWay(self.door, size) as under_way:
+        with AppendScope(self.append_admission, size) as under_way:
             make = store()
             if self.core.store.topic_configs.version is not known:
-                settled = self.when_settled(make, new_topic=True)
+                settled = self.when_durable(make, new_topic=True)
                 assert not isinstance(settled, Command)
-                answer = office.going_on(settled)
+                answer = leadership.shield_answer(settled)
             else:
-                answer = office.answer(make)
-            leave = under_way.stay()
+                answer = leadership.answer(make)
+            leave = under_way.extend()
             answer.add_done_callback(lambda _: leave())
         return answer
 
-    def copies(self) -> Copies | None:
-        """As `BrokerContext.copies`."""
-        return self.office if self.office.answers_directly else None
+    def replica_acks(self) -> ReplicaAcks | None:
+        """Return the replicas' acknowledgements as `BrokerContext.replica_acks` does."""
+        return self.leadership if self.leadership.acks_without_flush else None

@@ -1,21 +1,23 @@
-"""Replication's decisions: one stream from a master to its replicas, what of it is confirmed, and who is master next.
+"""Make the decisions of replication: the stream, its confirmed part, and elections.
 
-Nothing here knows a socket, a file but the epochs', or Ray: the shells around it do what these classes say.
+One stream goes from a master to its replicas. The classes use neither sockets nor Ray, and no files except that of the
+epochs: the callers around them carry out what the classes decide.
 
 What is in it, in the order to read it:
-    positions: how far a broker is in the stream. epoch_map: which part was made in which epoch; epoch_file: on disk, as
-    RocketMQ has it; kept_epochs: both, of an open broker. state_stream: the numbered frames of all state beside
-    the log.
-    reconciling: the three answers to a replica that connects.
-    in_sync: who has to have a message before it is confirmed; acknowledging: when it may be acknowledged.
-    claims: a broker's start in the register; election: who becomes master.
-    frames: the connection's frames; frame_bodies: what is in them. feeding: the master's end of a connection;
-    following: the replica's.
+    stream_position: how far a broker is in the stream.
+    epoch_map: which part of the stream was made in which epoch. epoch_file: the epochs on disk, in RocketMQ's format.
+    epoch_file_cache: map and file of an open broker.
+    state_stream: the numbered changes of all state beside the log.
+    reconciliation: the three answers to a replica that connects.
+    in_sync_set: which replicas must have a message before it is confirmed. ack_rule: when it may be acknowledged.
+    replica_claims: a broker's start in the register. election: which replica becomes master.
+    replication_frames: the connection's frames. frame_bodies: the encoding of their bodies.
+    replication_sender: the master's side of a connection. replication_receiver: the replica's side.
 
-The way of a message:
-    acknowledging refuses it, or the master appends it: log bytes, and state frames with the log's end at that moment;
-    feeding ships both in that order, with CRCs, the master's epoch, and what is confirmed so far;
-    following says what each frame asks for; the replica writes it and acknowledges its position;
-    in_sync makes the smallest position of all members the confirmed one, and consumers see up to there;
-    acknowledging looks once more, at the lease too, and the sender gets its answer.
+The path of a message:
+    ack_rule refuses it, or the master appends it: log bytes, and state changes with the log's end at that moment;
+    replication_sender ships both in that order, with CRCs, the master's epoch, and the confirmed position so far;
+    replication_receiver decides what each frame requires; the replica writes it and acknowledges its position;
+    in_sync_set confirms the smallest position of all members, the high watermark, and consumers see messages up to it;
+    ack_rule checks once more, also the lease, and the sender gets its answer.
 """

@@ -1,11 +1,13 @@
-"""Who becomes master. Decided from what replicas say after they were sealed, never from heartbeats.
+"""Elect a master from what replicas report after they were fenced.
 
-1. The coordinator has the register say "electing, epoch e": only now nothing of the former epoch can change there.
-2. It seals every replica that it reaches: from then on that one refuses the stream of every master before e, durably,
-   and says what it has on its disk.
-3. `choose`: of the members in sync that surely have all they had, the one with the largest (epoch, end), then the
-   lowest priority number.
-4. The register gets the winner as master of epoch e, with those in sync that have exactly the same.
+Heartbeats are never used.
+
+1. The coordinator sets the register to "electing, epoch e": from then on nothing of the former epoch can change there.
+2. It fences (seals) every replica that it reaches: from then on that replica durably refuses the stream of every master
+   before e. The replica reports what it has on its disk.
+3. `choose_master`: of the in-sync members that surely have all they had, the one with the largest (epoch, end), then
+   the lowest priority number.
+4. The register gets the winner as master of epoch e, with those in sync that have exactly the same stream.
 
 The winner keeps all that it has and confirms it in its epoch: the former master may have acknowledged it, as this
 member had it.
@@ -18,34 +20,34 @@ from dataclasses import dataclass
 from typing import Final
 
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.keeper.group_state import GroupState
 
-#: The priority of a replica for which none is set; lower numbers come first.
+#: The priority of a replica without a setting; lower numbers come first.
 DEFAULT_PRIORITY: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class SealedState:
-    """What a replica says of itself after it was sealed, read from its disk.
+class FencedState:
+    """The state that a replica reports after it was fenced, read from its disk.
 
     Attributes:
-        replica, identity, nonce: who it is; another directory's or process's answer does not count.
-        sealed: the epoch below which it accepts no master any more.
-        epoch: the one that its stream ends in (`StreamExtent.epoch`).
+        replica, identity, nonce: identify it; an answer of another directory or process does not count.
+        fenced: the epoch below which it accepts no master any more.
+        epoch: the one in which its stream ends (`StreamExtent.epoch`).
         end: where its stream ends.
-        tail_lost: since it was last in sync it has stopped so that its tail may be gone: its machine went down without
+        tail_lost: since it was last in sync it has stopped so that its tail may be lost: its machine went down without
             a clean stop, and it does not flush before it acknowledges.
         healthy: its disk takes writes.
         priority: lower numbers become master first.
-        reaches_keepers: it has read the register lately. One that does not could not hold a lease, and would be elected
-            again and again.
+        reaches_keepers: it has read the register lately. A replica that does not could not hold a lease, and would be
+            elected again and again.
     """
 
     replica: int
     identity: str
     nonce: str
-    sealed: int
+    fenced: int
     epoch: int
     end: StreamPosition
     tail_lost: bool = False
@@ -56,9 +58,9 @@ class SealedState:
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """Who becomes master, and who is in sync with it from the beginning.
+    """The replica that becomes master, and the in-sync set at the beginning of its epoch.
 
-    `warning`: what may be lost by this choice, for the operator; empty: nothing.
+    `warning` states which data may be lost by this choice, for the operator; empty: none.
     """
 
     replica: int
@@ -67,33 +69,33 @@ class Winner:
 
     @property
     def may_lack(self) -> bool:
-        """Whether it may not have all that was confirmed: what readers have seen may be lost."""
+        """Return True if the winner may lack confirmed messages, which readers may have seen."""
         return bool(self.warning)
 
 
 @dataclass(frozen=True, slots=True)
 class NoWinner:
-    """Nobody can become master now; `reason` says what is waited for."""
+    """The result that no replica can become master now; `reason` states why."""
 
     reason: str
 
 
-def choose(
-    state: GroupState, answers: Mapping[int, SealedState], *, designated: int | None = None, unclean: bool = False
+def choose_master(
+    state: GroupState, answers: Mapping[int, FencedState], *, designated: int | None = None, unclean: bool = False
 ) -> Winner | NoWinner:
-    """The winner of the election that the register's `state` (without a master) stands for.
+    """Return the winner of the election in the register's `state`, which has no master.
 
     Args:
-        answers: what the replicas that were reached said in this election.
-        designated: the operator wants this one, if it may be.
-        unclean: the operator takes the loss of what nobody who was reached has.
+        answers: what the reached replicas reported in this election.
+        designated: the operator prefers this one, if it may become master.
+        unclean: the operator accepts the loss of data that none of the reached replicas has.
     """
     valid = {number: answer for number, answer in answers.items() if _counts(state, number, answer)}
     intact = {number: each for number, each in valid.items() if number in state.in_sync and not each.tail_lost}
     warning = ""
     candidates = intact
     if not candidates and state.replicas.keys() == valid.keys():
-        # Nobody else can have more: what the longest one has is all that there is.
+        # No other replica can have more: the longest log contains all that exists.
         candidates = valid
         warning = "every replica in sync may have lost its tail: the longest log of all replicas was taken"
     if not candidates and unclean:
@@ -117,23 +119,24 @@ def choose(
 
 
 def first_entry(epochs: EpochMap, epoch: int, begin: StreamPosition, end: StreamPosition) -> EpochStart:
-    """The entry with which a new master begins its epoch: at its end, with its tail kept.
+    """Return the entry with which a new master begins its epoch.
 
-    A store that never had an epoch has all it has in its first one. The map is clamped to the end before.
+    The epoch begins at the master's end, and the tail is kept. In a store without epochs the first epoch includes all
+    its data. The map is clamped to the end before.
     """
     return EpochStart(epoch, end if len(epochs) else begin)
 
 
-def _counts(state: GroupState, number: int, answer: SealedState) -> bool:
+def _counts(state: GroupState, number: int, answer: FencedState) -> bool:
     record = state.replicas.get(number)
     return (
         record is not None
         and answer.replica == number
         and (answer.identity, answer.nonce) == (record.identity, record.nonce)
-        and answer.sealed == state.epoch
+        and answer.fenced == state.epoch
         and answer.healthy
     )
 
 
-def _rank(answer: SealedState) -> tuple[int, int, int, int, int]:
+def _rank(answer: FencedState) -> tuple[int, int, int, int, int]:
     return -answer.epoch, -answer.end.offset, -answer.end.sequence, answer.priority, answer.replica

@@ -1,8 +1,8 @@
-"""The epochs of one broker on disk: RocketMQ's file, and beside it the state sequences at which they begin.
+"""Store the epochs of one broker in RocketMQ's file and a file of state sequences.
 
-Where the file of the sequences is behind or lost, an epoch is taken to begin at the sequence of the one before, or 0,
-which only ever makes a returning broker cut more of its state than it had to. The form of both is in
-`storage.tables.epoch_starts`.
+The second file has the state sequences at which the epochs begin. If it is behind or lost, an epoch is taken to begin
+at the sequence of the one before, or 0. A returning broker then at worst cuts more of its state than necessary. The
+format of both files is in `storage.tables.epoch_starts`.
 """
 
 from __future__ import annotations
@@ -10,38 +10,47 @@ from __future__ import annotations
 from pathlib import Path
 
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.tables import epoch_starts
+from raymq.storage.tables import leader_epoch_checkpoint
 
 
 class EpochFile:
-    """The two files of one directory. Saving blocks until they are on disk; one thread."""
+    """The two files of one directory.
+
+    They are used by one thread. Saving blocks until they are on disk.
+    """
 
     def __init__(self, path: Path, own: Path) -> None:
-        """`path`: RocketMQ's file. `own`: ours beside it, with the state sequences."""
+        """Create the files' object.
+
+        `path` is RocketMQ's file, `own` is RayMQ's file beside it with the state sequences.
+        """
         self._path = path
         self._own = own
 
     def load(self) -> EpochMap:
-        """The epochs, none if there is no file.
+        """Return the epochs; none if there is no file.
 
         Raises:
-            StoreCorrupt: neither a file nor its `.bak` is whole.
+            StoreCorrupt: neither a file nor its `.bak` is complete.
             StoreBusy, StoreFailed: they cannot be read (now).
         """
-        sequences = dict(epoch_starts.load(self._own))
+        sequences = dict(leader_epoch_checkpoint.load(self._own))
         made = EpochMap()
         sequence = 0
-        for epoch, offset in epoch_starts.load(self._path):
+        for epoch, offset in leader_epoch_checkpoint.load(self._path):
             sequence = max(sequence, sequences.get(epoch, 0))
             try:
                 made.append(EpochStart(epoch, StreamPosition(offset, sequence)))
             except ValueError as error:
-                raise StoreCorrupt(str(self._path), 0, str(error), remedy=epoch_starts.REMEDY) from error
+                raise StoreCorrupt(str(self._path), 0, str(error), remedy=leader_epoch_checkpoint.REMEDY) from error
         return made
 
     def save(self, epochs: EpochMap) -> None:
-        """Write both, ours first; StoreFull, StoreFailed: what was there stays, for one of them or both."""
-        epoch_starts.save(self._own, ((entry.epoch, entry.start.sequence) for entry in epochs))
-        epoch_starts.save(self._path, ((entry.epoch, entry.start.offset) for entry in epochs))
+        """Write both files, RayMQ's first.
+
+        Raise StoreFull or StoreFailed if one or both files keep their old content.
+        """
+        leader_epoch_checkpoint.save(self._own, ((entry.epoch, entry.start.sequence) for entry in epochs))
+        leader_epoch_checkpoint.save(self._path, ((entry.epoch, entry.start.offset) for entry in epochs))

@@ -1,4 +1,4 @@
-"""What stands in the bodies of frames: who a replica is, epochs, and state frames.
+"""Encode and decode the bodies of frames: HELLO, epochs and state changes.
 
     HELLO     count of texts u1 | (length u1 | UTF-8)* : cluster, group, replica, identity, nonce, credential, and
               to a master that speaks version 2 (`wire.own_protocol`): format, release
@@ -10,7 +10,7 @@
     STATE     (payload length u4 | log offset i8 | payload)*
     epochs    (epoch u4 | offset i8 | sequence i8)*
 
-Counts follow from lengths; nothing is read that is not there. Whatever is of another form is ProtocolError.
+Counts follow from lengths, and nothing is read beyond the body. A body of another form raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ from dataclasses import dataclass
 from typing import Final
 
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
-from raymq.actors.broker.replication.frames import Buffer, ReplicationFrame
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.replication_frames import Buffer, ReplicationFrame
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.storage.errors import InvalidInput
-from raymq.storage.state.changes import StateChange
-from raymq.storage.tables.epoch_starts import MOST_EPOCHS
+from raymq.storage.state.state_changes import StateChange
+from raymq.storage.tables.leader_epoch_checkpoint import MAX_EPOCHS
 
 _EPOCH: Final = struct.Struct(">Iqq")
 _POSITION: Final = struct.Struct(">qq")
 _NUMBER: Final = struct.Struct(">I")
 _STATE: Final = struct.Struct(">Iq")
-#: How many texts a HELLO has that tells no format, and one that does. What a later version adds is passed over.
+#: How many texts a HELLO has without a format, and with one. Texts added by later versions are skipped.
 _TEXTS: Final = 6
 _TEXTS_WITH_FORMAT: Final = 8
-_MOST_TEXTS: Final = 32
-_MOST_TEXT: Final = 255
+_MAX_TEXTS: Final = 32
+_MAX_TEXT: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who a replica is, and what it has; its end is the frame's position.
+    """The identity of a replica, and the part of the stream that it has.
+
+    Its end is the frame's position.
 
     Attributes:
-        credential: what the cluster lets it in by; empty where access control is off.
-        known_format: the newest format of a directory that its RayMQ knows (`storage.directory_format`); None: that is
-            not told, as RayMQ did before masters understood it.
-        release: the version of its RayMQ; empty: it is not told.
+        credential: admits it to the cluster; empty if access control is off.
+        known_format: the newest directory format that its RayMQ supports (`storage.directory_format`); None: not sent,
+            as by RayMQ before masters read it.
+        release: the version of its RayMQ; empty: not sent.
     """
 
     cluster: str
@@ -62,23 +64,23 @@ class Hello:
     release: str = ""
 
     def encode(self) -> bytes:
-        """The body; InvalidInput: a text is too long."""
+        """Return the body. Raise InvalidInput if a text is too long."""
         texts = [self.cluster, self.group, str(self.replica), self.identity, self.nonce, self.credential]
         if self.known_format is not None:
             texts += [str(self.known_format), self.release]
         parts = [bytes([len(texts)])]
         for text in texts:
             encoded = text.encode()
-            if len(encoded) > _MOST_TEXT:
-                raise InvalidInput("hello", f"texts of at most {_MOST_TEXT} B", text)
+            if len(encoded) > _MAX_TEXT:
+                raise InvalidInput("hello", f"texts of at most {_MAX_TEXT} B", text)
             parts += [bytes([len(encoded)]), encoded]
         return b"".join((*parts, _POSITION.pack(*self.begin), encode_epochs(self.epochs)))
 
 
 def read_hello(body: Buffer) -> Hello:
-    """The body of a HELLO; ProtocolError."""
+    """Decode the body of a HELLO. Raise ProtocolError if it is invalid."""
     view = memoryview(body)
-    if not view or not (view[0] == _TEXTS or _TEXTS_WITH_FORMAT <= view[0] <= _MOST_TEXTS):
+    if not view or not (view[0] == _TEXTS or _TEXTS_WITH_FORMAT <= view[0] <= _MAX_TEXTS):
         raise ProtocolError("a HELLO of another form")
     at = 1
     texts = []
@@ -106,18 +108,21 @@ def read_hello(body: Buffer) -> Hello:
 
 
 def _number_of(written: str) -> int:
-    """A whole number from its digits; -1: it is none."""
+    """Return the whole number of a text of digits, or -1."""
     return int(written) if written.isascii() and written.isdigit() and len(written) < 12 else -1
 
 
 def encode_epochs(epochs: Iterable[EpochStart]) -> bytes:
-    """Epochs, the latest `MOST_EPOCHS` of them at most: an `EpochMap` has no more."""
+    """Encode epochs, at most the latest `MAX_EPOCHS`: an `EpochMap` has no more."""
     return b"".join(_EPOCH.pack(entry.epoch, *entry.start) for entry in epochs)
 
 
 def read_epochs(body: Buffer) -> EpochMap:
-    """The epochs; ProtocolError: not whole, too many, or not rising."""
-    if len(body) % _EPOCH.size or len(body) > MOST_EPOCHS * _EPOCH.size:
+    """Decode epochs.
+
+    Raise ProtocolError if they are incomplete, too many, or not rising.
+    """
+    if len(body) % _EPOCH.size or len(body) > MAX_EPOCHS * _EPOCH.size:
         raise ProtocolError(f"{len(body)} B are no epochs")
     try:
         return EpochMap(
@@ -129,12 +134,15 @@ def read_epochs(body: Buffer) -> EpochMap:
 
 
 def encode_snapshot(epochs: Iterable[EpochStart], *, keeps_log: bool) -> bytes:
-    """The body of a SNAPSHOT."""
+    """Return the body of a SNAPSHOT."""
     return bytes([keeps_log]) + encode_epochs(epochs)
 
 
 def read_snapshot(body: Buffer) -> tuple[EpochMap, bool]:
-    """The epochs of a SNAPSHOT, and whether the log before its place stays; ProtocolError."""
+    """Decode a SNAPSHOT: its epochs, and whether the log before its position stays.
+
+    Raise ProtocolError if it is invalid.
+    """
     view = memoryview(body)
     if not view or view[0] > 1:
         raise ProtocolError("a SNAPSHOT of another form")
@@ -142,7 +150,7 @@ def read_snapshot(body: Buffer) -> tuple[EpochMap, bool]:
 
 
 def read_epoch(body: Buffer) -> EpochStart:
-    """The one epoch of an EPOCH; ProtocolError."""
+    """Decode the one epoch of an EPOCH. Raise ProtocolError if it is invalid."""
     epochs = read_epochs(body)
     if len(epochs) != 1 or epochs.last is None:
         raise ProtocolError(f"an EPOCH of {len(epochs)} epochs")
@@ -150,19 +158,19 @@ def read_epoch(body: Buffer) -> EpochStart:
 
 
 def encode_number(number: int) -> bytes:
-    """The body of a GO_ON or CUT: an epoch."""
+    """Return the body of a GO_ON or CUT: an epoch."""
     return _NUMBER.pack(number)
 
 
 def read_number(body: Buffer) -> int:
-    """An epoch; ProtocolError."""
+    """Decode the epoch of a GO_ON or CUT. Raise ProtocolError if it is invalid."""
     if len(body) != _NUMBER.size:
         raise ProtocolError("no epoch")
     return int(_NUMBER.unpack(body)[0])
 
 
 def encode_states(frames: Iterable[StateChange]) -> bytes:
-    """The body of a STATE: frames that follow each other."""
+    """Return the body of a STATE: consecutive state changes."""
     parts = []
     for frame in frames:
         parts += [_STATE.pack(len(frame.payload), frame.log_offset), frame.payload]
@@ -170,7 +178,10 @@ def encode_states(frames: Iterable[StateChange]) -> bytes:
 
 
 def read_states(frame: ReplicationFrame) -> list[StateChange]:
-    """The state frames of a STATE, with their numbers; ProtocolError."""
+    """Decode the state changes of a STATE, with their numbers.
+
+    Raise ProtocolError if they are invalid.
+    """
     view = memoryview(frame.body)
     sequence = frame.position.sequence
     found = []

@@ -1,7 +1,8 @@
-"""The numbered frames of all state beside the log: progress, in-flight, topics, groups, staged writes and so on.
+"""Number the changes of all state beside the log, as frames of the stream.
 
-Every change of such state is a frame with the next number and the log's end at that moment. The numbers go on over
-restarts and foldings. Frames are folded into tables, which cannot be cut any more: so only what is confirmed is folded.
+The state is progress, in-flight messages, topics, groups, staged writes and so on. Every change is a frame with the
+next number and the log's end at that moment. The numbers continue over restarts and foldings. Frames are folded into
+tables. A folded frame cannot be cut off again, so only confirmed frames are folded.
 """
 
 from __future__ import annotations
@@ -9,21 +10,23 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.storage.errors import InvalidInput
-from raymq.storage.state.changes import StateChange
+from raymq.storage.state.state_changes import StateChange
 
 
 class StateStream:
-    """The frames of one broker that are not folded yet. One thread; the shell keeps them in a journal.
+    """The frames of one broker that are not folded yet, for one thread.
+
+    The caller keeps them in a journal.
 
     Attributes:
         folded: the tables have everything up to this number.
     """
 
     def __init__(self, folded: int = 0, frames: Iterable[StateChange] = ()) -> None:
-        """ProtocolError: the frames do not follow."""
+        """Create a stream of `frames`. Raise ProtocolError if they are not consecutive."""
         self.folded = folded
         self._frames: list[StateChange] = []
         for frame in frames:
@@ -34,20 +37,20 @@ class StateStream:
 
     @property
     def last(self) -> int:
-        """The number of the newest frame."""
+        """Return the number of the newest frame."""
         return self.folded + len(self._frames)
 
     def make(self, payload: bytes, log_offset: int) -> StateChange:
-        """A master's new frame."""
+        """Append and return a new frame of a master."""
         frame = StateChange(self.last + 1, log_offset, payload)
         self.take(frame)
         return frame
 
     def take(self, frame: StateChange) -> None:
-        """A frame of the stream, the next one.
+        """Append the next frame of the stream.
 
         Raises:
-            ProtocolError: it is not the next one, or speaks of an earlier log than the one before.
+            ProtocolError: it is not the next one, or its log offset is before that of the previous frame.
         """
         if frame.sequence != self.last + 1 or not frame.payload or frame.log_offset < 0:
             raise ProtocolError(f"state frame {frame.sequence} came where {self.last + 1} was to come")
@@ -56,26 +59,31 @@ class StateStream:
         self._frames.append(frame)
 
     def after(self, sequence: int) -> Sequence[StateChange]:
-        """The frames behind a number; InvalidInput: some of them are folded."""
+        """Return the frames after a number. Raise InvalidInput if some of them are folded."""
         if sequence < self.folded:
             raise InvalidInput("sequence", f"from {self.folded} on, before that all is folded", sequence)
         return self._frames[sequence - self.folded :]
 
     def cut(self, sequence: int) -> None:
-        """What is behind this number never was; InvalidInput: it is folded."""
+        """Remove the frames after a number. Raise InvalidInput if some are folded."""
         if sequence < self.folded:
             raise InvalidInput("sequence", f"from {self.folded} on, before that all is folded", sequence)
         del self._frames[sequence - self.folded :]
 
     def clamp(self, log_end: int) -> int:
-        """Drop frames that speak of more log than there is, after a loss of power; how many were dropped."""
+        """Drop frames whose log offset is beyond `log_end`; return how many.
+
+        Call it after a loss of power.
+        """
         keep = bisect_right(self._frames, log_end, key=lambda frame: frame.log_offset)
         dropped = len(self._frames) - keep
         del self._frames[keep:]
         return dropped
 
     def fold(self, sequence: int, confirmed: StreamPosition) -> Sequence[StateChange]:
-        """The frames up to a number, which the caller has put into the tables, durably, when he asks for no more.
+        """Remove and return the frames up to a number.
+
+        The caller must have put them into the tables, durably, before the next call.
 
         Raises:
             InvalidInput: not all of them are confirmed, and a folded frame cannot be cut off again.

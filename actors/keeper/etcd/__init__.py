@@ -1,6 +1,6 @@
-"""The register on etcd, for operators who trust no consensus of ours, or run an etcd already.
+"""The register on etcd, for operators who trust etcd's consensus or already run etcd.
 
 What is in it, in the order to read it:
-    etcd_gateway: requests to etcd as JSON over HTTP (its own gateway), and what is known when one fails.
-    etcd_register: `Register` on that: keys, transactions, and leases that are never prolonged.
+    etcd_gateway: requests to etcd as JSON over HTTP (etcd's own gateway), and whether a failed one may be carried out.
+    etcd_register: `Register` on the gateway: keys, transactions, and leases that are never extended.
 """

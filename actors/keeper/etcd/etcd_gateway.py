@@ -1,7 +1,7 @@
-"""Requests to etcd's JSON gateway (`/v3/...`), by urllib3 on threads of their own.
+"""Send requests to etcd's JSON gateway (`/v3/...`), by urllib3 on its own threads.
 
-etcd speaks gRPC, and beside it the same calls as JSON over HTTP, which needs no client library but one for HTTP: keys
-and values travel as base64, 64-bit numbers as text.
+etcd speaks gRPC, and offers the same calls as JSON over HTTP. JSON needs no client library except one for HTTP. Keys
+and values travel as base64, and 64-bit numbers as text.
 """
 
 from __future__ import annotations
@@ -20,20 +20,24 @@ import urllib3
 from raymq.actors.keeper.errors import RegisterError
 from raymq.storage.errors import InvalidInput
 
-#: So long one request may take, connecting included; a master uses 1.6 s of its lease, and asks every half second.
+#: The time-out of one request in seconds, connecting included. A master uses 1.6 s of its lease, and renews it every
+#: half second.
 REQUEST_SECONDS: Final = 0.8
 _THREADS: Final = 8
-#: gRPC's codes of refusals that say that nothing was done: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED,
+#: gRPC's codes of refusals after which nothing was changed: INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED,
 #: FAILED_PRECONDITION, UNIMPLEMENTED, UNAUTHENTICATED.
 _NOT_DONE: Final = frozenset({3, 5, 7, 9, 12, 16})
-_MOST_ANSWER_BYTES: Final = 16 << 20
-#: What reading ends with where something else was written than is read.
+_MAX_ANSWER_BYTES: Final = 16 << 20
+#: The errors of decoding an answer that has another form than expected.
 OTHER_FORM: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 _T = TypeVar("_T")
 
 
 class EtcdFailed(RegisterError):
-    """A request has no answer that counts. `.may_be_done`: it may be carried out now, or later."""
+    """A request has no valid answer.
+
+    `.may_be_done`: the request may be carried out, now or later.
+    """
 
     retriable = True
 
@@ -44,24 +48,31 @@ class EtcdFailed(RegisterError):
 
 @dataclass(frozen=True, slots=True)
 class EtcdValue:
-    """A key's value, and when it was written: `mod_revision` is another one after each write, `version` counts them.
+    """A key's value and its revisions in etcd.
 
-    `ends`: it hangs on a lease, with which it goes.
+    `mod_revision` is another one after each write, and `version` counts the writes. `has_lease`: the key is attached to
+    a lease, and is deleted when the lease ends.
     """
 
     value: bytes
     mod_revision: int
     version: int
-    ends: bool = False
+    has_lease: bool = False
 
 
 class EtcdGateway:
-    """One client of an etcd cluster. Coroutines of one event loop; `close` ends it."""
+    """One client of an etcd cluster.
+
+    Its methods are coroutines of one event loop. Call `close` at the end.
+    """
 
     def __init__(self, endpoints: Sequence[str], tls: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """`endpoints`: such as "http://10.0.0.1:2379", all of the cluster's. InvalidInput without any.
+        """Create the client without a connection; raise InvalidInput without endpoints.
 
-        `tls`: the context for the next connection, from any thread; another one when its files were replaced.
+        `endpoints`: all addresses of the cluster, such as "http://10.0.0.1:2379".
+
+        `tls`: returns the context for the next connection, and is called from any thread. It returns another context
+        after its files were replaced.
         """
         if not endpoints or not all(each.startswith(("http://", "https://")) for each in endpoints):
             raise InvalidInput("etcd", "addresses that begin with http:// or https://", list(endpoints))
@@ -78,10 +89,12 @@ class EtcdGateway:
         then: Sequence[Mapping[str, Any]],
         otherwise: Sequence[Mapping[str, Any]],
     ) -> tuple[bool, list[EtcdValue | None]]:
-        """A transaction: whether the comparisons held, and what the ranges of the branch that was taken have found.
+        """Run a transaction; return whether its comparisons held, and the values that it read.
+
+        The values are those of the ranges in the branch that was taken.
 
         Raises:
-            EtcdFailed: `.may_be_done` says whether it may have been carried out.
+            EtcdFailed: `.may_be_done` says whether the transaction may have been carried out.
         """
         asked = {"compare": list(compare), "success": list(then), "failure": list(otherwise)}
 
@@ -96,7 +109,7 @@ class EtcdGateway:
         return await self._post("kv/txn", asked, read)
 
     async def keys(self, prefix: str) -> list[str]:
-        """All keys that begin so, without that; EtcdFailed."""
+        """Return all keys with this prefix, without the prefix; raise EtcdFailed."""
         begin = prefix.encode()
         end = begin[:-1] + bytes([begin[-1] + 1])
 
@@ -107,21 +120,27 @@ class EtcdGateway:
         return await self._post("kv/range", asked, read)
 
     async def grant(self, seconds: int) -> tuple[str, int]:
-        """A new lease: its id, and its seconds, which may be more than was asked for; EtcdFailed."""
+        """Grant a new lease; return its id and its seconds.
+
+        etcd may grant more seconds than were requested. Raise EtcdFailed if there is no valid answer.
+        """
         return await self._post("lease/grant", {"TTL": seconds}, lambda answer: (str(answer["ID"]), int(answer["TTL"])))
 
     async def compact(self, revision: int) -> None:
-        """Have it forget what keys were before that revision; EtcdFailed, also where it has done so already."""
+        """Delete the history of all keys before that revision.
+
+        Raise EtcdFailed, also if etcd has compacted to that revision already.
+        """
         await self._post("kv/compaction", {"revision": str(revision)}, lambda _: None)
 
     def close(self) -> None:
-        """End it; what is under way goes on for as long as its time-out."""
+        """Close the client; requests in progress go on until their time-out."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._http[0].clear()
 
     async def _post(self, call: str, asked: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
-        """What `read` makes of the answer; EtcdFailed."""
+        """Send a request and return its answer as decoded by `read`; raise EtcdFailed."""
         body = json.dumps(asked, separators=(",", ":")).encode()
         if self._closed:
             raise EtcdFailed("the register is closed", may_be_done=False)
@@ -132,7 +151,10 @@ class EtcdGateway:
             raise EtcdFailed(f"etcd's answer to {call} is of another form: {error!r}") from error
 
     def _post_somewhere(self, call: str, body: bytes, read: Callable[[Mapping[str, Any]], _T]) -> _T:
-        """On a thread: at the endpoint that answered last, and as long as none was reached, at the others."""
+        """Send a request to the endpoint that answered last, else to the other ones.
+
+        It runs on a pool thread, and tries the next endpoint only while no connection was made.
+        """
         last = ""
         for _ in self._endpoints:
             number = self._preferred
@@ -149,25 +171,31 @@ class EtcdGateway:
                 self._leave(number)
                 raise EtcdFailed(f"{endpoint}: {error}") from error
             try:
-                return read(self._told(endpoint, call, answer))
+                return read(self._decoded(endpoint, call, answer))
             except (EtcdFailed, *OTHER_FORM):
                 self._leave(number)
                 raise
         raise EtcdFailed(f"no etcd is reached: {last}", may_be_done=False)
 
     def _leave(self, number: int) -> None:
-        """Ask the next endpoint from now on: once, however many requests have failed at this one together."""
+        """Prefer the next endpoint from now on.
+
+        Several requests that fail at the same endpoint together move the preference only once.
+        """
         if self._preferred == number:
             self._preferred = (number + 1) % len(self._endpoints)
 
     def _pools_now(self) -> urllib3.PoolManager:
-        """With the context of now. Connections of before end with the requests on them."""
+        """Return the connection pools with the current TLS context.
+
+        Connections with a former context end with their requests.
+        """
         if self._tls is not None and (context := self._tls()) is not self._http[1]:
             self._http = _pools(context)
         return self._http[0]
 
-    def _told(self, endpoint: str, call: str, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
-        if len(answer.data) > _MOST_ANSWER_BYTES:
+    def _decoded(self, endpoint: str, call: str, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
+        if len(answer.data) > _MAX_ANSWER_BYTES:
             raise EtcdFailed(f"{endpoint}: an answer of {len(answer.data)} B to {call}")
         if answer.status == 404 and not answer.data.startswith(b"{"):
             raise EtcdFailed(f"{endpoint} has no /v3 gateway; etcd 3.4 or later is needed", may_be_done=False)
@@ -186,8 +214,8 @@ def _pools(tls: ssl.SSLContext | None) -> tuple[urllib3.PoolManager, ssl.SSLCont
 
 def _first(found: Mapping[str, Any]) -> EtcdValue | None:
     for each in found.get("kvs", ()):
-        ends = int(each.get("lease", 0)) != 0
-        return EtcdValue(b64decode(each.get("value", "")), int(each["mod_revision"]), int(each["version"]), ends)
+        has_lease = int(each.get("lease", 0)) != 0
+        return EtcdValue(b64decode(each.get("value", "")), int(each["mod_revision"]), int(each["version"]), has_lease)
     return None
 
 
@@ -196,26 +224,26 @@ def _text(raw: bytes) -> str:
 
 
 def is_unchanged(key: str, mod_revision: int) -> dict[str, Any]:
-    """A comparison: the key was last written then; 0: it is not there."""
+    """Return a comparison: the key was last written at that revision (0: no such key)."""
     told = {"target": "MOD", "result": "EQUAL", "mod_revision": str(mod_revision)}
     return {"key": _text(key.encode()), **told}
 
 
 def is_value(key: str, value: bytes) -> dict[str, Any]:
-    """A comparison: the key has this value."""
+    """Return a comparison: the key has this value."""
     return {"key": _text(key.encode()), "target": "VALUE", "result": "EQUAL", "value": _text(value)}
 
 
 def get(key: str) -> dict[str, Any]:
-    """A step: read the key."""
+    """Return an operation that reads the key."""
     return {"request_range": {"key": _text(key.encode())}}
 
 
 def put(key: str, value: bytes, lease: str = "0") -> dict[str, Any]:
-    """A step: write the key, which goes with the lease."""
+    """Return an operation that writes the key and attaches it to the lease."""
     return {"request_put": {"key": _text(key.encode()), "value": _text(value), "lease": lease}}
 
 
 def delete(key: str) -> dict[str, Any]:
-    """A step: delete the key."""
+    """Return an operation that deletes the key."""
     return {"request_delete_range": {"key": _text(key.encode())}}

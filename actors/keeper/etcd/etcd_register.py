@@ -1,29 +1,32 @@
-"""`Register` on etcd: a key for each group's state, and one, which etcd deletes in time, for its master's lease.
+"""`Register` on etcd: one key for each group's state, and one for its master's lease.
 
     <prefix>/states/<group>   {"change": "8f..", "version": 3, "state": {...}}
     <prefix>/leases/<group>   {"replica": 1, "nonce": "91..", "epoch": 7}
-    <prefix>/cluster          the cluster whose register it is, as a random text, which each transaction compares
+    <prefix>/cluster          a random text that identifies the register's cluster; each transaction compares it
 
-A change is a transaction that compares the state's mod_revision; one that takes a master away also compares that there
-is no lease key. A renewal is a new lease of etcd's, to which a transaction attaches the lease key if the state is still
-the one in which the claimant is master.
+etcd deletes the lease key when the lease ends.
 
-What settles a state writes the same again, which gives it another mod_revision: so no transaction of before, wherever
-it waits, can hold any more. A group that is not there yet gets a state of null for that.
+A change is a transaction that compares the state's mod_revision. A change of the master also compares that there is no
+lease key. A renewal grants a new etcd lease, and a transaction attaches the lease key to it if the claimant is still
+master in the current state.
 
-etcd's own way to prolong a lease is not used. It is answered by the leader alone, out of its memory; one that was
-paused, and has a successor, does not know that: it prolongs leases that have ended, and has others revoked that its
-successor has prolonged (etcd's issue 15247, repaired at the end of 2023; Debian 12's etcd is older). Granting and
-attaching are decided by a majority, and a lease that nobody prolongs ends no earlier than its time after it was
-granted, whichever server looks. Three writes a renewal is what that costs: fine for some hundred groups.
+`settle` writes the same state again, which gives it another mod_revision. So no earlier transaction, wherever it is
+delayed, can succeed any more. A group without a state gets a state of null for that.
 
-A lease key that hangs on no lease is a copy, of who has moved the keys from another etcd: nobody has that lease.
+etcd's own keep-alive is not used. Only etcd's leader answers it, from memory. A leader that was paused and has a
+successor does not know that: it extends leases that have ended, and revokes leases that its successor has extended
+(etcd's issue 15247, fixed at the end of 2023; Debian 12's etcd is older). A majority decides grants and attachments,
+and a lease without keep-alive ends no earlier than its TTL after it was granted, whichever server checks. This costs
+three writes per renewal, which is acceptable for some hundred groups.
 
-etcd keeps what each key was before until it is told to forget that, which by default nobody does, and takes no write
-any more once it has 2 GiB: a group's renewals are 25 MB a day. So masters have it forget what is older than an hour.
+A lease key that is attached to no lease is a copy, made when keys were moved from another etcd. Nobody holds that
+lease.
 
-etcd's shortest lease is 1.5 times its election time-out, 2 s with its defaults. With a longer one a master that has
-died is succeeded later, and the register is as safe.
+etcd keeps the history of each key until it is compacted, which does not happen by default, and accepts no writes any
+more once it has 2 GiB; the renewals of a group are 25 MB a day. So masters compact history that is older than an hour.
+
+etcd's shortest lease is 1.5 times its election time-out, 2 s with its defaults. A longer lease delays the election of a
+crashed master's successor, and the register is as safe.
 """
 
 from __future__ import annotations
@@ -52,20 +55,23 @@ from raymq.actors.keeper.etcd.etcd_gateway import (
     put,
 )
 from raymq.actors.keeper.group_state import GroupState
-from raymq.actors.keeper.leases import LEASE_SECONDS, RENEWAL_SECONDS, claim_of
-from raymq.actors.keeper.messages import NOTHING, LeaseClaim, Registered
+from raymq.actors.keeper.keeper_messages import NOTHING, LeaseClaim, Registered
+from raymq.actors.keeper.master_lease import LEASE_SECONDS, RENEWAL_SECONDS, claim_of
 from raymq.storage.errors import InvalidInput
 
-#: A renewal meets at most so many changes of the state that leave its master where he is.
+#: The most attempts of a renewal or `settle` while the state of the group changes.
 _RENEWALS: Final = 3
-#: What a key was before is forgotten after so long, or twice that.
+#: History is deleted after this many seconds, or twice as many.
 _HISTORY_SECONDS: Final = 3600.0
-#: Of a group that was settled before it had a state.
+#: The value of a group that was settled before it had a state.
 _NO_STATE: Final = b'{"state":null}'
 
 
 class EtcdRegister:
-    """`Register` on an etcd cluster. Coroutines of one event loop; `close` ends it."""
+    """`Register` on an etcd cluster.
+
+    Its methods are coroutines of one event loop. Call `close` at the end.
+    """
 
     def __init__(
         self,
@@ -74,28 +80,31 @@ class EtcdRegister:
         tls: Callable[[], ssl.SSLContext] | None = None,
         cluster: str | None = None,
     ) -> None:
-        """`endpoints`, `tls`: as `EtcdGateway`. `prefix`: of all keys, such as "/raymq/<cluster>".
+        """Create the register without a connection.
 
-        `cluster`: whose register it has to be (`is_of`), at each call; None: whosever it is.
+        `endpoints`, `tls`: as `EtcdGateway`. `prefix`: the prefix of all keys, such as "/raymq/<cluster>".
+
+        `cluster`: the cluster that the register has to belong to (`claim_for_cluster`), which each call checks; None:
+        no check.
         """
         self._etcd = EtcdGateway(endpoints, tls)
         self._states = f"{prefix}/states/"
         self._leases = f"{prefix}/leases/"
         self._cluster = f"{prefix}/cluster"
         self._whose = None if cluster is None else cluster.encode()
-        #: The state in which a claim was found right last, by group: the claim, and the state's mod_revision.
+        #: By group: the last claim that was found valid, and the mod_revision of the state in which it was.
         self._right: dict[str, tuple[LeaseClaim, int]] = {}
-        #: A revision that is as old as the history that is kept; 0: none is known.
+        #: A revision as old as the history that is kept; 0: unknown.
         self._old_revision = 0
         self._forgets_at = 0.0
         self._forgetting: asyncio.Task[None] | None = None
 
     async def read(self, group: str) -> Registered:
-        """As `Register.read`."""
+        """Return a group's value, as `Register.read` describes."""
         return _registered(await self._state(group))
 
     async def settle(self, group: str) -> Registered:
-        """As `Register.settle`."""
+        """Write a group's value again, as `Register.settle` describes."""
         key = self._states + group
         standing = await self._state(group)
         for _ in range(_RENEWALS):
@@ -110,7 +119,7 @@ class EtcdRegister:
         raise RegisterUnavailable(f"{group}: its state keeps changing")
 
     async def change(self, group: str, before: Registered, after: GroupState) -> Registered:
-        """As `Register.change`."""
+        """Replace a group's value, as `Register.change` describes."""
         after.encode()
         state_key, lease_key = self._states + group, self._leases + group
         moves = claim_of(before.value) != claim_of(after)
@@ -132,11 +141,11 @@ class EtcdRegister:
             return made
         standing, lease = found
         _check(group, before, _registered(standing), lease if moves else None)
-        # What was in the way has gone in between: a lease that has just ended.
+        # The lease that blocked the change has ended since.
         raise RegisterHeld(f"{group}: the master's lease has not ended", RENEWAL_SECONDS)
 
     async def groups(self) -> Sequence[str]:
-        """As `Register.groups`."""
+        """Return the names of all groups, as `Register.groups` describes."""
         try:
             await self._transact([], [get(self._cluster)], [])
             names = sorted(await self._etcd.keys(self._states))
@@ -144,11 +153,13 @@ class EtcdRegister:
             raise RegisterUnavailable(str(error)) from error
         return [name for name in names if (await self.read(name)).value is not None]
 
-    async def is_of(self, cluster: str, *, is_new: bool) -> bool:
-        """Whether it is the register of that cluster; of nobody's it becomes that of one that is new.
+    async def claim_for_cluster(self, cluster: str, *, is_new: bool) -> bool:
+        """Return True if the register belongs to the cluster; claim a free one if `is_new`.
+
+        A register without an owner becomes that of a new cluster.
 
         Raises:
-            RegisterUnavailable: etcd does not say.
+            RegisterUnavailable: etcd cannot be reached, or has no valid answer.
         """
         look = [get(self._cluster)]
         found = [put(self._cluster, cluster.encode())] if is_new else []
@@ -161,7 +172,7 @@ class EtcdRegister:
         return told[0] is not None and told[0].value == cluster.encode()
 
     async def renew(self, group: str, claim: LeaseClaim) -> float:
-        """As `Register.renew`."""
+        """Give or extend a master's lease, as `Register.renew` describes."""
         try:
             seconds = await self._renew(group, claim)
         except EtcdFailed as error:
@@ -172,20 +183,20 @@ class EtcdRegister:
         return seconds
 
     async def release(self, group: str, claim: LeaseClaim) -> None:
-        """As `Register.release`."""
+        """End a master's lease, as `Register.release` describes."""
         key = self._leases + group
         with contextlib.suppress(EtcdFailed):
             await self._transact([is_value(key, _claimed(claim))], [delete(key)], [])
 
     async def _forget_history(self, group: str) -> None:
-        with contextlib.suppress(EtcdFailed):  # another master may have done so
+        with contextlib.suppress(EtcdFailed):  # another master may have compacted it
             _, (lease,) = await self._transact([], [get(self._leases + group)], [])
             old, self._old_revision = self._old_revision, 0 if lease is None else lease.mod_revision
             if old:
                 await self._etcd.compact(old)
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._etcd.close()
 
     async def _transact(
@@ -194,7 +205,7 @@ class EtcdRegister:
         then: Sequence[Mapping[str, Any]],
         otherwise: Sequence[Mapping[str, Any]],
     ) -> tuple[bool, list[EtcdValue | None]]:
-        """As `EtcdGateway.transact`, where it is the register of this cluster. EtcdFailed also where it is not."""
+        """Run `EtcdGateway.transact` if the register belongs to this cluster, else raise EtcdFailed."""
         if self._whose is None:
             return await self._etcd.transact(compare, then, otherwise)
         is_ours, owner = is_value(self._cluster, self._whose), get(self._cluster)
@@ -209,7 +220,7 @@ class EtcdRegister:
         revision = right[1] if right is not None and right[0] == claim else None
         if revision is None:
             revision = self._checked(group, claim, await self._state(group))
-        # Granted after the call began, so that it ends no earlier than its seconds after that.
+        # The lease is granted after the call began, so it ends no earlier than its seconds after that.
         lease, seconds = await self._etcd.grant(math.ceil(LEASE_SECONDS))
         for _ in range(_RENEWALS):
             attach = put(self._leases + group, _claimed(claim), lease)
@@ -221,7 +232,10 @@ class EtcdRegister:
         raise RegisterUnavailable(f"{group}: its state keeps changing")
 
     def _checked(self, group: str, claim: LeaseClaim, standing: EtcdValue | None) -> int:
-        """The mod_revision of a state in which the claimant is master; RegisterConflict."""
+        """Return the mod_revision of a state in which the claimant is master.
+
+        Raise RegisterConflict if the claimant is not master in `standing`.
+        """
         if standing is None or claim_of(_registered(standing).value) != claim:
             self._right.pop(group, None)
             raise RegisterConflict(f"{group}: {claim.replica} is not the master of epoch {claim.epoch}")
@@ -236,10 +250,10 @@ class EtcdRegister:
 
 
 def _check(group: str, before: Registered, standing: Registered, lease: EtcdValue | None) -> None:
-    """Raise what forbids a change from `before`."""
+    """Raise RegisterConflict or RegisterHeld if a change from `before` is not allowed."""
     if (standing.version, standing.change) != (before.version, before.change):
         raise RegisterConflict(f"{group}: version {standing.version} stands, not {before.version}")
-    if lease is not None and lease.ends:
+    if lease is not None and lease.has_lease:
         raise RegisterHeld(f"{group}: the master's lease has not ended", RENEWAL_SECONDS)
 
 
@@ -250,7 +264,10 @@ def _encoded(entry: Registered) -> bytes:
 
 
 def _registered(found: EtcdValue | None) -> Registered:
-    """The value; RegisterUnavailable if somebody else has written there what is none."""
+    """Return the value; raise RegisterUnavailable if it is no state of a group.
+
+    Another program may have written to the key.
+    """
     if found is None or found.value == _NO_STATE:
         return NOTHING
     try:

@@ -1,7 +1,7 @@
-"""One thread that makes a keeper's decisions in the order in which they were asked for.
+"""One thread that makes a keeper's decisions in the order of the requests.
 
-A decision is saved, and fsynced, before it is told; an event loop that did that would stand still for as long as the
-disk takes, and a broker's with it.
+A decision is saved and fsynced before it is sent. On an event loop that would block the loop for as long as the disk
+takes, and in a broker's process the broker's loop.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import Any, Final, TypeVar
 
 from raymq.actors.errors import ServerBusy
 
-#: So many questions may wait for one keeper; each takes at most some 30 KB. Masters ask twice a second and group.
-MOST_WAITING: Final = 1_000
+#: The most requests that may wait for one keeper, each of at most some 30 KB. A master sends two a second per group.
+MAX_WAITING: Final = 1_000
 _T = TypeVar("_T")
 _Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class DecisionThread:
-    """Made and used on one event loop; `stop` ends it. A daemon: a disk that hangs holds no process up."""
+    """A daemon thread, made and used on one event loop and ended by `stop`.
 
-    def __init__(self, name: str, most_waiting: int = MOST_WAITING) -> None:
+    As a daemon it does not keep the process running when the disk hangs.
+    """
+
+    def __init__(self, name: str, most_waiting: int = MAX_WAITING) -> None:
         self._loop = asyncio.get_running_loop()
         self._most_waiting = most_waiting
         self._waiting = 0
@@ -33,10 +36,12 @@ class DecisionThread:
         self._thread.start()
 
     def decide(self, decide: Callable[[], _T]) -> asyncio.Future[_T]:
-        """What `decide()` returns or raises on the thread, after all that was asked before.
+        """Run `decide()` on the thread after all earlier calls, and return its future result.
+
+        The future also carries the exception that `decide()` raises.
 
         Raises:
-            ServerBusy: too many wait already.
+            ServerBusy: too many calls wait already.
         """
         if self._waiting >= self._most_waiting:
             raise ServerBusy(f"{self._waiting} questions wait for this keeper's disk")
@@ -46,7 +51,10 @@ class DecisionThread:
         return future
 
     async def stop(self, seconds: float) -> None:
-        """End it after what waits; at most so many seconds are waited for that."""
+        """End the thread after the calls that wait.
+
+        Wait at most so many seconds for that.
+        """
         self._queue.put(None)
         deadline = self._loop.time() + seconds
         await asyncio.to_thread(self._thread.join, max(0.0, deadline - self._loop.time()))
@@ -60,7 +68,7 @@ class DecisionThread:
                 result = decide()
             except BaseException as raised:  # noqa: BLE001 - whatever it is, it is told to who asked
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who asked
+            with contextlib.suppress(RuntimeError):  # the loop has closed, and with it the caller
                 self._loop.call_soon_threadsafe(self._decided, future, result, error)
 
     def _decided(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -1,18 +1,21 @@
-"""What a server answers for the keeper of its process. A broker's server and a keeper's own one use the same."""
+"""Request handlers for the keeper of this process.
+
+A broker's server and a keeper's own server use the same handlers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from raymq.actors.keeper.serving.served_keeper import ServedKeeper
+from raymq.actors.keeper.serving.local_keeper import LocalKeeper
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.commands.keeper import keeper_answer, keeper_status_answer, read_seen
+from raymq.actors.wire.commands.keeper_commands import keeper_answer, keeper_status_answer, read_seen
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 
 
-def handlers(keeper: ServedKeeper) -> dict[int, Handler]:
-    """Questions to the keeper, and how it does."""
+def handlers(keeper: LocalKeeper) -> dict[int, Handler]:
+    """Return the handlers of requests to the keeper and of its status."""
 
     def ask(_: ServerConnection, request: Command) -> Awaitable[Command]:
         deciding = keeper.ask(bytes(request.body), read_seen(request))

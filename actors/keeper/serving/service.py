@@ -1,8 +1,8 @@
-"""A keeper without Ray: its decisions behind a socket of its own. The actor in `keeper_actor` wraps it.
+"""A keeper without Ray: its decisions behind its own socket.
 
-Its address is chosen once and kept in `<directory>/keeper-<number>.json`; the keeper's record is
-`<directory>/keeper-<number>.record`. The address stands in the set of keepers that all others know: a restart comes
-back to it.
+The actor in `keeper_actor` wraps it. Its address is chosen once and kept in `<directory>/keeper-<number>.json`. The
+keeper's record is `<directory>/keeper-<number>.record`. The set of keepers that all others know has the address, so a
+restarted keeper uses it again.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from raymq.actors.keeper.keeper_codec import MAX_MESSAGE_BYTES
 from raymq.actors.keeper.keeper_record import KeeperRecord
-from raymq.actors.keeper.message_json import MOST_MESSAGE_BYTES
 from raymq.actors.keeper.serving.handlers import handlers
-from raymq.actors.keeper.serving.served_keeper import ServedKeeper
-from raymq.actors.ports import bind_kept
+from raymq.actors.keeper.serving.local_keeper import LocalKeeper
+from raymq.actors.ports import bind_persistent_port
 from raymq.actors.protocol import KeeperSpec
-from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server import Server
+from raymq.actors.wire.server_limits import ServerLimits
 from raymq.actors.wire.tls import server_context
 from raymq.storage.files import json_file
 
 _HEADER_BYTES: Final = 16 << 10
-#: A question is some 30 KB at most; each process that asks has one connection.
+#: A call has some 30 KB at most; each client process has one connection.
 _LIMITS: Final = ServerLimits(
-    frame_bytes=MOST_MESSAGE_BYTES + _HEADER_BYTES,
+    frame_bytes=MAX_MESSAGE_BYTES + _HEADER_BYTES,
     header_bytes=_HEADER_BYTES,
     json_header_bytes=_HEADER_BYTES,
     connections=1_000,
@@ -39,7 +39,7 @@ _LIMITS: Final = ServerLimits(
 class KeeperService:
     """One running keeper. Made by `start`, used and stopped on its event loop."""
 
-    def __init__(self, spec: KeeperSpec, keeper: ServedKeeper, port: int) -> None:
+    def __init__(self, spec: KeeperSpec, keeper: LocalKeeper, port: int) -> None:
         self.address = f"{spec.host}:{port}"
         self.keeper = keeper
         self._server = Server(
@@ -48,21 +48,21 @@ class KeeperService:
 
     @classmethod
     async def start(cls, spec: KeeperSpec) -> KeeperService:
-        """Listen.
+        """Open the keeper and listen.
 
         Raises:
             OSError: the port is taken.
             StoreLocked: another process serves this keeper.
-            StoreCorrupt: its address cannot be read (a record that cannot be read is told by its state).
+            StoreCorrupt: its address cannot be read (the keeper's status reports a record that cannot be read).
             StoreFull, StoreBusy, StoreFailed: its files cannot be read or written.
         """
         folder = Path(spec.directory)
         name = f"keeper-{spec.number}"
-        keeper = await ServedKeeper.open(spec.number, spec.cluster, folder / f"{name}.record")
+        keeper = await LocalKeeper.open(spec.number, spec.cluster, folder / f"{name}.record")
         try:
             file = folder / f"{name}.json"
             kept = json_file.load_as(file, _kept)
-            bound = bind_kept(spec.host, spec.port or kept)
+            bound = bind_persistent_port(spec.host, spec.port or kept)
             try:
                 port = int(bound.getsockname()[1])
                 service = cls(spec, keeper, port)
@@ -78,15 +78,15 @@ class KeeperService:
         return service
 
     async def found(self, record: KeeperRecord) -> None:
-        """As `ServedKeeper.found`."""
+        """Begin as one of a new set of keepers, as `LocalKeeper.found` describes."""
         await self.keeper.found(record)
 
-    async def begin_anew(self, record: KeeperRecord) -> None:
-        """As `ServedKeeper.begin_anew`."""
-        await self.keeper.begin_anew(record)
+    async def reset(self, record: KeeperRecord) -> None:
+        """Begin as a keeper to be added, as `LocalKeeper.reset` describes."""
+        await self.keeper.reset(record)
 
     async def stop(self) -> None:
-        """Stop listening, and let go of the file; masters go on with the other keepers."""
+        """Stop listening and release the file; masters go on with the other keepers."""
         await self._server.stop()
         await self.keeper.stop()
 

@@ -1,1 +1,4 @@
-"""Requests as values, one file per family: built by who asks, read by who answers, and their answers; no handler."""
+"""Requests as values, one file per family, with functions that build and read them.
+
+The client builds requests and reads answers; the server reads requests and builds answers. There are no handlers here.
+"""

@@ -1,7 +1,8 @@
-"""The parts of staged writes in a command's body: msgpack pieces of some hundred parts each, one behind the other.
+"""The parts of staged writes in a command's body, as a sequence of msgpack pieces.
 
-A write of many tasks has many parts: a header would not take them, and to read all of them at once would hold up a
-loop. Each piece is [owner, [[part, rows], ...]]; the owner is a broker or a transaction.
+Each piece has some hundred parts. A write of many tasks has many parts: they would not fit into a header, and reading
+all of them at once would block the event loop. Each piece is [owner, [[part, rows], ...]]; the owner is a broker or a
+transaction.
 """
 
 from __future__ import annotations
@@ -14,35 +15,37 @@ import msgpack
 from raymq.actors.errors import InvalidInput
 from raymq.actors.request_limits import MAX_PARTS
 from raymq.actors.wire.frame import Buffer
-from raymq.storage.steps import Steps, finish
+from raymq.storage.cooperative_steps import Steps, run_steps
 
-#: So many parts are in a piece, and are read in a step.
-PARTS_A_PIECE: Final = 500
-#: Of an owner's name or a part's, in bytes.
-_MOST_NAME: Final = 1_024
-_MOST_ROWS: Final = 1 << 62
+#: So many parts are in a piece, and one step reads one piece.
+PARTS_PER_PIECE: Final = 500
+#: The longest name of an owner or a part, in bytes.
+_MAX_NAME: Final = 1_024
+_MAX_ROWS: Final = 1 << 62
 
 Parts = dict[str, dict[str, int]]
 
 
 def parts_body(parts: Mapping[str, Mapping[str, int]]) -> bytes:
-    """Parts by owner, each with its rows; an owner without any is left out.
+    """Return the parts of each owner, with their row counts, as a body.
+
+    An owner without parts is left out.
 
     Raises:
-        InvalidInput: more than `MAX_PARTS`.
+        InvalidInput: there are more than `MAX_PARTS`.
     """
     check_count(sum(map(len, parts.values())))
     packer = msgpack.Packer()
     pieces: list[bytes] = []
     for owner, each in parts.items():
         rows = list(each.items())
-        begins = range(0, len(rows), PARTS_A_PIECE)
-        pieces.extend(packer.pack([owner, rows[at : at + PARTS_A_PIECE]]) for at in begins)
+        begins = range(0, len(rows), PARTS_PER_PIECE)
+        pieces.extend(packer.pack([owner, rows[at : at + PARTS_PER_PIECE]]) for at in begins)
     return b"".join(pieces)
 
 
 def check_count(parts: int) -> None:
-    """InvalidInput for more parts than a write may have."""
+    """Raise InvalidInput if there are more parts than a write may have."""
     if parts > MAX_PARTS:
         raise InvalidInput(
             "parts",
@@ -52,19 +55,19 @@ def check_count(parts: int) -> None:
         )
 
 
-def parts_in(body: Buffer) -> Steps[Parts]:
-    """What `parts_body` was made of, in steps.
+def read_parts_steps(body: Buffer) -> Steps[Parts]:
+    """Read a body that `parts_body` made, in steps.
 
     Raises:
-        InvalidInput: it is nothing of the kind, or more than `MAX_PARTS`.
+        InvalidInput: the body is invalid, or has more than `MAX_PARTS`.
     """
     parts: Parts = {}
     count = 0
     unpacker = msgpack.Unpacker(
         raw=False,
         max_buffer_size=max(len(body), 1),
-        max_array_len=PARTS_A_PIECE,
-        max_str_len=_MOST_NAME,
+        max_array_len=PARTS_PER_PIECE,
+        max_str_len=_MAX_NAME,
         max_bin_len=0,
         max_ext_len=0,
         max_map_len=0,
@@ -85,8 +88,8 @@ def parts_in(body: Buffer) -> Steps[Parts]:
 
 
 def read_parts(body: Buffer) -> Parts:
-    """`parts_in` at once."""
-    return finish(parts_in(body))
+    """Read a body like `read_parts_steps`, but at once."""
+    return run_steps(read_parts_steps(body))
 
 
 def _name(value: Any) -> str:
@@ -96,6 +99,6 @@ def _name(value: Any) -> str:
 
 
 def _rows(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MOST_ROWS:
+    if type(value) is not int or not 0 <= value < _MAX_ROWS:
         raise ValueError("a number of rows is none")
     return value

@@ -145,7 +145,7 @@ class OwnBroker:
         if self._process is not None and not self._process.is_dead:
             self._process.kill()
         if self._process is not None:
-            self._process.let_go()
+            self._process.close_pipes()
 
 
 @contextmanager

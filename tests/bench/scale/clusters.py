@@ -21,10 +21,10 @@ import psutil
 import ray
 
 from raymq import cluster
-from raymq.actors import handles
+from raymq.actors import actor_calls
 from raymq.actors.naming import COORDINATOR_NAME, SCHEDULER_NAME, is_broker_name, is_keeper_name, is_name_server_name
 from raymq.client import Admin
-from raymq.cluster import launching, ray_runtime
+from raymq.cluster import cluster_launch, ray_runtime
 from tests.bench.processor_time import processor_us
 from tests.bench.scale.process_figures import processor_us_a_second
 from tests.bench.scale.rows import Row, Teller
@@ -85,9 +85,9 @@ def _cluster(brokers: int, replicas: int, folder: Path) -> Iterator[tuple[str, d
         warnings.simplefilter("ignore")  # that replicas share a machine
         with cluster.start(brokers, root, namespace, replicas=replicas) as mq:
             Admin(mq).create_topic(_TOPIC, queues=QUEUES // brokers)
-            names = launching.names(namespace)
-            calls = {name: handles.find(name, namespace).pid.remote() for name in names}
-            pids = {name: handles.result(name, call, _CALL_SECONDS) for name, call in calls.items()}
+            names = cluster_launch.names(namespace)
+            calls = {name: actor_calls.find(name, namespace).pid.remote() for name in names}
+            pids = {name: actor_calls.result(name, call, _CALL_SECONDS) for name, call in calls.items()}
             yield ";".join(mq.name_servers), {**pids, **_processes_of_ray()}
 
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from raymq.actors.protocol import QueueData
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.commands.registration import heartbeat_command, register_command, topics_json
+from raymq.actors.wire.commands.registration_commands import heartbeat_command, register_command, topics_json
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.group import GetConsumerListByGroup
-from raymq.actors.wire.headers.route import GetRouteInfo, QueryDataVersion, RegisterBroker
+from raymq.actors.wire.headers.group_headers import GetConsumerListByGroup
+from raymq.actors.wire.headers.route_headers import GetRouteInfo, QueryDataVersion, RegisterBroker
 from raymq.storage.files.json_file import DataVersion
 from tests.bench.processor_time import processor_us
 from tests.bench.scale.process_figures import memory_mib

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from raymq.actors.protocol import HEARTBEAT_SECONDS as BROKER_HEARTBEAT_SECONDS
-from raymq.actors.routing import ROUTE_SECONDS
+from raymq.actors.route_cache import ROUTE_SECONDS
 from raymq.client.members.membership import HEARTBEAT_SECONDS
-from raymq.client.push.engine import REBALANCE_SECONDS
+from raymq.client.push.push_consumer_engine import REBALANCE_SECONDS
 from tests.bench.scale import clusters, control_costs
 from tests.bench.scale.rows import Row
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from raymq.actors.garbage import keep_collections_short
+from raymq.actors.gc_tuning import tune_gc
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec
 
@@ -15,7 +15,7 @@ from raymq.actors.protocol import NameServerSpec
 async def serve(directory: str) -> None:
     """Until standard input ends."""
     service = await NameServerService.start(NameServerSpec(0, directory, "127.0.0.1", 0))
-    keep_collections_short()
+    tune_gc()
     print(service.address, flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await service.stop()

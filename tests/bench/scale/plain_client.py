@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, PullMessage
-from raymq.actors.wire.headers.send import SendBatchMessage, SendMessage, SendMessageV2
+from raymq.actors.wire.headers.pull_headers import HAS_SUBSCRIPTION, PullMessage
+from raymq.actors.wire.headers.send_headers import SendBatchMessage, SendMessage, SendMessageV2
 from raymq.storage.records.record import encode_properties
 from tests.integration.foreign import Foreign
 

@@ -21,7 +21,7 @@ LONGEST_DELAY_SECONDS: Final = 10.0
 #: Lending is looked at from so long before its end on.
 _LENT_SECONDS: Final = 20.0
 #: The most tries of one send, each of which may have stored a copy whose answer was lost.
-MOST_TRIES: Final = 3
+MAX_TRIES: Final = 3
 
 Check = Callable[[Recorded], list[str]]
 
@@ -65,8 +65,8 @@ def unexplained_copies(run: Recorded) -> list[str]:
             continue
         if each.once:
             found.append(f"{_told(each)}, whose producer numbers what it sends, is there {count} times")
-        elif count > MOST_TRIES:
-            found.append(f"{_told(each)} is there {count} times, which {MOST_TRIES} tries do not explain")
+        elif count > MAX_TRIES:
+            found.append(f"{_told(each)} is there {count} times, which {MAX_TRIES} tries do not explain")
         elif not in_fault(run.faults, each.began, each.ended):
             found.append(f"{_told(each)} is there {count} times, although nothing was broken then")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from raymq.actors.keeper.serving.location import etcd_location
+from raymq.actors.keeper.serving.register_location import etcd_location
 from raymq.actors.protocol import Etcd
 from tests.chaos.failover.host_cluster import CLUSTER
 from tests.chaos.failover.hosts import Host

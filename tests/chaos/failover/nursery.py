@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # run as a program
 from tests.chaos.failover.set_clock import SetClock
 
 _NETWORK_NAMESPACE: Final = 0x40000000
-_MOST_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 16
 _PATIENCE_SECONDS: Final = 60.0
 
 
@@ -107,7 +107,7 @@ class Nursery:
 
     def _hear(self) -> None:
         with contextlib.suppress(OSError):  # closed
-            while told := self._socket.recv(_MOST_BYTES):
+            while told := self._socket.recv(_MAX_BYTES):
                 word, pid, code = json.loads(told)
                 with self.news:
                     if word == "begun":
@@ -121,13 +121,13 @@ class Nursery:
 def main(asked: socket.socket, clock: SetClock) -> None:
     """Make what is asked for, and tell who has ended."""
     serving = importlib.import_module("tests.chaos.failover.serving")
-    importlib.import_module("raymq.actors.broker.making_ready").make_ready()
+    importlib.import_module("raymq.actors.broker.warm_up").warm_up()
     assert threading.active_count() == 1, "a thread does not come along with a fork"
     gc.freeze()
     asked.settimeout(0.02)
     while True:
         try:
-            request, fds, _, _ = socket.recv_fds(asked, _MOST_BYTES, 3)
+            request, fds, _, _ = socket.recv_fds(asked, _MAX_BYTES, 3)
         except TimeoutError:
             _tell_ended(asked)
             continue

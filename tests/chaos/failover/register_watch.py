@@ -15,9 +15,9 @@ from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.serving.location import OpenRegister, open_register
-from raymq.actors.wire.commands.replication import ReplicaStatus, read_replica_status, replica_status_command
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.keeper.serving.register_location import OpenRegister, open_register
+from raymq.actors.wire.commands.replication_commands import ReplicaStatus, read_replica_status, replica_status_command
+from raymq.actors.wire.connection_pool import ConnectionPool
 from tests.chaos.failover.recorded import Reigned
 
 _LOOK_SECONDS: Final = 0.2
@@ -35,7 +35,7 @@ class RegisterWatch:
     """
 
     def __init__(self, register_at: Mapping[str, Any], group: str) -> None:
-        """`register_at`: as `raymq.actors.keeper.serving.location`."""
+        """`register_at`: as `raymq.actors.keeper.serving.register_location`."""
         self.reigned: list[Reigned] = []
         self.state: GroupState | None = None
         self.seen_at = 0.0

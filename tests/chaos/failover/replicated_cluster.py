@@ -15,7 +15,7 @@ from tests.chaos.failover.hosts import Host
 from tests.chaos.failover.recorded import Reigned
 from tests.chaos.failover.register_watch import RegisterWatch, founded
 from tests.polling import poll_until
-from tests.replicas import log_content
+from tests.store_replication import log_content
 
 _KEEPER_PORT: Final = 9700
 _BEGIN_SECONDS: Final = 60.0
@@ -47,7 +47,7 @@ class ReplicatedCluster(HostCluster):
         self._policy: dict[str, Any] = {"replication": replication, "min_in_sync": min_in_sync}
         self._coordinators = coordinators
         self._flush = flush
-        #: As `raymq.actors.keeper.serving.location`.
+        #: As `raymq.actors.keeper.serving.register_location`.
         self._register_at: dict[str, Any] = {}
         #: By host: its group, and its replica's number in the register.
         self._replica_of: dict[str, tuple[str, int]] = {}

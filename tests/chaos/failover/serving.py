@@ -23,7 +23,7 @@ from typing import Any
 from raymq.actors.broker.replica.service import ReplicaService
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.coordinator.service import CoordinatorService
-from raymq.actors.garbage import keep_collections_short
+from raymq.actors.gc_tuning import tune_gc
 from raymq.actors.keeper.keeper_record import KeeperRecord
 from raymq.actors.keeper.serving.service import KeeperService
 from raymq.actors.names.service import NameServerService
@@ -62,12 +62,12 @@ async def serve(what: str, spec: dict[str, Any], disk: BrokenDisk, clock: SetClo
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR2, tell_where)
     service = await started(what, spec)
-    keep_collections_short()
+    tune_gc()
     ended = asyncio.Event()
 
     async def keeper(words: list[str]) -> None:
         if words[0] == "anew":
-            await service.begin_anew(KeeperRecord(spec["cluster"], spec["number"], words[1]))
+            await service.reset(KeeperRecord(spec["cluster"], spec["number"], words[1]))
         say(state=service.keeper.status.state)
 
     def obey() -> None:

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from raymq.storage.errors import StoreLocked
-from raymq.storage.records.compression import decompress
+from raymq.storage.records.body_compression import decompress
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from raymq.storage.tables.topic_config import TopicConfig
 from tests import golden_stores as golden
 from tests.golden_stores import FOREVER_MS
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 PROJECT = Path(__file__).resolve().parent
 CONFIG = replace(
@@ -143,7 +143,7 @@ def settings(store: Store) -> None:
     store.group_configs.put(GroupConfig("g_billing", retry_max_times=3, consume_broadcast_enable=False))
     for queue_id in range(3):
         store.consumer_offsets.commit("g_billing", "orders", queue_id, 10 + queue_id)
-    store.delay_progress.commit(5, 7, store.max_physical_offset)
+    store.delay_offsets.commit(5, 7, store.max_physical_offset)
 
 
 def shown(record: Record) -> Answer:

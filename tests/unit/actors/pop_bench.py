@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.pop.request import PopRequest
-from raymq.actors.filter.subscription import EVERYTHING, Filter
+from raymq.actors.broker.core.pop.pop_request import PopRequest
+from raymq.actors.filter.tag_expression import MATCH_ALL, MessageFilter
 from raymq.actors.protocol import SettleAction, Settlement, SettleOutcome
 from raymq.storage.errors import QueueNotFound
 from raymq.storage.records.record import Record, decode
 from raymq.storage.store import Store
-from raymq.storage.tables.in_flight import Ending
+from raymq.storage.tables.in_flight_messages import ExpiryReason
 from raymq.storage.tables.topic_config import TopicConfig
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 from tests.unit.actors.clock import FakeClock
 
 
@@ -70,13 +70,13 @@ class PopBench:
         queue_id: int | None = None,
         group: str = "g",
         max_bytes: int = 1 << 20,
-        wanted: Filter = EVERYTHING,
+        wanted: MessageFilter = MATCH_ALL,
         from_end: bool = False,
         ordered: bool = False,
         attempt_id: str | None = None,
         topic: str = "t",
         ahead: bool = False,
-        ending: Ending = Ending.TRIED,
+        ending: ExpiryReason = ExpiryReason.TRIED,
     ) -> list[Handle]:
         popped = self.pop.receive(
             PopRequest(
@@ -91,7 +91,7 @@ class PopBench:
                 from_end=from_end,
                 ordered=ordered,
                 attempt_id=attempt_id,
-                ending=Ending.UNSEEN if ahead else ending,
+                ending=ExpiryReason.UNSEEN if ahead else ending,
             )
         )
         self.pop.validate()

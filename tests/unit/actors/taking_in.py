@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raymq.actors.broker.core.appending.foreign_send import Accepted
-from raymq.actors.broker.core.appending.inbound_message import Draft
+from raymq.actors.broker.core.appending.inbound_message import InboundMessage
+from raymq.actors.broker.core.appending.send_message_processor import PutMessageResult
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.storage.records.record import Record, encode_properties
 from raymq.storage.store import Store
@@ -31,14 +31,14 @@ class Intake:
         self.core = BrokerCore(
             "broker-a", self.store, cluster=CLUSTER, auto_create_topics=auto_create_topics, clock=self.clock
         )
-        self.core.accepting.choose = lambda below: below - 1
+        self.core.send_processor.choose = lambda below: below - 1
         self.core.topics.create("t", 4)
 
-    def accept(self, **changes: Any) -> Accepted:
-        return self.core.accepting.accept(draft(**changes))
+    def accept(self, **changes: Any) -> PutMessageResult:
+        return self.core.send_processor.accept(draft(**changes))
 
-    def accept_batch(self, *members: bytes, **changes: Any) -> Accepted:
-        return self.core.accepting.accept_batch(draft(**{"body": b"".join(members), **changes}))
+    def accept_batch(self, *members: bytes, **changes: Any) -> PutMessageResult:
+        return self.core.send_processor.accept_batch(draft(**{"body": b"".join(members), **changes}))
 
     def records(self, topic: str = "t", queue_id: int = 0) -> list[Record]:
         if queue_id not in self.store.queues(topic):
@@ -51,7 +51,7 @@ class Intake:
         return self.store.max_physical_offset, set(self.core.topics.all())
 
 
-def draft(**changes: Any) -> Draft:
+def draft(**changes: Any) -> InboundMessage:
     """A message to queue 0 of "t", with changes."""
     told: dict[str, Any] = {
         "topic": "t",
@@ -63,7 +63,7 @@ def draft(**changes: Any) -> Draft:
         "default_topic": "TBW102",
         "default_queues": 4,
     }
-    return Draft(**told | changes)
+    return InboundMessage(**told | changes)
 
 
 def member(body: bytes, properties: Mapping[str, str] | bytes, flag: int = 0) -> bytes:

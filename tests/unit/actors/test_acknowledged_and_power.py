@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.client import Message
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from tests.crash.power_loss import Disk
-from tests.stored import SMALL
+from tests.store_records import SMALL
 from tests.unit.actors.bench import encoded
 from tests.unit.actors.clock import FakeClock
 

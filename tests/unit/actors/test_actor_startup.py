@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.actor_startup import Hosted
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.hosted_service import HostedService
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.storage.errors import StoreFailed
@@ -23,8 +23,8 @@ from tests.polling import poll_until
 
 PROGRAM = """
 import sys
-from raymq.actors.actor_startup import leave_out_pandas
-leave_out_pandas()
+from raymq.actors.hosted_service import block_pandas_import
+block_pandas_import()
 import pyarrow as pa
 print(pa.array([1, 2]).to_pylist(), "pandas" in sys.modules)
 """
@@ -40,7 +40,7 @@ def test_a_name_server_that_could_not_keep_its_address_once_comes_up_at_it(
 ) -> None:
     """What a start that failed left listening was in the way of all later ones."""
     spec = NameServerSpec(0, str(tmp_path), "127.0.0.1", 0)
-    first = Hosted("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
+    first = HostedService("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
     address = first.wait(20.0, 5.0).address
     first.stop()
     save, failures = json_file.save, [StoreFailed("an error of the disk"), StoreFailed("another one")]
@@ -51,7 +51,7 @@ def test_a_name_server_that_could_not_keep_its_address_once_comes_up_at_it(
         save(path, *arguments)
 
     monkeypatch.setattr(json_file, "save", saving)
-    again = Hosted("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
+    again = HostedService("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
     assert again.wait(20.0, 10.0).address == address
     assert not failures
     again.stop()
@@ -60,7 +60,7 @@ def test_a_name_server_that_could_not_keep_its_address_once_comes_up_at_it(
 def test_nobody_waits_for_one_that_was_stopped(tmp_path: Path) -> None:
     """A start that met the broker of a machine that had left waited for two minutes, and failed then."""
     spec = NameServerSpec(0, str(tmp_path), "127.0.0.1", 0)
-    hosted = Hosted("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
+    hosted = HostedService("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
     hosted.wait(20.0, 5.0)
     assert not hosted.is_stopped
     hosted.stop()
@@ -88,7 +88,7 @@ def test_whatever_a_start_raises_it_is_told_and_tried_again(error: BaseException
             raise error
         return Listening()
 
-    hosted = Hosted("broker-a", EventLoopThread("broker-a"), start)
+    hosted = HostedService("broker-a", EventLoopThread("broker-a"), start)
     poll_until(lambda: len(tries) > 1, what="it is tried again")
     with pytest.raises(BrokerUnavailable, match=f"does not start: {type(error).__name__}"):
         hosted.get()
@@ -100,7 +100,7 @@ def test_whatever_a_start_raises_it_is_told_and_tried_again(error: BaseException
 @pytest.mark.parametrize("name_server", ["127.0.0.1:99999", "127.0.0.1:-5", "a..b:9876", "nowhere", ""])
 def test_a_broker_starts_whatever_its_name_servers_are_called(tmp_path: Path, name_server: str) -> None:
     spec = BrokerSpec("broker-a", "test", str(tmp_path), "127.0.0.1", (name_server,))
-    hosted = Hosted("broker-a", EventLoopThread("broker-a"), lambda: BrokerService.start(spec, "node"))
+    hosted = HostedService("broker-a", EventLoopThread("broker-a"), lambda: BrokerService.start(spec, "node"))
     broker = hosted.wait(30.0, 1.0)
     assert name_server in broker.troubles
     hosted.stop()
@@ -119,7 +119,7 @@ def test_a_start_that_fails_behind_the_listening_leaves_nothing_of_it(
         await announce(service)
 
     monkeypatch.setattr(BrokerService, "announce", announcing)
-    hosted = Hosted("broker-a", EventLoopThread("broker-a"), lambda: BrokerService.start(spec, "node"))
+    hosted = HostedService("broker-a", EventLoopThread("broker-a"), lambda: BrokerService.start(spec, "node"))
     broker = hosted.wait(30.0, 10.0)
     [before] = failed
     assert before.address == broker.address

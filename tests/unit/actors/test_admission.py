@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.broker.core.appending.admission import BEAT_SECONDS, Admission, AdmissionLimits, cause_of
+from raymq.actors.broker.core.appending.admission import BEAT_SECONDS, Admission, AdmissionLimits, refusal_cause
 from raymq.actors.errors import RayMQError, ServerBusy, StoreFailed, StoreFull, TopicNotFound
 from tests.unit.actors.clock import FakeClock
-from tests.validated import validated
+from tests.validation import validated
 
 LIMITS = AdmissionLimits(bytes_under_way=1_000, appends_under_way=3)
 
@@ -105,4 +105,4 @@ def test_a_refused_append_leaves_no_trace(admission: Admission) -> None:
     ],
 )
 def test_what_a_refusal_is_counted_under(refusal: RayMQError, cause: str) -> None:
-    assert cause_of(refusal) == cause
+    assert refusal_cause(refusal) == cause

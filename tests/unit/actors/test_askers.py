@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from raymq.actors.broker.core.groups.askers import MAX_ID_CHARACTERS, MOST_ASKERS, Askers
+from raymq.actors.broker.core.groups.pending_requesters import MAX_ID_CHARACTERS, MAX_REQUESTERS, PendingRequesters
 
 
 def test_a_client_that_asked_is_found_until_its_connection_closes() -> None:
-    askers = Askers()
-    assert askers.connection_of("client") is None
-    assert askers.asked("client", "first connection")
-    assert not askers.asked("other client", "first connection"), "the connection is known"
-    assert askers.connection_of("client") == "first connection"
-    askers.connection_closed("first connection")
-    assert (askers.connection_of("client"), askers.connection_of("other client")) == (None, None)
-    assert askers.asked("client", "second connection")
+    requesters = PendingRequesters()
+    assert requesters.connection_of("client") is None
+    assert requesters.add_requester("client", "first connection")
+    assert not requesters.add_requester("other client", "first connection"), "the connection is known"
+    assert requesters.connection_of("client") == "first connection"
+    requesters.connection_closed("first connection")
+    assert (requesters.connection_of("client"), requesters.connection_of("other client")) == (None, None)
+    assert requesters.add_requester("client", "second connection")
 
 
 def test_who_passes_a_request_on_is_not_who_asked() -> None:
-    askers = Askers()
-    askers.asked("client", "its connection")
-    assert not askers.asked("client", "a forwarder's connection")
-    askers.connection_closed("a forwarder's connection")
-    assert askers.connection_of("client") == "its connection"
+    requesters = PendingRequesters()
+    requesters.add_requester("client", "its connection")
+    assert not requesters.add_requester("client", "a forwarder's connection")
+    requesters.connection_closed("a forwarder's connection")
+    assert requesters.connection_of("client") == "its connection"
 
 
 def test_what_clients_make_up_is_bounded() -> None:
-    askers = Askers()
-    for number in range(MOST_ASKERS + 10):
-        askers.asked(f"client {number}", number % 3)
-    assert askers.connection_of("client 9") is None
-    assert askers.connection_of("client 10") == 1
-    assert not askers.asked("x" * (MAX_ID_CHARACTERS + 1), 1)
-    assert askers.connection_of("x" * (MAX_ID_CHARACTERS + 1)) is None
+    requesters = PendingRequesters()
+    for number in range(MAX_REQUESTERS + 10):
+        requesters.add_requester(f"client {number}", number % 3)
+    assert requesters.connection_of("client 9") is None
+    assert requesters.connection_of("client 10") == 1
+    assert not requesters.add_requester("x" * (MAX_ID_CHARACTERS + 1), 1)
+    assert requesters.connection_of("x" * (MAX_ID_CHARACTERS + 1)) is None
     for connection in range(3):
-        askers.connection_closed(connection)
-    assert askers.connection_of(f"client {MOST_ASKERS}") is None
+        requesters.connection_closed(connection)
+    assert requesters.connection_of(f"client {MAX_REQUESTERS}") is None

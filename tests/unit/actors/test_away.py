@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from raymq.actors import routing
+from raymq.actors import route_cache
 from raymq.actors.errors import ProtocolError, ServerBusy, TopicNotFound, TopicUnavailable
-from raymq.actors.names import table as name_server
+from raymq.actors.names import route_table as name_server
 from raymq.actors.names.route_handlers import handlers
-from raymq.actors.names.table import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
-from raymq.actors.protocol import AWAY_SECONDS, AwayQueues, MessageQueue, QueueData, TopicRoute
-from raymq.actors.routing import ROUTE_SECONDS, Routes
-from raymq.actors.wire import faults
+from raymq.actors.names.route_table import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
+from raymq.actors.protocol import RECENTLY_LEFT_SECONDS, MessageQueue, QueueData, RecentlyLeftQueues, TopicRoute
+from raymq.actors.route_cache import ROUTE_SECONDS, RouteCache
+from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.route import read_route
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.commands.route_answers import read_route
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
 from tests.unit.actors.clock import FakeClock
 
@@ -58,8 +58,8 @@ def test_no_living_broker_is_not_no_such_topic(table: RouteTable, clock: FakeClo
     assert outcome(table, "t") == (["a"], [("b", 0)])
     assert outcome(table, "of b") == ("TopicUnavailable", "b")
     assert outcome(table, "none") == ("TopicNotFound", "")
-    clock.advance(AWAY_SECONDS - 1)
-    assert outcome(table, "t") == (["a"], [("b", round(AWAY_SECONDS) - 1)])
+    clock.advance(RECENTLY_LEFT_SECONDS - 1)
+    assert outcome(table, "t") == (["a"], [("b", round(RECENTLY_LEFT_SECONDS) - 1)])
     clock.advance(2)
     assert outcome(table, "t") == (["a"], [])
     assert outcome(table, "of b") == ("TopicNotFound", "")
@@ -107,8 +107,8 @@ def test_what_may_not_be_written_is_not_waited_for(table: RouteTable) -> None:
 def test_those_that_are_away_have_the_room_that_the_living_leave(
     table: RouteTable, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name_server, "MOST_REGISTRATIONS", 4)
-    monkeypatch.setattr(name_server, "MOST_TOPICS", 6)
+    monkeypatch.setattr(name_server, "MAX_REGISTRATIONS", 4)
+    monkeypatch.setattr(name_server, "MAX_TOPICS", 6)
     for number in range(4):
         register(table, f"b{number}", f"t{number}")
         clock.advance(1)
@@ -130,7 +130,7 @@ def ask(table: RouteTable, **fields: str) -> Command:
     try:
         answer = route(None, request)  # type: ignore[arg-type]
     except TopicUnavailable as error:
-        return faults.to_response(request, error)
+        return error_codec.error_response(request, error)
     assert isinstance(answer, Command)
     return answer
 
@@ -143,12 +143,12 @@ def test_rocketmqs_clients_are_told_what_rocketmqs_name_server_tells(table: Rout
     assert ask(table).body == alone
     ours = ask(table, raymqAway="true")
     assert set(json.loads(ours.body)) - set(json.loads(alone)) == {"raymqAway"}
-    assert read_route("t", ours.body).away == (AwayQueues(QueueData("b", 2, 2), 0),)
+    assert read_route("t", ours.body).away == (RecentlyLeftQueues(QueueData("b", 2, 2), 0),)
     table.unregister("a", 0)
     answer = ask(table)
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert str(answer.remark).startswith("No topic route info in name server for the topic: t")
-    error = faults.to_error(answer)
+    error = error_codec.error_from_response(answer)
     assert isinstance(error, TopicUnavailable)
     assert error.broker == "a, b"
 
@@ -157,16 +157,16 @@ def test_rocketmqs_clients_are_told_what_rocketmqs_name_server_tells(table: Rout
 
 
 @pytest.fixture
-def routes(clock: FakeClock, table: RouteTable, monkeypatch: pytest.MonkeyPatch) -> Routes:
+def routes(clock: FakeClock, table: RouteTable, monkeypatch: pytest.MonkeyPatch) -> RouteCache:
     """Of a client whose name server has that table."""
-    monkeypatch.setattr(routing, "boottime", clock)
-    made = Routes(ConnectionPool(), ["n:1"])
+    monkeypatch.setattr(route_cache, "boottime", clock)
+    made = RouteCache(ConnectionPool(), ["n:1"])
 
     async def answered(command: Command, *_: Any, **__: Any) -> Command:
         try:
             answer = handlers(table, lambda _: None)[command.code](None, command)  # type: ignore[arg-type]
         except (TopicNotFound, TopicUnavailable) as error:
-            raise faults.to_error(faults.to_response(command, error)) from None
+            raise error_codec.error_from_response(error_codec.error_response(command, error)) from None
         assert isinstance(answer, Command)
         return answer
 
@@ -178,7 +178,9 @@ def queues_of(*brokers: str) -> list[MessageQueue]:
     return [MessageQueue("t", broker, number) for broker in brokers for number in range(2)]
 
 
-async def test_a_route_whose_brokers_are_away_serves_on(routes: Routes, table: RouteTable, clock: FakeClock) -> None:
+async def test_a_route_whose_brokers_are_away_serves_on(
+    routes: RouteCache, table: RouteTable, clock: FakeClock
+) -> None:
     """Fault 12: after 30 s a running client was told that there is no such topic."""
     register(table, "a", "t")
     known = await routes.get("t")
@@ -194,7 +196,7 @@ async def test_a_route_whose_brokers_are_away_serves_on(routes: Routes, table: R
 
 
 async def test_keys_wait_for_a_broker_whatever_is_said_meanwhile(
-    routes: Routes, table: RouteTable, clock: FakeClock
+    routes: RouteCache, table: RouteTable, clock: FakeClock
 ) -> None:
     """Fault 9: one "no such topic", and all keys of the broker that was away belonged to the others."""
     register(table, "a", "t")
@@ -213,17 +215,17 @@ async def test_keys_wait_for_a_broker_whatever_is_said_meanwhile(
     route = await routes.get("t")
     assert routes.keyed(route) == queues_of("a", "b")
     assert routes.away(route) == ["b"]
-    clock.advance(AWAY_SECONDS)
+    clock.advance(RECENTLY_LEFT_SECONDS)
     assert routes.keyed(await routes.get("t")) == queues_of("a")
 
 
 async def test_a_client_that_is_new_knows_whose_keys_have_to_wait(
-    routes: Routes, table: RouteTable, clock: FakeClock
+    routes: RouteCache, table: RouteTable, clock: FakeClock
 ) -> None:
     register(table, "a", "t")
     register(table, "b", "t")
     table.unregister("b", 0)
-    clock.advance(AWAY_SECONDS - 10)
+    clock.advance(RECENTLY_LEFT_SECONDS - 10)
     route = await routes.get("t")
     assert (routes.keyed(route), routes.away(route)) == (queues_of("a", "b"), ["b"])
     assert route.addresses.keys() == {"a"}
@@ -233,7 +235,7 @@ async def test_a_client_that_is_new_knows_whose_keys_have_to_wait(
     assert routes._writable["t"].keys() == {"a"}
 
 
-async def test_what_was_deleted_here_is_not_remembered(routes: Routes, table: RouteTable) -> None:
+async def test_what_was_deleted_here_is_not_remembered(routes: RouteCache, table: RouteTable) -> None:
     register(table, "a", "t")
     register(table, "b", "t")
     await routes.get("t")
@@ -245,12 +247,12 @@ async def test_what_was_deleted_here_is_not_remembered(routes: Routes, table: Ro
 
 
 async def test_a_route_that_is_out_of_date_is_asked_for_and_keeps_what_is_away(
-    routes: Routes, table: RouteTable
+    routes: RouteCache, table: RouteTable
 ) -> None:
     register(table, "a", "t")
     register(table, "b", "t")
     await routes.get("t")
-    routes.outdate("t")
+    routes.invalidate("t")
     assert routes.known("t") is None
     table._brokers.pop("b")
     assert routes.keyed(await routes.get("t")) == queues_of("a", "b")
@@ -265,7 +267,7 @@ def test_what_is_told_of_those_away_is_checked() -> None:
     def read(*brokers: dict[str, Any]) -> TopicRoute:
         return read_route("t", json.dumps(told | {"raymqAway": brokers}).encode())
 
-    assert read(away).away == (AwayQueues(QueueData("b", 1, 1), 3),)
+    assert read(away).away == (RecentlyLeftQueues(QueueData("b", 1, 1), 3),)
     assert [data.broker for data in read(away).queues] == ["a"]
     for wrong in ({"awaySeconds": -1}, {"awaySeconds": "3"}, {"perm": None}, {"brokerName": "a"}, {"brokerName": ""}):
         with pytest.raises(ProtocolError):

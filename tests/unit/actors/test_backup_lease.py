@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core import backups as module
-from raymq.actors.broker.core.backups import LEASE_SECONDS, Backups
+from raymq.actors.broker.core import backup_lease as module
+from raymq.actors.broker.core.backup_lease import LEASE_SECONDS, BackupLeases
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.errors import InvalidInput
 from raymq.storage.errors import BackupFailed
 from raymq.storage.files import file_calls
-from raymq.storage.log.retention import Disk
+from raymq.storage.log.retention import DiskUsage
 from raymq.storage.store import Store
-from tests.stored import EXPIRING, append, make_record
+from tests.store_records import EXPIRING, append, make_record
 from tests.unit.actors.clock import FakeClock
 
 START_MS = 1_700_000_000_000
@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_no_file_goes_that_a_backup_reads(store: Store, clock: FakeClock) -> None:
     core = BrokerCore("b", store, elapsed=clock)
-    core.backups = Backups(store, clock)
+    core.backups = BackupLeases(store, clock)
     lease = core.backups.begin()
     assert core.delete_expired().log_files == 0
     second = store.min_physical_offset + (1 << 14)
@@ -57,22 +57,22 @@ def test_no_file_goes_that_a_backup_reads(store: Store, clock: FakeClock) -> Non
 
 def test_a_disk_that_is_too_full_counts_more(store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     core = BrokerCore("b", store, elapsed=clock)
-    core.backups = Backups(store, clock)
+    core.backups = BackupLeases(store, clock)
     core.backups.begin()
 
     class Full:
         @staticmethod
-        def of(_: Path) -> Disk:
-            return Disk(86, 14)
+        def of(_: Path) -> DiskUsage:
+            return DiskUsage(86, 14)
 
-    monkeypatch.setattr(module, "Disk", Full)
+    monkeypatch.setattr(module, "DiskUsage", Full)
     assert core.delete_expired().log_files > 0
     core.backups.end()
 
 
 def test_a_lease_falls_by_itself(store: Store, clock: FakeClock) -> None:
     plain = file_calls.current
-    backups = Backups(store, clock)
+    backups = BackupLeases(store, clock)
     lease = backups.begin()
     assert file_calls.current is not plain
     with pytest.raises(BackupFailed, match="another backup"):
@@ -80,15 +80,15 @@ def test_a_lease_falls_by_itself(store: Store, clock: FakeClock) -> None:
     clock.now += LEASE_SECONDS - 1
     assert backups.renew(lease.id) is lease
     clock.now += LEASE_SECONDS - 1
-    assert backups.held_from() == store.min_physical_offset
+    assert backups.retained_from() == store.min_physical_offset
     clock.now += 1
-    assert backups.held_from() is None
+    assert backups.retained_from() is None
     assert file_calls.current is plain
     with pytest.raises(BackupFailed, match="begin another one"):
         backups.renew(lease.id)
     other = backups.begin()
     backups.end(lease.id)
-    assert backups.held_from() is not None, "the end of a former one says nothing of this one"
+    assert backups.retained_from() is not None, "the end of a former one says nothing of this one"
     backups.end(other.id)
     backups.end(other.id)
     assert file_calls.current is plain

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command
-from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server import Server
-from raymq.actors.wire.server_connection import ServerConnection, without_body
+from raymq.actors.wire.server_connection import ServerConnection, discard_body
+from raymq.actors.wire.server_limits import ServerLimits
 from raymq.actors.wire.tls import client_context, server_context
 from tests.certificates import certificates
 from tests.polling import poll_until
-from tests.served import Peer, encoded, serving
+from tests.wire_server import Peer, encode_frame, serving
 
 NOTE, SLOW, WAIT, POP = 1, 2, 3, 4
 
@@ -59,12 +59,12 @@ class Bench:
             self.popped += 1
             return request.response(0)
 
-        return {NOTE: note, SLOW: slow, WAIT: without_body(wait), POP: without_body(pop)}
+        return {NOTE: note, SLOW: slow, WAIT: discard_body(wait), POP: discard_body(pop)}
 
 
 def burst(code: int, count: int, *, flag: int = 0, body: bytes = b"") -> bytes:
     """So many requests, numbered."""
-    return b"".join(encoded(Command(code, {"n": str(n)}, body, opaque=n + 1, flag=flag)) for n in range(count))
+    return b"".join(encode_frame(Command(code, {"n": str(n)}, body, opaque=n + 1, flag=flag)) for n in range(count))
 
 
 async def connected(address: str) -> socket.socket:
@@ -73,7 +73,7 @@ async def connected(address: str) -> socket.socket:
     made = socket.create_connection((host, int(port)))
     made.setblocking(False)
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(made, encoded(Command(NOTE, {"n": "-1"})))
+    await loop.sock_sendall(made, encode_frame(Command(NOTE, {"n": "-1"})))
     await loop.sock_recv(made, 1000)
     return made
 
@@ -119,7 +119,7 @@ async def test_what_came_before_a_reset_of_a_tls_connection_is_carried_out(tmp_p
                 .now()
                 .wrap_socket(socket.create_connection((host, int(port))), server_hostname=host)
             )
-            made.sendall(encoded(Command(NOTE, {"n": "-1"})))
+            made.sendall(encode_frame(Command(NOTE, {"n": "-1"})))
             made.recv(1000)
             return made
 
@@ -200,7 +200,7 @@ async def test_who_looks_for_the_end_of_a_connection_is_told_once_and_after_it_t
 
     def watch(connection: ServerConnection, request: Command) -> Command:
         kept.append(connection)
-        connection.at_end(lambda: told.append("at the end"))
+        connection.add_close_callback(lambda: told.append("at the end"))
         return request.response(0)
 
     async with serving({**bench.handlers(), 9: watch}) as (server, address):
@@ -210,7 +210,7 @@ async def test_who_looks_for_the_end_of_a_connection_is_told_once_and_after_it_t
         reset(client)
         await until(lambda: not server.connections)
         assert told == ["at the end"]
-        kept[0].at_end(lambda: told.append("later"))
+        kept[0].add_close_callback(lambda: told.append("later"))
     assert told == ["at the end", "later"]
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.copies.rewriting import encode_again
-from raymq.actors.broker.core.delay.schedule import DELIVERED_FROM
-from raymq.actors.broker.core.reading.fetching import Fetch
+from raymq.actors.broker.core.copies.record_copy import reencode
+from raymq.actors.broker.core.delay.schedule_message_service import DELIVERED_FROM
+from raymq.actors.broker.core.reading.fetch_session import FetchSession
 from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound, TopicExists, TopicNotFound
-from raymq.actors.filter.wanted import Wanted
-from raymq.actors.protocol import Redriven
+from raymq.actors.filter.fetch_spec import FetchSpec
+from raymq.actors.protocol import RedriveStatus
 from raymq.client import Message
 from raymq.storage.errors import StoreFull
 from raymq.storage.records.record import decode
-from raymq.storage.tables.staging import OVER_SECONDS
+from raymq.storage.tables.staged_records import FINISHED_MARK_SECONDS
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench, encoded
 
@@ -64,7 +64,7 @@ def test_a_topic_without_permission_is_neither_written_nor_read(bench: Bench) ->
     bench.store.topic_configs.put(TopicConfig("t", 2, 2, 0))
     with pytest.raises(PermissionDenied):
         bench.append(Message("t", b"x"))
-    part = Fetch(bench.core, [Wanted("t", 0, 0)], 10, 1000).look()[0]
+    part = FetchSession(bench.core, [FetchSpec("t", 0, 0)], 10, 1000).read_available()[0]
     assert isinstance(part.error, PermissionDenied)
 
 
@@ -131,7 +131,7 @@ def test_a_crash_between_delivery_and_progress_delivers_nothing_twice(
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench.store.delay_progress, "commit", dies)
+    monkeypatch.setattr(bench.store.delay_offsets, "commit", dies)
     with pytest.raises(KeyboardInterrupt):
         bench.core.schedule.deliver_due()
     bench.crash()
@@ -147,7 +147,7 @@ def test_a_copy_that_nobody_delivered_is_not_believed(bench: Bench, forged: str)
     for number in range(30):
         bench.append(Message("t", b"%d" % number, delay_level=1), delayed=True)
     record = decode(encoded(Message("t", b"forged"))[0])
-    made = encode_again(record, "t", 0, {**record.properties, DELIVERED_FROM: forged})
+    made = reencode(record, "t", 0, {**record.properties, DELIVERED_FROM: forged})
     bench.core.append("t", 0, memoryview(made), np.array([len(made)], np.int32))
     bench.crash()
     bench.clock.advance(2)
@@ -214,13 +214,13 @@ def test_the_marks_of_staged_writes_that_are_over_go_after_a_while(bench: Bench)
         with pytest.raises(InvalidInput, match="decided"):
             staging.stage(name, "p", 1, ("t", 0), memoryview(records), sizes, "home")
     assert staging.sweep() is None
-    bench.elapsed.advance(OVER_SECONDS + 1)
+    bench.elapsed.advance(FINISHED_MARK_SECONDS + 1)
     for gone in ("given-up", "done"):  # whose home has to be told first
         remove = staging.sweep()
         assert remove is not None
         remove()
         assert not (folder / gone).exists()
-        staging.following.told("done")
+        staging.in_doubt.mark_notified("done")
     assert [path.name for path in folder.iterdir()] == ["open"]
     assert sum(staging.commit("open", ["p"])) == 1
 
@@ -274,5 +274,5 @@ def test_what_is_longer_than_messages_may_be_by_now_comes_all_the_same(tmp_path:
     assert bench.bodies("%RETRY%g") == [body]
     bench.core.redelivery.send_back("g", place, -1, None)
     assert bench.bodies("%DLQ%g") == [body]
-    assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [Redriven.REDRIVEN]
+    assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [RedriveStatus.REDRIVEN]
     bench.store.close()

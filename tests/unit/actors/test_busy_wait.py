@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.wire.busy_wait import Alertness
+from raymq.actors.wire.adaptive_spin import AdaptiveSpin
 
 
 def awake_of(answers: str, processors: int = 2) -> str:
     """Which of the requests were waited for awake (+), by whether their answers come in time (i) or late (l)."""
-    alertness, found = Alertness(processors), ""
+    alertness, found = AdaptiveSpin(processors), ""
     for answer in answers:
-        awake = alertness.is_worth_it()
+        awake = alertness.should_spin()
         found += "+" if awake else "-"
         if awake:
-            alertness.came(in_time=answer == "i")
+            alertness.record_wait(in_time=answer == "i")
     return found
 
 

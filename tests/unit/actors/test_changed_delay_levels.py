@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.appending.staged_delays import waiting_chunk
-from raymq.actors.broker.core.copies.rewriting import encode_again
+from raymq.actors.broker.core.appending.staged_delays import delay_chunk_steps
+from raymq.actors.broker.core.copies.record_copy import reencode
 from raymq.client import Message
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.records.record import decode
-from raymq.storage.steps import finish
 from raymq.storage.store import Store
 from tests.unit.actors.bench import CONFIG, Bench, encoded
 
@@ -106,14 +106,14 @@ def test_what_moves_to_the_timers_comes_once_if_the_broker_dies_before_it_has_no
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(broker.store.delay_progress, "commit", dies)
+    monkeypatch.setattr(broker.store.delay_offsets, "commit", dies)
     broker.start_again("1s 2s 3s 1s", "stopped")
-    monkeypatch.setattr(broker.store.delay_progress, "commit", dies)
+    monkeypatch.setattr(broker.store.delay_offsets, "commit", dies)
     with pytest.raises(KeyboardInterrupt):
         broker.core.deliver_due()
     monkeypatch.undo()
     broker.start_again("1s 2s 3s 1s", "killed")
-    assert broker.core.schedule.first_place() is None, "all of them wait for their time"
+    assert broker.core.schedule.first_log_position() is None, "all of them wait for their time"
     comes_at_its_times(broker, {f"{number:02}": 240.0 for number in range(30)})
     broker.start_again(OLD, "killed")
     assert broker.core.deliver_due().delivered == 0
@@ -121,7 +121,7 @@ def test_what_moves_to_the_timers_comes_once_if_the_broker_dies_before_it_has_no
 
 def test_what_names_itself_a_withdrawal_is_none_after_it_moved(broker: Broker) -> None:
     record = decode(encoded(Message("t", b"x", delay_level=4))[0])
-    made = encode_again(record, "t", 0, {**record.properties, "TIMER_DEL_UNIQKEY": "t_x", "TIMER_OUT_MS": "7"})
+    made = reencode(record, "t", 0, {**record.properties, "TIMER_DEL_UNIQKEY": "t_x", "TIMER_OUT_MS": "7"})
     broker.core.append("t", 0, memoryview(made), np.array([len(made)], np.int32), delayed=True)
     broker.start_again("1s 2s 3s 1s", "stopped")
     comes_at_its_times(broker, {"x": 240.0})
@@ -161,7 +161,7 @@ def test_rows_that_were_staged_for_a_level_that_the_table_has_no_more_come_when_
     broker.core.topics.create("t", 1)
     core = broker.core
     records, sizes = encoded(Message("t", b"a", delay_level=4))
-    chunk = finish(waiting_chunk(core.schedule, core.timers, ("t", 0), memoryview(records), sizes))
+    chunk = run_steps(delay_chunk_steps(core.schedule, core.timers, ("t", 0), memoryview(records), sizes))
     core.staging.stage("write", "part", 0, *chunk, home="broker-a")
     broker.start_again("1m", "closed")
     for _ in broker.core.staging.commit("write", ["part"], 1):

@@ -15,14 +15,14 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError, ServerBusy, Timeout
 from raymq.actors.wire import frame
-from raymq.actors.wire.channel import CHANNELS_PER_ADDRESS, Channel, ChannelPool
+from raymq.actors.wire.blocking_channel import CHANNELS_PER_ADDRESS, BlockingChannel, BlockingChannelPool
 from raymq.actors.wire.frame import Buffer, Command
-from raymq.actors.wire.limits import ServerLimits
-from raymq.actors.wire.server_connection import ServerConnection, without_body
+from raymq.actors.wire.server_connection import ServerConnection, discard_body
+from raymq.actors.wire.server_limits import ServerLimits
 from raymq.actors.wire.tls import client_context, server_context
 from tests.certificates import certificates
 from tests.polling import poll_until
-from tests.served import serving
+from tests.wire_server import serving
 
 ECHO, BUSY, SILENT = 1, 2, 3
 
@@ -39,16 +39,16 @@ def silent(_: ServerConnection, __: Command) -> Awaitable[Command]:
     return asyncio.get_running_loop().create_future()
 
 
-HANDLERS = {ECHO: echo, BUSY: busy, SILENT: without_body(silent)}
+HANDLERS = {ECHO: echo, BUSY: busy, SILENT: discard_body(silent)}
 
 
-def connections(pool: ChannelPool) -> int:
+def connections(pool: BlockingChannelPool) -> int:
     return len(pool._open)
 
 
 async def test_one_channel_serves_one_thread_again_and_again() -> None:
     async with serving(HANDLERS) as (server, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
         for number in range(20):
             answer = await asyncio.to_thread(pool.request, address, Command(ECHO, body=b"%d" % number * 9_000), 5)
             assert answer is not None
@@ -64,7 +64,7 @@ async def test_one_channel_serves_one_thread_again_and_again() -> None:
 
 async def test_several_requests_are_begun_before_their_answers_are_fetched() -> None:
     async with serving(HANDLERS) as (_, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
         bodies = [b"first" * 50_000, b"second"]
         begun = [await asyncio.to_thread(pool.begin, address, Command(ECHO, body=body), 5) for body in bodies]
         for body, channel in reversed(list(zip(bodies, begun, strict=True))):
@@ -81,7 +81,7 @@ async def test_several_requests_are_begun_before_their_answers_are_fetched() -> 
 
 async def test_one_channel_has_several_requests_under_way() -> None:
     async with serving(HANDLERS) as (server, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
         channel = await asyncio.to_thread(pool.open, address, 5)
         assert channel is not None
 
@@ -91,8 +91,8 @@ async def test_one_channel_has_several_requests_under_way() -> None:
             return [channel.read(5, third).body, channel.read(5, first).body]
 
         assert await asyncio.to_thread(bodies) == [b"3", b"1" * 50_000]
-        assert not channel.is_awaited
-        assert channel.is_quiet
+        assert not channel.has_pending_answer
+        assert channel.is_reusable
         assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5), "it is beside those that are shared"
         assert len(server.connections) == connections(pool) == 2
         pool.end(channel)
@@ -103,7 +103,7 @@ async def test_one_channel_has_several_requests_under_way() -> None:
 
 async def test_an_answer_that_does_not_come_costs_its_time_and_the_channel() -> None:
     async with serving(HANDLERS) as (_, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
         loop = asyncio.get_running_loop()
         began = loop.time()
         with pytest.raises(Timeout):
@@ -146,10 +146,10 @@ def talker() -> Iterator[tuple[str, threading.Event]]:
     ids=["request", "ask"],
 )
 def test_whoever_talks_without_answering_holds_nobody_beyond_his_time(
-    talker: tuple[str, threading.Event], ask: Callable[[ChannelPool, str], object]
+    talker: tuple[str, threading.Event], ask: Callable[[BlockingChannelPool, str], object]
 ) -> None:
     address, exhausted = talker
-    pool = ChannelPool()
+    pool = BlockingChannelPool()
     with pytest.raises(Timeout):
         ask(pool, address)
     assert not exhausted.is_set(), "it was not he who ended it"
@@ -159,7 +159,7 @@ def test_whoever_talks_without_answering_holds_nobody_beyond_his_time(
 
 async def test_a_channel_that_the_server_closed_is_not_written_to() -> None:
     async with serving(HANDLERS, limits=ServerLimits(idle_seconds=0.05)) as (server, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
         for _ in range(2):
             assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5), "opened anew, not lost"
             while server.connections:  # noqa: ASYNC110 - its sweep comes round
@@ -169,7 +169,7 @@ async def test_a_channel_that_the_server_closed_is_not_written_to() -> None:
 
 async def test_who_stops_is_not_asked_and_who_is_gone_is_not_waited_for() -> None:
     async with serving(HANDLERS) as (server, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
         assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5)
         server.draining = True
         with pytest.raises(BrokerUnavailable):
@@ -179,7 +179,7 @@ async def test_who_stops_is_not_asked_and_who_is_gone_is_not_waited_for() -> Non
 
 async def test_a_lost_connection_and_a_close_end_the_wait() -> None:
     async with serving(HANDLERS) as (server, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
         for end in (lambda: [connection.close() for connection in list(server.connections)], pool.close):
             waiting = asyncio.ensure_future(asyncio.to_thread(pool.request, address, Command(SILENT), 30))
             while not any(connection.tasks for connection in server.connections):  # noqa: ASYNC110
@@ -203,13 +203,13 @@ async def test_who_ends_a_wait_leaves_the_descriptor_to_the_thread_that_waits(
         close(closed)
 
     async with serving(HANDLERS) as (server, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
         channel = await asyncio.to_thread(pool.open, address, 5)
         assert channel is not None
         waited_for = channel._socket.fileno()
         monkeypatch.setattr(socket.socket, "close", told)
 
-        def wait(channel: Channel) -> int:
+        def wait(channel: BlockingChannel) -> int:
             channel.write(Command(SILENT), 5)
             with pytest.raises(ConnectionLost):
                 channel.read(30)
@@ -226,7 +226,7 @@ async def test_who_ends_a_wait_leaves_the_descriptor_to_the_thread_that_waits(
 
 async def test_an_idle_channel_is_closed_with_the_pool() -> None:
     async with serving(HANDLERS) as (server, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
         assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5)
         (channel,) = pool._open
         descriptor = channel._socket.fileno()
@@ -241,7 +241,7 @@ async def test_an_idle_channel_is_closed_with_the_pool() -> None:
 
 async def test_threads_beyond_the_limit_get_no_channel() -> None:
     async with serving(HANDLERS) as (server, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
         outcomes: list[Command | RayMQError | None] = []
 
         def ask() -> None:
@@ -264,7 +264,7 @@ async def test_threads_beyond_the_limit_get_no_channel() -> None:
 async def test_tls(tmp_path: Path) -> None:
     server_files, client_files = certificates(tmp_path)
     async with serving(HANDLERS, tls=server_context(server_files)) as (server, address):
-        pool = ChannelPool(client_context(client_files))
+        pool = BlockingChannelPool(client_context(client_files))
         for _ in range(3):
             answer = await asyncio.to_thread(pool.request, address, Command(ECHO, body=b"x" * 50_000), 5)
             assert answer is not None
@@ -275,7 +275,7 @@ async def test_tls(tmp_path: Path) -> None:
 
 def test_a_child_lets_go_without_hanging_up() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    pool = ChannelPool()
+    pool = BlockingChannelPool()
     channel = pool._take(f"127.0.0.1:{listener.getsockname()[1]}", 5)
     assert channel is not None
     pool._give_back(channel)
@@ -285,7 +285,7 @@ def test_a_child_lets_go_without_hanging_up() -> None:
         pool.abandon()
         os._exit(connections(pool))
     assert os.waitpid(child, 0)[1] == 0
-    assert channel.is_quiet
+    assert channel.is_reusable
     far.setblocking(False)
     with pytest.raises(BlockingIOError):
         far.recv(1)

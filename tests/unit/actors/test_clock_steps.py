@@ -11,12 +11,12 @@ import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.delay.due_times import DueTimes
-from raymq.actors.scheduler_pace import IDLE_SECONDS, SchedulerPace
+from raymq.actors.poll_schedule import IDLE_SECONDS, PollSchedule
 from raymq.client import Message
 from raymq.storage.clock import SteadyClock
 from raymq.storage.config import StoreConfig
 from raymq.storage.store import Store
-from tests.stored import SMALL
+from tests.store_records import SMALL
 from tests.unit.actors.bench import CONFIG, Bench
 from tests.unit.actors.clock import FakeClock
 from tests.unit.actors.pop_bench import PopBench, bodies
@@ -42,7 +42,7 @@ class Machine:
     def open(self, directory: Path, config: StoreConfig) -> tuple[Store, BrokerCore]:
         steady = SteadyClock(self.wall, self.elapsed)
         store = Store.open(
-            directory, config, now_ms=lambda: int(self.wall() * 1000), due_from_ms=lambda: int(steady() * 1000)
+            directory, config, now_ms=lambda: int(self.wall() * 1000), delay_clock_ms=lambda: int(steady() * 1000)
         )
         return store, BrokerCore("broker-a", store, clock=self.wall, steady=steady, elapsed=self.elapsed)
 
@@ -129,7 +129,7 @@ def test_a_step_while_a_message_waits_changes_nothing(bench: SteppedBench, step:
 def test_a_step_leaves_no_broker_unasked(bench: SteppedBench, step: float) -> None:
     """Fault 13.29: after a step of -1 h the scheduler asked nobody for an hour."""
     delay(bench, 2)
-    pace = SchedulerPace(bench.hands.elapsed)
+    pace = PollSchedule(bench.hands.elapsed)
     report = bench.core.deliver_due()
     assert report.wait_ms == 2 * MINUTE * 1000
     pace.answered(report)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import assembly, checkpointing
+from raymq.storage import checkpointer, store_parts
 from raymq.storage.files.file_calls import replaced
 from tests.crash.power_loss import Disk
 from tests.unit.actors.bench import Bench
@@ -19,7 +19,7 @@ def test_a_loss_of_power_behind_a_stop_does_not_store_rows_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float
 ) -> None:
     boots = ["first"]
-    for module in (assembly, checkpointing):
+    for module in (store_parts, checkpointer):
         monkeypatch.setattr(module, "boot_id", lambda: boots[-1])
     directory, found = tmp_path / "stopped", tmp_path / "found"
     directory.mkdir()

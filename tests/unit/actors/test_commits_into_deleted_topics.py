@@ -75,7 +75,7 @@ def test_rows_of_a_commit_that_is_under_way_are_found_by_nobody(bench: Bench, *,
     assert len(found(bench)) == 2 + 5 * is_made_anew
     list(bench.core.staging.commit("tx", ["p"], 6))
     bench.core.staging.close("tx")
-    assert not bench.store.veils.are_down
+    assert not bench.store.read_barrier.is_active
     for place in hidden:
         bench.store.read_at(place)
 

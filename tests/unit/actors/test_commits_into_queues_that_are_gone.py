@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.topics import TopicChange
+from raymq.actors.broker.core.topic_manager import TopicChange
 from raymq.client import Message
 from tests.unit.actors.bench import Bench, encoded
 

@@ -17,9 +17,9 @@ import pytest
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.storage.files.file_calls import FileCalls
 from raymq.storage.files.file_calls import replaced as replaced_calls
-from raymq.storage.log.past_damage import Damage
+from raymq.storage.log.log_salvage import DamagedRange
 from raymq.storage.records.record import Record, encode
-from raymq.storage.tables.remains import Remains
+from raymq.storage.tables.recovery_bounds import RecoveryBounds
 from tests.unit.actors.bench import CONFIG, Bench
 
 
@@ -107,19 +107,19 @@ def lose_power(bench: Bench) -> None:
     for mark in (bench.directory / "raymq" / "staged").glob("*/*.*"):
         if mark.suffix in (".done", ".intent"):
             mark.unlink()
-    bench.core.staging._files.clamp(Remains(bench.store.max_physical_offset, memory_lost=True))
+    bench.core.staging._files.clamp(RecoveryBounds(bench.store.max_physical_offset, memory_lost=True))
 
 
 def walked_by(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The places of the records that are looked at from now on."""
-    walk, places = bench.store.walk_past_damage, list[int]()
+    walk, places = bench.store.salvage_walk, list[int]()
 
-    def noted(begin: int) -> Iterator[Record | Damage]:
+    def noted(begin: int) -> Iterator[Record | DamagedRange]:
         for record in walk(begin):
-            places.append(record.begin if isinstance(record, Damage) else record.physical_offset)
+            places.append(record.begin if isinstance(record, DamagedRange) else record.physical_offset)
             yield record
 
-    monkeypatch.setattr(bench.store, "walk_past_damage", noted)
+    monkeypatch.setattr(bench.store, "salvage_walk", noted)
     return places
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from raymq.storage.records import record as layout
 from raymq.storage.records.record import encode
-from raymq.storage.tables.remains import Remains
+from raymq.storage.tables.recovery_bounds import RecoveryBounds
 from tests.unit.actors.bench import Bench
 
 PARTS = [f"part{number}" for number in range(4)]
@@ -71,7 +71,7 @@ def lose_power(bench: Bench) -> None:
     for mark in (bench.directory / "raymq" / "staged").glob("*/*.*"):
         if mark.suffix in (".done", ".intent", ".lost"):
             mark.unlink()
-    bench.core.staging._files.clamp(Remains(bench.store.max_physical_offset, memory_lost=True))
+    bench.core.staging._files.clamp(RecoveryBounds(bench.store.max_physical_offset, memory_lost=True))
 
 
 def flip(bench: Bench, place: int, field: str = "body") -> None:
@@ -84,16 +84,14 @@ def committed(bench: Bench) -> int:
     """How many rows are missing of the commit, which comes to its end."""
     sum(bench.core.staging.commit("tx", PARTS, 20))
     bench.core.staging.close("tx")
-    assert not bench.store.veils.are_down
+    assert not bench.store.read_barrier.is_active
     missing = bench.core.staging.missing("tx")
     return 0 if missing is None else missing.rows
 
 
 def readable(bench: Bench) -> Counter[bytes]:
     log = bench.store._log
-    return Counter(
-        each.body for each in bench.store.walk_past_damage(log.min_offset) if isinstance(each, layout.Record)
-    )
+    return Counter(each.body for each in bench.store.salvage_walk(log.min_offset) if isinstance(each, layout.Record))
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -165,7 +163,7 @@ def test_a_commit_that_is_interrupted_again_behind_damage_tells_the_same(bench: 
     if power:
         lose_power(bench)
     else:
-        bench.core.staging._files.clamp(Remains(bench.store.max_physical_offset, memory_lost=False))
+        bench.core.staging._files.clamp(RecoveryBounds(bench.store.max_physical_offset, memory_lost=False))
     assert committed(bench) == 2
     assert readable(bench) == Counter(BODIES) - Counter([BODIES[0], BODIES[9]])
 

@@ -16,20 +16,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raymq.actors.broker.core.appending import producer_history
-from raymq.actors.broker.core.copies.copying import DUTIES
-from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.broker.core.appending import producer_state_journal
+from raymq.actors.broker.core.copies.republisher import PURPOSES
+from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.actors.errors import NotFoundError, RayMQError
 from raymq.actors.naming import TIMER_TOPIC
-from raymq.actors.protocol import Redriven
+from raymq.actors.protocol import RedriveStatus
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.log.index_file import EVER_MS
 from raymq.storage.records.record import MAX_PROPERTIES_BYTES, Record, encode
-from raymq.storage.tables.set_aside import Note
-from raymq.storage.tables.staging import StagedRecords
-from raymq.storage.timers.entry import LEAST_KEY
+from raymq.storage.tables.quarantine_file import QuarantineEntry
+from raymq.storage.tables.staged_records import StagedRecords
+from raymq.storage.timers.timer_entry import MIN_KEY
 from tests.faulty_calls import UnsyncedCalls
 from tests.unit.actors.bench import HOST, Bench
 
@@ -138,7 +138,7 @@ def and_start_again(run: Callable[[Broker, dict[bytes, tuple[int, int]]], None])
         run(broker, places)
         notes = broker.core.set_aside.notes()
         broker.crash()
-        producer_history.replay(broker.core.producers, broker.store, 0)
+        producer_state_journal.replay(broker.core.producers, broker.store, 0)
         broker.deliver()
         broker.core.pop.sweep()
         assert set(notes) <= set(broker.core.set_aside.notes())
@@ -169,7 +169,7 @@ def check(broker: Broker, several: list[Hostile], places: dict[bytes, tuple[int,
             assert any(is_of(note, places[body]) for note in notes), f"{body!r} is lost without a word"
 
 
-def is_of(note: Note, place: tuple[int, int]) -> bool:
+def is_of(note: QuarantineEntry, place: tuple[int, int]) -> bool:
     return note.offset == place[0] or note.physical_offset == place[1]
 
 
@@ -203,7 +203,7 @@ def test_timers(several: list[Hostile]) -> None:
                 each = replace(each, forged={})  # noqa: PLW2901
             places[body] = broker.put(each, TIMER_TOPIC, 0, body, own)
         broker.deliver()
-        waits, _ = broker.core.timers.log.waiting((0, LEAST_KEY), EVER_MS, 1_000)
+        waits, _ = broker.core.timers.log.waiting((0, MIN_KEY), EVER_MS, 1_000)
         waiting = set(waits["queue_offset"].tolist())
         unknown = {body for body, place in places.items() if place[0] in waiting and body.startswith(b"hostile")}
         came = [record.body for record in broker.all_of("t", "%RETRY%g")]
@@ -247,10 +247,10 @@ def test_redrive(several: list[Hostile]) -> None:
         bodies = [body for body, _ in mixed(several)]
         told = broker.core.dead_letters.redrive("g", range(len(bodies)), force=False, dry_run=False)
         of_sound = [word for word, body in zip(told, bodies, strict=True) if body.startswith(b"sound")]
-        assert of_sound == [Redriven.REDRIVEN] * len(several)
+        assert of_sound == [RedriveStatus.REDRIVEN] * len(several)
         check(broker, several, places, "%RETRY%g")
         again = broker.core.dead_letters.redrive("g", range(len(bodies)), force=False, dry_run=False)
-        assert Redriven.REDRIVEN not in again
+        assert RedriveStatus.REDRIVEN not in again
 
     and_start_again(run)
 
@@ -332,7 +332,7 @@ def test_an_outcome_is_told_once_and_counted(tmp_path: Path, caplog: pytest.LogC
     assert note.message_id in caplog.text
     assert "its topic 'gone' is gone" in caplog.text
     assert broker.core.set_aside.counts["delayLevel"] == 1
-    assert set(broker.core.set_aside.counts) <= set(DUTIES)
+    assert set(broker.core.set_aside.counts) <= set(PURPOSES)
     place = broker.put(SOUND, "t", 0, b"x", {})[1]
     broker.store.group_configs.delete("g")
     for _ in range(3):

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.delay import schedule
-from raymq.actors.broker.core.delay.delivered import delivered_since
+from raymq.actors.broker.core.delay import schedule_message_service
+from raymq.actors.broker.core.delay.delivery_recovery import find_delivered_copies
 from raymq.actors.naming import dlq_topic
 from raymq.client import Message
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
@@ -43,7 +43,7 @@ def killed_before_the_note(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.store.delay_progress, "commit", commit)
+        patch.setattr(bench.store.delay_offsets, "commit", commit)
         patch.setattr(bench.core.timers, "_delivered", commit)
         with pytest.raises(Killed):
             bench.core.deliver_due()
@@ -86,9 +86,9 @@ def test_after_a_clean_stop_nothing_is_looked_through(bench: Bench, monkeypatch:
 
     def looking(store: object, log_end: int) -> object:
         looked.append(log_end)
-        return delivered_since(store, log_end)  # type: ignore[arg-type]
+        return find_delivered_copies(store, log_end)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(schedule, "delivered_since", looking)
+    monkeypatch.setattr(schedule_message_service, "find_delivered_copies", looking)
     stop_cleanly(bench)
     assert looked == []
     bench.crash()
@@ -102,20 +102,20 @@ def test_however_much_waits_a_start_after_a_kill_looks_through_the_end_of_the_lo
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A level of two hours that had delivered nothing had no place, and a start read all that was stored since."""
-    monkeypatch.setattr(schedule, "_NOTE_BYTES", 10_000)
+    monkeypatch.setattr(schedule_message_service, "_NOTE_BYTES", 10_000)
     bench.append(Message("t", b"later", delay_level=4), delayed=True)
     for _ in range(30):
         bench.append(*(Message("t", b"x" * 100) for _ in range(10)))
         bench.append(Message("t", b"later", delay_level=4), delayed=True)
         bench.core.deliver_due()
-    assert bench.store.delay_progress.get(4) == 0
+    assert bench.store.delay_offsets.get(4) == 0
     looked: list[int] = []
 
     def looking(store: object, log_end: int) -> object:
         looked.append(log_end)
-        return delivered_since(store, log_end)  # type: ignore[arg-type]
+        return find_delivered_copies(store, log_end)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(schedule, "delivered_since", looking)
+    monkeypatch.setattr(schedule_message_service, "find_delivered_copies", looking)
     bench.crash()
     assert bench.store.max_physical_offset > 40_000
     assert [bench.store.max_physical_offset - each <= 15_000 for each in looked] == [True]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.actors.naming import dlq_topic
 from raymq.client import Message
 from raymq.storage.errors import QueueNotFound
@@ -20,7 +20,7 @@ from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
-from tests.stored import SMALL
+from tests.store_records import SMALL
 from tests.unit.actors.bench import encoded
 from tests.unit.actors.clock import FakeClock
 
@@ -107,5 +107,5 @@ def test_one_letter_is_written_however_long_its_flush_takes(tmp_path: Path) -> N
     assert bench.core.offsets.get("g", "t", 0) == 0
     bench.store.flush()
     bench.sweep()
-    assert (bench.letters(), bench.core.offsets.get("g", "t", 0), bench.core.pop._buried) == (3, 3, {})
+    assert (bench.letters(), bench.core.offsets.get("g", "t", 0), bench.core.pop._dead_lettered) == (3, 3, {})
     bench.leave()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.tables.progress import Progress
+from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
 from tests.unit.actors.pop_bench import PopBench
 
 
@@ -52,7 +52,7 @@ class CountedSet(set[tuple[str, str, int]]):
 
 def test_deleting_costs_what_the_group_has(tmp_path: Path) -> None:
     """It went through all resets that were waiting, for each of the group's topics: 1.6 s for 4,000 of both."""
-    progress = Progress(tmp_path / "config", tmp_path / "progress.journal", writable=True)
+    progress = ConsumerOffsetStore(tmp_path / "config", tmp_path / "progress.journal", writable=True)
     offsets = progress.consumer_offsets
     for number in range(50):
         for group in ("g", "h"):
@@ -64,6 +64,6 @@ def test_deleting_costs_what_the_group_has(tmp_path: Path) -> None:
     assert CountedSet.looks == 0
     assert progress.resets == {("h", f"t{number}", number) for number in range(50) if number != 3}
     progress.close(fold=True)
-    again = Progress(tmp_path / "config", tmp_path / "progress.journal", writable=True)
+    again = ConsumerOffsetStore(tmp_path / "config", tmp_path / "progress.journal", writable=True)
     assert again.resets == progress.resets
     again.close(fold=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker import service as broker_service
-from raymq.actors.broker.core.duty_troubles import LONGEST_SECONDS, DutyTroubles, PartTroubles
+from raymq.actors.broker.core.periodic_retry import MAX_BACKOFF_SECONDS, PeriodicTaskRetry, PerKeyRetry
 from raymq.client import Message
 from raymq.storage.errors import StoreFailed, StoreFull
 from raymq.storage.tables.topic_config import TopicConfig
@@ -22,28 +22,28 @@ from tests.unit.actors.pop_bench import PopBench
 
 
 def test_a_full_disk_is_asked_less_and_less_often_and_told_in_a_line() -> None:
-    troubles = DutyTroubles("rescue", 0.05)
+    troubles = PeriodicTaskRetry("rescue", 0.05)
     verdicts = [troubles.failed(StoreFull("the disk is 99% full")) for _ in range(64)]
     waits = [verdict.wait for verdict in verdicts]
     assert waits[:4] == [0.05, 0.1, 0.2, 0.4]
-    assert max(waits) == waits[-1] == LONGEST_SECONDS
+    assert max(waits) == waits[-1] == MAX_BACKOFF_SECONDS
     lines = [verdict.line for verdict in verdicts if verdict.line is not None]
     assert len(lines) == 7
     assert lines[0].startswith("rescue failed: the disk is 99% full (free some")
     assert lines[-1].startswith("rescue failed for the 64th time: the disk is 99% full")
-    assert not any(verdict.in_full for verdict in verdicts)
+    assert not any(verdict.with_traceback for verdict in verdicts)
 
 
 def test_what_nobody_expected_is_told_in_full_and_says_nothing_of_the_next_turn() -> None:
-    troubles = DutyTroubles("sweep", 0.05)
+    troubles = PeriodicTaskRetry("sweep", 0.05)
     verdicts = [troubles.failed(KeyError("x")) for _ in range(8)]
     assert {verdict.wait for verdict in verdicts} == {0.05}
     assert [verdict.line is not None for verdict in verdicts] == [True, True, False, True, False, False, False, True]
-    assert all(verdict.in_full for verdict in verdicts if verdict.line)
+    assert all(verdict.with_traceback for verdict in verdicts if verdict.line)
 
 
 def test_another_failure_and_one_after_a_success_are_new() -> None:
-    troubles = DutyTroubles("rescue", 0.05)
+    troubles = PeriodicTaskRetry("rescue", 0.05)
     for _ in range(3):
         troubles.failed(StoreFull("full"))
     other = troubles.failed(StoreFailed("input/output error"))
@@ -54,7 +54,7 @@ def test_another_failure_and_one_after_a_success_are_new() -> None:
 
 
 def test_a_rare_duty_keeps_its_pace() -> None:
-    troubles = DutyTroubles("staged writes", 60.0)
+    troubles = PeriodicTaskRetry("staged writes", 60.0)
     assert {troubles.failed(StoreFull("full")).wait for _ in range(5)} == {60.0}
 
 
@@ -70,7 +70,7 @@ async def test_a_duty_of_a_broker_on_a_full_disk_fills_no_log(caplog: pytest.Log
         raise StoreFull("the disk is 99% full")
 
     with caplog.at_level(logging.WARNING, "raymq.actors.broker.service"):
-        duty = asyncio.ensure_future(broker_service.repeat("rescue", 0.001, rescue))
+        duty = asyncio.ensure_future(broker_service.run_periodically("rescue", 0.001, rescue))
         await asyncio.wait_for(enough.wait(), 30)
         duty.cancel()
     assert len(caplog.records) == 4, "the 1st, 2nd, 4th and 8th time"
@@ -80,10 +80,10 @@ async def test_a_duty_of_a_broker_on_a_full_disk_fills_no_log(caplog: pytest.Log
 
 def test_a_part_that_fails_has_its_turn_less_and_less_often_and_the_others_have_theirs() -> None:
     clock, tried = FakeClock(0.0), []
-    troubles = PartTroubles(clock)
+    troubles = PerKeyRetry(clock)
     for _ in range(2_000):
         for part in (1, 2):
-            if troubles.rests(part):
+            if troubles.is_backing_off(part):
                 continue
             tried.append(part)
             if part == 1:
@@ -94,7 +94,7 @@ def test_a_part_that_fails_has_its_turn_less_and_less_often_and_the_others_have_
     assert tried.count(2) == 2_000
     assert 10 < tried.count(1) < 20, "100 s: 0.1, 0.2, 0.4 ... s apart, at last 10 s"
     troubles.succeeded(1)
-    assert not troubles.rests(1)
+    assert not troubles.is_backing_off(1)
 
 
 def test_a_delay_level_that_fails_fills_no_log_and_holds_up_no_other(
@@ -120,7 +120,7 @@ def test_a_delay_level_that_fails_fills_no_log_and_holds_up_no_other(
     assert len(tries) < 20
     assert 1 <= len(caplog.records) <= 5
     monkeypatch.undo()
-    bench.clock.now += LONGEST_SECONDS
+    bench.clock.now += MAX_BACKOFF_SECONDS
     bench.core.deliver_due()
     assert bench.bodies("t") == [b"2", b"1"]
 

@@ -60,7 +60,7 @@ def begin(thread: EventLoopThread, call: Callable[[], None]) -> None:
     """As soon as it can be: there has to be a thread that stands by."""
 
     async def once() -> bool:
-        return thread.run_aside(call)
+        return thread.run_on_loop_thread(call)
 
     poll_until(lambda: thread.run(once(), 10))
 
@@ -104,7 +104,7 @@ def test_a_call_that_takes_long_holds_up_nobody(thread: EventLoopThread) -> None
         assert by == [calls]
 
         async def another() -> bool:
-            return thread.run_aside(lambda: None)
+            return thread.run_on_loop_thread(lambda: None)
 
         assert not thread.run(another(), 10), "nobody would stand by"
         go_on.set()
@@ -153,7 +153,7 @@ def test_many_calls_one_after_the_other_and_the_loop_between_them(thread: EventL
     made: list[int] = []
 
     async def one(number: int) -> bool:
-        return thread.run_aside(lambda: made.append(number))
+        return thread.run_on_loop_thread(lambda: made.append(number))
 
     taken = [number for number in range(3_000) if thread.run(one(number), 10)]
     assert thread.run(name(), 10)

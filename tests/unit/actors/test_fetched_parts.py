@@ -10,9 +10,9 @@ import pytest
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.commands.fetch import INDEX, Fetched, read_epoch, read_fetched, read_one
+from raymq.actors.wire.commands.fetch_commands import INDEX, Fetched, read_epoch, read_fetched, read_single_message
 from raymq.actors.wire.frame import Command
-from raymq.client.requests.fetching import EarlyAnswers
+from raymq.client.requests.fetch_request import StreamedAnswers
 from raymq.storage.records.record import MIN_RECORD_BYTES
 
 RECORD = bytes(MIN_RECORD_BYTES)
@@ -20,7 +20,7 @@ told: list[Any] = []
 
 
 def one(body: bytes) -> object:
-    return read_one(memoryview(body), 2)
+    return read_single_message(memoryview(body), 2)
 
 
 def last(body: bytes) -> object:
@@ -28,7 +28,7 @@ def last(body: bytes) -> object:
 
 
 def early(body: bytes) -> object:
-    answers = EarlyAnswers(told.append, lambda index, _: told.append(index), 2)
+    answers = StreamedAnswers(told.append, lambda index, _: told.append(index), 2)
     answers.bare(memoryview(body))
     return told.pop()
 
@@ -84,5 +84,5 @@ def test_an_epoch_that_is_none_is_a_protocol_error(epoch: Any) -> None:
 
 def test_what_was_asked_for_is_read() -> None:
     assert len(parts(1)) == 1
-    assert [read_one(memoryview(INDEX.pack(n) + RECORD), 2) for n in (0, 1)] == [(0, RECORD), (1, RECORD)]
+    assert [read_single_message(memoryview(INDEX.pack(n) + RECORD), 2) for n in (0, 1)] == [(0, RECORD), (1, RECORD)]
     assert [part.index for part in parts(1)] == [1]

@@ -6,23 +6,23 @@ from collections.abc import Callable
 
 import pytest
 
-from raymq.actors.broker.core.reading.fetching import Fetch, QueuePart
+from raymq.actors.broker.core.reading.fetch_session import FetchSession, QueueFetchResult
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, TopicNotFound
-from raymq.actors.filter.subscription import TAG, filter_of
-from raymq.actors.filter.wanted import Wanted
+from raymq.actors.filter.fetch_spec import FetchSpec
+from raymq.actors.filter.tag_expression import TAG, parse_filter
 from raymq.client import Message
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench
 
-BOTH = [Wanted("t", 0, 0), Wanted("t", 1, 0)]
+BOTH = [FetchSpec("t", 0, 0), FetchSpec("t", 1, 0)]
 QUEUES = [("t", 0), ("t", 1)]
 
 
-def tagged(tags: str) -> Wanted:
-    return Wanted("t", 0, 0, filter_of(TAG, tags).tags_codes)
+def tagged(tags: str) -> FetchSpec:
+    return FetchSpec("t", 0, 0, parse_filter(TAG, tags).tags_codes)
 
 
-def told(parts: list[QueuePart]) -> list[tuple[int, int, list[int]]]:
+def told(parts: list[QueueFetchResult]) -> list[tuple[int, int, list[int]]]:
     """Queue, where it goes on, the offsets of the messages."""
     return [(part.index, part.next_offset, part.offsets.tolist()) for part in parts]
 
@@ -37,35 +37,37 @@ def fill(bench: Bench, count: int, queue_id: int = 0) -> None:
 def test_a_fetch_of_many_queues(bench: Bench) -> None:
     fill(bench, 4)
     fill(bench, 1, queue_id=1)
-    parts = Fetch(bench.core, BOTH, 100, 1 << 20).look()
+    parts = FetchSession(bench.core, BOTH, 100, 1 << 20).read_available()
     assert [(p.index, p.next_offset, len(p.sizes), p.max_offset) for p in parts] == [(0, 4, 4, 4), (1, 1, 1, 1)]
-    assert [len(p.sizes) for p in Fetch(bench.core, BOTH, 3, 1 << 20).look()] == [3]
-    assert [part.index for part in Fetch(bench.core, BOTH, 100, 1 << 20).look([("t", 1)])] == [1]
-    assert Fetch(bench.core, [Wanted("t", 0, 4), Wanted("t", 1, 1)], 100, 1 << 20).look() == []
-    errors = Fetch(bench.core, [Wanted("t", 0, 5), Wanted("t", 7, 0), Wanted("x", 0, 0)], 10, 1 << 20).look()
+    assert [len(p.sizes) for p in FetchSession(bench.core, BOTH, 3, 1 << 20).read_available()] == [3]
+    assert [part.index for part in FetchSession(bench.core, BOTH, 100, 1 << 20).read_available([("t", 1)])] == [1]
+    assert FetchSession(bench.core, [FetchSpec("t", 0, 4), FetchSpec("t", 1, 1)], 100, 1 << 20).read_available() == []
+    errors = FetchSession(
+        bench.core, [FetchSpec("t", 0, 5), FetchSpec("t", 7, 0), FetchSpec("x", 0, 0)], 10, 1 << 20
+    ).read_available()
     assert [type(part.error) for part in errors] == [OffsetOutOfRange, QueueNotFound, TopicNotFound]
 
 
 def test_a_filtered_fetch_moves_on_past_what_it_skipped(bench: Bench) -> None:
     fill(bench, 6)
-    assert told(Fetch(bench.core, [tagged("b")], 10, 1 << 20).look()) == [(0, 6, [1, 3, 5])]
-    assert told(Fetch(bench.core, [tagged("z")], 10, 1 << 20).look()) == [(0, 6, [])]
+    assert told(FetchSession(bench.core, [tagged("b")], 10, 1 << 20).read_available()) == [(0, 6, [1, 3, 5])]
+    assert told(FetchSession(bench.core, [tagged("z")], 10, 1 << 20).read_available()) == [(0, 6, [])]
 
 
 # -- going on ------------------------------------------------------------------------------------------------------
 
 
 def test_each_message_is_given_once_and_in_order(bench: Bench) -> None:
-    fetch = Fetch(bench.core, BOTH, 100, 1 << 20)
-    assert fetch.look() == []
+    fetch = FetchSession(bench.core, BOTH, 100, 1 << 20)
+    assert fetch.read_available() == []
     fill(bench, 2, queue_id=1)
     fill(bench, 1)
-    assert told(fetch.look([("t", 1), ("t", 0)])) == [(1, 2, [0, 1]), (0, 1, [0])]
-    assert fetch.look(QUEUES) == []
+    assert told(fetch.read_available([("t", 1), ("t", 0)])) == [(1, 2, [0, 1]), (0, 1, [0])]
+    assert fetch.read_available(QUEUES) == []
     fill(bench, 2, queue_id=1)
-    assert told(fetch.look([("t", 1)])) == [(1, 4, [2, 3])]
-    assert not fetch.is_over
-    assert not fetch.is_behind
+    assert told(fetch.read_available([("t", 1)])) == [(1, 4, [2, 3])]
+    assert not fetch.is_exhausted
+    assert not fetch.has_backlog
 
 
 @pytest.mark.parametrize(
@@ -81,25 +83,25 @@ def test_each_message_is_given_once_and_in_order(bench: Bench) -> None:
 def test_its_limits_are_those_of_all_looks_together(
     bench: Bench, messages: int, octets: int, first: list[int], second: list[int]
 ) -> None:
-    fetch = Fetch(bench.core, BOTH, messages, octets)
+    fetch = FetchSession(bench.core, BOTH, messages, octets)
     for expected in (first, second):
         bench.append(*[Message("t", bytes(1_000)) for _ in range(3)])
-        assert [offset for part in fetch.look(QUEUES) for offset in part.offsets.tolist()] == expected
-    assert fetch.is_over or fetch.is_behind
+        assert [offset for part in fetch.read_available(QUEUES) for offset in part.offsets.tolist()] == expected
+    assert fetch.is_exhausted or fetch.has_backlog
 
 
 def test_what_a_limit_left_is_looked_at_again_without_an_arrival(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from raymq.storage.log import reading
+    from raymq.storage.log import message_reader
 
-    monkeypatch.setattr(reading, "SCAN_ENTRIES", 2)
+    monkeypatch.setattr(message_reader, "SCAN_ENTRIES", 2)
     fill(bench, 10)
-    fetch = Fetch(bench.core, [tagged("z"), Wanted("t", 1, 0)], 2, 1 << 20)
-    assert (told(fetch.look()), fetch.is_behind) == ([(0, 2, [])], True)
+    fetch = FetchSession(bench.core, [tagged("z"), FetchSpec("t", 1, 0)], 2, 1 << 20)
+    assert (told(fetch.read_available()), fetch.has_backlog) == ([(0, 2, [])], True)
     fill(bench, 1, queue_id=1)
-    assert told(fetch.look([("t", 1)])) == [(0, 4, []), (1, 1, [0])]
-    steps = [fetch.look(()) for _ in range(3)]
+    assert told(fetch.read_available([("t", 1)])) == [(0, 4, []), (1, 1, [0])]
+    steps = [fetch.read_available(()) for _ in range(3)]
     assert [told(parts) for parts in steps] == [[(0, 6, [])], [(0, 8, [])], [(0, 10, [])]]
-    assert not fetch.is_behind
+    assert not fetch.has_backlog
 
 
 @pytest.mark.parametrize(
@@ -115,51 +117,51 @@ def test_a_queue_that_cannot_be_read_on_ends_it(
 ) -> None:
     bench.core.ensure_group("g")
     fill(bench, 3)
-    fetch = Fetch(bench.core, BOTH, 100, 1 << 20, "g")
-    assert told(fetch.look()) == [(0, 3, [0, 1, 2])]
-    assert not fetch.is_over
+    fetch = FetchSession(bench.core, BOTH, 100, 1 << 20, "g")
+    assert told(fetch.read_available()) == [(0, 3, [0, 1, 2])]
+    assert not fetch.is_exhausted
     happens(bench)
-    (part,) = fetch.look([("t", 0)])
+    (part,) = fetch.read_available([("t", 0)])
     assert isinstance(part.error, error)
-    assert (part.next_offset, len(part.sizes), fetch.is_over) == (3, 0, True)
+    assert (part.next_offset, len(part.sizes), fetch.is_exhausted) == (3, 0, True)
 
 
 # -- taking what was just stored -----------------------------------------------------------------------------------
 
 
 def test_what_was_just_stored_is_taken_without_a_look(bench: Bench) -> None:
-    fetch = Fetch(bench.core, BOTH, 3, 1 << 20)
-    assert fetch.look() == []
+    fetch = FetchSession(bench.core, BOTH, 3, 1 << 20)
+    assert fetch.read_available() == []
     assert fetch.take_next(("t", 1), 0, 100) == 1
     fill(bench, 1, queue_id=1)
-    assert fetch.look([("t", 1)]) == [], "it was given"
+    assert fetch.read_available([("t", 1)]) == [], "it was given"
     fill(bench, 1)
     assert fetch.take_next(("t", 0), 1, 100) is None, "the one before it was not given"
-    assert told(fetch.look([("t", 0)])) == [(0, 1, [0])]
+    assert told(fetch.read_available([("t", 0)])) == [(0, 1, [0])]
     assert fetch.take_next(("t", 0), 1, 100) == 0
-    assert fetch.is_over
+    assert fetch.is_exhausted
     assert fetch.take_next(("t", 0), 2, 100) is None
 
 
 def test_its_bytes_count(bench: Bench) -> None:
-    fetch = Fetch(bench.core, BOTH, 100, 1_000)
+    fetch = FetchSession(bench.core, BOTH, 100, 1_000)
     assert fetch.take_next(("t", 0), 0, 999) == 0
-    assert not fetch.is_over
+    assert not fetch.is_exhausted
     assert fetch.take_next(("t", 1), 0, 999) == 1
-    assert fetch.is_over
+    assert fetch.is_exhausted
 
 
 def test_what_a_look_has_to_decide_is_not_taken(bench: Bench) -> None:
-    assert Fetch(bench.core, [tagged("a")], 100, 1 << 20).take_next(("t", 0), 0, 100) is None
+    assert FetchSession(bench.core, [tagged("a")], 100, 1 << 20).take_next(("t", 0), 0, 100) is None
     fill(bench, 5)
-    behind = Fetch(bench.core, BOTH, 100, 1 << 20)
+    behind = FetchSession(bench.core, BOTH, 100, 1 << 20)
     behind._max_bytes = 150
-    behind.look()
-    assert behind.is_over or behind.take_next(("t", 1), 0, 100) is None
+    behind.read_available()
+    assert behind.is_exhausted or behind.take_next(("t", 1), 0, 100) is None
     bench.core.ensure_group("g")
     bench.core.reset_offset("g", "t", 0, 2)
-    sent_back = Fetch(bench.core, [Wanted("t", 0, 5)], 100, 1 << 20, "g")
+    sent_back = FetchSession(bench.core, [FetchSpec("t", 0, 5)], 100, 1 << 20, "g")
     assert sent_back.take_next(("t", 0), 5, 100) is None
-    assert Fetch(bench.core, [Wanted("t", 0, 5)], 100, 1 << 20).take_next(("t", 0), 5, 100) == 0
+    assert FetchSession(bench.core, [FetchSpec("t", 0, 5)], 100, 1 << 20).take_next(("t", 0), 5, 100) == 0
     bench.core.store.topic_configs.put(TopicConfig("t", 4, 4, perm=2))
-    assert Fetch(bench.core, [Wanted("t", 0, 5)], 100, 1 << 20).take_next(("t", 0), 5, 100) is None
+    assert FetchSession(bench.core, [FetchSpec("t", 0, 5)], 100, 1 << 20).take_next(("t", 0), 5, 100) is None

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.reading.fetching import Fetch
-from raymq.actors.broker.core.reading.pulling import PullStatus, pull
+from raymq.actors.broker.core.reading.fetch_session import FetchSession
+from raymq.actors.broker.core.reading.pull_reader import PullStatus, pull
 from raymq.actors.errors import OffsetReset
-from raymq.actors.filter.wanted import Wanted
+from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.client import Message
-from tests.machine import Machine
+from tests.fake_machine import Machine
 from tests.unit.actors.bench import Bench
 
 #: What a reader names as its epoch: of before the loss, of after it, one that is not known here, none yet, none at all.
@@ -51,8 +51,8 @@ def lost(bench: Bench, epochs: list[int], monkeypatch: pytest.MonkeyPatch) -> Be
 
 def asked(bench: Bench, offset: int, epoch: int | None, group: str | None = None) -> tuple[int | None, list[int]]:
     """Where the reader is sent, if it is, and the offsets that it gets."""
-    fetch = Fetch(bench.core, [Wanted("t", 0, offset, epoch=epoch)], 100, 1 << 20, group)
-    (part,) = fetch.look() or [None]
+    fetch = FetchSession(bench.core, [FetchSpec("t", 0, offset, epoch=epoch)], 100, 1 << 20, group)
+    (part,) = fetch.read_available() or [None]
     assert fetch.is_stale is (epoch not in (None, bench.store.epoch))
     if part is None:
         return None, []
@@ -127,7 +127,7 @@ def test_a_group_that_is_lost_as_well_is_sent_back(lost: Bench, epochs: list[int
 
 def test_a_topic_that_is_gone_is_no_reason_to_fail(lost: Bench, epochs: list[int]) -> None:
     lost.core.topics.delete("t")
-    parts = Fetch(lost.core, [Wanted("t", 0, 8, epoch=epochs[OLD])], 100, 1 << 20, "g").look()
+    parts = FetchSession(lost.core, [FetchSpec("t", 0, 8, epoch=epochs[OLD])], 100, 1 << 20, "g").read_available()
     assert [part.error is not None for part in parts] == [True]
 
 
@@ -136,7 +136,7 @@ def test_a_foreign_client_beyond_the_end_goes_to_where_the_log_was_cut(
     lost: Bench, offset: int, next_offset: int
 ) -> None:
     """It does not say what it knows. Beyond the end it surely has been before."""
-    pulled = pull(lost.core, "g", Wanted("t", 0, offset), 32, 1 << 20)
+    pulled = pull(lost.core, "g", FetchSpec("t", 0, offset), 32, 1 << 20)
     assert pulled.next_offset == next_offset
     assert (pulled.status is PullStatus.OFFSET_MOVED) is (offset == 16)
 
@@ -144,4 +144,4 @@ def test_a_foreign_client_beyond_the_end_goes_to_where_the_log_was_cut(
 def test_beyond_the_end_of_a_log_that_was_not_cut_one_goes_to_its_end(bench: Bench, tmp_path: Path) -> None:
     bench.append(Message("t", b"0"))
     bench.crash()
-    assert pull(bench.core, "g", Wanted("t", 0, 9), 32, 1 << 20).next_offset == 1
+    assert pull(bench.core, "g", FetchSpec("t", 0, 9), 32, 1 << 20).next_offset == 1

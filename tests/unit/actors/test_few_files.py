@@ -10,7 +10,7 @@ from pathlib import Path
 SERVES_WITH_FEW_FILES = """
 import asyncio, resource
 from raymq.actors.errors import InvalidInput
-from tests.served import serving
+from tests.wire_server import serving
 
 async def serve():
     try:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.reading import filtered_reading
-from raymq.actors.broker.core.reading.filtered_reading import Scan, read_filtered
+from raymq.actors.broker.core.reading import filtered_reader
+from raymq.actors.broker.core.reading.filtered_reader import ScanBudget, read_filtered
 from raymq.actors.errors import BadSubscription
-from raymq.actors.filter.subscription import SQL92, TAG, Filter, filter_of
+from raymq.actors.filter.tag_expression import SQL92, TAG, MessageFilter, parse_filter
 from raymq.storage.config import StoreConfig
 from raymq.storage.log.lease import Lease
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
-from tests.stored import append
+from tests.store_records import append
 
 EVERYTHING = (1_000, 1 << 20)
 
@@ -38,8 +38,8 @@ def numbers(lease: Lease) -> list[int]:
     return [int(record.body) for record in lease.messages()]
 
 
-def sql(expression: str) -> Filter:
-    return filter_of(SQL92, expression)
+def sql(expression: str) -> MessageFilter:
+    return parse_filter(SQL92, expression)
 
 
 def test_only_what_passes_is_read(store: Store) -> None:
@@ -64,9 +64,9 @@ def test_limits_say_where_to_go_on(store: Store) -> None:
 
 
 def test_a_queue_without_a_match_is_gone_through_step_by_step(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filtered_reading, "_BATCH_MESSAGES", 10)
-    monkeypatch.setattr(filtered_reading, "_BATCH_WORK", 0)
-    monkeypatch.setattr(filtered_reading, "SCAN_MESSAGES", 30)
+    monkeypatch.setattr(filtered_reader, "_BATCH_MESSAGES", 10)
+    monkeypatch.setattr(filtered_reader, "_BATCH_WORK", 0)
+    monkeypatch.setattr(filtered_reader, "SCAN_MESSAGES", 30)
     nothing = sql("n > 1000")
     steps = [0]
     while (lease := read_filtered(store, "t", 0, steps[-1], *EVERYTHING, nothing)).next_offset != steps[-1]:
@@ -76,27 +76,27 @@ def test_a_queue_without_a_match_is_gone_through_step_by_step(store: Store, monk
 
 
 def test_tags_are_looked_up_in_the_queue(store: Store) -> None:
-    assert numbers(read_filtered(store, "t", 0, 0, 3, 1 << 20, filter_of(TAG, "even"))) == [0, 2, 4]
+    assert numbers(read_filtered(store, "t", 0, 0, 3, 1 << 20, parse_filter(TAG, "even"))) == [0, 2, 4]
 
 
 def test_a_language_that_is_not_served(store: Store) -> None:
     for kind, expression in (("LUA", "x"), (SQL92, "n > > 3")):
         with pytest.raises(BadSubscription):
-            filter_of(kind, expression)
+            parse_filter(kind, expression)
 
 
 def test_queues_of_one_request_share_what_it_may_look_at(store: Store) -> None:
     """Fault 13.21: a fetch that named one queue a hundred times looked at all of it a hundred times."""
-    scan = Scan(messages=300)
+    scan = ScanBudget(messages=300)
     nothing = sql("n > 1000")
     assert read_filtered(store, "t", 0, 0, *EVERYTHING, nothing, scan=scan).next_offset == 100
-    assert scan.is_over
+    assert scan.is_exhausted
     assert read_filtered(store, "t", 0, 0, *EVERYTHING, nothing, scan=scan).next_offset == 0
-    assert len(read_filtered(store, "t", 0, 0, *EVERYTHING, filter_of(TAG, "even"), scan=scan)) == 50
+    assert len(read_filtered(store, "t", 0, 0, *EVERYTHING, parse_filter(TAG, "even"), scan=scan)) == 50
 
 
 def test_a_long_expression_looks_at_fewer_messages(store: Store) -> None:
-    short, long = Scan(), Scan()
+    short, long = ScanBudget(), ScanBudget()
     read_filtered(store, "t", 0, 0, *EVERYTHING, sql("n > 1000"), scan=short)
     read_filtered(store, "t", 0, 0, *EVERYTHING, sql(" or ".join(["n > 1000"] * 100)), scan=long)
-    assert filtered_reading.SCAN_MESSAGES - long.messages > 5 * (filtered_reading.SCAN_MESSAGES - short.messages)
+    assert filtered_reader.SCAN_MESSAGES - long.messages > 5 * (filtered_reader.SCAN_MESSAGES - short.messages)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.errors import BadSubscription
-from raymq.actors.filter.subscription import filter_of
+from raymq.actors.filter.tag_expression import parse_filter
 from raymq.storage.records.java_hash import tags_code
 
 
 @pytest.mark.parametrize("expression", ["*", "", " ", " * "])
 def test_all(expression: str) -> None:
-    assert filter_of("TAG", expression).tags_codes is None
+    assert parse_filter("TAG", expression).tags_codes is None
 
 
 @pytest.mark.parametrize(
@@ -26,15 +26,15 @@ def test_all(expression: str) -> None:
     ],
 )
 def test_tags(expression: str, tags: list[str]) -> None:
-    assert filter_of("TAG", expression).tags_codes == set(map(tags_code, tags))
-    assert filter_of("", expression).tags_codes == set(map(tags_code, tags))
+    assert parse_filter("TAG", expression).tags_codes == set(map(tags_code, tags))
+    assert parse_filter("", expression).tags_codes == set(map(tags_code, tags))
 
 
 def test_equal_hashes_both_pass() -> None:
-    assert filter_of("TAG", "Aa").tags_codes == filter_of("TAG", "BB").tags_codes
+    assert parse_filter("TAG", "Aa").tags_codes == parse_filter("TAG", "BB").tags_codes
 
 
 @pytest.mark.parametrize(("kind", "expression"), [("TAG", "||"), ("TAG", " || || "), ("SQL92", "a > > 1"), ("X", "a")])
 def test_refused(kind: str, expression: str) -> None:
     with pytest.raises(BadSubscription):
-        filter_of(kind, expression)
+        parse_filter(kind, expression)

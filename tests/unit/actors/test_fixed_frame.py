@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.wire import fixed_frame as bare
+from raymq.actors.wire import bare_frame as bare
 from raymq.actors.wire import frame
 from raymq.actors.wire.frame import FLAG_EARLY, FLAG_ONEWAY, FLAG_RESPONSE, LENGTH, MAX_OPAQUE, Command, Serialization
-from tests.served import encoded
+from tests.wire_server import encode_frame
 
 CODE = 900_123
 
@@ -17,7 +17,7 @@ CODE = 900_123
 def test_any_reader_of_frames_understands_them(opaque: int, body: bytes) -> None:
     asked = bare.request(CODE, opaque, len(body)) + body
     expected = Command(CODE, {}, body, opaque=opaque, serialization=Serialization.MSGPACK)
-    assert frame.decode(asked[LENGTH.size :]) == frame.decode(encoded(expected)[LENGTH.size :])
+    assert frame.decode(asked[LENGTH.size :]) == frame.decode(encode_frame(expected)[LENGTH.size :])
     assert LENGTH.unpack_from(asked)[0] == len(asked) - LENGTH.size
     assert bare.read_request(asked, len(asked)) == (CODE, opaque)
 
@@ -42,7 +42,15 @@ def test_what_is_not_one_whole_early_answer_is_none() -> None:
     whole = bare.early_answer(7, 4) + b"body"
     last = bare.answer(7, b"body")
     failed = Command(1, {}, b"body", 1 << 20, FLAG_RESPONSE | FLAG_EARLY, serialization=Serialization.MSGPACK)
-    for other in (whole[:-1], whole + b"x", whole + whole, whole[: bare.HEAD_BYTES - 1], b"", last, encoded(failed)):
+    for other in (
+        whole[:-1],
+        whole + b"x",
+        whole + whole,
+        whole[: bare.HEAD_BYTES - 1],
+        b"",
+        last,
+        encode_frame(failed),
+    ):
         assert bare.read_early_answer(other + bytes(100), len(other)) is None
     for at in range(bare.HEAD_BYTES):
         changed = bytearray(whole)
@@ -60,10 +68,10 @@ def test_what_is_not_one_whole_request_is_none() -> None:
         whole[: bare.HEAD_BYTES - 1],
         b"",
         bare.answer(7, b"body"),
-        encoded(usual),
-        encoded(Command(CODE, {}, b"body", opaque=7)),
-        encoded(Command(CODE, {}, b"body", opaque=7, flag=FLAG_ONEWAY, serialization=Serialization.MSGPACK)),
-        encoded(Command(CODE, {"a": 1}, b"body", opaque=1 << 20, serialization=Serialization.MSGPACK)),
+        encode_frame(usual),
+        encode_frame(Command(CODE, {}, b"body", opaque=7)),
+        encode_frame(Command(CODE, {}, b"body", opaque=7, flag=FLAG_ONEWAY, serialization=Serialization.MSGPACK)),
+        encode_frame(Command(CODE, {"a": 1}, b"body", opaque=1 << 20, serialization=Serialization.MSGPACK)),
     ]
     for other in others:
         room = other + bytes(100)  # as in a buffer that had more in it before
@@ -78,6 +86,6 @@ def test_what_is_not_one_whole_request_is_none() -> None:
 def test_what_is_not_the_answer_is_none() -> None:
     whole = bare.answer(7, b"body")
     error = Command(1, {}, b"body", opaque=7, flag=FLAG_RESPONSE, serialization=Serialization.MSGPACK)
-    for other in (whole[:-1], whole + whole, b"", bare.request(CODE, 7, 4) + b"body", encoded(error)):
+    for other in (whole[:-1], whole + whole, b"", bare.request(CODE, 7, 4) + b"body", encode_frame(error)):
         assert not bare.is_answer(other + bytes(100), len(other), 7)
     assert not bare.is_answer(whole, len(whole), 8)

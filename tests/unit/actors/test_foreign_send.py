@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker.core.appending.inbound_message import Draft, MessageKind, kind_of
+from raymq.actors.broker.core.appending.inbound_message import InboundMessage, MessageKind, kind_of
 from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
@@ -276,12 +276,12 @@ class TestRetriesThatAClientSends:
 
 
 def test_a_service_takes_its_kind_of_messages(intake: Intake) -> None:
-    def prepare(draft: Draft) -> None:
+    def prepare(draft: InboundMessage) -> None:
         draft.properties |= {"REAL_TOPIC": draft.topic, "REAL_QID": str(draft.queue_id)}
         draft.topic, draft.queue_id, draft.sys_flag = "RMQ_SYS_TRANS_HALF_TOPIC", 0, 0
         draft.recall_handle = "a handle"
 
-    intake.core.accepting.detours[MessageKind.HALF] = prepare
+    intake.core.send_processor.put_message_hooks[MessageKind.HALF] = prepare
     accepted = intake.accept(queue_id=2, properties=dict(HALF), sys_flag=4)
 
     (record,) = intake.records("RMQ_SYS_TRANS_HALF_TOPIC")

@@ -11,8 +11,8 @@ import pytest
 
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables.in_flight import InFlight
-from raymq.storage.tables.progress import Progress
+from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
+from raymq.storage.tables.in_flight_messages import InFlightTable
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.pop_bench import PopBench, bodies
 
@@ -54,7 +54,7 @@ def test_what_a_reset_has_ended_does_not_live_again(bench: PopBench, asks_again:
 
 def test_offsets_of_a_deleted_group_do_not_come_back(tmp_path: Path) -> None:
     """A new group of that name began where the deleted one had been."""
-    progress = Progress(tmp_path / "config", tmp_path / "progress.journal", writable=True)
+    progress = ConsumerOffsetStore(tmp_path / "config", tmp_path / "progress.journal", writable=True)
     progress.consumer_offsets.commit("g", "t", 0, 5)
     with replaced(refused()), pytest.raises(StoreFull):
         progress.consumer_offsets.delete("g", "t")
@@ -62,7 +62,7 @@ def test_offsets_of_a_deleted_group_do_not_come_back(tmp_path: Path) -> None:
     progress.consumer_offsets.delete("g", "t")
     assert progress.consumer_offsets.get("g", "t", 0) is None
     progress.close(fold=False)
-    again = Progress(tmp_path / "config", tmp_path / "progress.journal", writable=True)
+    again = ConsumerOffsetStore(tmp_path / "config", tmp_path / "progress.journal", writable=True)
     assert again.consumer_offsets.get("g", "t", 0) is None
     again.close(fold=False)
 
@@ -78,7 +78,7 @@ def test_a_start_that_cannot_forget_what_a_deleted_group_had_does_so_later(bench
         raise StoreFull("no room")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InFlight, "forget", full)
+        patch.setattr(InFlightTable, "forget", full)
         bench.open()
     bench.pop.validate()
     assert bodies(bench.receive(1)) == [b"0"]

@@ -10,7 +10,7 @@ import pytest
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire import frame
 from raymq.actors.wire.frame import FLAG_RESPONSE, Command, Serialization
-from raymq.actors.wire.reader import FrameReader
+from raymq.actors.wire.frame_reader import FrameReader
 
 
 def decode_all(data: bytes, step: int) -> list[Command]:
@@ -18,7 +18,7 @@ def decode_all(data: bytes, step: int) -> list[Command]:
     found: list[Command] = []
     for start in range(0, len(data), step):
         found += reader.feed(data[start : start + step])
-    assert not reader.inside_a_frame
+    assert not reader.is_mid_frame
     return found
 
 

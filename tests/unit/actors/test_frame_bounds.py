@@ -9,15 +9,15 @@ import pytest
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire import frame
-from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES
-from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.frame import MOST_FRAME_BYTES, Command, frame_bytes
-from raymq.actors.wire.limits import ServerLimits
-from raymq.actors.wire.reader import SCRATCH_BYTES, FrameReader
+from raymq.actors.wire.commands.fetch_commands import MAX_ANSWER_BYTES
+from raymq.actors.wire.connection_pool import ConnectionPool
+from raymq.actors.wire.frame import MESSAGE_FRAME_BYTES, Command, frame_bytes
+from raymq.actors.wire.frame_reader import SCRATCH_BYTES, FrameReader
 from raymq.actors.wire.server import ServerConnection
-from raymq.storage.records.limits import DEFAULT_MESSAGE_BYTES, MOST_BESIDE_BODY, MOST_MESSAGE_BYTES
+from raymq.actors.wire.server_limits import ServerLimits
+from raymq.storage.records.message_limits import DEFAULT_MESSAGE_BYTES, MAX_MESSAGE_BYTES, MAX_RECORD_OVERHEAD
 from raymq.storage.records.record import HEADERS, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES
-from tests.served import Peer, encoded, serving
+from tests.wire_server import Peer, encode_frame, serving
 
 MIB = 1 << 20
 ECHO, GIVE = 1, 2
@@ -39,7 +39,7 @@ def give(_: ServerConnection, request: Command) -> Command:
         (DEFAULT_MESSAGE_BYTES, 16 * MIB),
         (DEFAULT_MESSAGE_BYTES + 1, 16 * MIB + 1),
         (20 * MIB, 32 * MIB),
-        (MOST_MESSAGE_BYTES, 76 * MIB),
+        (MAX_MESSAGE_BYTES, 76 * MIB),
     ],
 )
 def test_a_frame_is_longer_than_rocketmqs_by_what_a_message_is_longer_than_its_default(
@@ -47,13 +47,13 @@ def test_a_frame_is_longer_than_rocketmqs_by_what_a_message_is_longer_than_its_d
 ) -> None:
     assert frame_bytes(max_message_bytes) == expected
     # The longest frame of all: an answer that is full but for one byte, the longest message behind it, and the header.
-    record = max_message_bytes + MOST_BESIDE_BODY
-    assert MAX_ANSWER_BYTES + record + ServerLimits().header_bytes < expected <= MOST_FRAME_BYTES < 1 << 31
+    record = max_message_bytes + MAX_RECORD_OVERHEAD
+    assert MAX_ANSWER_BYTES + record + ServerLimits().header_bytes < expected <= MESSAGE_FRAME_BYTES < 1 << 31
 
 
 def test_what_is_said_to_be_beside_a_body_is_what_a_record_has_at_most() -> None:
     longest_head = max(struct.size for struct in HEADERS.values())
-    assert longest_head + 2 + MAX_TOPIC_BYTES + 2 + MAX_PROPERTIES_BYTES + 8 <= MOST_BESIDE_BODY
+    assert longest_head + 2 + MAX_TOPIC_BYTES + 2 + MAX_PROPERTIES_BYTES + 8 <= MAX_RECORD_OVERHEAD
 
 
 def test_with_the_default_setting_every_limit_of_a_server_is_what_it_was() -> None:
@@ -80,7 +80,7 @@ async def test_a_frame_at_its_bound_is_served_and_one_byte_more_closes_the_conne
     async with serving({ECHO: echo}, limits=ServerLimits(frame_bytes=most, answer_bytes=most)) as (_, address):
         pool = ConnectionPool(max_frame_bytes=most + MIB)
         request = Command(ECHO, opaque=1)
-        request.body = bytes(most - len(encoded(request)) + frame.LENGTH.size)
+        request.body = bytes(most - len(encode_frame(request)) + frame.LENGTH.size)
         answer = await pool.request(address, request, 20.0)
         assert len(answer.body) == len(request.body)
         await pool.close()
@@ -92,7 +92,7 @@ async def test_a_frame_at_its_bound_is_served_and_one_byte_more_closes_the_conne
 @pytest.mark.parametrize("most", [16 * MIB, 32 * MIB])
 async def test_an_answer_that_is_longer_than_the_server_may_write_becomes_an_error(most: int) -> None:
     async with serving({GIVE: give}, limits=ServerLimits(answer_bytes=most)) as (_, address):
-        pool = ConnectionPool(max_frame_bytes=MOST_FRAME_BYTES)
+        pool = ConnectionPool(max_frame_bytes=MESSAGE_FRAME_BYTES)
         assert len((await pool.request(address, Command(GIVE, {"n": most - 1000}), 20.0)).body) == most - 1000
         with pytest.raises(ProtocolError, match=f"above the limit of {most}"):
             await pool.request(address, Command(GIVE, {"n": most}), 20.0)
@@ -100,7 +100,7 @@ async def test_an_answer_that_is_longer_than_the_server_may_write_becomes_an_err
 
 
 async def test_who_may_not_read_long_frames_closes_at_their_announcement() -> None:
-    async with serving({GIVE: give}, limits=ServerLimits(answer_bytes=MOST_FRAME_BYTES)) as (_, address):
+    async with serving({GIVE: give}, limits=ServerLimits(answer_bytes=MESSAGE_FRAME_BYTES)) as (_, address):
         pool = ConnectionPool()
         with pytest.raises(Exception, match="connection lost"):
             await pool.request(address, Command(GIVE, {"n": 16 * MIB}), 20.0)
@@ -109,11 +109,11 @@ async def test_who_may_not_read_long_frames_closes_at_their_announcement() -> No
 
 async def test_a_server_holds_of_long_frames_about_what_has_arrived_however_much_is_announced() -> None:
     """Fault 13.21: also where a setting allows the longest ones."""
-    limits = ServerLimits(frame_bytes=MOST_FRAME_BYTES)
+    limits = ServerLimits(frame_bytes=MESSAGE_FRAME_BYTES)
     async with serving({ECHO: echo}, limits=limits) as (server, address):
         peers = [await Peer.connect(address) for _ in range(20)]
         for peer in peers:
-            peer.writer.write(struct.pack(">i", MOST_FRAME_BYTES) + bytes(60_000))
+            peer.writer.write(struct.pack(">i", MESSAGE_FRAME_BYTES) + bytes(60_000))
             await peer.writer.drain()
         async with asyncio.timeout(20):
             while not all(each._reader.memory_bytes >= 60_000 for each in server.connections):  # noqa: ASYNC110
@@ -124,8 +124,8 @@ async def test_a_server_holds_of_long_frames_about_what_has_arrived_however_much
 
 
 def test_the_memory_of_the_longest_frame_follows_what_has_arrived_of_it() -> None:
-    reader = FrameReader(MOST_FRAME_BYTES)
-    data = memoryview(struct.pack(">iI", MOST_FRAME_BYTES, 0) + bytes(3 * MIB))
+    reader = FrameReader(MESSAGE_FRAME_BYTES)
+    data = memoryview(struct.pack(">iI", MESSAGE_FRAME_BYTES, 0) + bytes(3 * MIB))
     arrived = 0
     while data:
         place = reader.buffer()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from raymq.actors.garbage import LONG_SECONDS, ShortCollections
+from raymq.actors.gc_tuning import LONG_SECONDS, GcFreezer
 
 _MANY = """
 import gc
-from raymq.actors.garbage import keep_collections_short
+from raymq.actors.gc_tuning import tune_gc
 kept = [[n] for n in range(200_000)]
-keep_collections_short()
+tune_gc()
 print(len(gc.get_objects()))
 circle = []
 circle.append(circle)
@@ -22,7 +22,7 @@ print(gc.collect())
 
 def test_only_a_long_look_takes_what_survived_out_of_sight() -> None:
     now, frozen = [0.0], []
-    follow = ShortCollections(lambda: now[0], lambda: frozen.append(now[0]))
+    follow = GcFreezer(lambda: now[0], lambda: frozen.append(now[0]))
     for generation, seconds in ((2, LONG_SECONDS / 2), (1, 1.0), (2, 2 * LONG_SECONDS)):
         follow("start", {"generation": generation})
         now[0] += seconds
@@ -40,12 +40,12 @@ def test_a_collection_does_not_look_at_what_was_there_at_the_start() -> None:
 
 _FIRST_LOOK = """
 import gc
-from raymq.actors.garbage import keep_collections_short
+from raymq.actors.gc_tuning import tune_gc
 gc.disable()
 kept = [[n] for n in range(1_000_000)]
 gc.collect()
 gc.enable()
-keep_collections_short()
+tune_gc()
 looks = []
 def follow(phase, info):
     if phase == "start" and info["generation"] == 2:

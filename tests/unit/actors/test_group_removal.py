@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.broker.core.groups.clients import Consumer, GroupTable
-from raymq.actors.broker.core.groups.deletion import GroupRemover
+from raymq.actors.broker.core.groups.client_registry import ClientRegistry, ConsumerData
+from raymq.actors.broker.core.groups.group_remover import GroupRemover
 from raymq.actors.errors import InvalidInput
-from raymq.actors.filter.subscription import Subscription
+from raymq.actors.filter.tag_expression import Subscription
 from raymq.actors.protocol import IDLE_SECONDS
 from raymq.client import Message
 from tests.unit.actors.bench import Bench
 
 
 @pytest.fixture
-def groups(bench: Bench) -> GroupTable:
-    return GroupTable(bench.elapsed)
+def groups(bench: Bench) -> ClientRegistry:
+    return ClientRegistry(bench.elapsed)
 
 
-def test_a_group_with_a_late_commit_stays_for_a_minute(bench: Bench, groups: GroupTable) -> None:
+def test_a_group_with_a_late_commit_stays_for_a_minute(bench: Bench, groups: ClientRegistry) -> None:
     """Refuse what a client did not see: the commit may come behind its look."""
     remover = GroupRemover(bench.core, groups)
     bench.core.ensure_group("g")
@@ -33,11 +33,11 @@ def test_a_group_with_a_late_commit_stays_for_a_minute(bench: Bench, groups: Gro
     assert "g" not in bench.core.group_settings
 
 
-def test_a_group_with_a_member_stays(bench: Bench, groups: GroupTable) -> None:
+def test_a_group_with_a_member_stays(bench: Bench, groups: ClientRegistry) -> None:
     remover = GroupRemover(bench.core, groups)
     bench.core.ensure_group("g")
-    groups.greet("x", "c1", "PYTHON", 0)
-    groups.consume("x", Consumer("g", {"t": Subscription("t")}))
+    groups.register_client("x", "c1", "PYTHON", 0)
+    groups.register_consumer("x", ConsumerData("g", {"t": Subscription("t")}))
     with pytest.raises(InvalidInput, match="1 members"):
         remover.delete("g", dead_letters=False)
     assert "g" in bench.core.group_settings

@@ -12,11 +12,11 @@ import pytest
 from raymq.actors.errors import InvalidInput
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec
-from raymq.actors.wire import faults, json_body, json_steps
+from raymq.actors.wire import error_codec, incremental_json, json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import LENGTH, Command, decode
-from raymq.actors.wire.json_steps import reading_object
-from raymq.storage.steps import finish
+from raymq.actors.wire.incremental_json import read_object_steps
+from raymq.storage.cooperative_steps import run_steps
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 HALVES = [r"x\ud800", r"\uDFFFx", r"\ud83d \ude00", r"\ude00\ud83d", r"\\\ud800"]
@@ -29,26 +29,26 @@ def test_a_body_with_half_a_pair_is_refused(text: str, shape: str, monkeypatch: 
     body = (shape % text).encode()
     with pytest.raises(InvalidInput, match="surrogate"):
         json_body.read_object(body)
-    monkeypatch.setattr(json_steps, "_STEP_CHARACTERS", 2)
+    monkeypatch.setattr(incremental_json, "_STEP_CHARACTERS", 2)
     for piece in ("[{\\[][^{}\\[\\]]*[}\\]]", "^$"):
-        monkeypatch.setattr(json_steps, "_short", re.compile(piece).match)
+        monkeypatch.setattr(incremental_json, "_short", re.compile(piece).match)
         with pytest.raises(InvalidInput, match="surrogate"):
-            finish(reading_object(body))
+            run_steps(read_object_steps(body))
 
 
 @pytest.mark.parametrize("text", WHOLE)
 def test_whole_characters_are_read_however_they_are_written(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = f'{{"a":{{"{text}":"{text}"}}}}'.encode()
     assert json_body.read_object(body) == json.loads(body)
-    monkeypatch.setattr(json_steps, "_STEP_CHARACTERS", 2)
-    assert finish(reading_object(body)) == json.loads(body)
+    monkeypatch.setattr(incremental_json, "_STEP_CHARACTERS", 2)
+    assert run_steps(read_object_steps(body)) == json.loads(body)
 
 
 @pytest.mark.parametrize("length", [1, 60_000])
 def test_bytes_that_are_half_a_pair_are_no_utf_8(length: int) -> None:
     body = b'{"' + b"a" * length + b'":"\xed\xa0\x80"}'
     with pytest.raises(InvalidInput):
-        finish(reading_object(body))
+        run_steps(read_object_steps(body))
 
 
 @pytest.mark.parametrize("text", WHOLE)
@@ -62,8 +62,12 @@ def test_a_header_of_whole_characters_is_served(text: str) -> None:
 def test_what_is_answered_does_not_fail_by_what_an_older_file_held() -> None:
     request = Command(38)
     assert json_body.answer(request, {"a": "x\ud800"}).body == b'{"a":"x?"}'
-    assert b"".join(finish(json_body.written([("\ud800", "\udfff")] * 3, 2))) == b'{"?":"?","?":"?","?":"?"}'
-    assert json_body.answer_of(request, {"\ud800": [json_body.bytes_of("\udfff")]}).pieces == [b'{"?":', b'"?"', b"}"]
+    assert b"".join(run_steps(json_body.object_steps([("\ud800", "\udfff")] * 3, 2))) == b'{"?":"?","?":"?","?":"?"}'
+    assert json_body.object_response(request, {"\ud800": [json_body.json_bytes("\udfff")]}).pieces == [
+        b'{"?":',
+        b'"?"',
+        b"}",
+    ]
 
 
 async def ask(stream: Stream, request: Command, header: str) -> Command:
@@ -95,7 +99,7 @@ async def test_a_header_with_half_a_pair_is_refused_and_its_connection_serves_on
     register = Command(RequestCode.REGISTER_BROKER, body=body)
     try:
         refused = await ask(stream, register, header)
-        assert isinstance(faults.to_error(refused), InvalidInput)
+        assert isinstance(error_codec.error_from_response(refused), InvalidInput)
         assert (await ask(stream, register, good)).code == ResponseCode.SUCCESS
         told = await ask(stream, Command(RequestCode.GET_BROKER_CLUSTER_INFO), '"language":"JAVA"')
         assert list(json_body.read_answer(told.body)["brokerAddrTable"]) == ["b"]

@@ -11,8 +11,8 @@ import pytest
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers import REQUESTS, Header
-from raymq.actors.wire.headers.base import Long
-from raymq.actors.wire.headers.pop import Handle, PopMessage
+from raymq.actors.wire.headers.header import Long
+from raymq.actors.wire.headers.pop_headers import PopMessage, ReceiptHandle
 
 
 def numbers() -> Iterator[tuple[type[Header], str, str, int]]:
@@ -50,4 +50,4 @@ def test_times_and_offsets_are_longs() -> None:
 
 def test_a_handle_with_a_number_that_cannot_be_is_none() -> None:
     with pytest.raises(ProtocolError):
-        Handle.read(f"0 {2**70} 1000 0 0 broker-a 0 0")
+        ReceiptHandle.read(f"0 {2**70} 1000 0 0 broker-a 0 0")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.writes.deciding import ABANDONED_SECONDS
+from raymq.actors.broker.core.writes.transaction_coordinator import TRANSACTION_TIMEOUT_SECONDS
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.storage.records.record import encode
@@ -32,7 +32,7 @@ def sweep(bench: Bench) -> None:
 def test_rows_whose_home_is_no_broker_are_dropped_when_they_are_abandoned(tmp_path: Path, *, restarted: bool) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    bench.core.homes.heard_of(["away", "gone"])
+    bench.core.homes.add_brokers(["away", "gone"])
     for home in ("ghost", "away", "gone", bench.core.name):
         stage(bench, f"of-{home}", home)
     bench.core.homes.forget("gone")
@@ -40,7 +40,7 @@ def test_rows_whose_home_is_no_broker_are_dropped_when_they_are_abandoned(tmp_pa
     if restarted:
         bench.crash()
     sweep(bench)
-    bench.elapsed.now += ABANDONED_SECONDS - 10
+    bench.elapsed.now += TRANSACTION_TIMEOUT_SECONDS - 10
     sweep(bench)
     assert rows_of(bench) == every
     bench.elapsed.now += 20
@@ -57,7 +57,7 @@ def test_a_commit_that_was_begun_goes_on_though_its_home_was_forgotten(tmp_path:
     steps = bench.core.staging.commit("begun", {"p": 1}, 1)
     next(steps)
     sweep(bench)
-    bench.elapsed.now += 2 * ABANDONED_SECONDS
+    bench.elapsed.now += 2 * TRANSACTION_TIMEOUT_SECONDS
     sweep(bench)
     assert list(steps) == []
     bench.core.staging.close("begun")
@@ -69,7 +69,7 @@ def test_only_brokers_that_were_heard_of_are_homes(tmp_path: Path) -> None:
     homes.check_known("broker-a")
     with pytest.raises(BrokerUnavailable, match="ghost"):
         homes.check_known("ghost")
-    homes.heard_of(["ghost"])
+    homes.add_brokers(["ghost"])
     homes.check_known("ghost")
     for name in ("", "a/b", "x" * 200):
         with pytest.raises(InvalidInput):

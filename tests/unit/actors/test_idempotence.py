@@ -10,23 +10,23 @@ import pytest
 from raymq.actors.broker.core.appending.idempotence import (
     EXPIRY_SECONDS,
     KEPT_RESULTS,
-    Lane,
-    ProducerTable,
+    ProducerKey,
+    ProducerStateTable,
     StoredBatch,
 )
 from raymq.actors.errors import SequenceGap
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.sequencing import SequenceLanes
+from raymq.actors.sending.partition_sequence import PartitionSequences
 from raymq.storage.records.producer_sequence import ProducerSequence
 from tests.unit.actors.clock import FakeClock
-from tests.validated import validated
+from tests.validation import validated
 
-LANE: Lane = ("p", "t", 0)
+LANE: ProducerKey = ("p", "t", 0)
 
 
 @pytest.fixture
-def table(clock: FakeClock) -> Iterator[ProducerTable]:
-    with validated(ProducerTable(clock, max_lanes=3)) as made:
+def table(clock: FakeClock) -> Iterator[ProducerStateTable]:
+    with validated(ProducerStateTable(clock, max_lanes=3)) as made:
         yield made
 
 
@@ -42,14 +42,16 @@ def sequence(first: int, count: int = 1, epoch: int = 0) -> ProducerSequence:
     return ProducerSequence("p", epoch, first, count)
 
 
-def store(table: ProducerTable, first: int, count: int = 1, epoch: int = 0, lane: Lane = LANE) -> StoredBatch:
+def store(
+    table: ProducerStateTable, first: int, count: int = 1, epoch: int = 0, lane: ProducerKey = LANE
+) -> StoredBatch:
     assert table.check(lane, sequence(first, count, epoch)) is None
     stored = StoredBatch(lane[1], lane[2], 100 + first, count)
     table.remember(lane, sequence(first, count, epoch), stored)
     return stored
 
 
-def test_a_repeated_batch_gets_the_first_result(table: ProducerTable) -> None:
+def test_a_repeated_batch_gets_the_first_result(table: ProducerStateTable) -> None:
     batches = {first: store(table, first, 2) for first in (0, 2, 4)}
     assert {first: table.check(LANE, sequence(first, 2)) for first in batches} == batches
 
@@ -65,7 +67,7 @@ def test_a_repeated_batch_gets_the_first_result(table: ProducerTable) -> None:
         pytest.param(sequence(2, 2, epoch=3), id="what the old epoch stored is not the new one's"),
     ],
 )
-def test_a_gap_is_an_error_and_changes_nothing(table: ProducerTable, wrong: ProducerSequence) -> None:
+def test_a_gap_is_an_error_and_changes_nothing(table: ProducerStateTable, wrong: ProducerSequence) -> None:
     for first in (0, 2, 4):
         store(table, first, 2, epoch=2)
     before = table.rows(table.lanes())
@@ -74,26 +76,26 @@ def test_a_gap_is_an_error_and_changes_nothing(table: ProducerTable, wrong: Prod
     assert table.rows(table.lanes()) == before
 
 
-def test_an_unknown_producer_begins_at_0(table: ProducerTable) -> None:
+def test_an_unknown_producer_begins_at_0(table: ProducerStateTable) -> None:
     with pytest.raises(SequenceGap):
         table.check(LANE, sequence(1))
     assert table.check(LANE, sequence(0)) is None
 
 
-def test_lanes_know_nothing_of_each_other(table: ProducerTable) -> None:
+def test_lanes_know_nothing_of_each_other(table: ProducerStateTable) -> None:
     store(table, 0)
     for other in [("q", "t", 0), ("p", "u", 0), ("p", "t", 1)]:
         assert table.check(other, sequence(0)) is None
 
 
-def test_a_new_epoch_begins_at_0_and_ends_the_old_one(table: ProducerTable) -> None:
+def test_a_new_epoch_begins_at_0_and_ends_the_old_one(table: ProducerStateTable) -> None:
     store(table, 0, 5)
     store(table, 0, 1, epoch=1)
     with pytest.raises(SequenceGap):
         table.check(LANE, sequence(5))
 
 
-def test_the_oldest_results_are_not_kept(table: ProducerTable) -> None:
+def test_the_oldest_results_are_not_kept(table: ProducerStateTable) -> None:
     for first in range(KEPT_RESULTS + 1):
         store(table, first)
     with pytest.raises(SequenceGap):
@@ -101,7 +103,7 @@ def test_the_oldest_results_are_not_kept(table: ProducerTable) -> None:
     assert table.check(LANE, sequence(1)) is not None
 
 
-def test_silent_lanes_expire_and_their_number_is_bounded(table: ProducerTable, clock: FakeClock) -> None:
+def test_silent_lanes_expire_and_their_number_is_bounded(table: ProducerStateTable, clock: FakeClock) -> None:
     for number in range(5):
         store(table, 0, lane=("p", "t", number))
         clock.advance(1)
@@ -114,7 +116,7 @@ def test_silent_lanes_expire_and_their_number_is_bounded(table: ProducerTable, c
     assert len(table) == 0
 
 
-def test_a_deleted_topic_is_forgotten(table: ProducerTable) -> None:
+def test_a_deleted_topic_is_forgotten(table: ProducerStateTable) -> None:
     store(table, 0)
     store(table, 0, lane=("p", "u", 0))
     table.forget_topic("t")
@@ -122,20 +124,20 @@ def test_a_deleted_topic_is_forgotten(table: ProducerTable) -> None:
     assert table.check(("p", "u", 0), sequence(0)) is not None
 
 
-def test_a_snapshot_brings_everything_back(table: ProducerTable, clock: FakeClock) -> None:
+def test_a_snapshot_brings_everything_back(table: ProducerStateTable, clock: FakeClock) -> None:
     for first in range(0, 14, 2):
         store(table, first, 2)
-    again = ProducerTable(clock)
+    again = ProducerStateTable(clock)
     again.load(json.loads(json.dumps(table.rows(table.lanes()))), ALL)
     again.validate()
     assert again.rows(again.lanes()) == table.rows(table.lanes())
     assert again.check(LANE, sequence(12, 2)) == StoredBatch("t", 0, 112, 2)
 
 
-def test_what_the_log_lost_never_was(table: ProducerTable, clock: FakeClock) -> None:
+def test_what_the_log_lost_never_was(table: ProducerStateTable, clock: FakeClock) -> None:
     for first in range(4):
         store(table, first)
-    again = ProducerTable(clock)
+    again = ProducerStateTable(clock)
     again.load(table.rows(table.lanes()), up_to(102))
     again.validate()
     assert again.check(LANE, sequence(1)) is not None
@@ -146,19 +148,19 @@ def test_what_the_log_lost_never_was(table: ProducerTable, clock: FakeClock) -> 
     ("log_end", "here"), [(110, 10), (109, 9), (101, 1), pytest.param(100, None, id="nothing of it")]
 )
 def test_of_a_batch_that_was_cut_it_is_known_what_is_here(
-    table: ProducerTable, clock: FakeClock, log_end: int, here: int | None
+    table: ProducerStateTable, clock: FakeClock, log_end: int, here: int | None
 ) -> None:
     """By the journal and what the log has left of it; as a row, too, that a later start reads."""
     store(table, 0, 10)
     for _ in range(2):
-        again = ProducerTable(clock)
+        again = ProducerStateTable(clock)
         again.load(json.loads(json.dumps(table.rows(table.lanes()))), up_to(log_end))
         again.validate()
         assert again.check(LANE, sequence(0, 10)) == (None if here is None else StoredBatch("t", 0, 100, here))
         table = again
 
 
-def test_what_is_missing_of_a_cut_batch_is_all_that_may_follow_it(table: ProducerTable) -> None:
+def test_what_is_missing_of_a_cut_batch_is_all_that_may_follow_it(table: ProducerStateTable) -> None:
     table.replay(LANE, sequence(0, 10), StoredBatch("t", 0, 100, 4), 1_000.0)
     for wrong in (sequence(4), sequence(4, 6), sequence(10), sequence(0, 4), sequence(0, 9), sequence(4, 10)):
         with pytest.raises(SequenceGap):
@@ -191,12 +193,12 @@ REPLAYED = {
 
 
 @pytest.mark.parametrize("case", REPLAYED)
-def test_what_the_log_says_of_batches_that_were_cut(table: ProducerTable, clock: FakeClock, case: str) -> None:
+def test_what_the_log_says_of_batches_that_were_cut(table: ProducerStateTable, clock: FakeClock, case: str) -> None:
     found, following, missing, places = REPLAYED[case]
     for first, count, offset, there in found:
         table.replay(LANE, sequence(first, count), StoredBatch("t", 0, offset, there), 1_000.0)
         table.validate()
-    again = ProducerTable(clock)
+    again = ProducerStateTable(clock)
     again.load(json.loads(json.dumps(table.rows(table.lanes()))), ALL)
     again.validate()
     for each in (table, again):
@@ -205,11 +207,11 @@ def test_what_the_log_says_of_batches_that_were_cut(table: ProducerTable, clock:
         assert [tuple(results[-1][at : at + 2]) for at in range(3, len(results[-1]), 4)] == places
 
 
-def test_of_a_completed_batch_the_log_may_lose_the_end_again(table: ProducerTable, clock: FakeClock) -> None:
+def test_of_a_completed_batch_the_log_may_lose_the_end_again(table: ProducerStateTable, clock: FakeClock) -> None:
     table.replay(LANE, sequence(0, 10), StoredBatch("t", 0, 100, 4), 1_000.0)
     table.complete(LANE, StoredBatch("t", 0, 200, 6))
     for log_end, here in ((206, 10), (203, 7), (200, 4), (150, 4), (102, 2)):
-        again = ProducerTable(clock)
+        again = ProducerStateTable(clock)
         again.load(table.rows(table.lanes()), up_to(log_end))
         again.validate()
         known = again.check(LANE, sequence(0, 10))
@@ -217,13 +219,13 @@ def test_of_a_completed_batch_the_log_may_lose_the_end_again(table: ProducerTabl
         assert known.total == here
 
 
-def test_rows_of_an_older_journal_are_read(table: ProducerTable) -> None:
+def test_rows_of_an_older_journal_are_read(table: ProducerStateTable) -> None:
     table.load([["p", "t", 0, 3, 12, 1_000.0, [[10, "t", 0, 100, 2]]]], ALL)
     assert table.check(LANE, sequence(10, 2, epoch=3)) == StoredBatch("t", 0, 100, 2)
     assert table.check(LANE, sequence(12, epoch=3)) is None
 
 
-def test_the_log_is_believed_and_its_copies_are_not(table: ProducerTable) -> None:
+def test_the_log_is_believed_and_its_copies_are_not(table: ProducerStateTable) -> None:
     table.replay(LANE, sequence(6, 2), StoredBatch("t", 0, 50, 2), 1_000.0)
     table.replay(LANE, sequence(8, 1), StoredBatch("t", 0, 52, 1), 1_000.0)
     table.replay(LANE, sequence(6, 2), StoredBatch("t", 0, 60, 2), 1_000.0)
@@ -232,18 +234,18 @@ def test_the_log_is_believed_and_its_copies_are_not(table: ProducerTable) -> Non
 
 
 def test_a_producers_lane_counts_what_was_stored_and_begins_anew_when_in_doubt() -> None:
-    lanes = SequenceLanes("p")
+    lanes = PartitionSequences("p")
     lane = lanes.of(MessageQueue("t", "a", 0))
     assert lane.sequence(3) == lane.sequence(3) == sequence(0, 3)
     lane.stored(3)
     assert lane.sequence(2) == sequence(3, 2)
     lane.begin_epoch()
     assert lanes.of(MessageQueue("t", "a", 0)).sequence(2) == sequence(0, 2, epoch=1)
-    assert SequenceLanes().producer != SequenceLanes().producer
+    assert PartitionSequences().producer != PartitionSequences().producer
 
 
 def test_a_lane_that_was_used_while_the_clock_was_ahead_does_not_stop_the_expiry_of_all(
-    table: ProducerTable, clock: FakeClock
+    table: ProducerStateTable, clock: FakeClock
 ) -> None:
     """Fault 13.29."""
     month = 30 * 86_400.0

@@ -10,13 +10,13 @@ from raymq.actors.sending.isolation import (
     FlagIsolation,
     Isolation,
     LatencyIsolation,
-    LeastFailures,
-    Outcome,
+    LeastFailuresIsolation,
     QuarantineIsolation,
+    TryOutcome,
 )
 from tests.unit.actors.clock import FakeClock
 
-OK, REFUSED, SILENT = Outcome.ANSWERED, Outcome.REFUSED, Outcome.SILENT
+OK, REFUSED, SILENT = TryOutcome.ANSWERED, TryOutcome.REFUSED, TryOutcome.SILENT
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ OK, REFUSED, SILENT = Outcome.ANSWERED, Outcome.REFUSED, Outcome.SILENT
         (20_000, SILENT, 10_000),
     ],
 )
-def test_latency_window_of_each_bucket(latency_ms: float, outcome: Outcome, window_ms: int) -> None:
+def test_latency_window_of_each_bucket(latency_ms: float, outcome: TryOutcome, window_ms: int) -> None:
     clock = FakeClock()
     isolation = LatencyIsolation(clock)
     isolation.report("a", outcome, latency_ms)
@@ -56,7 +56,7 @@ def test_latency_window_of_each_bucket(latency_ms: float, outcome: Outcome, wind
 
 
 #: (seconds since the step before, outcome or None, latency ms, rank afterwards)
-Step = tuple[float, Outcome | None, float, int]
+Step = tuple[float, TryOutcome | None, float, int]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ Step = tuple[float, Outcome | None, float, int]
             id="flag: periods that nobody watched pass as well",
         ),
         pytest.param(
-            LeastFailures,
+            LeastFailuresIsolation,
             [(0, SILENT, 0, 1), (30, REFUSED, 0, 2), (0, OK, 1, 2), (31, None, 0, 1), (30, None, 0, 0)],
             id="least failures: each counts for 60 s",
         ),
@@ -148,7 +148,7 @@ def test_ranks_after_each_step(make: Callable[[FakeClock], Isolation], steps: li
 
 
 def test_least_failures_remembers_a_bounded_number() -> None:
-    isolation = LeastFailures(FakeClock())
+    isolation = LeastFailuresIsolation(FakeClock())
     for _ in range(5_000):
         isolation.report("a", SILENT, 0)
     assert isolation.rank("a") == 1_000

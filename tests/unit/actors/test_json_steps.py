@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.wire import json_body, json_steps
-from raymq.actors.wire.json_steps import reading_object
-from raymq.storage.steps import Steps, finish
+from raymq.actors.wire import incremental_json, json_body
+from raymq.actors.wire.incremental_json import read_object_steps
+from raymq.storage.cooperative_steps import Steps, run_steps
 
 
 def turns_of(steps: Steps[Any]) -> int:
@@ -37,8 +37,8 @@ def some_value(rng: random.Random, depth: int) -> Any:
 def test_it_makes_of_a_text_what_the_parser_makes_of_it_and_refuses_the_same(
     seed: int, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_steps, "_STEP_CHARACTERS", 10)
-    monkeypatch.setattr(json_steps, "_short", re.compile(rf"[{{\[][^{{}}\[\]]{{0,{short}}}[}}\]]").match)
+    monkeypatch.setattr(incremental_json, "_STEP_CHARACTERS", 10)
+    monkeypatch.setattr(incremental_json, "_short", re.compile(rf"[{{\[][^{{}}\[\]]{{0,{short}}}[}}\]]").match)
     rng = random.Random(seed)
     for _ in range(200):
         value = {"a": some_value(rng, 4), "b": some_value(rng, 4)}
@@ -52,18 +52,18 @@ def test_it_makes_of_a_text_what_the_parser_makes_of_it_and_refuses_the_same(
             expected = json_body.read_object(body)
         except InvalidInput:
             with pytest.raises(InvalidInput):
-                finish(reading_object(body))
+                run_steps(read_object_steps(body))
         if expected is not None:
-            assert finish(reading_object(body)) == expected, text
+            assert run_steps(read_object_steps(body)) == expected, text
 
 
 def test_long_ones_are_read_in_steps_and_short_ones_at_once() -> None:
     table = {f"t{n}": {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6} for n in range(10_000)}
     body = json.dumps({"wrapper": {"table": table}}).encode()
     limits = {"max_bytes": 1 << 24, "max_values": 1 << 20}
-    assert finish(reading_object(body, **limits)) == {"wrapper": {"table": table}}
-    assert turns_of(reading_object(body, **limits)) >= len(body) // json_steps._STEP_CHARACTERS - 1
-    assert turns_of(reading_object(b'{"a":1}')) == 0
+    assert run_steps(read_object_steps(body, **limits)) == {"wrapper": {"table": table}}
+    assert turns_of(read_object_steps(body, **limits)) >= len(body) // incremental_json._STEP_CHARACTERS - 1
+    assert turns_of(read_object_steps(b'{"a":1}')) == 0
 
 
 @pytest.mark.sweep(every=12)
@@ -72,12 +72,12 @@ def test_long_ones_are_read_in_steps_and_short_ones_at_once() -> None:
 @pytest.mark.parametrize("value", ["1.2345678901234567e-300", "9" * 4_000, "1", '{"x":1}', "[[]]", '"]"'])
 def test_no_value_is_more_than_a_step_however_deep_it_stands(value: str, deep: int, pair: str) -> None:
     """What stood below the third level was one piece: numbers of 14 MB held a name server for 1.6 s."""
-    most = 2 * json_steps._STEP_CHARACTERS
-    count = 10 * json_steps._STEP_CHARACTERS // (len(value) + 1)
+    most = 2 * incremental_json._STEP_CHARACTERS
+    count = 10 * incremental_json._STEP_CHARACTERS // (len(value) + 1)
     body = f'{{{pair}"a":{"[" * deep}{",".join([value] * count)}{"]" * deep}}}'.encode()
-    found = finish(reading_object(body, max_values=1 << 20))
+    found = run_steps(read_object_steps(body, max_values=1 << 20))
     assert found == json.loads(body)
-    assert turns_of(reading_object(body, max_values=1 << 20)) >= len(body) // most
+    assert turns_of(read_object_steps(body, max_values=1 << 20)) >= len(body) // most
 
 
 def test_a_body_that_is_not_read_in_steps_has_few_fractions() -> None:
@@ -95,11 +95,11 @@ def test_a_body_that_is_not_read_in_steps_has_few_fractions() -> None:
 )
 def test_what_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidInput):
-        finish(reading_object(body))
+        run_steps(read_object_steps(body))
 
 
 def test_limits_are_looked_at_first() -> None:
     with pytest.raises(InvalidInput, match="bytes of JSON"):
-        finish(reading_object(b" " * 100, max_bytes=99))
+        run_steps(read_object_steps(b" " * 100, max_bytes=99))
     with pytest.raises(InvalidInput, match="at most 3 values"):
-        finish(reading_object(b'{"a":[1,2,3]}', max_values=3))
+        run_steps(read_object_steps(b'{"a":[1,2,3]}', max_values=3))

@@ -9,14 +9,14 @@ import pytest
 
 from raymq.actors.errors import BadSubscription
 from raymq.actors.filter import sql_filter
-from raymq.actors.filter import subscription as filters
-from raymq.actors.filter.kept_texts import KeptTexts
-from raymq.actors.filter.subscription import MAX_TAG_CHARACTERS, SQL92, TAG, filter_of
+from raymq.actors.filter import tag_expression as filters
+from raymq.actors.filter.lru_cache import LRUCache
+from raymq.actors.filter.tag_expression import MAX_TAG_CHARACTERS, SQL92, TAG, parse_filter
 
 
 def test_what_was_asked_for_longest_ago_goes_first() -> None:
     made: list[str] = []
-    kept: KeptTexts[str] = KeptTexts(10)
+    kept: LRUCache[str] = LRUCache(10)
 
     def get(text: str) -> str:
         def make(each: str) -> str:
@@ -34,7 +34,7 @@ def test_what_was_asked_for_longest_ago_goes_first() -> None:
 
 
 def test_nothing_is_kept_of_what_cannot_be_made() -> None:
-    kept: KeptTexts[int] = KeptTexts(100)
+    kept: LRUCache[int] = LRUCache(100)
     with pytest.raises(ValueError, match="x"):
         kept.get("x", int)
     assert kept.characters == 0
@@ -42,7 +42,7 @@ def test_nothing_is_kept_of_what_cannot_be_made() -> None:
 
 def test_characters_stay_bounded() -> None:
     rng = random.Random(3)
-    kept: KeptTexts[int] = KeptTexts(1_000)
+    kept: LRUCache[int] = LRUCache(1_000)
     for _ in range(2_000):
         text = "x" * rng.randrange(1, 200)
         assert kept.get(text, len) == len(text)
@@ -52,14 +52,14 @@ def test_characters_stay_bounded() -> None:
 def test_expressions_that_a_client_makes_up_do_not_fill_memory() -> None:
     """4,096 expressions of any length were kept for good: a hundred pulls of one connection took 350 MB."""
     for number in range(100):
-        filter_of(TAG, "||".join(f"{number}-{n}" for n in range(3_000)))
-        filter_of(SQL92, f"a = '{number}{'x' * 4_000}'")
+        parse_filter(TAG, "||".join(f"{number}-{n}" for n in range(3_000)))
+        parse_filter(SQL92, f"a = '{number}{'x' * 4_000}'")
     known: Any
     for known, most in ((filters._known, 1 << 20), (sql_filter._known, 1 << 18)):
         assert known.characters <= most
 
 
 def test_an_expression_of_tags_has_a_limit() -> None:
-    assert filter_of(TAG, "x" * MAX_TAG_CHARACTERS).tags_codes
+    assert parse_filter(TAG, "x" * MAX_TAG_CHARACTERS).tags_codes
     with pytest.raises(BadSubscription, match="at most"):
-        filter_of(TAG, "x" * (MAX_TAG_CHARACTERS + 1))
+        parse_filter(TAG, "x" * (MAX_TAG_CHARACTERS + 1))

@@ -6,49 +6,49 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.known_homes import KnownHomes
+from raymq.actors.broker.core.coordinator_directory import CoordinatorDirectory
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
-from raymq.storage.tables.homes import Homes
-from raymq.storage.tables.members import Members
+from raymq.storage.tables.coordinator_table import CoordinatorTable
+from raymq.storage.tables.known_brokers import KnownBrokers
 
 
-def broker(directory: Path, name: str, *, looked: bool = True) -> KnownHomes:
-    made = KnownHomes(name, Homes(directory / name), Members(directory / name))
-    if looked:
-        made.looked()
+def broker(directory: Path, name: str, *, mark_discovered: bool = True) -> CoordinatorDirectory:
+    made = CoordinatorDirectory(name, CoordinatorTable(directory / name), KnownBrokers(directory / name))
+    if mark_discovered:
+        made.mark_discovered()
     return made
 
 
-def meet(newcomer: KnownHomes, name: str, known: KnownHomes, known_as: str) -> None:
+def meet(newcomer: CoordinatorDirectory, name: str, known: CoordinatorDirectory, known_as: str) -> None:
     """What the duty of the broker called `name` does over the wire."""
-    newcomer.heard_of([known_as])
-    known.welcome(name)
+    newcomer.add_brokers([known_as])
+    known.register_peer(name)
     after = ""
     while True:
         page = known.page(after, 2)
-        newcomer.copy(page.homes)
+        newcomer.merge(page.homes)
         if not page.last:
             break
         after = page.last
-    newcomer.heard_of(known.members)
-    newcomer.met(known_as)
+    newcomer.add_brokers(known.members)
+    newcomer.mark_synced(known_as)
 
 
 def test_who_has_just_started_does_not_say_that_there_is_none(tmp_path: Path) -> None:
-    a = broker(tmp_path, "a", looked=False)
+    a = broker(tmp_path, "a", mark_discovered=False)
     with pytest.raises(BrokerUnavailable):
         a.find("series", "k")
-    a.looked()
+    a.mark_discovered()
     assert a.find("series", "k") is None
     assert a.remember("series", "k", "a", ["a"]) == "a"
-    assert broker(tmp_path, "a", looked=False).find("series", "k") == "a"
+    assert broker(tmp_path, "a", mark_discovered=False).find("series", "k") == "a"
 
 
 def test_who_has_not_met_all_does_not_say_that_there_is_none_over_restarts(tmp_path: Path) -> None:
     b = broker(tmp_path, "b")
-    b.heard_of(["a", "b"])
+    b.add_brokers(["a", "b"])
     for each in (b, broker(tmp_path, "b")):
-        assert each.unmet() == ["a"]
+        assert each.unsynced_brokers() == ["a"]
         with pytest.raises(BrokerUnavailable, match="a: ") as raised:
             each.find("series", "k")
         assert "forget_broker" in str(raised.value)
@@ -84,7 +84,7 @@ def test_no_home_is_made_by_who_has_not_asked_the_newcomer(tmp_path: Path) -> No
 
 def test_of_two_who_make_a_home_the_first_has_made_it(tmp_path: Path) -> None:
     a = broker(tmp_path, "a")
-    a.welcome("b")
+    a.register_peer("b")
     assert a.remember("stream", "k", "b", ["a", "b"]) == "b"
     assert a.remember("stream", "k", "a", ["a", "b"]) == "b"
 
@@ -93,6 +93,6 @@ def test_a_damaged_home_holds_up_nobody_elses(tmp_path: Path) -> None:
     a, b = broker(tmp_path, "a"), broker(tmp_path, "b")
     for number in range(3):
         a.remember("series", str(number), "a", ["a"])
-    (tmp_path / "a" / "raymq" / "homes" / Homes(tmp_path)._path("series", "1").name).write_bytes(b"\xc1")
+    (tmp_path / "a" / "raymq" / "homes" / CoordinatorTable(tmp_path)._path("series", "1").name).write_bytes(b"\xc1")
     meet(b, "b", a, "a")
     assert [b.find("series", str(number)) for number in range(3)] == ["a", None, "a"]  # who asks a is told the damage

@@ -10,11 +10,11 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, PermissionDenied, Timeout
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.connection import ConnectionPool, WireConnection
+from raymq.actors.wire.connection_pool import ConnectionPool, WireConnection
 from raymq.actors.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, Serialization
-from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server_connection import ServerConnection
-from tests.served import Peer, encoded, serving
+from raymq.actors.wire.server_limits import ServerLimits
+from tests.wire_server import Peer, encode_frame, serving
 
 ECHO, WAIT, GIVE, WORK = 1, 2, 3, 4
 MIB = 1024 * 1024
@@ -67,7 +67,7 @@ async def test_who_sends_byte_by_byte_is_closed_when_the_frame_took_too_long() -
     limits = ServerLimits(frame_seconds=0.2, idle_seconds=60)
     async with serving({ECHO: echo}, limits=limits) as (server, address):
         slow, quick = await Peer.connect(address), await Peer.connect(address)
-        data = encoded(Command(ECHO, body=b"x" * 200))
+        data = encode_frame(Command(ECHO, body=b"x" * 200))
 
         async def drip() -> None:
             for byte in data:
@@ -124,11 +124,11 @@ async def test_all_connections_together_have_a_limit_and_nobody_starves() -> Non
         peers = [await Peer.connect(address) for _ in range(6)]
         for peer in peers:
             peer.say(Command(WAIT, body=bytes(MIB), opaque=9))
-        await until(lambda: gate.waiting == 2 and len(server.waiting_for_room) == 4)
+        await until(lambda: gate.waiting == 2 and len(server.waiting_for_memory) == 4)
         gate.open.set()
         for peer in peers:
             assert (await peer.hear()).opaque == 9
-        assert not server.waiting_for_room
+        assert not server.waiting_for_memory
 
 
 async def test_a_connection_that_ends_gives_back_what_was_arriving_and_what_is_done() -> None:
@@ -137,10 +137,10 @@ async def test_a_connection_that_ends_gives_back_what_was_arriving_and_what_is_d
         first, second = await Peer.connect(address), await Peer.connect(address)
         first.say(Command(WAIT, body=bytes(MIB)))
         await until(lambda: gate.waiting == 1)
-        first.writer.write(encoded(Command(WAIT, body=bytes(MIB // 2)))[:-1])  # and one that is still arriving
+        first.writer.write(encode_frame(Command(WAIT, body=bytes(MIB // 2)))[:-1])  # and one that is still arriving
         await first.writer.drain()
         second.say(Command(WAIT, body=bytes(MIB)))
-        await until(lambda: len(server.waiting_for_room) == 1)
+        await until(lambda: len(server.waiting_for_memory) == 1)
         arriving = server.room.arriving_bytes
         first.close()
         await until(lambda: server.room.arriving_bytes < arriving)

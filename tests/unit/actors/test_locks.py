@@ -6,29 +6,29 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.broker.core.groups.locks import QueueLocks
+from raymq.actors.broker.core.groups.rebalance_lock_manager import RebalanceLockManager
 from raymq.actors.errors import ServerBusy
 from raymq.actors.protocol import LEASE_SECONDS
 from tests.unit.actors.clock import FakeClock
-from tests.validated import validated
+from tests.validation import validated
 
 Q0, Q1, Q2 = ("t", 0), ("t", 1), ("t", 2)
 
 
 @pytest.fixture
-def locks(clock: FakeClock) -> Iterator[QueueLocks]:
-    with validated(QueueLocks(clock)) as made:
+def locks(clock: FakeClock) -> Iterator[RebalanceLockManager]:
+    with validated(RebalanceLockManager(clock)) as made:
         yield made
 
 
-def test_only_what_is_free_is_given(locks: QueueLocks) -> None:
+def test_only_what_is_free_is_given(locks: RebalanceLockManager) -> None:
     assert set(locks.lock("g", "x", [Q0, Q1])) == {Q0, Q1}
     assert set(locks.lock("g", "y", [Q1, Q2])) == {Q2}
     assert set(locks.lock("h", "y", [Q0])) == {Q0}, "another group has locks of its own"
     assert [locks.holder("g", *queue) for queue in (Q0, Q1, Q2)] == ["x", "x", "y"]
 
 
-def test_asking_again_renews(locks: QueueLocks, clock: FakeClock) -> None:
+def test_asking_again_renews(locks: RebalanceLockManager, clock: FakeClock) -> None:
     locks.lock("g", "x", [Q0])
     clock.advance(LEASE_SECONDS - 1)
     assert set(locks.lock("g", "x", [Q0])) == {Q0}
@@ -40,7 +40,7 @@ def test_asking_again_renews(locks: QueueLocks, clock: FakeClock) -> None:
     assert set(locks.lock("g", "x", [Q0])) == set()
 
 
-def test_only_the_holder_gives_back(locks: QueueLocks) -> None:
+def test_only_the_holder_gives_back(locks: RebalanceLockManager) -> None:
     locks.lock("g", "x", [Q0, Q1])
     locks.unlock("g", "y", [Q0])
     assert locks.holder("g", *Q0) == "x"
@@ -48,7 +48,7 @@ def test_only_the_holder_gives_back(locks: QueueLocks) -> None:
     assert [locks.holder("g", *queue) for queue in (Q0, Q1)] == [None, "x"]
 
 
-def test_leaving_a_group_and_being_forgotten(locks: QueueLocks) -> None:
+def test_leaving_a_group_and_being_forgotten(locks: RebalanceLockManager) -> None:
     for group in ("g", "h"):
         locks.lock(group, "x", [Q0])
         locks.lock(group, "y", [Q1])
@@ -59,16 +59,16 @@ def test_leaving_a_group_and_being_forgotten(locks: QueueLocks) -> None:
     assert [locks.holder(group, *Q1) for group in ("g", "h")] == ["y", "y"]
 
 
-def test_a_group_consumes_in_order_while_a_lock_lasts(locks: QueueLocks, clock: FakeClock) -> None:
-    assert not locks.any_held("g")
+def test_a_group_consumes_in_order_while_a_lock_lasts(locks: RebalanceLockManager, clock: FakeClock) -> None:
+    assert not locks.has_locks("g")
     locks.lock("g", "x", [Q0])
-    assert locks.any_held("g")
-    assert not locks.any_held("h")
+    assert locks.has_locks("g")
+    assert not locks.has_locks("h")
     clock.advance(LEASE_SECONDS)
-    assert not locks.any_held("g")
+    assert not locks.has_locks("g")
 
 
-def test_a_lock_has_another_term_whenever_it_passes_to_a_client(locks: QueueLocks, clock: FakeClock) -> None:
+def test_a_lock_has_another_term_whenever_it_passes_to_a_client(locks: RebalanceLockManager, clock: FakeClock) -> None:
     first = locks.lock("g", "x", [Q0, Q1])
     assert first[Q0] != first[Q1]
     clock.advance(LEASE_SECONDS + 1)
@@ -77,26 +77,30 @@ def test_a_lock_has_another_term_whenever_it_passes_to_a_client(locks: QueueLock
     locks.lock("g", "y", [Q0])
     locks.unlock("g", "y", [Q0])
     assert locks.lock("g", "x", [Q0])[Q0] not in first.values()
-    assert QueueLocks(clock).lock("g", "x", [Q0])[Q0] not in first.values(), "a broker that started anew"
+    assert RebalanceLockManager(clock).lock("g", "x", [Q0])[Q0] not in first.values(), "a broker that started anew"
 
 
-def test_a_broker_that_was_here_before_rests_until_its_old_locks_are_over(locks: QueueLocks, clock: FakeClock) -> None:
-    assert locks.rest_seconds == 0
-    locks.rest(2.0)
+def test_a_broker_that_was_here_before_rests_until_its_old_locks_are_over(
+    locks: RebalanceLockManager, clock: FakeClock
+) -> None:
+    assert locks.blocked_seconds == 0
+    locks.block_grants(2.0)
     clock.advance(0.5)
-    assert locks.rest_seconds == 1.5
+    assert locks.blocked_seconds == 1.5
     clock.advance(2.0)
-    assert locks.rest_seconds == 0
+    assert locks.blocked_seconds == 0
 
 
-def test_nothing_asked_nothing_kept(locks: QueueLocks) -> None:
+def test_nothing_asked_nothing_kept(locks: RebalanceLockManager) -> None:
     assert set(locks.lock("g", "x", [])) == set()
     locks.unlock("nobody", "x", [Q0])
 
 
-def test_there_are_at_most_so_many_locks(locks: QueueLocks, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_at_most_so_many_locks(
+    locks: RebalanceLockManager, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Locks of groups and queues that a client made up were kept while its connection lived."""
-    monkeypatch.setattr("raymq.actors.broker.core.groups.locks.MOST_LOCKS", 3)
+    monkeypatch.setattr("raymq.actors.broker.core.groups.rebalance_lock_manager.MAX_LOCKS", 3)
     locks.lock("g", "x", [Q0, Q1])
     locks.lock("h", "x", [Q0])
     with pytest.raises(ServerBusy):

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from raymq.actors.broker.core.reading.long_poll import TICK_SECONDS, LongPolls, QueueKey, TakeNext
+from raymq.actors.broker.core.reading.long_poll import TICK_SECONDS, LongPollingService, QueueKey, TakeNext
 from tests.unit.actors.clock import FakeClock
-from tests.validated import validated
+from tests.validation import validated
 
 
 @pytest.fixture
-def polls(clock: FakeClock) -> Iterator[LongPolls]:
-    with validated(LongPolls(clock)) as made:
+def polls(clock: FakeClock) -> Iterator[LongPollingService]:
+    with validated(LongPollingService(clock)) as made:
         yield made
 
 
@@ -31,7 +31,7 @@ Wake = Callable[[str], Callable[[], None]]
 
 
 def test_an_arrival_wakes_who_waits_for_that_queue(
-    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+    polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     first = polls.park([("t", 0), ("t", 1)], clock.now + 15, wake("a"))
     second = polls.park([("t", 2)], clock.now + 15, wake("b"))
@@ -43,7 +43,7 @@ def test_an_arrival_wakes_who_waits_for_that_queue(
 
 
 def test_a_standing_one_is_woken_once_for_what_it_has_not_taken(
-    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+    polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     parked = polls.park([("t", 0), ("t", 1)], clock.now + 15, wake("a"), standing=True)
     polls.arrived([("t", 1), ("t", 0), ("t", 2)])
@@ -61,7 +61,7 @@ def test_a_standing_one_is_woken_once_for_what_it_has_not_taken(
 
 
 def test_what_is_offered_is_taken_by_one_and_is_no_news_to_it(
-    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+    polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     offers: list[tuple[str, int]] = []
     takes = True
@@ -95,7 +95,7 @@ def test_what_is_offered_is_taken_by_one_and_is_no_news_to_it(
 
 @pytest.mark.parametrize("seconds", [0.0, 0.04, 0.1, 5.0, 15.0])
 def test_the_deadline_wakes_never_before_and_at_most_a_tick_late(
-    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake, seconds: float
+    polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake, seconds: float
 ) -> None:
     deadline = clock.now + seconds
     polls.park([("t", 0)], deadline, wake("a"))
@@ -107,7 +107,7 @@ def test_the_deadline_wakes_never_before_and_at_most_a_tick_late(
 
 
 def test_a_sweep_that_comes_late_wakes_all_that_are_over(
-    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+    polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     for number in range(5):
         polls.park([("t", number)], clock.now + number, wake(str(number)))
@@ -117,7 +117,7 @@ def test_a_sweep_that_comes_late_wakes_all_that_are_over(
 
 
 def test_a_newer_request_of_the_session_ends_the_older_one(
-    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+    polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     first = polls.park([("t", 0)], clock.now + 15, wake("a"), session="s", standing=True)
     second = polls.park([("t", 1)], clock.now + 15, wake("b"), session="s")
@@ -131,7 +131,7 @@ def test_a_newer_request_of_the_session_ends_the_older_one(
     assert len(polls) == 0
 
 
-def test_who_is_woken_may_park_again_at_once(polls: LongPolls, clock: FakeClock, woken: list[str]) -> None:
+def test_who_is_woken_may_park_again_at_once(polls: LongPollingService, clock: FakeClock, woken: list[str]) -> None:
     def again() -> None:
         woken.append("a")
         polls.park([("t", 0)], clock.now + 15, again)
@@ -146,7 +146,7 @@ def test_who_is_woken_may_park_again_at_once(polls: LongPolls, clock: FakeClock,
 
 
 def test_who_waits_for_all_queues_of_a_topic_is_woken_by_any_of_them(
-    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+    polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     """It costs what one queue costs: a pop of 1,024 queues was parked, and taken out again, 2,048 times."""
     for name in ("a", "b"):
@@ -187,15 +187,15 @@ def turns() -> Turns:
 
 
 @pytest.fixture
-def many(clock: FakeClock, turns: Turns) -> Iterator[LongPolls]:
-    with validated(LongPolls(clock, turns.later)) as made:
+def many(clock: FakeClock, turns: Turns) -> Iterator[LongPollingService]:
+    with validated(LongPollingService(clock, turns.later)) as made:
         yield made
 
 
-MOST_A_TURN = 4_000
+MAX_PER_TURN = 4_000
 
 
-def test_very_many_are_woken_in_several_turns(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
+def test_very_many_are_woken_in_several_turns(many: LongPollingService, clock: FakeClock, turns: Turns) -> None:
     """100,000 that waited for one queue held the loop up for 0.2 s with each message."""
     woken: list[int] = []
     for number in range(20_000):
@@ -205,12 +205,12 @@ def test_very_many_are_woken_in_several_turns(many: LongPolls, clock: FakeClock,
     while turns.give():
         most.append(len(woken) - sum(most))
     assert sorted(woken) == list(range(20_000))
-    assert max(most) <= MOST_A_TURN
+    assert max(most) <= MAX_PER_TURN
     assert len(many) == 0
 
 
 def test_who_parks_again_meanwhile_is_woken_by_what_arrives_then(
-    many: LongPolls, clock: FakeClock, turns: Turns
+    many: LongPollingService, clock: FakeClock, turns: Turns
 ) -> None:
     """Once, however much arrives: what waits to be woken does not grow with the arrivals."""
     woken = [0] * 10_000
@@ -237,7 +237,7 @@ def test_who_parks_again_meanwhile_is_woken_by_what_arrives_then(
     assert not many._again
 
 
-def test_of_other_queues_nobody_waits_for_them(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
+def test_of_other_queues_nobody_waits_for_them(many: LongPollingService, clock: FakeClock, turns: Turns) -> None:
     woken: list[str] = []
     for _ in range(10_000):
         many.park([("t", 0)], clock.now + 15, lambda: None)
@@ -249,7 +249,9 @@ def test_of_other_queues_nobody_waits_for_them(many: LongPolls, clock: FakeClock
         pass
 
 
-def test_those_whose_time_is_over_are_woken_in_several_turns(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
+def test_those_whose_time_is_over_are_woken_in_several_turns(
+    many: LongPollingService, clock: FakeClock, turns: Turns
+) -> None:
     woken: list[int] = []
     queues = [("t", number) for number in range(100)]
     for number in range(500):
@@ -258,13 +260,13 @@ def test_those_whose_time_is_over_are_woken_in_several_turns(many: LongPolls, cl
     many.expire()
     first = len(woken)
     many.expire()  # the next sweep comes before it is done
-    assert first == len(woken) <= MOST_A_TURN // 100
+    assert first == len(woken) <= MAX_PER_TURN // 100
     while turns.give():
         pass
     assert sorted(woken) == list(range(500))
 
 
-def test_a_message_is_offered_to_some_of_those_who_wait(polls: LongPolls, clock: FakeClock) -> None:
+def test_a_message_is_offered_to_some_of_those_who_wait(polls: LongPollingService, clock: FakeClock) -> None:
     asked: list[int] = []
 
     def refuse(_: QueueKey, offset: int, __: int, ___: int) -> bool:
@@ -277,7 +279,9 @@ def test_a_message_is_offered_to_some_of_those_who_wait(polls: LongPolls, clock:
     assert 1 <= len(asked) <= 100
 
 
-def test_whoever_cannot_be_woken_the_others_of_all_queues_are(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
+def test_whoever_cannot_be_woken_the_others_of_all_queues_are(
+    many: LongPollingService, clock: FakeClock, turns: Turns
+) -> None:
     """Where it was among those of the first step nobody else of its queue was woken, nor of the queues behind."""
     woken: list[str] = []
 
@@ -301,7 +305,7 @@ def test_whoever_cannot_be_woken_the_others_of_all_queues_are(many: LongPolls, c
     assert not many._again
 
 
-def test_one_that_cannot_be_woken_holds_up_no_other(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
+def test_one_that_cannot_be_woken_holds_up_no_other(many: LongPollingService, clock: FakeClock, turns: Turns) -> None:
     woken: list[int] = []
 
     def wake(number: int) -> None:

@@ -12,20 +12,20 @@ from typing import Any, cast
 import pytest
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.groups.clients import GroupTable
-from raymq.actors.broker.handlers import group
+from raymq.actors.broker.core.groups.client_registry import ClientRegistry
+from raymq.actors.broker.handlers import group_handlers
 from raymq.actors.errors import InvalidInput
 from raymq.actors.names import route_handlers
-from raymq.actors.names.table import LEARNING_SECONDS, RouteTable
+from raymq.actors.names.route_table import LEARNING_SECONDS, RouteTable
 from raymq.actors.protocol import QueueData
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.commands.registration import register_command, topics_json
-from raymq.actors.wire.commands.route import MAX_ROUTE_QUEUES
+from raymq.actors.wire.commands.registration_commands import register_command, topics_json
+from raymq.actors.wire.commands.route_answers import MAX_ROUTE_QUEUES
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.group import HeartBeat
-from raymq.actors.wire.headers.route import RegisterBroker
+from raymq.actors.wire.headers.group_headers import HeartBeat
+from raymq.actors.wire.headers.route_headers import RegisterBroker
 from raymq.actors.wire.server_connection import ServerConnection
-from raymq.actors.wire.stepwise import InOrder
+from raymq.actors.wire.stepwise_handlers import OrderedHandlers
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
@@ -36,7 +36,7 @@ class Connection:
 
     is_gone = False
 
-    def at_end(self, _: object) -> None:
+    def add_close_callback(self, _: object) -> None:
         pass
 
 
@@ -95,7 +95,7 @@ async def test_many_topics_are_listed_in_steps(code: RequestCode) -> None:
         table.register("another", "broker-c", 0, "broker-c:1", {"t0": QueueData("broker-c", 4, 2)})
         turns, answer = await done(listing(CONNECTION, Command(code, {"cluster": "c"})))
         assert least <= turns <= most
-        assert sorted(json.loads(answer.in_one_piece().body)["topicList"]) == sorted(topics)
+        assert sorted(json.loads(answer.with_joined_body().body)["topicList"]) == sorted(topics)
 
 
 @pytest.mark.parametrize("value", [2**31 - 1, MAX_ROUTE_QUEUES + 1, -1, 1.5, "4", True, None, [], float("inf")])
@@ -121,12 +121,12 @@ async def test_a_heartbeat_of_many_new_groups_makes_few_at_a_time(
     unused = cast("Any", None)
     fields = dict.fromkeys(BrokerContext.__dataclass_fields__, unused) | {
         "core": bench.core,
-        "groups": GroupTable(bench.clock),
+        "groups": ClientRegistry(bench.clock),
         "announce": announce,
         "notify_group": told.append,
-        "in_order": InOrder(),
+        "in_order": OrderedHandlers(),
     }
-    heartbeat: Any = group.handlers(BrokerContext(**fields))[RequestCode.HEART_BEAT]
+    heartbeat: Any = group_handlers.handlers(BrokerContext(**fields))[RequestCode.HEART_BEAT]
     consumers = [{"groupName": f"g{n}", "subscriptionDataSet": []} for n in range(600)]
     body = {"clientID": "me", "consumerDataSet": consumers}
     request = HeartBeat().command(json.dumps(body).encode())

@@ -7,7 +7,7 @@ import pytest
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import TopicRoute
-from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES, limit_of, longest_body, refuse_longer
+from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES, body_limit, check_body_size, longest_body
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records.record import encode, encode_properties
 
@@ -47,12 +47,17 @@ def test_a_long_record_that_is_none_is_no_record() -> None:
 
 @pytest.mark.parametrize(
     ("told", "limit"),
-    [({}, READ_BY_ALL_BYTES), ({"b": 1}, READ_BY_ALL_BYTES), ({"a": 1024, "b": 1}, 1024), ({"a": 20 * MIB}, 20 * MIB)],
+    [
+        ({}, ALWAYS_READABLE_BYTES),
+        ({"b": 1}, ALWAYS_READABLE_BYTES),
+        ({"a": 1024, "b": 1}, 1024),
+        ({"a": 20 * MIB}, 20 * MIB),
+    ],
 )
 def test_a_broker_that_does_not_say_takes_what_all_take(told: dict[str, int], limit: int) -> None:
     route = TopicRoute("t", (), {"a": "h:1", "b": "h:2"}, told)
-    assert limit_of(route, "a") == limit
-    assert limit_of(None, "a") == READ_BY_ALL_BYTES
-    refuse_longer(limit, limit_of(route, "a"))
+    assert body_limit(route, "a") == limit
+    assert body_limit(None, "a") == ALWAYS_READABLE_BYTES
+    check_body_size(limit, body_limit(route, "a"))
     with pytest.raises(InvalidInput, match=f"body: 1 to {limit} bytes; got {limit + 1}.*raise max_message_bytes"):
-        refuse_longer(limit + 1, limit_of(route, "a"))
+        check_body_size(limit + 1, body_limit(route, "a"))

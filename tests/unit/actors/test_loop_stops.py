@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.broker.core.loop_stops import PROBE_SECONDS, WINDOW_SECONDS, LoopStops
+from raymq.actors.broker.core.event_loop_lag import PROBE_SECONDS, WINDOW_SECONDS, EventLoopLag
 
 
 class Loop:
     def __init__(self) -> None:
         self.now = 100.0
-        self.stops = LoopStops(lambda: self.now)
+        self.stops = EventLoopLag(lambda: self.now)
         self.stops.beat()
 
     def beats(self, *late: float) -> None:
@@ -23,7 +23,7 @@ def test_a_loop_that_comes_round_in_time_has_no_stops() -> None:
     loop = Loop()
     loop.beats(*[0.0] * 100)
     assert loop.stops.longest == pytest.approx(0)
-    assert loop.stops.long_ones == 0
+    assert loop.stops.long_count == 0
 
 
 def test_the_longest_stop_and_the_number_of_long_ones_are_told() -> None:
@@ -31,7 +31,7 @@ def test_the_longest_stop_and_the_number_of_long_ones_are_told() -> None:
     loop.beats(0.001, 0.5, 0.002, 0.021, 0.019)
     assert loop.stops.longest == pytest.approx(0.5)
     assert loop.stops.recent == pytest.approx(0.5)
-    assert loop.stops.long_ones == 2
+    assert loop.stops.long_count == 2
 
 
 def test_what_was_long_ago_is_not_recent() -> None:

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from raymq.actors.errors import InvalidInput, ServerBusy
-from raymq.actors.names import table as name_server
-from raymq.actors.names.table import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
+from raymq.actors.names import route_table as name_server
+from raymq.actors.names.route_table import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
 from raymq.actors.protocol import QueueData
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
@@ -18,9 +18,9 @@ ONE, TWO = DataVersion(1, 1), DataVersion(2, 2)
 
 @pytest.fixture
 def table(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> RouteTable:
-    monkeypatch.setattr(name_server, "MOST_OF_A_CONNECTION", 4)
-    monkeypatch.setattr(name_server, "MOST_REGISTRATIONS", 10)
-    monkeypatch.setattr(name_server, "MOST_TOPICS", 100)
+    monkeypatch.setattr(name_server, "MAX_PER_CONNECTION", 4)
+    monkeypatch.setattr(name_server, "MAX_REGISTRATIONS", 10)
+    monkeypatch.setattr(name_server, "MAX_TOPICS", 100)
     made = RouteTable(clock)
     clock.advance(LEARNING_SECONDS)
     return made

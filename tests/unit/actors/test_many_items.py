@@ -18,26 +18,26 @@ import pytest
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.appending import batch_body
 from raymq.actors.broker.core.appending.batch_body import AT_ONCE
-from raymq.actors.broker.core.groups.clients import Consumer, GroupTable
-from raymq.actors.broker.core.groups.consumption import Consumption
-from raymq.actors.broker.core.groups.locks import QueueLocks
-from raymq.actors.broker.core.pop.request import Popped, PopRequest
-from raymq.actors.broker.core.reading.long_poll import LongPolls
+from raymq.actors.broker.core.groups.client_registry import ClientRegistry, ConsumerData
+from raymq.actors.broker.core.groups.consume_stats import ConsumeStats
+from raymq.actors.broker.core.groups.rebalance_lock_manager import RebalanceLockManager
+from raymq.actors.broker.core.pop.pop_request import PopRequest, PopResult
+from raymq.actors.broker.core.reading.long_poll import LongPollingService
 from raymq.actors.broker.core.statistics import Statistics
-from raymq.actors.broker.handlers import pop
+from raymq.actors.broker.handlers import pop_handlers
 from raymq.actors.errors import InvalidInput, MessageIllegal, ProtocolError, TopicNotFound
-from raymq.actors.filter.sql_filter import MAX_CHARACTERS, compile_sql, compiling
-from raymq.actors.protocol import GRACE_SECONDS, MessageQueue
+from raymq.actors.filter.sql_filter import MAX_CHARACTERS, compile_sql, compile_sql_steps
+from raymq.actors.protocol import SESSION_GRACE_SECONDS, MessageQueue
 from raymq.actors.request_limits import MAX_BATCH, MAX_FETCHED, check_count
 from raymq.actors.wire import frame, json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import FLAG_RESPONSE, Command, Serialization
-from raymq.actors.wire.headers.pop import PopMessage
+from raymq.actors.wire.headers.pop_headers import PopMessage
 from raymq.actors.wire.server_connection import ServerConnection
-from raymq.actors.wire.stepwise import in_steps, stepwise
+from raymq.actors.wire.stepwise_handlers import steps_handler, stepwise
 from raymq.client import Message
-from raymq.client.requests.fetch_shares import FetchShares
-from raymq.storage.steps import Steps, mapped
+from raymq.client.requests.queue_batches import QueueBatches
+from raymq.storage.cooperative_steps import Steps, map_steps
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
 from tests.unit.actors.taking_in import Intake, draft, member
@@ -67,17 +67,17 @@ def steps_of(steps: Steps[Any]) -> tuple[int, Any]:
 
 
 def test_a_step_has_so_many_items_and_few_items_are_one_step() -> None:
-    assert steps_of(mapped(str, range(100), 100)) == (0, [str(n) for n in range(100)])
-    assert steps_of(mapped(str, range(101), 100))[0] == 1
-    assert steps_of(mapped(str, [], 100)) == (0, [])
+    assert steps_of(map_steps(str, range(100), 100)) == (0, [str(n) for n in range(100)])
+    assert steps_of(map_steps(str, range(101), 100))[0] == 1
+    assert steps_of(map_steps(str, [], 100)) == (0, [])
 
 
 async def test_what_is_done_with_the_first_step_is_answered_at_once() -> None:
     def serve(_: ServerConnection, request: Command) -> Steps[Command]:
-        done = yield from mapped(str, range(request.opaque), 10)
+        done = yield from map_steps(str, range(request.opaque), 10)
         return request.response(0, {"done": len(done)})
 
-    handler = in_steps(serve)
+    handler = steps_handler(serve)
     assert isinstance(handler(NOBODY, Command(1, opaque=10)), Command)
     later = handler(NOBODY, Command(1, opaque=11))
     assert not isinstance(later, Command)
@@ -94,7 +94,7 @@ async def test_an_answer_that_has_to_be_waited_for_may_come_out_of_steps() -> No
         future.set_result(request.response(0))
         return future
 
-    later = in_steps(serve)(NOBODY, Command(1, opaque=7))
+    later = steps_handler(serve)(NOBODY, Command(1, opaque=7))
     assert not isinstance(later, Command)
     assert later is not None
     answer = await later
@@ -131,7 +131,7 @@ def batch(count: int) -> bytes:
 
 def test_a_batch_is_made_into_records_in_steps_and_stored_whole(intake: Intake) -> None:
     count = 3 * AT_ONCE + 1
-    turns, store = steps_of(intake.core.accepting.reading_batch(draft(body=batch(count))))
+    turns, store = steps_of(intake.core.send_processor.accept_batch_steps(draft(body=batch(count))))
     assert turns == 3 * 3 + 1, "it is taken apart, completed and encoded, and stored in a step of its own"
     assert intake.records() == []
     accepted = store()
@@ -141,7 +141,7 @@ def test_a_batch_is_made_into_records_in_steps_and_stored_whole(intake: Intake) 
 
 
 def test_a_batch_of_few_messages_is_one_step(intake: Intake) -> None:
-    turns, store = steps_of(intake.core.accepting.reading_batch(draft(body=batch(AT_ONCE))))
+    turns, store = steps_of(intake.core.send_processor.accept_batch_steps(draft(body=batch(AT_ONCE))))
     assert turns == 0
     assert store().messages == AT_ONCE
 
@@ -155,7 +155,7 @@ def test_a_batch_of_too_many_messages_is_refused_with_the_limit_and_what_to_do(i
 
 
 def test_a_topic_that_goes_while_its_batch_is_read_takes_nothing(intake: Intake) -> None:
-    _, store = steps_of(intake.core.accepting.reading_batch(draft(body=batch(AT_ONCE + 1))))
+    _, store = steps_of(intake.core.send_processor.accept_batch_steps(draft(body=batch(AT_ONCE + 1))))
     intake.core.topics.delete("t")
     with pytest.raises(TopicNotFound):
         store()
@@ -192,7 +192,7 @@ def test_a_long_list_is_not_written_out_in_the_error_that_refuses_it() -> None:
 
 def test_our_consumer_shares_its_queues_out_over_requests() -> None:
     queues = [MessageQueue("t", broker, number) for broker in ("a", "b") for number in range(7)]
-    shares = FetchShares(most=3)
+    shares = QueueBatches(most=3)
     found = [shares.of(queue) for queue in queues]
     assert [str(share) for share in found[:7]] == [*["a"] * 3, *["a, part 2"] * 3, "a, part 3"]
     assert [share.number for share in found[7:]] == [0, 0, 0, 1, 1, 1, 2]
@@ -204,7 +204,7 @@ def test_our_consumer_shares_its_queues_out_over_requests() -> None:
 
 def test_giving_locks_back_touches_the_locks_that_are_given_back(bench: Bench) -> None:
     """Each of them went through all locks of its group."""
-    locks = QueueLocks(FakeClock(0.0))
+    locks = RebalanceLockManager(FakeClock(0.0))
     locks.lock("g", "c", [("t", n) for n in range(10)])
     looked: list[object] = []
 
@@ -236,7 +236,7 @@ class Watched(dict[Any, Any]):
 
 def test_however_many_clients_go_at_once_all_locks_are_looked_at_once() -> None:
     """Each of them went through all locks: 1,000 ids of one connection held a loop for 50 s beside 192,000 locks."""
-    locks = QueueLocks(FakeClock(0.0))
+    locks = RebalanceLockManager(FakeClock(0.0))
     for client in range(20):
         locks.lock("g", f"c{client}", [("t", client)])
     table = locks._groups["g"] = Watched(locks._groups["g"])
@@ -250,18 +250,18 @@ def test_however_many_clients_go_at_once_all_locks_are_looked_at_once() -> None:
 
 def test_however_many_members_go_at_once_the_queues_of_their_group_are_looked_at_once() -> None:
     clock = FakeClock(0.0)
-    groups = GroupTable(clock)
+    groups = ClientRegistry(clock)
     for number in range(20):
         connection = "stays" if number == 0 else "goes"
-        groups.greet(f"c{number}", connection)
-        groups.consume(f"c{number}", Consumer("g", {}))
-        groups.fetched("g", f"c{number}", [("t", number)])
+        groups.register_client(f"c{number}", connection)
+        groups.register_consumer(f"c{number}", ConsumerData("g", {}))
+        groups.record_fetch("g", f"c{number}", [("t", number)])
     known = groups.consumer_group("g")
     table = Watched(known.owners)
     table.looked = []
     known.owners = table
     groups.connection_closed("goes")
-    clock.advance(GRACE_SECONDS)
+    clock.advance(SESSION_GRACE_SECONDS)
     assert groups.expire().groups == {"g"}
     assert table.looked == ["all"]
     assert groups.members("g") == ["c0"]
@@ -284,7 +284,7 @@ async def test_entries_that_acknowledge_nothing_leave_others_their_turn(bench: B
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(others())
-    answer = pop.handlers(context)[RequestCode.BATCH_ACK_MESSAGE](NOBODY, request)
+    answer = pop_handlers.handlers(context)[RequestCode.BATCH_ACK_MESSAGE](NOBODY, request)
     assert not isinstance(answer, Command)
     assert answer is not None
     assert (await answer) is not None
@@ -297,16 +297,16 @@ async def test_of_many_pops_that_a_message_wakes_one_looks_in_each_turn(
 ) -> None:
     """1,000 that waited for a topic of 1,024 queues looked at all of them in one turn of the loop: 1.2 s."""
     bench.core.topics.create("t", 3)
-    polls = LongPolls(asyncio.get_running_loop().time)
+    polls = LongPollingService(asyncio.get_running_loop().time)
     bench.core.on_arrival = polls.arrived
 
     async def nothing() -> None:
         pass
 
     statistics = Statistics()
-    groups = SimpleNamespace(check_in_force=lambda *_: None)
+    groups = SimpleNamespace(check_not_superseded=lambda *_: None)
     told = SimpleNamespace(core=bench.core, polls=polls, announce=nothing, statistics=statistics, groups=groups)
-    handle = pop.handlers(cast("BrokerContext", told))[RequestCode.POP_MESSAGE]
+    handle = pop_handlers.handlers(cast("BrokerContext", told))[RequestCode.POP_MESSAGE]
     connection = cast("ServerConnection", SimpleNamespace(park_seconds=60.0, is_gone=False))
     asked = PopMessage("g", "t", -1, 1, 30_000, 30_000, 0, 0)
     bench.core.ensure_group("g")
@@ -317,7 +317,7 @@ async def test_of_many_pops_that_a_message_wakes_one_looks_in_each_turn(
     looks = 0
     receive = bench.core.pop.receive
 
-    def counted(asked: PopRequest) -> Popped:
+    def counted(asked: PopRequest) -> PopResult:
         nonlocal looks
         looks += 1
         return receive(asked)
@@ -341,8 +341,8 @@ async def test_of_many_pops_that_a_message_wakes_one_looks_in_each_turn(
 def test_the_progress_of_many_queues_is_read_in_steps(bench: Bench) -> None:
     bench.core.topics.create("wide", 250)
     bench.core.make_group("g")
-    consumption = Consumption(bench.core, GroupTable(FakeClock(0.0)), Statistics())
-    turns, found = steps_of(consumption.reading_progress("g", "wide"))
+    consumption = ConsumeStats(bench.core, ClientRegistry(FakeClock(0.0)), Statistics())
+    turns, found = steps_of(consumption.progress_steps("g", "wide"))
     assert (turns, len(found)) == (2, 250)
     assert consumption.progress("g", "wide") == found
 
@@ -350,10 +350,10 @@ def test_the_progress_of_many_queues_is_read_in_steps(bench: Bench) -> None:
 @pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 1_000])
 def test_a_long_table_is_written_in_steps_and_pieces(count: int) -> None:
     table = {f"näme {n}": {"n": n} for n in range(count)}
-    turns, pieces = steps_of(json_body.written(table.items(), 200))
+    turns, pieces = steps_of(json_body.object_steps(table.items(), 200))
     assert turns == max(0, count - 1) // 200
     assert len(pieces) == turns + 2
-    answer = json_body.answer_of(Command(1), {"table": pieces, "other": [b"[", b"]"]})
+    answer = json_body.object_response(Command(1), {"table": pieces, "other": [b"[", b"]"]})
     assert json.loads(b"".join(answer.pieces)) == {"table": table, "other": []}
 
 
@@ -363,11 +363,11 @@ def test_a_long_table_is_written_in_steps_and_pieces(count: int) -> None:
 def test_an_expression_that_comes_for_the_first_time_is_read_in_steps() -> None:
     expression = f"n in ({','.join(['1'] * 4_000)})"
     assert len(expression) <= MAX_CHARACTERS
-    turns, compiled = steps_of(compiling(expression))
+    turns, compiled = steps_of(compile_sql_steps(expression))
     assert turns == 2 * 4_000 // 200
-    assert steps_of(compiling(expression)) == (0, compiled), "and is known then"
+    assert steps_of(compile_sql_steps(expression)) == (0, compiled), "and is known then"
     with pytest.raises(InvalidInput, match="at its end"):
-        steps_of(compiling(expression[:-1]))
+        steps_of(compile_sql_steps(expression[:-1]))
 
 
 def test_a_list_of_numbers_is_one_look_however_long_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

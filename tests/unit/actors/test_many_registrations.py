@@ -8,17 +8,17 @@ from typing import Any, cast
 
 import pytest
 
-from raymq.actors.broker import registration
-from raymq.actors.broker.registration import Registration, patience_seconds
+from raymq.actors.broker import name_server_registration
+from raymq.actors.broker.name_server_registration import NameServerRegistration, registration_timeout
 from raymq.actors.errors import InvalidInput, ServerBusy
 from raymq.actors.names import route_handlers
-from raymq.actors.names.table import LEARNING_SECONDS, MOST_OF_A_CONNECTION, MOST_TOPICS, RouteTable
+from raymq.actors.names.route_table import LEARNING_SECONDS, MAX_PER_CONNECTION, MAX_TOPICS, RouteTable
 from raymq.actors.protocol import QueueData
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.registration import heartbeat_command, register_command, topics_json
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.commands.registration_commands import heartbeat_command, register_command, topics_json
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.route import QueryDataVersion, RegisterBroker, UnregisterBroker
+from raymq.actors.wire.headers.route_headers import QueryDataVersion, RegisterBroker, UnregisterBroker
 from raymq.actors.wire.server import Server, bind
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.files.json_file import DataVersion
@@ -34,7 +34,7 @@ class Connection:
     def __init__(self) -> None:
         self.ends: list[Callable[[], None]] = []
 
-    def at_end(self, call: Callable[[], None]) -> None:
+    def add_close_callback(self, call: Callable[[], None]) -> None:
         self.ends.append(call)
 
     def end(self) -> None:
@@ -155,7 +155,7 @@ async def test_what_nobody_waits_for_is_not_read(how: str, has_begun: bool) -> N
 async def test_a_connection_has_only_so_many_registrations_waiting() -> None:
     server, connection = NameServer(), Connection()
     first = server.register(Connection(), "first")
-    many = [server.register(connection, f"b{n}") for n in range(MOST_OF_A_CONNECTION)]
+    many = [server.register(connection, f"b{n}") for n in range(MAX_PER_CONNECTION)]
     with pytest.raises(InvalidInput, match="connection"):
         server.register(connection, "one more")
     assert not first.done()
@@ -174,13 +174,13 @@ async def test_a_registration_that_cannot_be_read_is_answered_and_the_next_one_i
 
 
 def test_patience_grows_with_the_topics_and_with_each_time_that_was_too_short() -> None:
-    assert patience_seconds(10, 0) <= 1.01
-    assert patience_seconds(50_000, 0) >= 5
+    assert registration_timeout(10, 0) <= 1.01
+    assert registration_timeout(50_000, 0) >= 5
     for topics in (0, 1_000, 50_000):
-        waits = [patience_seconds(topics, times) for times in range(12)]
+        waits = [registration_timeout(topics, times) for times in range(12)]
         assert waits == sorted(waits)
         assert waits[1] == 2 * waits[0]
-        assert waits[-1] == waits[-2] == patience_seconds(MOST_TOPICS, 10_000), "bounded"
+        assert waits[-1] == waits[-2] == registration_timeout(MAX_TOPICS, 10_000), "bounded"
 
 
 class Topics:
@@ -188,7 +188,7 @@ class Topics:
 
     version = VERSION
 
-    def announced(self) -> dict[str, QueueData]:
+    def advertised_queues(self) -> dict[str, QueueData]:
         return {f"t{n}": QueueData("b", 4, 4) for n in range(TOPICS)}
 
     def changed_since(self, _: DataVersion) -> dict[str, QueueData | None]:
@@ -199,7 +199,7 @@ async def test_a_broker_tells_everything_once_and_goes_on_saying_that_it_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every second it told everything again, to a name server that was still reading what it had told before."""
-    monkeypatch.setattr(registration, "NAME_SERVER_SECONDS", 0.1)
+    monkeypatch.setattr(name_server_registration, "NAME_SERVER_SECONDS", 0.1)
     told: list[int] = []
     read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -222,8 +222,8 @@ async def test_a_broker_tells_everything_once_and_goes_on_saying_that_it_lives(
     await server.start(bound)
     pool = ConnectionPool()
     address = "{}:{}".format(*bound.getsockname())
-    monkeypatch.setattr(registration, "_TOPICS_A_SECOND", TOPICS / 60)
-    broker = Registration(pool, [address], "c", "b", "127.0.0.1:1", Topics())
+    monkeypatch.setattr(name_server_registration, "_TOPICS_A_SECOND", TOPICS / 60)
+    broker = NameServerRegistration(pool, [address], "c", "b", "127.0.0.1:1", Topics())
     try:
         for _ in range(3):
             await broker.announce()

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker.registration import Registration
+from raymq.actors.broker.name_server_registration import NameServerRegistration
 from raymq.actors.errors import FencedEpoch, TopicUnavailable
-from raymq.actors.names import table as name_server
+from raymq.actors.names import route_table as name_server
+from raymq.actors.names.route_table import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
 from raymq.actors.names.service import NameServerService
-from raymq.actors.names.table import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
 from raymq.actors.protocol import NameServerSpec, QueueData
-from raymq.actors.routing import Routes
+from raymq.actors.route_cache import RouteCache
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.registration import register_command, topics_json
-from raymq.actors.wire.commands.route import read_route
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.commands.registration_commands import register_command, topics_json
+from raymq.actors.wire.commands.route_answers import read_route
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.route import GetBrokerMemberGroup, GetRouteInfo, RegisterBroker, UnregisterBroker
+from raymq.actors.wire.headers.route_headers import GetBrokerMemberGroup, GetRouteInfo, RegisterBroker, UnregisterBroker
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
 
@@ -106,8 +106,8 @@ def test_a_master_that_registers_as_a_replica_leaves_the_masters_place(table: Ro
 
 
 def test_who_changes_its_place_needs_no_room(table: RouteTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_server, "MOST_REGISTRATIONS", 2)
-    monkeypatch.setattr(name_server, "MOST_TOPICS", 1)
+    monkeypatch.setattr(name_server, "MAX_REGISTRATIONS", 2)
+    monkeypatch.setattr(name_server, "MAX_TOPICS", 1)
     lead(table, "h:1", 7)
     follow(table, "h:2", 2, 7)
     follow(table, "h:1", 1, 7)
@@ -156,7 +156,7 @@ class Told:
 
     version = DataVersion(4, 5)
 
-    def announced(self) -> dict[str, QueueData]:
+    def advertised_queues(self) -> dict[str, QueueData]:
         return TOPICS
 
     def changed_since(self, version: DataVersion) -> dict[str, QueueData | None] | None:
@@ -176,8 +176,8 @@ async def listening(directory: Path) -> AsyncIterator[tuple[NameServerService, C
 
 def registration(
     pool: ConnectionPool, server: NameServerService, number: int, address: str, epoch: int
-) -> Registration:
-    return Registration(
+) -> NameServerRegistration:
+    return NameServerRegistration(
         pool, [server.address], "c", "a", address, Told(), broker_id=number, epoch=epoch, ha_address="h:99"
     )
 
@@ -235,14 +235,14 @@ async def test_our_clients_wait_for_a_master_and_send_nothing_to_other_replicas(
         master = registration(pool, server, 0, "h:1", 7)
         await master.announce()
         await registration(pool, server, 2, "h:2", 7).announce()
-        routes = Routes(pool, [server.address])
+        routes = RouteCache(pool, [server.address])
         assert (await routes.get("t")).addresses == {"a": "h:1"}
         await master.leave()
         assert (await routes.get("t", fresh=True)).addresses == {"a": "h:1"}, (
             "known before; nobody else is taken for it"
         )
         with pytest.raises(TopicUnavailable):
-            await Routes(pool, [server.address]).get("t")
+            await RouteCache(pool, [server.address]).get("t")
         await registration(pool, server, 0, "h:2", 8).announce()
         assert (await routes.get("t", fresh=True)).addresses == {"a": "h:2"}
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.writes.deciding import WriteHome
-from raymq.actors.broker.staged_commits import Appended, StagedCommits
-from raymq.actors.broker.write_follower import WriteFollower
-from raymq.actors.wire.commands import staging as wire
+from raymq.actors.broker.core.writes.transaction_coordinator import TransactionCoordinator
+from raymq.actors.broker.in_doubt_resolver import InDoubtResolver
+from raymq.actors.broker.staged_commits import CommitResult, StagedCommits
+from raymq.actors.wire.commands import staged_write_commands as wire
 from raymq.actors.wire.frame import Command
 from raymq.storage.records.record import encode
-from raymq.storage.tables.write_records import WriteRecords
+from raymq.storage.tables.write_transactions import WriteTransactionStore
 from tests.unit.actors.bench import Bench
 
 
@@ -41,7 +41,7 @@ def chunk(bench: Bench, number: int) -> Path:
     return bench.store.directory / "raymq" / "staged" / "write" / f"p.{number:06d}.chunk"
 
 
-def commit(bench: Bench, rows: int) -> Appended:
+def commit(bench: Bench, rows: int) -> CommitResult:
     return asyncio.run(StagedCommits(bench.core, None).commit("write", {"p": rows}))
 
 
@@ -144,7 +144,7 @@ def test_the_home_is_told_what_is_missing_and_keeps_it(tmp_path: Path) -> None:
     bench = bench_with(tmp_path / "broker-a")
     cut_records(chunk(bench, 1))
     commit(bench, 15)
-    home = WriteHome(WriteRecords(tmp_path / "home"), bench.clock)
+    home = TransactionCoordinator(WriteTransactionStore(tmp_path / "home"), bench.clock)
     home.open("write", "t")
     home.commit("write", {"broker-a": {"p": 15}, "b": {"q": 1}})
     told: list[Command] = []
@@ -156,14 +156,14 @@ def test_the_home_is_told_what_is_missing_and_keeps_it(tmp_path: Path) -> None:
 
         return answer()
 
-    asyncio.run(WriteFollower(bench.core, StagedCommits(bench.core, None), ask).turn())
+    asyncio.run(InDoubtResolver(bench.core, StagedCommits(bench.core, None), ask).turn())
     [done] = [command for command in told if command.fields.get("transactions")]
     [[name, rows, reason]] = done.fields["missing"]
     assert (name, rows) == ("write", 5)
-    home.finished(name, "broker-a", (rows, reason))
-    home.finished("write", "b")
-    for each in (home, WriteHome(WriteRecords(tmp_path / "home"), bench.clock)):
-        record = each.look("write").record
+    home.mark_finished(name, "broker-a", (rows, reason))
+    home.mark_finished("write", "b")
+    for each in (home, TransactionCoordinator(WriteTransactionStore(tmp_path / "home"), bench.clock)):
+        record = each.transaction_status("write").record
         assert record is not None
         assert record.missing == {"broker-a": (5, reason)}
         assert record.unfinished == []
@@ -173,7 +173,7 @@ def test_an_answer_about_missing_rows_that_is_none_is_refused() -> None:
     from raymq.actors.errors import ProtocolError
 
     good = Command(0, {"missing": 3, "reason": "why", "added": 0})
-    assert wire.read_appended(good) == (3, "why")
+    assert wire.read_commit_answer(good) == (3, "why")
     for fields in ({}, {"missing": -1, "reason": "x"}, {"missing": 1, "reason": 7}):
         with pytest.raises(ProtocolError):
-            wire.read_appended(Command(0, fields))
+            wire.read_commit_answer(Command(0, fields))

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.actors import address_watch
-from raymq.actors.address_watch import look_again, names_by_address, own_address
+from raymq.actors.address_watch import names_by_address, refresh_address, resolve_own_address
 from raymq.actors.errors import Timeout
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.wire import moved
-from raymq.actors.wire.commands.keeper import keepers_command
-from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.prompt_channel import PromptChannel
+from raymq.actors.wire import address_resolution
+from raymq.actors.wire.commands.keeper_commands import keepers_command
+from raymq.actors.wire.connection_pool import ConnectionPool
+from raymq.actors.wire.reconnecting_channel import ReconnectingChannel
 
 #: Nobody has it: it is reserved for documents.
 GONE = "192.0.2.1:9876"
@@ -23,7 +23,7 @@ GONE = "192.0.2.1:9876"
 
 @pytest.fixture(autouse=True)
 def _nobody_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moved, "_addresses", {})
+    monkeypatch.setattr(address_resolution, "_addresses", {})
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def server(listening: socket.socket) -> str:
 
 
 def test_connections_go_where_a_server_is_now(listening: socket.socket, server: str) -> None:
-    moved.moved(GONE, server)
+    address_resolution.moved(GONE, server)
 
     async def connect() -> None:
         pool = ConnectionPool()
         connection = await pool.get(GONE, 5.0)
         assert connection.is_open
         await pool.close()
-        channel = PromptChannel(GONE)
+        channel = ReconnectingChannel(GONE)
         with pytest.raises(Timeout):  # it is connected to somebody who says nothing
             await channel.request(keepers_command(), 0.2)
         channel.close()
@@ -58,8 +58,8 @@ def test_connections_go_where_a_server_is_now(listening: socket.socket, server: 
 
 def test_an_address_of_this_machine_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.1.2.3")
-    assert own_address("127.0.0.1") == "127.0.0.1"
-    assert own_address("192.0.2.1") == "10.1.2.3"
+    assert resolve_own_address("127.0.0.1") == "127.0.0.1"
+    assert resolve_own_address("192.0.2.1") == "10.1.2.3"
 
 
 def test_name_servers_and_keepers_are_known_by_the_addresses_of_the_start() -> None:
@@ -79,10 +79,10 @@ def test_who_does_not_answer_any_more_is_looked_up(server: str, monkeypatch: pyt
         asked.append(name)
         return server
 
-    monkeypatch.setattr(address_watch.handles, "find", lambda *_: None)
-    monkeypatch.setattr(address_watch.handles, "call", call)
+    monkeypatch.setattr(address_watch.actor_calls, "find", lambda *_: None)
+    monkeypatch.setattr(address_watch.actor_calls, "call", call)
     with socket.create_server(("127.0.0.1", 0)) as ended:
         gone = f"127.0.0.1:{ended.getsockname()[1]}"
-    assert look_again(gone, "name-server-0", "raymq") == moved.now(gone) == server
-    assert look_again(gone, "name-server-0", "raymq") is None
+    assert refresh_address(gone, "name-server-0", "raymq") == address_resolution.now(gone) == server
+    assert refresh_address(gone, "name-server-0", "raymq") is None
     assert asked == ["name-server-0"]

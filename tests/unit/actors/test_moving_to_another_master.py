@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors import routing
+from raymq.actors import route_cache
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, StoreFollows, Timeout
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec, QueueData
-from raymq.actors.routing import Routes
+from raymq.actors.route_cache import RouteCache
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Server, bind
 from raymq.actors.wire.server_connection import ServerConnection
@@ -43,7 +43,7 @@ class Group:
     def __init__(self, names: NameServerService) -> None:
         self.names = names
         self.pool = ConnectionPool()
-        self.routes = Routes(self.pool, [names.address])
+        self.routes = RouteCache(self.pool, [names.address])
         self.addresses: list[str] = []
         self.servers: list[Server] = []
 
@@ -108,7 +108,7 @@ async def test_a_name_server_that_is_cut_off_with_the_former_master_keeps_nobody
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients reach it, and the new master does not."""
-    monkeypatch.setattr(routing, "_DOUBT_SECONDS", 0.0)
+    monkeypatch.setattr(route_cache, "_DOUBT_SECONDS", 0.0)
     (tmp_path / "other").mkdir()
     async with group(tmp_path, refuse, serve) as made:
         other = await NameServerService.start(NameServerSpec(1, str(tmp_path / "other"), "127.0.0.1", 0))

@@ -9,11 +9,11 @@ import pytest
 
 from raymq.actors.errors import ServerBusy, TopicNotFound, TopicUnavailable
 from raymq.actors.names.route_handlers import handlers
-from raymq.actors.names.table import EXPIRY_SECONDS, LEARNING_SECONDS, SUSPECT_SECONDS, RouteTable
+from raymq.actors.names.route_table import EXPIRY_SECONDS, LEARNING_SECONDS, SUSPECT_SECONDS, RouteTable
 from raymq.actors.protocol import MessageQueue, QueueData
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.route import GetRouteInfo
+from raymq.actors.wire.headers.route_headers import GetRouteInfo
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
@@ -98,18 +98,18 @@ def test_a_replica_that_follows_does_not_say_what_its_group_has(clock: FakeClock
     register(table, "a")
     table.register("c", "b", 2, "h:3", {})
     with pytest.raises(ServerBusy):
-        table.check_heard_of(("a", "b"))
+        table.check_all_known(("a", "b"))
     register(table, "b", "h:2")
-    table.check_heard_of(("a", "b"))
+    table.check_all_known(("a", "b"))
 
 
 def test_it_waits_for_nobody_any_more_once_it_is_there_for_a_while(clock: FakeClock) -> None:
     table = RouteTable(clock)
     register(table, "a")
     with pytest.raises(ServerBusy):
-        table.check_heard_of(("a", "b"))
+        table.check_all_known(("a", "b"))
     clock.advance(LEARNING_SECONDS)
-    table.check_heard_of(("a", "b"))
+    table.check_all_known(("a", "b"))
 
 
 def test_a_registration_replaces_the_one_before(table: RouteTable) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from raymq.actors import routing
+from raymq.actors import route_cache
 from raymq.actors.errors import BrokerUnavailable, Timeout
-from raymq.actors.name_server_silence import NameServerSilence
-from raymq.actors.routing import Routes
+from raymq.actors.name_server_health import NameServerHealth
+from raymq.actors.route_cache import RouteCache
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from tests.unit.actors.clock import FakeClock
@@ -23,30 +23,30 @@ VIEW = b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
     ("seconds", "timeout", "hangs"), [(3.0, 3.0, True), (0.5, 3.0, True), (0.1, 3.0, False), (0.05, 0.05, True)]
 )
 def test_what_takes_its_time_hangs_and_what_refuses_does_not(seconds: float, timeout: float, hangs: bool) -> None:
-    silence = NameServerSilence(FakeClock(0.0))
+    silence = NameServerHealth(FakeClock(0.0))
     silence.unanswered(seconds, timeout)
-    assert silence.is_on is hangs
+    assert silence.is_hanging is hangs
 
 
 def test_who_hangs_is_asked_again_ever_later_until_he_answers() -> None:
     clock = FakeClock(0.0)
-    silence = NameServerSilence(clock)
+    silence = NameServerHealth(clock)
     waits = []
     for _ in range(8):
         silence.unanswered(3.0, 3.0)
         begun = clock()
-        while not silence.is_to_be_asked:
+        while not silence.is_probe_due:
             clock.advance(0.1)
         waits.append(clock() - begun)
     assert 0.7 < waits[0] < 1.4
     assert max(waits) < 5.2
     assert waits[-1] > 3.9
     silence.answered()
-    assert not silence.is_on
-    assert not silence.is_to_be_asked
+    assert not silence.is_hanging
+    assert not silence.is_probe_due
     silence.unanswered(3.0, 3.0)
     clock.advance(1.3)
-    assert silence.is_to_be_asked, "it begins anew"
+    assert silence.is_probe_due, "it begins anew"
 
 
 class NameServer:
@@ -72,10 +72,10 @@ class NameServer:
 
 def test_known_routes_serve_at_once_while_name_servers_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, server = FakeClock(1000.0), NameServer()
-    monkeypatch.setattr(routing, "boottime", clock)
+    monkeypatch.setattr(route_cache, "boottime", clock)
 
     async def look() -> None:
-        routes = Routes(server, ["ns:1"])  # type: ignore[arg-type]
+        routes = RouteCache(server, ["ns:1"])  # type: ignore[arg-type]
         topics = [f"t{number}" for number in range(15)]
         known = await routes.get_all(topics)
         server.hangs = True
@@ -99,10 +99,10 @@ def test_known_routes_serve_at_once_while_name_servers_hang(monkeypatch: pytest.
 def test_routes_are_asked_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
     server = NameServer()
     server.hangs = True
-    monkeypatch.setattr(routing, "_NAME_SERVER_SECONDS", 0.01)
+    monkeypatch.setattr(route_cache, "_NAME_SERVER_SECONDS", 0.01)
 
     async def look() -> None:
-        routes = Routes(server, ["ns:1"])  # type: ignore[arg-type]
+        routes = RouteCache(server, ["ns:1"])  # type: ignore[arg-type]
         asking = asyncio.ensure_future(routes.get_all(f"t{number}" for number in range(15)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -116,7 +116,7 @@ def test_one_that_refuses_is_asked_by_whoever_needs_it() -> None:
     server = NameServer()
 
     async def look() -> None:
-        routes = Routes(server, ["ns:1"])  # type: ignore[arg-type]
+        routes = RouteCache(server, ["ns:1"])  # type: ignore[arg-type]
         known = await routes.get("t")
         server.refuses = True
         for _ in range(3):

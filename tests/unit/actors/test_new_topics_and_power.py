@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.group_commit import flush_of
+from raymq.actors.broker.group_commit import make_flush
 from raymq.client import Message
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from tests.crash.power_loss import Disk
-from tests.stored import SMALL
+from tests.store_records import SMALL
 from tests.unit.actors.bench import encoded
 
 CONFIG = replace(SMALL, flush="sync", flush_interval_ms=3_600_000)
@@ -32,7 +32,7 @@ def test_what_is_on_disk_is_in_a_topic_that_is_there(tmp_path: Path, luck: float
         core.topics.create("t", 1)  # who asked for it waits for the disk
         records, sizes = encoded(Message("t", b"sent by somebody else"))
         core.append("t", 0, memoryview(records), np.array(sizes))
-        flush_of(store)()
+        make_flush(store)()
         disk.after_power_loss(tmp_path / "1", random.Random(luck), luck)
         store._flusher.stop()
         core.timers.log.close()
@@ -45,4 +45,4 @@ def test_what_is_on_disk_is_in_a_topic_that_is_there(tmp_path: Path, luck: float
 
 def test_nobody_waits_for_topics_where_nobody_waits_for_the_log(tmp_path: Path) -> None:
     with Store.open(tmp_path, replace(CONFIG, flush="async")) as store:
-        assert flush_of(store) == store.flush
+        assert make_flush(store) == store.flush

@@ -10,12 +10,12 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable, ProtocolError, VersionMismatch
 from raymq.actors.protocol import BrokerInfo
-from raymq.actors.wire import own_protocol
+from raymq.actors.wire import protocol_version
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.admin import read_status, status_answer, status_command
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.commands.admin_commands import read_status, status_answer, status_command
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command, Serialization
-from raymq.actors.wire.own_protocol import NEWEST, OLDEST, Spoken, agreed
+from raymq.actors.wire.protocol_version import NEWEST, OLDEST, VersionRange, negotiate
 from raymq.actors.wire.server import Server, bind
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.version import VERSION
@@ -55,30 +55,30 @@ def of_ours(code: int) -> Command:
 @pytest.mark.parametrize(
     ("theirs", "version"),
     [
-        (Spoken(), 1),  # nothing was told
-        (Spoken(NEWEST, OLDEST), NEWEST),
-        (Spoken(NEWEST + 5, OLDEST), NEWEST),  # a newer one speaks as we do
-        (Spoken(NEWEST + 5, NEWEST), NEWEST),
-        (Spoken(NEWEST + 5, NEWEST + 1, "9.9"), None),  # it has forgotten how
+        (VersionRange(), 1),  # nothing was told
+        (VersionRange(NEWEST, OLDEST), NEWEST),
+        (VersionRange(NEWEST + 5, OLDEST), NEWEST),  # a newer one speaks as we do
+        (VersionRange(NEWEST + 5, NEWEST), NEWEST),
+        (VersionRange(NEWEST + 5, NEWEST + 1, "9.9"), None),  # it has forgotten how
     ],
 )
-def test_the_older_side_counts(theirs: Spoken, version: int | None) -> None:
+def test_the_older_side_counts(theirs: VersionRange, version: int | None) -> None:
     if version is not None:
-        assert agreed("h:1", theirs) == version
+        assert negotiate("h:1", theirs) == version
         return
     with pytest.raises(
         VersionMismatch, match=r"h:1 \(RayMQ 9.9\) speaks versions 4 to 8 .* this side 1 to 3"
     ) as raised:
-        agreed("h:1", theirs)
+        negotiate("h:1", theirs)
     assert raised.value.theirs == (4, 8)
     assert raised.value.ours == (1, 3)
     assert "upgrade the RayMQ of this program" in raised.value.remedy
 
 
 def test_one_that_is_too_old_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_protocol, "OLDEST", 2)
+    monkeypatch.setattr(protocol_version, "OLDEST", 2)
     with pytest.raises(VersionMismatch, match="upgrade the RayMQ of that server"):
-        agreed("h:1", Spoken())
+        negotiate("h:1", VersionRange())
 
 
 def test_both_know_it_after_connecting() -> None:
@@ -96,7 +96,7 @@ def test_an_older_server_is_asked_in_the_first_version(monkeypatch: pytest.Monke
     async def main() -> None:
         async with served() as (pool, address, server):
             server.handlers = {ECHO: echo, ECHO_OF_OURS: echo}
-            monkeypatch.setattr(own_protocol, "not_served", of_old)
+            monkeypatch.setattr(protocol_version, "unsupported_response", of_old)
             assert await pool.version(address, 5.0) == 1
             await pool.request(address, of_ours(ECHO_OF_OURS), 5.0)
 
@@ -108,7 +108,7 @@ def test_what_an_older_server_does_not_know_is_an_error_that_names_both_versions
 ) -> None:
     async def main() -> None:
         async with served() as (pool, address, _):
-            monkeypatch.setattr(own_protocol, "not_served", of_old)
+            monkeypatch.setattr(protocol_version, "unsupported_response", of_old)
             with pytest.raises(VersionMismatch, match=r"speaks versions 1 to 1 .* this side 1 to 3.*900902") as raised:
                 await pool.request(address, of_ours(UNKNOWN_OF_OURS), 5.0)
             assert raised.value.peer == address
@@ -195,7 +195,7 @@ def test_a_server_that_says_nothing_is_waited_for_only_by_who_asks() -> None:
 def test_a_request_that_needs_no_connection_of_ours_tells_a_foreign_client_nothing() -> None:
     """RocketMQ's clients get the answer that they always got."""
     foreign = Command(1234, opaque=3)
-    assert own_protocol.not_served(foreign) == of_old(foreign)
+    assert protocol_version.unsupported_response(foreign) == of_old(foreign)
 
 
 # What a broker says of itself

@@ -12,14 +12,14 @@ import pytest
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput
 from raymq.actors.protocol import Tls
-from raymq.actors.wire import connection
-from raymq.actors.wire.connection import EAGER_SECONDS, ConnectionPool
+from raymq.actors.wire import connection_pool
+from raymq.actors.wire.connection_pool import EAGER_RETRY_SECONDS, ConnectionPool
 from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
 from raymq.actors.wire.server import Server, bind
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
 from tests.certificates import certificates
-from tests.served import Peer, serving
+from tests.wire_server import Peer, serving
 
 ECHO = 1
 
@@ -80,8 +80,8 @@ async def test_the_eager_attempt_while_others_are_backed_off() -> None:
     with pytest.raises(BrokerUnavailable, match="cannot connect"):
         await pool.get(address.name, eager=True)
     assert peer.not_before == not_before, "nobody else waits longer for it"
-    waiting = asyncio.ensure_future(pool.wait_for_news(address.name, 60.0))
-    await asyncio.sleep(EAGER_SECONDS)
+    waiting = asyncio.ensure_future(pool.wait_for_connection(address.name, 60.0))
+    await asyncio.sleep(EAGER_RETRY_SECONDS)
     server = await address.listen()
     assert (await pool.request(address.name, Command(ECHO), 5, eager=True)).code == 0
     async with asyncio.timeout(2):
@@ -251,7 +251,7 @@ async def test_a_request_may_have_early_answers() -> None:
         pool = ConnectionPool()
         heard: list[bytes] = []
         command = Command(ECHO, serialization=Serialization.MSGPACK)
-        answer = await pool.request(address, command, 5, on_early=lambda early: heard.append(bytes(early.body)))
+        answer = await pool.request(address, command, 5, on_early_answer=lambda early: heard.append(bytes(early.body)))
         assert (heard, bytes(answer.body)) == ([b"0", b"1", b"2"], b"last")
         assert bytes((await pool.request(address, command, 5)).body) == b"last", "who does not want them has the last"
 
@@ -259,7 +259,7 @@ async def test_a_request_may_have_early_answers() -> None:
             raise InvalidInput("x", "y", "z")
 
         with pytest.raises(InvalidInput):
-            await pool.request(address, command, 5, on_early=refuses)
+            await pool.request(address, command, 5, on_early_answer=refuses)
         connection = await pool.get(address)
         assert (connection._on_early, connection._waiting) == ({}, {})
         await pool.close()
@@ -267,19 +267,19 @@ async def test_a_request_may_have_early_answers() -> None:
 
 async def test_after_an_outage_of_all_pauses_are_cut_once() -> None:
     name_server, broker, dead, pool = Address(), Address(), Address(), ConnectionPool()
-    pool.probed = [name_server.name]
+    pool.probe_addresses = [name_server.name]
     loop = asyncio.get_running_loop()
     for address in (name_server, broker, dead):
         with pytest.raises(BrokerUnavailable):
             await pool.get(address.name)
-    assert pool.is_silent
+    assert pool.is_offline
     for address in (broker, dead):  # as after minutes
         pool._peers[address.name].not_before = loop.time() + 100
         pool._peers[address.name].backoff.failures = 20
     servers = [await name_server.listen(), await broker.listen()]
     async with asyncio.timeout(3):
         assert (await pool.get(broker.name, 200, patient=True)).is_open
-    assert not pool.is_silent
+    assert not pool.is_offline
     assert pool._peers[dead.name].backoff.failures <= 1
     pool._peers[dead.name].not_before = later = loop.time() + 100
     pool._peers[broker.name].connection.abort()  # type: ignore[union-attr]
@@ -293,14 +293,14 @@ async def test_after_an_outage_of_all_pauses_are_cut_once() -> None:
 
 
 async def test_while_nothing_answers_probed_addresses_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(connection_pool, "PROBE_SECONDS", 0.02)
     addresses = [Address(), Address(), Address()]
     names, tried, pool = [address.name for address in addresses], list[str](), ConnectionPool()
-    pool.probed = names
+    pool.probe_addresses = names
     enough = asyncio.Event()
     connect = pool._connect
 
-    async def counted(address: str, peer: connection._Peer) -> connection.WireConnection:
+    async def counted(address: str, peer: connection_pool._Peer) -> connection_pool.WireConnection:
         tried.append(address)
         if len(tried) == 7:
             enough.set()
@@ -321,12 +321,12 @@ async def test_while_nothing_answers_probed_addresses_take_turns(monkeypatch: py
 
 async def test_a_pool_that_reaches_one_address_probes_none() -> None:
     living, dead, pool = Address(), Address(), ConnectionPool()
-    pool.probed = [dead.name]
+    pool.probe_addresses = [dead.name]
     server = await living.listen()
     await pool.get(living.name)
     with pytest.raises(BrokerUnavailable):
         await pool.get(dead.name)
-    assert not pool.is_silent
+    assert not pool.is_offline
     assert pool._probing is None
     await pool.close()
     dead.bound.close()

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.pop import pop
-from raymq.actors.broker.core.pop.request import PopRequest
-from raymq.actors.filter.subscription import filter_of
+from raymq.actors.broker.core.pop import pop_service
+from raymq.actors.broker.core.pop.pop_request import PopRequest
+from raymq.actors.filter.tag_expression import parse_filter
 from raymq.storage.errors import StoreFull
 from raymq.storage.records.record import encode
-from raymq.storage.tables.in_flight import InFlight
+from raymq.storage.tables.in_flight_messages import InFlightTable
 from raymq.storage.tables.topic_config import TopicConfig
-from tests.stored import append, flip, log_file, make_record
+from tests.store_records import append, flip_byte, log_file, make_record
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -213,14 +213,14 @@ def test_what_dies_again_after_a_reset_is_another_dead_letter(bench: PopBench) -
 def test_unwanted_tags_are_passed_over_for_good(bench: PopBench) -> None:
     for tag in ("x", "y", "x", "y"):
         bench.send(tag.encode(), tags=tag)
-    found = bench.receive(wanted=filter_of("TAG", "y"))
+    found = bench.receive(wanted=parse_filter("TAG", "y"))
     assert [(h.body, h.offset) for h in found] == [(b"y", 1), (b"y", 3)]
     bench.ack(found[0])
     assert bench.committed() == 3
     bench.ack(found[1])
     assert bench.committed() == 4
     bench.send(b"x", tags="x")
-    assert bench.receive(wanted=filter_of("TAG", "y")) == []
+    assert bench.receive(wanted=parse_filter("TAG", "y")) == []
     assert bench.committed() == 5
 
 
@@ -368,7 +368,7 @@ def test_a_damaged_message_hides_no_other(bench: PopBench, tmp_path: Path) -> No
     bench.send(b"second" * 3)
     handles = bench.receive(1, invisible=1)
     position = int(bench.store.entries("t", 0, 0, 1)[0][0])
-    flip(log_file(tmp_path), position + 88)  # a byte of its body
+    flip_byte(log_file(tmp_path), position + 88)  # a byte of its body
     bench.clock.advance(1)
     assert [h.offset for h in bench.receive(10, invisible=1)] == [1]
     assert bench.committed() == 1
@@ -382,7 +382,7 @@ def test_damaged_new_messages_do_not_stop_their_queue(bench: PopBench, tmp_path:
     for number in range(4):
         bench.send(b"message %d" % number)
     for number in (0, 2):
-        flip(log_file(tmp_path), int(bench.store.entries("t", 0, number, 1)[0][0]) + 88)
+        flip_byte(log_file(tmp_path), int(bench.store.entries("t", 0, number, 1)[0][0]) + 88)
     for group in ("g", "h"):
         found = [*bench.receive(1, group=group), *bench.receive(1, group=group), *bench.receive(1, group=group)]
         assert [handle.offset for handle in found] == [1, 3]
@@ -438,7 +438,7 @@ def test_what_could_not_be_acknowledged_comes_again(bench: PopBench, monkeypatch
     bench.send(b"a", b"b")
     handles = bench.receive(invisible=10)
     with monkeypatch.context() as patched:
-        patched.setattr(InFlight, "acknowledge", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+        patched.setattr(InFlightTable, "acknowledge", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
         with pytest.raises(StoreFull):
             bench.ack(handles[0])
     assert bench.committed() == 0
@@ -459,7 +459,7 @@ def test_reconsume_times_that_a_record_made_up_are_counted_on(bench: PopBench, t
 
 
 def test_a_group_with_too_much_out_gets_no_more(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pop, "MAX_IN_FLIGHT", 3)
+    monkeypatch.setattr(pop_service, "MAX_IN_FLIGHT", 3)
     bench.send(*(b"%d" % n for n in range(5)))
     handles = bench.receive(3)
     assert bench.receive() == []

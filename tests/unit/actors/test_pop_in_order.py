@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.pop.request import PopRequest
-from tests.stored import flip, log_file
+from raymq.actors.broker.core.pop.pop_request import PopRequest
+from tests.store_records import flip_byte, log_file
 from tests.unit.actors.pop_bench import PopBench, bodies
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -39,7 +39,7 @@ def test_a_new_message_does_not_pass_those_behind_one_that_cannot_be_read(bench:
     bench.clock.advance(10)
     bench.kill()
     log = log_file(tmp_path)
-    flip(log, log.read_bytes().index(b"damaged"))
+    flip_byte(log, log.read_bytes().index(b"damaged"))
     assert bench.receive(1, ordered=True) == []
     assert bodies(bench.receive(1, ordered=True)) == [b"1"]
 
@@ -53,11 +53,11 @@ def test_who_met_only_what_cannot_be_read_looks_on_for_what_comes_again(
     bench.clock.advance(10)
     bench.kill()
     log = log_file(tmp_path)
-    flip(log, log.read_bytes().index(b"damaged"))
+    flip_byte(log, log.read_bytes().index(b"damaged"))
     asked = PopRequest("g", "t", range(1), 1, 1 << 20, 30_000, 16, ordered=ordered)
     popped = bench.pop.receive(asked)
     assert not popped.queues
-    assert popped.unseen, "nobody wakes a parked pop for what is ready already"
+    assert popped.has_more, "nobody wakes a parked pop for what is ready already"
     assert [queue.taken.offsets for queue in bench.pop.receive(asked).queues] == [[1]]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.tables.in_flight import Lent
+from raymq.storage.tables.in_flight_messages import InFlightMessage
 from tests.unit.actors.pop_bench import PopBench, bodies
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -55,7 +55,7 @@ def test_a_kill_between_offset_and_table(bench: PopBench, monkeypatch: pytest.Mo
 
 
 def test_the_journal_does_not_grow_with_what_is_done(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raymq.storage.tables.in_flight._REWRITE_BYTES", 4096)
+    monkeypatch.setattr("raymq.storage.tables.in_flight_messages._REWRITE_BYTES", 4096)
     bench.kill()
     bench.send(b"stuck")
     bench.receive(1, invisible=3600)
@@ -76,7 +76,7 @@ def test_the_journal_does_not_grow_with_what_is_done(bench: PopBench, monkeypatc
 def test_a_loss_of_power_that_took_messages_leaves_what_is_there_lent(bench: PopBench) -> None:
     bench.send(b"a", b"b")
     held = bench.receive()
-    lost = {offset: Lent(1, 2, 0, 16) for offset in (2, 7)}
+    lost = {offset: InFlightMessage(1, 2, 0, 16) for offset in (2, 7)}
     bench.store.in_flight.deliver(("g", "t", 0), 9, lost)  # the journal knows more than the log has
     bench.kill()
     assert bench.ack(held[0]) == [True]

@@ -11,8 +11,8 @@ import pytest
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import SettleAction, Settlement, SettleOutcome
 from raymq.actors.request_limits import MAX_SETTLED
-from raymq.actors.wire.commands.settle import read_settlements, settle_command
-from raymq.storage.tables.in_flight import Ending
+from raymq.actors.wire.commands.settle_commands import read_settlements, settle_command
+from raymq.storage.tables.in_flight_messages import ExpiryReason
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
 
 ACK, RUN, HOLD, RETURN, RETRY = SettleAction
@@ -185,7 +185,7 @@ def test_what_ended_without_an_answer_twice_is_suspect(bench: PopBench) -> None:
 def test_message_of_a_call_that_has_begun_is_unanswered(bench: PopBench) -> None:
     bench.send(b"a")
     for _ in range(2):
-        bench.receive(invisible=10, ending=Ending.UNANSWERED, maximum=1)
+        bench.receive(invisible=10, ending=ExpiryReason.UNANSWERED, maximum=1)
         wait(bench, 10)
     assert reasons(bench) == ["its consumer ended without an answer 2 times"]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.pop import pop as pop_module
-from raymq.actors.broker.core.pop.alarms import Alarms
-from raymq.actors.broker.core.pop.queue import LentQueue
+from raymq.actors.broker.core.pop import pop_service as pop_module
+from raymq.actors.broker.core.pop.deadline_heap import DeadlineHeap
+from raymq.actors.broker.core.pop.unacked_queue import UnackedQueue
 from raymq.actors.naming import dlq_topic
 from raymq.storage.files.file_calls import FileCalls, replaced
-from tests.stored import flip, log_file
+from tests.store_records import flip_byte, log_file
 from tests.unit.actors.pop_bench import PopBench
 
 A_SWEEP = 100
@@ -85,7 +85,7 @@ def test_what_nobody_has_to_look_at_costs_nothing(bench: PopBench, monkeypatch: 
     looks: list[object] = []
     advance = bench.pop._advance
 
-    def looked(lent: LentQueue, most: int) -> int:
+    def looked(lent: UnackedQueue, most: int) -> int:
         looks.append(lent)
         return advance(lent, most)
 
@@ -118,7 +118,7 @@ def test_what_is_put_off_or_lent_for_less_comes_in_its_time(bench: PopBench) -> 
 
 def test_alarms_come_up_once_at_the_earliest_time_that_was_set() -> None:
     chance = random.Random(5)
-    alarms, expected = Alarms(), dict[tuple[str, str, int], int]()
+    alarms, expected = DeadlineHeap(), dict[tuple[str, str, int], int]()
     for now in range(2_000):
         for _ in range(chance.randrange(4)):
             queue, at = ("g", "t", chance.randrange(20)), now + chance.randrange(1, 300)
@@ -172,7 +172,7 @@ def test_what_ended_behind_a_letter_that_is_not_confirmed_yet_is_not_looked_for_
         bench.send(b"a", b"damaged", b"b")
         bench.receive(invisible=1, maximum=0)
         log = log_file(tmp_path)
-        flip(log, log.read_bytes().index(b"damaged"))
+        flip_byte(log, log.read_bytes().index(b"damaged"))
         bench.store.confirmed.hold(bench.store.max_physical_offset)
         bench.clock.advance(1)
         for _ in range(3):

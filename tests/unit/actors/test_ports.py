@@ -38,7 +38,10 @@ def test_a_port_that_another_process_has_chosen_and_does_not_listen_on_yet_is_no
     free = own + 10 if own < 60_000 else own - 10
     monkeypatch.setattr(actors.ports, "_candidates", lambda: iter([own, own + VIP_DISTANCE, vip, free]))
     assert ports(open_sockets, 0)[0] == free
-    assert int(open_sockets.enter_context(actors.ports.bind_kept(HOST, 0)).getsockname()[1]) == own + VIP_DISTANCE
+    assert (
+        int(open_sockets.enter_context(actors.ports.bind_persistent_port(HOST, 0)).getsockname()[1])
+        == own + VIP_DISTANCE
+    )
 
 
 def test_a_given_port_comes_back_with_its_vip_channel(open_sockets: contextlib.ExitStack) -> None:

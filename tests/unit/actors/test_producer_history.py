@@ -10,8 +10,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from raymq.actors.broker.core.appending import producer_history
-from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending import producer_state_journal
+from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreFull
@@ -21,7 +21,7 @@ from raymq.storage.records.producer_sequence import ProducerSequence
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import FaultyCalls
-from tests.stored import make_record
+from tests.store_records import make_record
 
 CONFIG = StoreConfig(commitlog_file_bytes=1 << 20, index_slots=50, index_entries=10_000, disk_refuse_ratio=1.0)
 LANES = 12
@@ -36,7 +36,7 @@ class Broker:
         self.core = BrokerCore("b", self.store)
         if self.store.topic_configs.get("orders") is None:
             self.store.topic_configs.put(TopicConfig("orders", LANES, LANES))
-        self.history = ProducerHistory(self.core.producers, self.store, directory / "raymq" / "producers.journal")
+        self.history = ProducerStateJournal(self.core.producers, self.store, directory / "raymq" / "producers.journal")
         self.history.restore()
 
     def send(self, lane: int, number: int) -> int:
@@ -60,7 +60,7 @@ class Broker:
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    monkeypatch.setattr(producer_history, "_STEP_LANES", 4)
+    monkeypatch.setattr(producer_state_journal, "_STEP_LANES", 4)
     started = Broker(tmp_path / "s")
     yield started
     started.close()
@@ -121,14 +121,14 @@ class Reopened:
     """The frames that are in a broker's journal."""
 
     def __init__(self, broker: Broker) -> None:
-        journal = producer_history.Journal(broker.directory / "raymq" / "producers.journal", writable=False)
+        journal = producer_state_journal.Journal(broker.directory / "raymq" / "producers.journal", writable=False)
         self.entries = journal.entries
 
 
 def test_the_journal_stays_in_proportion_to_the_lanes(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producer_history, "_LEAST_FOLD_BYTES", 100)
+    monkeypatch.setattr(producer_state_journal, "_LEAST_FOLD_BYTES", 100)
     broker.history._fold_at = 100
     longest = []
     for number in range(60):

@@ -80,7 +80,7 @@ def test_a_try_that_stored_nothing_is_repeated_for_the_budget(
     for number, wait in enumerate(waits[:-1]):
         assert 0.8 * min(1.0, 0.05 * 1.6**number) <= wait <= 1.0
     assert made.counted == 0
-    assert not made.in_doubt
+    assert not made.is_in_doubt
     assert type(made.outcome()) is NotStored
     assert len(made.attempts) <= 64
 
@@ -118,20 +118,20 @@ def test_a_reset_counts_and_the_next_try_comes_a_moment_later() -> None:
 @pytest.mark.parametrize("retries", [0, 2])
 def test_an_idempotent_send_repeats_unknown_tries_for_its_budget(error: RayMQError, retries: int) -> None:
     clock = FakeClock()
-    made = plan(clock, 10.0, retries, repeats_are_recognised=True)
+    made = plan(clock, 10.0, retries, is_idempotent=True)
     waits = pauses_until_it_ends(made, clock, A, error)
     assert 9.5 <= sum(waits) <= 10.0
     assert type(made.outcome()) is OutcomeUnknown
 
 
 def test_a_write_that_broke_off_counts_for_no_repeat_of_it_is_recognised() -> None:
-    made = plan(FakeClock(), 10.0, 0, repeats_are_recognised=True)
+    made = plan(FakeClock(), 10.0, 0, is_idempotent=True)
     assert made.failed(A, coded(WriteUnknown("half"), "SYSTEM_ERROR"), 0.0) is None
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0])
 def test_a_send_whose_time_is_over_ends_at_once(timeout: float) -> None:
-    made = plan(FakeClock(), timeout, 2, repeats_are_recognised=True)
+    made = plan(FakeClock(), timeout, 2, is_idempotent=True)
     assert made.failed(A, BrokerUnavailable("a"), 0.0) is None
     assert made.failed(A, Timeout("a"), 0.0) is None
 
@@ -167,7 +167,7 @@ def test_a_try_gets_3_seconds_while_another_is_left(timeout: float, retries: int
 
 def test_an_idempotent_sends_last_tries_get_all_that_is_left() -> None:
     clock = FakeClock()
-    made = plan(clock, 60.0, 1, repeats_are_recognised=True)
+    made = plan(clock, 60.0, 1, is_idempotent=True)
     assert made.try_timeout() == 3.0
     clock.advance(3.0)
     made.failed(A, Timeout("a"), 3.0)
@@ -304,8 +304,8 @@ def test_backoff_stays_in_its_bounds_and_forgets() -> None:
 
 def test_a_status_that_is_not_enough_is_a_try() -> None:
     tried = plan(FakeClock(), retries=1)
-    error = tried.not_ok(A, SendStatus.FLUSH_DISK_TIMEOUT, 0.1)
+    error = tried.record_bad_status(A, SendStatus.FLUSH_DISK_TIMEOUT, 0.1)
     assert error is not None
-    assert tried.in_doubt
+    assert tried.is_in_doubt
     assert [attempt.code for attempt in tried.attempts] == ["FLUSH_DISK_TIMEOUT"]
-    assert tried.not_ok(B, SendStatus.FLUSH_DISK_TIMEOUT, 0.1) is None
+    assert tried.record_bad_status(B, SendStatus.FLUSH_DISK_TIMEOUT, 0.1) is None

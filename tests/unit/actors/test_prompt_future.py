@@ -6,20 +6,20 @@ import asyncio
 
 import pytest
 
-from raymq.actors.wire.prompt_future import PromptFuture
+from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
 
 
-def made() -> PromptFuture[int]:
-    return PromptFuture(loop=asyncio.get_running_loop())
+def made() -> SyncCallbackFuture[int]:
+    return SyncCallbackFuture(loop=asyncio.get_running_loop())
 
 
 async def test_an_outcome_is_told_at_once_and_in_order() -> None:
     future, told = made(), list[object]()
-    future.when_done(lambda done: told.append(("first", done.result())))
-    future.when_done(lambda done: told.append(("second", done.result())))
+    future.add_sync_callback(lambda done: told.append(("first", done.result())))
+    future.add_sync_callback(lambda done: told.append(("second", done.result())))
     future.set_result(7)
     assert told == [("first", 7), ("second", 7)]
-    future.when_done(lambda done: told.append("late"))
+    future.add_sync_callback(lambda done: told.append("late"))
     assert told.pop() == "late"
     assert await future == 7
 
@@ -27,9 +27,9 @@ async def test_an_outcome_is_told_at_once_and_in_order() -> None:
 async def test_an_error_and_a_cancellation_are_outcomes() -> None:
     told = list[object]()
     failed, gone = made(), made()
-    failed.when_done(lambda done: told.append(type(done.exception())))
+    failed.add_sync_callback(lambda done: told.append(type(done.exception())))
     failed.set_exception(ValueError("x"))
-    gone.when_done(lambda done: told.append(done.cancelled()))
+    gone.add_sync_callback(lambda done: told.append(done.cancelled()))
     assert gone.cancel()
     assert not gone.cancel()
     assert told == [ValueError, True]

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, InvalidInput, Timeout
-from raymq.actors.wire import fixed_frame as bare
-from raymq.actors.wire.channel import ChannelPool
+from raymq.actors.wire import bare_frame as bare
+from raymq.actors.wire.blocking_channel import BlockingChannelPool
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
-from raymq.actors.wire.limits import ServerLimits
-from raymq.actors.wire.prompt_future import PromptFuture
-from raymq.actors.wire.server_connection import ServerConnection, without_body
-from tests.served import Peer, encoded, serving
+from raymq.actors.wire.server_connection import ServerConnection, discard_body
+from raymq.actors.wire.server_limits import ServerLimits
+from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
+from tests.wire_server import Peer, encode_frame, serving
 
 PROMPT, WAIT = 900_100, 900_101
 
@@ -33,7 +33,7 @@ class Prompt:
             raise InvalidInput("body", "good", "bad")
         return request.response(0, body=bytes(request.body))
 
-    def promptly(self, body: memoryview, answer: Callable[[bytes], None]) -> bool:
+    def try_answer_inline(self, body: memoryview, answer: Callable[[bytes], None]) -> bool:
         if body == b"not now":
             return False
         self.ways.append("prompt")
@@ -86,7 +86,7 @@ async def test_in_company_and_in_pieces_they_are_served_in_order() -> None:
 
 async def test_what_cannot_be_answered_at_once_takes_the_usual_way() -> None:
     handler = Prompt()
-    async with serving({PROMPT: handler, WAIT: without_body(wait)}) as (server, address):
+    async with serving({PROMPT: handler, WAIT: discard_body(wait)}) as (server, address):
         peer = await Peer.connect(address)
         peer.writer.write(asked(1, b"not now"))
         assert (await peer.hear()).body == b"not now"
@@ -128,7 +128,10 @@ async def test_errors_are_answers() -> None:
     handler = Prompt()
     async with serving({PROMPT: handler}) as (_, address):
         answers = []
-        for frame in (asked(5, b"bad"), encoded(Command(PROMPT, {}, b"bad", 5, serialization=Serialization.MSGPACK))):
+        for frame in (
+            asked(5, b"bad"),
+            encode_frame(Command(PROMPT, {}, b"bad", 5, serialization=Serialization.MSGPACK)),
+        ):
             peer = await Peer.connect(address)
             peer.writer.write(frame)
             answers.append(await peer.hear())
@@ -163,8 +166,8 @@ async def test_a_stopping_server_and_one_that_authorizes_look_at_each_request() 
 
 async def test_a_channel_asks_and_gets_bodies_or_errors() -> None:
     handler = Prompt()
-    async with serving({PROMPT: handler, WAIT: without_body(wait)}) as (server, address):
-        pool = ChannelPool()
+    async with serving({PROMPT: handler, WAIT: discard_body(wait)}) as (server, address):
+        pool = BlockingChannelPool()
 
         def ask(body: bytes, code: int = PROMPT, timeout: float = 5.0) -> bytes | None:
             answer = pool.ask(address, code, body, timeout)
@@ -197,7 +200,7 @@ async def test_a_channel_asks_and_gets_bodies_or_errors() -> None:
 
 async def test_threads_that_ask_at_the_same_time_get_their_own_answers() -> None:
     async with serving({PROMPT: Prompt()}) as (_, address):
-        pool = ChannelPool()
+        pool = BlockingChannelPool()
 
         def ask(thread: int) -> bool:
             bodies = [b"%d-%d" % (thread, number) for number in range(200)]
@@ -214,18 +217,18 @@ class Later(Prompt):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: list[PromptFuture[bytes]] = []
+        self.waiting: list[SyncCallbackFuture[bytes]] = []
 
-    def __call__(self, _: ServerConnection, request: Command) -> PromptFuture[Command]:  # type: ignore[override]
+    def __call__(self, _: ServerConnection, request: Command) -> SyncCallbackFuture[Command]:  # type: ignore[override]
         self.ways.append("usual")
-        made: PromptFuture[Command] = PromptFuture(loop=asyncio.get_running_loop())
-        self.waiting.append(PromptFuture(loop=asyncio.get_running_loop()))
-        self.waiting[-1].when_done(lambda body: made.set_result(request.response(0, body=body.result())))
+        made: SyncCallbackFuture[Command] = SyncCallbackFuture(loop=asyncio.get_running_loop())
+        self.waiting.append(SyncCallbackFuture(loop=asyncio.get_running_loop()))
+        self.waiting[-1].add_sync_callback(lambda body: made.set_result(request.response(0, body=body.result())))
         return made
 
-    def promptly(self, body: memoryview, answer: Callable[[bytes], None]) -> PromptFuture[bytes]:  # type: ignore[override]
+    def try_answer_inline(self, body: memoryview, answer: Callable[[bytes], None]) -> SyncCallbackFuture[bytes]:  # type: ignore[override]
         self.ways.append("prompt")
-        self.waiting.append(PromptFuture(loop=asyncio.get_running_loop()))
+        self.waiting.append(SyncCallbackFuture(loop=asyncio.get_running_loop()))
         return self.waiting[-1]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.broker.core.groups import offsets as offset_rules
-from raymq.actors.broker.core.groups.offsets import GroupOffsets
-from raymq.actors.broker.core.reading.pulling import Pulled, PullStatus, pull
+from raymq.actors.broker.core.groups import group_offsets as offset_rules
+from raymq.actors.broker.core.groups.group_offsets import GroupOffsets
+from raymq.actors.broker.core.reading.pull_reader import PullResult, PullStatus, pull
 from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
@@ -16,8 +16,8 @@ from raymq.actors.errors import (
     QueueNotFound,
     TopicNotFound,
 )
-from raymq.actors.filter.subscription import filter_of
-from raymq.actors.filter.wanted import Wanted
+from raymq.actors.filter.fetch_spec import FetchSpec
+from raymq.actors.filter.tag_expression import parse_filter
 from raymq.client import Message
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench
@@ -32,12 +32,12 @@ FOUND, NEW, MATCHED, MOVED = (
 
 def ask(
     bench: Bench, offset: int, tags: str = "*", queue_id: int = 0, messages: int = 32, size: int = 1 << 20
-) -> Pulled:
-    wanted = Wanted("t", queue_id, offset, filter_of("TAG", tags).tags_codes)
+) -> PullResult:
+    wanted = FetchSpec("t", queue_id, offset, parse_filter("TAG", tags).tags_codes)
     return pull(bench.core, "g", wanted, messages, size)
 
 
-def bodies(found: Pulled) -> list[bytes]:
+def bodies(found: PullResult) -> list[bytes]:
     assert found.lease is not None
     with found.lease:
         return [message.body for message in found.lease.messages()]
@@ -90,7 +90,7 @@ def test_refusals(bench: Bench) -> None:
     with pytest.raises(QueueNotFound):
         ask(bench, 0, queue_id=7)
     with pytest.raises(TopicNotFound):
-        pull(bench.core, "g", Wanted("nothing", 0, 0), 1, 1)
+        pull(bench.core, "g", FetchSpec("nothing", 0, 0), 1, 1)
     bench.store.topic_configs.put(TopicConfig("t", 2, 2, perm=2))
     with pytest.raises(PermissionDenied):
         ask(bench, 0)
@@ -119,13 +119,13 @@ def test_committed_offsets_survive_and_go_back_only_if_asked(bench: Bench) -> No
 def test_a_group_starts_at_0_of_a_young_queue_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = bench.core.offsets
     bench.append(*[Message("t", bytes(500)) for _ in range(5)])
-    assert [offsets.start_of("g", "t", queue_id) for queue_id in (0, 1)] == [0, 0]
+    assert [offsets.initial_offset("g", "t", queue_id) for queue_id in (0, 1)] == [0, 0]
     monkeypatch.setattr(offset_rules, "YOUNG_BYTES", 1_000)
     with pytest.raises(MessageNotFound):
-        offsets.start_of("g", "t", 0)
+        offsets.initial_offset("g", "t", 0)
     bench.core.ensure_group("g")
     offsets.commit("g", "t", 0, 3)
-    assert offsets.start_of("g", "t", 0) == 3
+    assert offsets.initial_offset("g", "t", 0) == 3
 
 
 def test_a_reset_is_told_once_and_swallows_commits_until_then(bench: Bench) -> None:
@@ -154,10 +154,10 @@ def test_a_waiting_reset_survives_a_kill_and_a_clean_restart(bench: Bench) -> No
     bench.store.close()
     bench.open()
     assert not bench.core.offsets.commit("g", "t", 0, 9)
-    assert bench.core.offsets.heed_reset("g", "t", 0, 9) == 3
-    assert bench.core.offsets.heed_reset("g", "t", 0, 3) is None
+    assert bench.core.offsets.follow_reset("g", "t", 0, 9) == 3
+    assert bench.core.offsets.follow_reset("g", "t", 0, 3) is None
     bench.crash()
-    assert bench.core.offsets.heed_reset("g", "t", 0, 9) is None
+    assert bench.core.offsets.follow_reset("g", "t", 0, 9) is None
     assert bench.core.offsets.commit("g", "t", 0, 9)
 
 
@@ -172,7 +172,7 @@ def test_a_commit_from_before_a_reset_does_not_undo_it(bench: Bench) -> None:
     offsets = offsets_in_ten(bench)
     assert offsets.commit("g", "t", 0, 6, since=0)
     bench.core.reset_offset("g", "t", 0, 3)
-    assert offsets.heed_reset("g", "t", 0, 3) is None, "another member took the queue over and is there"
+    assert offsets.follow_reset("g", "t", 0, 3) is None, "another member took the queue over and is there"
     with pytest.raises(OffsetReset, match="3"):
         offsets.commit("g", "t", 0, 8, since=6)
     assert offsets.get("g", "t", 0) == 3
@@ -199,7 +199,7 @@ def test_a_commit_behind_a_reset_forward_is_told_where_the_group_is(bench: Bench
     with pytest.raises(OffsetReset, match="10"):
         offsets.commit("g", "t", 0, 4, since=2)
     assert not offsets.commit("g", "t", 0, 4), "who does not say `since` would not understand"
-    assert offsets.heed_reset("g", "t", 0, 10) is None, "it has fetched so far"
+    assert offsets.follow_reset("g", "t", 0, 10) is None, "it has fetched so far"
     with pytest.raises(OffsetReset, match="10"):
         offsets.commit("g", "t", 0, 5, since=2)
     assert offsets.get("g", "t", 0) == 10
@@ -224,7 +224,7 @@ def test_a_reset_is_over_when_the_group_goes_on_by_pop(bench: Bench) -> None:
     bench.append(*[Message("t", b"%d" % n) for n in range(10)])
     bench.core.reset_offset("g", "t", 0, 3)
     bench.store.consumer_offsets.commit("g", "t", 0, 5)
-    assert bench.core.offsets.heed_reset("g", "t", 0, 5) is None
+    assert bench.core.offsets.follow_reset("g", "t", 0, 5) is None
 
 
 def test_who_starts_at_the_reset_offset_notices_nothing(bench: Bench) -> None:

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from raymq.actors.sending.queue_turn import QueueTurn
+from raymq.actors.sending.queue_mutex import QueueMutex
 
 ME, HIM = "me", "him"
 
 
 def test_only_one_takes_it() -> None:
-    turn = QueueTurn()
+    turn = QueueMutex()
     assert turn.take(ME)
     assert not turn.take(HIM)
     assert turn.has(ME)
@@ -24,7 +24,7 @@ def test_only_one_takes_it() -> None:
 
 def test_who_does_not_hold_it_releases_nothing() -> None:
     """Who was interrupted as it took it cannot know whether it has."""
-    turn = QueueTurn()
+    turn = QueueMutex()
     turn.release(ME)
     assert turn.take(ME)
     turn.release(HIM)
@@ -32,7 +32,7 @@ def test_who_does_not_hold_it_releases_nothing() -> None:
 
 
 async def test_those_who_wait_come_before_those_who_do_not() -> None:
-    turn = QueueTurn()
+    turn = QueueMutex()
     assert turn.take(ME)
     order: list[int] = []
 
@@ -52,7 +52,7 @@ async def test_those_who_wait_come_before_those_who_do_not() -> None:
 
 @pytest.mark.parametrize("given", [True, False])
 async def test_who_gives_up_waiting_holds_nothing(given: bool) -> None:
-    turn = QueueTurn()
+    turn = QueueMutex()
     assert turn.take(ME)
     gone, next_one = asyncio.ensure_future(turn.wait(1)), asyncio.ensure_future(turn.wait(2))
     await asyncio.sleep(0)
@@ -70,7 +70,7 @@ async def test_who_gives_up_waiting_holds_nothing(given: bool) -> None:
 
 
 async def test_those_who_wait_go_on_though_who_released_it_was_interrupted_before_it_told_them() -> None:
-    turn = QueueTurn()
+    turn = QueueMutex()
     assert turn.take(ME)
     waiting = asyncio.ensure_future(turn.wait(1))
     await asyncio.sleep(0)
@@ -81,7 +81,7 @@ async def test_those_who_wait_go_on_though_who_released_it_was_interrupted_befor
 
 
 def test_a_loop_that_has_ended_takes_no_turn() -> None:
-    turn = QueueTurn()
+    turn = QueueMutex()
     assert turn.take(ME)
     loop = asyncio.new_event_loop()
     waiting = loop.create_task(turn.wait(1))

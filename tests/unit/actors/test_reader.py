@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire import frame
 from raymq.actors.wire.frame import FLAG_RESPONSE, Command, Serialization
-from raymq.actors.wire.reader import SCRATCH_BYTES, FrameReader
-from tests.served import encoded
+from raymq.actors.wire.frame_reader import SCRATCH_BYTES, FrameReader
+from tests.wire_server import encode_frame
 
 MIB = 1024 * 1024
 COMMANDS = st.builds(
@@ -44,7 +44,7 @@ def has_utf8(command: Command) -> bool:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(COMMANDS.filter(has_utf8), max_size=5), st.lists(st.integers(1, 50_000), max_size=20))
 def test_any_commands_come_through_any_cuts(commands: list[Command], cuts: list[int]) -> None:
-    data = b"".join(map(encoded, commands))
+    data = b"".join(map(encode_frame, commands))
     reader = FrameReader()
     received = []
     for size in [*cuts, len(data)]:
@@ -55,20 +55,20 @@ def test_any_commands_come_through_any_cuts(commands: list[Command], cuts: list[
         if command.serialization is Serialization.ROCKETMQ and not command.flag & FLAG_RESPONSE:
             command.code = pop.get(command.code, command.code)
     assert list(map(told, received)) == list(map(told, commands))
-    assert not reader.inside_a_frame
+    assert not reader.is_mid_frame
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfff"])
 @pytest.mark.parametrize("serialization", list(Serialization))
 def test_half_a_surrogate_pair_becomes_a_question_mark(text: str, serialization: Serialization) -> None:
     command = Command(1, {text: text}, remark=text, serialization=serialization)
-    (received,) = FrameReader().feed(encoded(command))
+    (received,) = FrameReader().feed(encode_frame(command))
     expected = text.replace("\ud800", "?").replace("\udfff", "?")
     assert (received.fields, received.remark) == ({expected: expected}, expected)
 
 
 def test_a_large_body_is_received_in_place() -> None:
-    data = encoded(Command(1, {"a": "b"}, bytes(range(256)) * 4096))
+    data = encode_frame(Command(1, {"a": "b"}, bytes(range(256)) * 4096))
     reader = FrameReader()
     begun = SCRATCH_BYTES
     reader.buffer()[:begun] = data[:begun]
@@ -98,7 +98,7 @@ def test_a_reader_holds_about_what_has_arrived(arrow: bool, monkeypatch: pytest.
     if not arrow:
         monkeypatch.delitem(sys.modules, "pyarrow")
     reader = FrameReader()
-    data = encoded(Command(1, body=bytes(range(256)) * 60_000))
+    data = encode_frame(Command(1, body=bytes(range(256)) * 60_000))
     position = 0
     while position < len(data):
         place = reader.buffer()
@@ -117,7 +117,7 @@ def test_a_reader_holds_about_what_has_arrived(arrow: bool, monkeypatch: pytest.
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 400_000), max_size=4), st.lists(st.integers(1, 300_000), max_size=40))
 def test_large_frames_come_through_any_cuts_also_where_next_is_asked_late(bodies: list[int], cuts: list[int]) -> None:
-    data = b"".join(encoded(Command(n, body=bytes(size))) for n, size in enumerate(bodies))
+    data = b"".join(encode_frame(Command(n, body=bytes(size))) for n, size in enumerate(bodies))
     reader, received = FrameReader(), []
     for number, cut in enumerate([*cuts, *[len(data)] * 40]):
         place = reader.buffer()
@@ -132,9 +132,9 @@ def test_large_frames_come_through_any_cuts_also_where_next_is_asked_late(bodies
 
 def test_a_body_owns_its_memory() -> None:
     reader = FrameReader()
-    (small,) = reader.feed(encoded(Command(1, body=b"first")))
-    (large,) = reader.feed(encoded(Command(1, body=b"x" * MIB)))
-    list(reader.feed(encoded(Command(1, body=b"other" * 100_000))))
+    (small,) = reader.feed(encode_frame(Command(1, body=b"first")))
+    (large,) = reader.feed(encode_frame(Command(1, body=b"x" * MIB)))
+    list(reader.feed(encode_frame(Command(1, body=b"other" * 100_000))))
     assert (small.body, bytes(large.body)) == (b"first", b"x" * MIB)
 
 
@@ -174,7 +174,7 @@ def read_all(data: bytes) -> list[Command]:
         for command in reader.feed(data):
             found.append(command)
             # Whatever was readable can be answered.
-            encoded(command.response(1, command.fields, remark=command.remark))
+            encode_frame(command.response(1, command.fields, remark=command.remark))
     except ProtocolError:
         pass
     return found
@@ -223,7 +223,7 @@ def mutations(count: int, seed: int) -> None:
     """Mutate real frames `count` times: change, cut, double and insert bytes."""
     rng = random.Random(seed)
     base = [
-        encoded(Command(code, fields, b"body" * size, opaque=-7, remark=remark, serialization=serialization))
+        encode_frame(Command(code, fields, b"body" * size, opaque=-7, remark=remark, serialization=serialization))
         for serialization in Serialization
         for code, fields, size, remark in (
             (105, {"topic": "orders", "acceptStandardJsonOnly": "true"}, 0, None),
@@ -282,7 +282,7 @@ def test_a_header_that_somebody_forgets_to_drop_does_not_stop_the_reader(
 
     monkeypatch.setitem(frame._DECODERS, serialization, keeping)
     reader = FrameReader()
-    data = b"".join(encoded(Command(1, opaque=n, body=b"x" * n, serialization=serialization)) for n in range(100))
+    data = b"".join(encode_frame(Command(1, opaque=n, body=b"x" * n, serialization=serialization)) for n in range(100))
     assert [
         command.opaque for at in range(0, len(data), 1000) for command in reader.feed(data[at : at + 1000])
     ] == list(range(100))

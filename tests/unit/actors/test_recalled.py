@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.appending.inbound_message import Draft
-from raymq.actors.broker.core.delay import recalled
-from raymq.actors.broker.core.delay.recalled import UNDER_WAY_SECONDS, Recalled
+from raymq.actors.broker.core.appending.inbound_message import InboundMessage
+from raymq.actors.broker.core.delay import recent_recalls
+from raymq.actors.broker.core.delay.recent_recalls import RECALL_WINDOW_SECONDS, RecentRecalls
 from raymq.actors.errors import MessageIllegal
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
@@ -29,8 +29,8 @@ def bench(tmp_path: Path) -> Iterator[TimerBench]:
     ("topic", "unique_key", "born", "after", "refused"),
     [
         ("t", "k", 999.0, 0.0, True),
-        ("t", "k", 999.0, UNDER_WAY_SECONDS, True),
-        ("t", "k", 999.0, UNDER_WAY_SECONDS + 1, False),
+        ("t", "k", 999.0, RECALL_WINDOW_SECONDS, True),
+        ("t", "k", 999.0, RECALL_WINDOW_SECONDS + 1, False),
         ("t", "k", 1_000.0, 0.0, False),
         ("t", "k", 1_000.5, 1.0, False),
         ("t", "other", 999.0, 0.0, False),
@@ -42,7 +42,7 @@ def test_what_was_sent_before_is_refused(
     topic: str, unique_key: str | None, born: float, after: float, refused: bool
 ) -> None:
     clock = FakeClock(1_000.0)
-    what = Recalled(clock)
+    what = RecentRecalls(clock)
     what.check("t", "k", 0)
     what.add("t", "k")
     clock.advance(after)
@@ -55,18 +55,18 @@ def test_what_was_sent_before_is_refused(
 
 def test_called_back_again_it_is_remembered_from_then_on() -> None:
     clock = FakeClock()
-    what = Recalled(clock)
+    what = RecentRecalls(clock)
     for _ in range(3):
         what.add("t", "k")
-        clock.advance(UNDER_WAY_SECONDS - 1)
+        clock.advance(RECALL_WINDOW_SECONDS - 1)
     with pytest.raises(MessageIllegal):
         what.check("t", "k", 0)
 
 
 def test_no_more_is_remembered_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recalled, "MOST", 3)
+    monkeypatch.setattr(recent_recalls, "MOST", 3)
     clock = FakeClock()
-    what = Recalled(clock)
+    what = RecentRecalls(clock)
     for number in range(5):
         what.add("t", str(number))
     for number in (0, 1):
@@ -74,14 +74,14 @@ def test_no_more_is_remembered_than_may_be(monkeypatch: pytest.MonkeyPatch) -> N
     for number in (2, 3, 4):
         with pytest.raises(MessageIllegal):
             what.check("t", str(number), 0)
-    clock.advance(UNDER_WAY_SECONDS + 1)
+    clock.advance(RECALL_WINDOW_SECONDS + 1)
     what.add("t", "new")
     assert len(what._at) == 1
 
 
 def test_a_long_unique_key_takes_no_more_memory_than_a_short_one() -> None:
     """A hundred thousand calls back of messages that never were, each of 150,000 characters, were 14 GiB."""
-    what = Recalled(FakeClock())
+    what = RecentRecalls(FakeClock())
     tracemalloc.start()
     for number in range(300):
         what.add("t", f"{number:08d}" + "x" * 150_000)
@@ -117,7 +117,7 @@ def test_a_foreign_try_that_was_under_way_stores_nothing(bench: TimerBench) -> N
     assert bench.recall(message) is RecallStatus.UNKNOWN
     told = {"UNIQ_KEY": message.unique_key, "TIMER_DELAY_SEC": "1"}
     with pytest.raises(MessageIllegal, match="unique_key"):
-        bench.core.accepting.accept(Draft("t", 0, b"m", told, bench.now_ms() - 1, HOST))
+        bench.core.send_processor.accept(InboundMessage("t", 0, b"m", told, bench.now_ms() - 1, HOST))
     bench.clock.advance(10)
     assert bench.deliver() == []
 

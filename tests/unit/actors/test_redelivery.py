@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.redelivery.retry import Dead, Later, PutAside
+from raymq.actors.broker.core.redelivery.retry import MoveToDlq, Quarantined, RetryLater
 from raymq.actors.errors import GroupNotFound, MessageExpired, MessageNotFound, PermissionDenied, StoreFull
-from raymq.actors.protocol import Redriven
+from raymq.actors.protocol import RedriveStatus
 from raymq.client import Message
 from raymq.storage.records.record import encode
 from raymq.storage.tables.group_config import GroupConfig
@@ -96,15 +96,15 @@ def test_a_retry_topic_that_may_not_be_written(bench: Bench) -> None:
 def test_what_clients_send_to_the_retry_topic_themselves(bench: Bench) -> None:
     core = bench.core
     with pytest.raises(GroupNotFound):
-        core.redelivery.dead_letters_of_resent("g", 1)
+        core.redelivery.dlq_for_resent("g", 1)
     core.ensure_group("g")
-    assert core.redelivery.dead_letters_of_resent("g", 16) is None
+    assert core.redelivery.dlq_for_resent("g", 16) is None
     assert "%DLQ%g" not in core.topics
-    assert core.redelivery.dead_letters_of_resent("g", 17) == ("%DLQ%g", "failed 17 times")
-    assert core.redelivery.dead_letters_of_resent("g", 3, 2) == ("%DLQ%g", "failed 3 times")
+    assert core.redelivery.dlq_for_resent("g", 17) == ("%DLQ%g", "failed 17 times")
+    assert core.redelivery.dlq_for_resent("g", 3, 2) == ("%DLQ%g", "failed 3 times")
     assert core.topics.get("%DLQ%g").write_queues == 1
     core.locks.lock("g", "x", [("t", 0)])
-    assert core.redelivery.dead_letters_of_resent("g", 1) == ("%DLQ%g", "an ordered consumer gave it up")
+    assert core.redelivery.dlq_for_resent("g", 1) == ("%DLQ%g", "an ordered consumer gave it up")
 
 
 def largest(topic: str = "t") -> Message:
@@ -139,7 +139,7 @@ def test_what_cannot_be_copied_at_all_is_set_aside_and_that_is_the_answer(bench:
     place = int(bench.store.append(record, np.array([len(record)], np.int32)).physical_offsets[0])
     for _ in range(2):
         decision = bench.core.redelivery.send_back("g", place, 0)
-        assert isinstance(decision, PutAside)
+        assert isinstance(decision, Quarantined)
         assert "32767" in decision.reason
     assert [(note.duty, note.owner) for note in bench.core.set_aside.notes()] == [("retry", "g")]
 
@@ -151,7 +151,7 @@ def test_reconsume_times_from_a_producer_are_counted_on(bench: Bench, times: int
     record = encode("t", 0, b"x", b"", born_timestamp_ms=1, born_host=HOST, reconsume_times=times)
     place = int(bench.store.append(record, np.array([len(record)], np.int32)).physical_offsets[0])
     decision = bench.core.redelivery.send_back("g", place, 0)
-    assert decision == (Later(3) if times < 0 else Dead(f"failed {(1 << 30) + 1} times"))
+    assert decision == (RetryLater(3) if times < 0 else MoveToDlq(f"failed {(1 << 30) + 1} times"))
 
 
 def test_a_retry_whose_original_has_expired_is_told_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_full_store_skips_no_retry(bench: Bench, monkeypatch: pytest.MonkeyPat
         with pytest.raises(StoreFull):
             bench.core.redelivery.send_back("g", place, 0)
     assert not bench.core.set_aside.notes()
-    assert bench.core.redelivery.send_back("g", place, 0) == Later(3)
+    assert bench.core.redelivery.send_back("g", place, 0) == RetryLater(3)
 
 
 def test_redrive_knows_again_what_it_did_after_the_retry_topic_was_made_again(bench: Bench) -> None:
@@ -190,10 +190,10 @@ def test_redrive_knows_again_what_it_did_after_the_retry_topic_was_made_again(be
     for _ in range(3):
         core.redelivery.send_back("g", place_of_a_message(bench), -1)
     redrive = core.dead_letters.redrive
-    assert redrive("g", [0, 1, 2], force=False, dry_run=False) == [Redriven.REDRIVEN] * 3
+    assert redrive("g", [0, 1, 2], force=False, dry_run=False) == [RedriveStatus.REDRIVEN] * 3
     core.topics.delete("%RETRY%g")
-    assert redrive("g", [0], force=False, dry_run=False) == [Redriven.REDRIVEN]
-    assert redrive("g", [0], force=False, dry_run=False) == [Redriven.ALREADY]
+    assert redrive("g", [0], force=False, dry_run=False) == [RedriveStatus.REDRIVEN]
+    assert redrive("g", [0], force=False, dry_run=False) == [RedriveStatus.ALREADY]
     assert bench.store.max_offset("%RETRY%g", 0) == 1
 
 
@@ -206,8 +206,10 @@ def test_what_is_remembered_of_redriven_entries_expires_with_their_copies(bench:
         place = int(bench.append(Message("t", b"%06d" % number * 8_000)).physical_offsets[0])
         core.redelivery.send_back("g", place, -1)
     entries = list(range(rounds * each))
-    assert core.dead_letters.redrive("g", entries, force=False, dry_run=False) == [Redriven.REDRIVEN] * len(entries)
-    assert core.dead_letters.redrive("g", entries, force=False, dry_run=False) == [Redriven.ALREADY] * len(entries)
+    assert core.dead_letters.redrive("g", entries, force=False, dry_run=False) == [RedriveStatus.REDRIVEN] * len(
+        entries
+    )
+    assert core.dead_letters.redrive("g", entries, force=False, dry_run=False) == [RedriveStatus.ALREADY] * len(entries)
     bench.store.flush()
     bench.clock.advance(100 * 3_600)
     assert bench.store.delete_expired(asked=True).log_files

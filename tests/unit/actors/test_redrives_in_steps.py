@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.errors import GroupNotFound
-from raymq.actors.protocol import Redriven
+from raymq.actors.protocol import RedriveStatus
 from raymq.client import Message
-from raymq.storage.steps import Steps, finish
+from raymq.storage.cooperative_steps import Steps, run_steps
 from tests.unit.actors.bench import Bench
 
-DONE, ALREADY, UNKNOWN = Redriven.REDRIVEN, Redriven.ALREADY, Redriven.UNKNOWN
+DONE, ALREADY, UNKNOWN = RedriveStatus.REDRIVEN, RedriveStatus.ALREADY, RedriveStatus.UNKNOWN
 RETRY = "%RETRY%g"
 
 
-def bury(bench: Bench, count: int, body: bytes = b"x") -> list[int]:
+def send_to_dlq(bench: Bench, count: int, body: bytes = b"x") -> list[int]:
     bench.core.ensure_group("g")
     for number in range(count):
         place = int(bench.append(Message("t", b"%d" % number + body)).physical_offsets[0])
@@ -22,11 +22,11 @@ def bury(bench: Bench, count: int, body: bytes = b"x") -> list[int]:
     return list(range(count))
 
 
-def redriving(bench: Bench, offsets: list[int], *, force: bool = False) -> Steps[list[Redriven]]:
-    return bench.core.dead_letters.redriving("g", offsets, force=force, dry_run=False)
+def redrive_steps(bench: Bench, offsets: list[int], *, force: bool = False) -> Steps[list[RedriveStatus]]:
+    return bench.core.dead_letters.redrive_steps("g", offsets, force=force, dry_run=False)
 
 
-def grown(bench: Bench, steps: Steps[list[Redriven]]) -> tuple[list[int], list[Redriven]]:
+def grown(bench: Bench, steps: Steps[list[RedriveStatus]]) -> tuple[list[int], list[RedriveStatus]]:
     """By how much the log grew in each step, and the outcome."""
     grown_by, end = [], bench.store.max_physical_offset
     while True:
@@ -40,8 +40,8 @@ def grown(bench: Bench, steps: Steps[list[Redriven]]) -> tuple[list[int], list[R
 
 def test_a_step_copies_so_many_bytes(bench: Bench) -> None:
     """Sixty of 4 MiB were one step of 1.3 s, in which 760 MiB of copies were in memory at once."""
-    offsets = bury(bench, 20, b"x" * 900_000)
-    by_step, told = grown(bench, redriving(bench, offsets))
+    offsets = send_to_dlq(bench, 20, b"x" * 900_000)
+    by_step, told = grown(bench, redrive_steps(bench, offsets))
     assert told == [DONE] * 20
     assert max(by_step) < 5 << 20
     assert len(by_step) >= 5
@@ -49,20 +49,20 @@ def test_a_step_copies_so_many_bytes(bench: Bench) -> None:
 
 
 def test_and_so_many_entries(bench: Bench) -> None:
-    offsets = bury(bench, 100)
-    by_step, told = grown(bench, redriving(bench, offsets))
+    offsets = send_to_dlq(bench, 100)
+    by_step, told = grown(bench, redrive_steps(bench, offsets))
     assert told == [DONE] * 100
     assert len([each for each in by_step if each]) >= 4
-    by_step, told = grown(bench, redriving(bench, offsets))
+    by_step, told = grown(bench, redrive_steps(bench, offsets))
     assert told == [ALREADY] * 100
     assert len(by_step) >= 4
 
 
 @pytest.mark.parametrize("ahead", range(4))
 def test_two_that_are_under_way_together_give_each_entry_once(bench: Bench, ahead: int) -> None:
-    offsets = bury(bench, 100)
-    first, second = redriving(bench, offsets), redriving(bench, offsets[::-1])
-    told: dict[int, list[Redriven]] = {}
+    offsets = send_to_dlq(bench, 100)
+    first, second = redrive_steps(bench, offsets), redrive_steps(bench, offsets[::-1])
+    told: dict[int, list[RedriveStatus]] = {}
     waiting = [(0, first), (1, second)]
     for _ in range(ahead):
         next(first, None)
@@ -79,15 +79,15 @@ def test_two_that_are_under_way_together_give_each_entry_once(bench: Bench, ahea
 
 
 def test_one_that_is_named_twice_is_given_once_though_forced(bench: Bench) -> None:
-    offsets = bury(bench, 40)
+    offsets = send_to_dlq(bench, 40)
     told = bench.core.dead_letters.redrive("g", [*offsets, *offsets, 99], force=True, dry_run=False)
     assert told == [DONE] * 40 + [ALREADY] * 40 + [UNKNOWN]
     assert bench.store.max_offset(RETRY, 0) == 40
 
 
 def test_a_retry_topic_that_is_deleted_meanwhile_is_made_again(bench: Bench) -> None:
-    offsets = bury(bench, 100)
-    steps = redriving(bench, offsets)
+    offsets = send_to_dlq(bench, 100)
+    steps = redrive_steps(bench, offsets)
     next(steps)
     bench.core.topics.delete(RETRY)
     _, told = grown(bench, steps)
@@ -99,12 +99,12 @@ def test_a_retry_topic_that_is_deleted_meanwhile_is_made_again(bench: Bench) -> 
 
 def test_of_an_unknown_group_nothing_is_asked(bench: Bench) -> None:
     with pytest.raises(GroupNotFound):
-        next(redriving(bench, [0]))
+        next(redrive_steps(bench, [0]))
 
 
 def test_a_deleted_entry_is_not_given_again(bench: Bench) -> None:
     """Find nothing where an entry was deleted behind the look of whoever redrives it."""
-    offsets = bury(bench, 3)
-    assert finish(bench.core.dead_letters.deleting("g", [1])) == 1
-    assert finish(redriving(bench, offsets, force=True)) == [DONE, UNKNOWN, DONE]
+    offsets = send_to_dlq(bench, 3)
+    assert run_steps(bench.core.dead_letters.delete_steps("g", [1])) == 1
+    assert run_steps(redrive_steps(bench, offsets, force=True)) == [DONE, UNKNOWN, DONE]
     assert bench.bodies(RETRY) == [b"0x", b"2x"]

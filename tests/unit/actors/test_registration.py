@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from raymq.actors.broker.registration import Registration
+from raymq.actors.broker.name_server_registration import NameServerRegistration
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec, QueueData
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.bench import Bench
 
@@ -25,9 +25,9 @@ class Counted:
     def version(self) -> DataVersion:
         return self._topics.version
 
-    def announced(self) -> dict[str, QueueData]:
+    def advertised_queues(self) -> dict[str, QueueData]:
         self.all += 1
-        return self._topics.announced()
+        return self._topics.advertised_queues()
 
     def changed_since(self, version: DataVersion) -> dict[str, QueueData | None] | None:
         changed = self._topics.changed_since(version)
@@ -36,11 +36,13 @@ class Counted:
 
 
 @asynccontextmanager
-async def registered(bench: Bench, tmp_path: Path) -> AsyncIterator[tuple[NameServerService, Registration, Counted]]:
+async def registered(
+    bench: Bench, tmp_path: Path
+) -> AsyncIterator[tuple[NameServerService, NameServerRegistration, Counted]]:
     server = await NameServerService.start(NameServerSpec(0, str(tmp_path), "127.0.0.1", 0))
     pool, topics = ConnectionPool(), Counted(bench)
     try:
-        yield server, Registration(pool, [server.address], "c", "broker-a", "127.0.0.1:1", topics), topics
+        yield server, NameServerRegistration(pool, [server.address], "c", "broker-a", "127.0.0.1:1", topics), topics
     finally:
         await pool.close()
         await server.stop()
@@ -77,14 +79,14 @@ async def test_a_name_server_that_knows_another_version_is_told_everything(bench
 async def test_what_has_become_true_of_all_topics_is_told_of_all(bench: Bench, tmp_path: Path) -> None:
     bench.core.topics.create("t", 1)
     async with registered(bench, tmp_path) as (server, registration, topics):
-        bench.core.topics.on_permission = registration.tell_all_again
+        bench.core.topics.on_permission_change = registration.invalidate
         await registration.announce()
-        bench.core.topics.permit(4)
+        bench.core.topics.set_permission(4)
         await registration.announce()
         assert (server.table.route("t").queues, topics.all) == ((QueueData("broker-a", 1, 1, 4),), 2)
         server.table.unregister("broker-a", 0)
         telling = registration.announce()
-        bench.core.topics.permit(6)
+        bench.core.topics.set_permission(6)
         await telling
         await registration.announce()
         assert server.table.route("t").queues == (QueueData("broker-a", 1, 1, 6),)

@@ -9,28 +9,28 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.core.broker_settings import broker_settings
-from raymq.actors.broker.core.groups.clients import GroupTable
-from raymq.actors.broker.core.groups.consumption import Consumption
-from raymq.actors.broker.core.remaining import Remaining
+from raymq.actors.broker.core.drain_status import DrainStatus
+from raymq.actors.broker.core.groups.client_registry import ClientRegistry
+from raymq.actors.broker.core.groups.consume_stats import ConsumeStats
 from raymq.actors.broker.core.statistics import Statistics
 from raymq.actors.errors import InvalidInput, PermissionDenied, ProtocolError
 from raymq.actors.protocol import PERM_READ, PERM_WRITE
-from raymq.actors.server_settings import Settings
+from raymq.actors.server_settings import ServerSettings
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.commands.remains import (
-    Leftovers,
+from raymq.actors.wire.commands.drain_commands import (
+    DrainBacklog,
     consumption_answer,
     consumption_command,
+    drain_backlog_answer,
+    drain_backlog_command,
     read_consumption,
-    read_remains,
-    remains_answer,
-    remains_command,
+    read_drain_backlog,
 )
-from raymq.actors.wire.told import told_in
+from raymq.actors.wire.response_validation import read_json_answer
 from raymq.client import Message
-from raymq.storage.steps import finish
-from raymq.storage.tables.in_flight import Lent
+from raymq.storage.cooperative_steps import run_steps
+from raymq.storage.tables.in_flight_messages import InFlightMessage
 from tests.unit.actors.bench import Bench
 
 
@@ -41,27 +41,27 @@ def bench(tmp_path: Path) -> Bench:
     return made
 
 
-def settings(bench: Bench) -> Settings:
+def settings(bench: Bench) -> ServerSettings:
     return broker_settings(
         bench.core, cluster="c", address="127.0.0.1:1", name_servers=["127.0.0.1:2"], auto_create_topics=False
     )
 
 
-def remaining(bench: Bench) -> Remaining:
-    groups = GroupTable(time.monotonic)
-    return Remaining(bench.core, groups, Consumption(bench.core, groups, Statistics()))
+def remaining(bench: Bench) -> DrainStatus:
+    groups = ClientRegistry(time.monotonic)
+    return DrainStatus(bench.core, groups, ConsumeStats(bench.core, groups, Statistics()))
 
 
 def test_a_broker_that_is_read_only_refuses_messages_and_says_so_to_name_servers(bench: Bench) -> None:
     told = list[bool]()
-    bench.core.topics.on_permission = lambda: told.append(True)
+    bench.core.topics.on_permission_change = lambda: told.append(True)
     bench.append(Message("t", b"before"))
     assert bench.core.is_open(("t", 0))
     settings(bench).update({"brokerPermission": "4"})
     assert not bench.core.is_open(("t", 0)), "nor does what was looked at before let anything pass"
     with pytest.raises(PermissionDenied, match="may not be written"):
         bench.append(Message("t", b"after"))
-    assert (bench.core.topics.announced()["t"].perm, told) == (PERM_READ, [True])
+    assert (bench.core.topics.advertised_queues()["t"].perm, told) == (PERM_READ, [True])
     assert bench.core.topics.get("t").perm == PERM_READ | PERM_WRITE, "the topic's own is as it was"
     assert bench.bodies("t") == [b"before"]
     settings(bench).update({"brokerPermission": "6"})
@@ -89,7 +89,7 @@ def test_what_is_delayed_comes_and_what_fails_is_retried_all_the_same(bench: Ben
     bench.clock.now += 2
     bench.core.deliver_due()
     assert (bench.core.schedule.waiting, bench.bodies("t")) == (0, [b"later"])
-    assert finish(left.unconsumed()) == {}, "nobody consumes it"
+    assert run_steps(left.unconsumed()) == {}, "nobody consumes it"
 
 
 def test_what_groups_have_not_consumed_counts_until_they_have(bench: Bench) -> None:
@@ -98,9 +98,9 @@ def test_what_groups_have_not_consumed_counts_until_they_have(bench: Bench) -> N
     left = remaining(bench)
     bench.core.ensure_group("g")
     bench.core.offsets.commit("g", "t", 0, 2)
-    assert finish(left.unconsumed()) == {("g", "t"): 3}
+    assert run_steps(left.unconsumed()) == {("g", "t"): 3}
     bench.core.offsets.commit("g", "t", 0, 5)
-    assert finish(left.unconsumed()) == {}
+    assert run_steps(left.unconsumed()) == {}
 
 
 def test_what_groups_consume_here_is_told_to_who_drains_another_broker(bench: Bench) -> None:
@@ -108,11 +108,11 @@ def test_what_groups_consume_here_is_told_to_who_drains_another_broker(bench: Be
     bench.core.ensure_group("idle")
     bench.core.offsets.commit("g", "t", 0, 0)
     bench.core.topics.create("%RETRY%g", 1)
-    told = finish(remaining(bench).consumed())
+    told = run_steps(remaining(bench).consumed())
     assert told == {"g": ["t"]}
     answer = consumption_answer(consumption_command(), told)
     assert read_consumption(answer) == {("g", "t")}
-    of_an_earlier_version = remains_answer(remains_command(), Leftovers())
+    of_an_earlier_version = drain_backlog_answer(drain_backlog_command(), DrainBacklog())
     assert read_consumption(of_an_earlier_version) == set()
 
 
@@ -128,10 +128,10 @@ def test_what_no_consumer_may_see_yet_is_left_as_well(bench: Bench) -> None:
     bench.clock.now += 2
     bench.core.deliver_due()
     assert (bench.core.schedule.waiting, bench.bodies("t")) == (0, [])
-    assert finish(left.unconsumed()) == {("g", "t"): 1}
+    assert run_steps(left.unconsumed()) == {("g", "t"): 1}
     settings(bench).update({"brokerPermission": "6"})
     bench.append(Message("%DLQ%g", b"dead"))
-    assert finish(left.dead_letters()) == {"g": 1}
+    assert run_steps(left.dead_letters()) == {"g": 1}
 
 
 def test_a_timer_counts_from_when_it_is_stored(bench: Bench) -> None:
@@ -139,18 +139,18 @@ def test_a_timer_counts_from_when_it_is_stored(bench: Bench) -> None:
     due = bench.clock.now + 60
     for number in range(3):
         bench.append(Message("t", b"%d" % number, deliver_at=due), delayed=True)
-    assert finish(bench.core.timers.counting()) == 3
+    assert run_steps(bench.core.timers.count_steps()) == 3
     bench.core.deliver_due()
-    assert finish(bench.core.timers.counting()) == 3
+    assert run_steps(bench.core.timers.count_steps()) == 3
     bench.append(Message("t", b"more", deliver_at=due), delayed=True)
-    assert finish(bench.core.timers.counting()) == 4
+    assert run_steps(bench.core.timers.count_steps()) == 4
 
 
 def test_what_is_lent_counts_for_the_group_that_has_it(bench: Bench) -> None:
     for number in range(3):
         bench.append(Message("t", b"%d" % number))
-    bench.store.in_flight.deliver(("g", "t", 0), 2, {0: Lent(1, 2, 0, 16), 1: Lent(1, 2, 0, 16)})
-    bench.store.in_flight.deliver(("h", "t", 0), 1, {0: Lent(1, 2, 0, 16)})
+    bench.store.in_flight.deliver(("g", "t", 0), 2, {0: InFlightMessage(1, 2, 0, 16), 1: InFlightMessage(1, 2, 0, 16)})
+    bench.store.in_flight.deliver(("h", "t", 0), 1, {0: InFlightMessage(1, 2, 0, 16)})
     assert remaining(bench).lent() == {"g": 2, "h": 1}
 
 
@@ -158,25 +158,25 @@ def test_timers_dead_letters_and_homes_count(bench: Bench) -> None:
     due_ms = int(bench.clock.now * 1000) + 60_000
     bench.append(Message("t", b"timer", deliver_at=due_ms / 1000), delayed=True)
     bench.core.deliver_due()
-    assert finish(bench.core.timers.counting()) == 1
+    assert run_steps(bench.core.timers.count_steps()) == 1
     left = remaining(bench)
-    assert (finish(left.dead_letters()), left.homes(), left.lent()) == ({}, 0, {})
+    assert (run_steps(left.dead_letters()), left.homes(), left.lent()) == ({}, 0, {})
     bench.core.topics.create("%DLQ%g", 1)
     bench.append(Message("%DLQ%g", b"dead"))
-    bench.core.homes.looked()
+    bench.core.homes.mark_discovered()
     bench.core.homes.remember("stream", "q", "broker-a")
     bench.core.homes.remember("stream", "r", "broker-z")
-    assert (finish(left.dead_letters()), left.homes()) == ({"g": 1}, 1)
+    assert (run_steps(left.dead_letters()), left.homes()) == ({"g": 1}, 1)
     bench.clock.now += 61
     bench.core.deliver_due()
-    assert finish(bench.core.timers.counting()) == 0
+    assert run_steps(bench.core.timers.count_steps()) == 0
 
 
 def test_what_is_told_is_read_again_and_nothing_else_is_believed() -> None:
-    told = Leftovers({("g", "t"): 3}, 4, 1, 2, 3, 4, 5, 6, {"g": 7}, {"g": 2})
-    assert read_remains(remains_answer(remains_command(), told)) == told
-    older = told_in(remains_answer(remains_command(), told))
+    told = DrainBacklog({("g", "t"): 3}, 4, 1, 2, 3, 4, 5, 6, {"g": 7}, {"g": 2})
+    assert read_drain_backlog(drain_backlog_answer(drain_backlog_command(), told)) == told
+    older = read_json_answer(drain_backlog_answer(drain_backlog_command(), told))
     del older["lent_to"]
-    assert read_remains(json_body.answer(remains_command(), older)) == replace(told, lent_to={})
+    assert read_drain_backlog(json_body.answer(drain_backlog_command(), older)) == replace(told, lent_to={})
     with pytest.raises(ProtocolError):
-        read_remains(remains_command().response(ResponseCode.SUCCESS, body=b'{"unconsumed": 3}'))
+        read_drain_backlog(drain_backlog_command().response(ResponseCode.SUCCESS, body=b'{"unconsumed": 3}'))

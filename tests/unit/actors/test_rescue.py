@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.delay import rescue
+from raymq.actors.broker.core.delay import delayed_message_relocator
 from raymq.actors.errors import StoreFull
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
@@ -77,18 +77,20 @@ def test_only_what_lies_in_files_that_go_is_looked_at(bench: TimerBench, monkeyp
     fill(bench, 3)
     end = bench.store.max_physical_offset
     bench.send(*(b"%04d" % n for n in range(50, 1_000)), after=30 * HOUR)
-    bench.core.timers.absorb()
+    bench.core.timers.index_new_records()
     monkeypatch.setattr(bench.core.timers.log, "waiting", None)  # nobody asks for all that waits
     looked = Looked(monkeypatch)
     assert bench.rescue(end) == end
-    assert sum(looked.steps) <= 50 + rescue._STEP_MESSAGES + 50, "the last step, and those that are taken in again"
+    assert sum(looked.steps) <= 50 + delayed_message_relocator._STEP_MESSAGES + 50, (
+        "the last step, and those that are taken in again"
+    )
     monkeypatch.undo()
     come(bench, 1_000)
 
 
 def test_a_step_is_bounded_and_many_of_them_are_made(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 13.26: 5,000 in one go, every ten seconds of one hour of the day."""
-    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 20)
+    monkeypatch.setattr(delayed_message_relocator, "_STEP_MESSAGES", 20)
     bench.send(*(b"%04d" % n for n in range(1_000)), after=30 * HOUR)
     end = bench.store.max_physical_offset
     before, grown = bench.store.max_offset(TIMER_TOPIC, 0), []
@@ -99,7 +101,7 @@ def test_a_step_is_bounded_and_many_of_them_are_made(bench: TimerBench, monkeypa
         before = after
     assert (max(grown), sum(grown)) == (20, 1_000)
     bench.store.flush()
-    assert bench.core.rescue.up_to(end) == end
+    assert bench.core.rescue.relocate_before(end) == end
     assert not bench.core.rescue.step(), "there is nothing to do until more files go"
     come(bench, 1_000)
 
@@ -154,11 +156,11 @@ def test_what_is_known_to_be_over_is_not_read(bench: TimerBench, monkeypatch: py
 def test_a_kill_between_two_steps_loses_and_doubles_nothing(
     bench: TimerBench, monkeypatch: pytest.MonkeyPatch, kill: bool
 ) -> None:
-    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 7)
+    monkeypatch.setattr(delayed_message_relocator, "_STEP_MESSAGES", 7)
     bench.send(*(b"%04d" % n for n in range(100)), after=30 * HOUR)
     end = bench.store.max_physical_offset
     for _ in range(9):
-        bench.core.rescue.up_to(end)
+        bench.core.rescue.relocate_before(end)
         if kill:
             bench.kill()
     assert bench.rescue(end) == end
@@ -168,17 +170,17 @@ def test_a_kill_between_two_steps_loses_and_doubles_nothing(
 @pytest.mark.long
 def test_log_that_retention_lets_go_of_follows_the_rescue(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files stay until what waits in them was stored anew, then they go: the log does not grow for ever."""
-    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 10)
+    monkeypatch.setattr(delayed_message_relocator, "_STEP_MESSAGES", 10)
     bench.send(*(b"%04d" % n for n in range(300)), after=20 * DAY)
     lengths = []
     for _ in range(30):
         fill(bench, 1)
         bench.clock.advance(HOUR)
-        bench.core.rescue.want(bench.store.leaving_before())
+        bench.core.rescue.want(bench.store.next_expiry_offset())
         while bench.core.rescue.step():
             pass
         bench.store.flush()
-        bench.store.delete_expired(rescue=bench.core.rescue.up_to)
+        bench.store.delete_expired(rescue=bench.core.rescue.relocate_before)
         lengths.append(bench.store.max_physical_offset - bench.store.min_physical_offset)
     assert max(lengths) <= 12 * CONFIG.commitlog_file_bytes
     assert bench.store.min_physical_offset > 15 * CONFIG.commitlog_file_bytes
@@ -193,7 +195,7 @@ def test_what_is_stored_anew_again_and_again_does_not_grow(bench: TimerBench) ->
         end = bench.store.max_physical_offset
         assert bench.rescue(end) == end
         sizes.append(int(bench.store.entries(TIMER_TOPIC, 0, bench.store.max_offset(TIMER_TOPIC, 0) - 1, 1)[1][0]))
-    assert max(sizes) - min(sizes) <= (rescue._MOST_ORIGINS + 1) * 40
+    assert max(sizes) - min(sizes) <= (delayed_message_relocator._MAX_ORIGINS + 1) * 40
     bench.kill()
     assert bench.recall(message) is RecallStatus.WITHDRAWN
     bench.clock.advance(40 * DAY)
@@ -203,7 +205,7 @@ def test_what_is_stored_anew_again_and_again_does_not_grow(bench: TimerBench) ->
 def test_a_damaged_record_does_not_stop_it(bench: TimerBench) -> None:
     bench.send(*(b"%04d" % n for n in range(30)), after=30 * HOUR)
     place = int(bench.store.entries(TIMER_TOPIC, 0, 7, 1)[0][0])
-    bench.core.timers.absorb()
+    bench.core.timers.index_new_records()
     bench.kill()
     with (bench.directory / "commitlog" / f"{0:020d}").open("r+b") as stream:
         stream.seek(place + OFFSET_BODY)
@@ -224,10 +226,10 @@ def test_a_full_disk_puts_it_off(bench: TimerBench, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patched:
         patched.setattr(bench.store, "append", full)
         for _ in range(2):
-            assert bench.core.rescue.up_to(end) == 0
+            assert bench.core.rescue.relocate_before(end) == 0
             with pytest.raises(StoreFull):
                 bench.core.rescue.step()
-    assert bench.core.rescue.up_to(0) == 0
+    assert bench.core.rescue.relocate_before(0) == 0
     assert bench.rescue(end) == end
     come(bench, 30)
 
@@ -299,11 +301,11 @@ def test_on_a_full_disk_the_files_before_what_waits_go(
 
     with monkeypatch.context() as patched:
         patched.setattr(bench.store, "append", full)
-        assert bench.store.delete_expired(asked=True, rescue=bench.core.rescue.up_to).log_files
+        assert bench.store.delete_expired(asked=True, rescue=bench.core.rescue.relocate_before).log_files
     file_bytes = CONFIG.commitlog_file_bytes
     assert 0 < bench.store.min_physical_offset <= place < bench.store.min_physical_offset + 2 * file_bytes
     for _ in range(3):
-        bench.store.delete_expired(asked=True, rescue=bench.core.rescue.up_to)
+        bench.store.delete_expired(asked=True, rescue=bench.core.rescue.relocate_before)
         bench.store.flush()
     assert bench.store.min_physical_offset > place
     come(bench, 1)
@@ -366,15 +368,15 @@ def test_a_level_that_does_not_leave_is_not_touched(levels: TimerBench) -> None:
     levels.rescue(place)
     [timers] = levels.store.queues(TIMER_TOPIC)
     assert levels.store.max_offset(TIMER_TOPIC, timers) == 10
-    assert levels.core.schedule.first_place() == place
+    assert levels.core.schedule.first_log_position() == place
 
 
 def test_what_waits_a_level_moves_in_bounded_steps(levels: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 20)
+    monkeypatch.setattr(delayed_message_relocator, "_STEP_MESSAGES", 20)
     send_levels(levels, 200, level=3)
     end, grown, before = levels.store.max_physical_offset, [], 0
     levels.core.rescue.want(end)
-    while levels.core.schedule.first_place() is not None and levels.core.rescue.step():
+    while levels.core.schedule.first_log_position() is not None and levels.core.rescue.step():
         after = levels.store.max_offset(TIMER_TOPIC, 0)
         grown.append(after - before)
         before = after

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.appending import producer_history
-from raymq.actors.broker.core.appending.idempotence import ProducerTable
+from raymq.actors.broker.core.appending import producer_state_journal
+from raymq.actors.broker.core.appending.idempotence import ProducerStateTable
 from raymq.actors.errors import MessageIllegal
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import encode, encode_properties
@@ -56,8 +56,8 @@ def test_a_start_reads_stored_forgeries_and_goes_on(intake: Intake, tmp_path: Pa
     """Fault 13.3: int('abc') at every start."""
     record = encode("t", 0, b"x", encode_properties(forged), born_timestamp_ms=1, born_host=BORN_HOST)
     intake.store.append(record, np.array([len(record)], np.int32))
-    table = ProducerTable(intake.clock)
-    producer_history.replay(table, intake.store, 0)
+    table = ProducerStateTable(intake.clock)
+    producer_state_journal.replay(table, intake.store, 0)
     table.validate()
 
 

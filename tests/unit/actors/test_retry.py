@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.broker.core.redelivery.retry import Dead, Later, after_failure, after_resending
+from raymq.actors.broker.core.redelivery.retry import MoveToDlq, RetryLater, decide_resent, decide_retry
+from raymq.actors.poll_schedule import FAILURE_SECONDS, IDLE_SECONDS, PollSchedule
 from raymq.actors.protocol import DueReport
-from raymq.actors.scheduler_pace import FAILURE_SECONDS, IDLE_SECONDS, SchedulerPace
 from tests.unit.actors.clock import FakeClock
 
 LEVELS = 18
@@ -15,17 +15,17 @@ LEVELS = 18
 @pytest.mark.parametrize(
     ("reconsume_times", "asked_level", "maximum", "decision"),
     [
-        (0, 0, 16, Later(3)),
-        (1, 0, 16, Later(4)),
-        (15, 0, 16, Later(18)),
-        (20, 0, 30, Later(18)),
-        (0, 1, 16, Later(1)),
-        (9, 5, 16, Later(5)),
-        (0, 99, 16, Later(18)),
+        (0, 0, 16, RetryLater(3)),
+        (1, 0, 16, RetryLater(4)),
+        (15, 0, 16, RetryLater(18)),
+        (20, 0, 30, RetryLater(18)),
+        (0, 1, 16, RetryLater(1)),
+        (9, 5, 16, RetryLater(5)),
+        (0, 99, 16, RetryLater(18)),
     ],
 )
-def test_retried(reconsume_times: int, asked_level: int, maximum: int, decision: Later) -> None:
-    assert after_failure(reconsume_times, asked_level, maximum, LEVELS) == decision
+def test_retried(reconsume_times: int, asked_level: int, maximum: int, decision: RetryLater) -> None:
+    assert decide_retry(reconsume_times, asked_level, maximum, LEVELS) == decision
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_retried(reconsume_times: int, asked_level: int, maximum: int, decision:
     ],
 )
 def test_dead(reconsume_times: int, asked_level: int, maximum: int, reason: str) -> None:
-    assert after_failure(reconsume_times, asked_level, maximum, LEVELS) == Dead(reason)
+    assert decide_retry(reconsume_times, asked_level, maximum, LEVELS) == MoveToDlq(reason)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,15 @@ def test_dead(reconsume_times: int, asked_level: int, maximum: int, reason: str)
     [
         (0, 16, False, None),
         (16, 16, False, None),
-        (17, 16, False, Dead("failed 17 times")),
-        (1, 0, False, Dead("failed 1 times")),
-        (0, 16, True, Dead("an ordered consumer gave it up")),
+        (17, 16, False, MoveToDlq("failed 17 times")),
+        (1, 0, False, MoveToDlq("failed 1 times")),
+        (0, 16, True, MoveToDlq("an ordered consumer gave it up")),
     ],
 )
-def test_sent_again_by_the_client(reconsume_times: int, maximum: int, ordered: bool, decision: Dead | None) -> None:
-    assert after_resending(reconsume_times, maximum, ordered=ordered) == decision
+def test_sent_again_by_the_client(
+    reconsume_times: int, maximum: int, ordered: bool, decision: MoveToDlq | None
+) -> None:
+    assert decide_resent(reconsume_times, maximum, ordered=ordered) == decision
 
 
 @pytest.mark.parametrize("maximum", [0, 1, 5, 16])
@@ -61,7 +63,7 @@ def test_always_failing_gives_maximum_plus_one_deliveries(maximum: int) -> None:
     reconsume_times = 0
     while True:
         deliveries += 1
-        if isinstance(after_failure(reconsume_times, 0, maximum, LEVELS), Dead):
+        if isinstance(decide_retry(reconsume_times, 0, maximum, LEVELS), MoveToDlq):
             break
         reconsume_times += 1
     assert deliveries == maximum + 1
@@ -79,7 +81,7 @@ def test_always_failing_gives_maximum_plus_one_deliveries(maximum: int) -> None:
 )
 def test_only_a_broker_that_is_behind_is_asked_at_once(next_due_in: float | None, expected: float) -> None:
     clock = FakeClock()
-    pace = SchedulerPace(clock)
+    pace = PollSchedule(clock)
     assert pace.wait() < 0
     wait_ms = None if next_due_in is None else int(next_due_in * 1000)
     pace.answered(DueReport(0, 1, 0, wait_ms))  # when that is by the broker's clock does not matter
@@ -88,6 +90,6 @@ def test_only_a_broker_that_is_behind_is_asked_at_once(next_due_in: float | None
 
 def test_a_broker_that_does_not_answer_is_left_alone() -> None:
     clock = FakeClock()
-    pace = SchedulerPace(clock)
+    pace = PollSchedule(clock)
     pace.failed()
     assert pace.wait() == pytest.approx(FAILURE_SECONDS)

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from raymq.actors.broker.duties import Round, repeat
+from raymq.actors.broker.periodic_tasks import PeriodicTasks, run_periodically
 
 
 async def test_duties_of_a_round_have_their_own_periods() -> None:
@@ -22,7 +22,7 @@ async def test_duties_of_a_round_have_their_own_periods() -> None:
     def rarely() -> None:
         done["rarely"] += 1
 
-    duties = Round(asyncio.get_running_loop(), 0.005)
+    duties = PeriodicTasks(asyncio.get_running_loop(), 0.005)
     duties.add("often", 0.005, often)
     duties.add("rarely", 3_600.0, rarely)
     duties.begin()
@@ -45,7 +45,7 @@ async def test_a_duty_that_fails_holds_up_no_other(caplog: pytest.LogCaptureFixt
         if not left:
             done.set()
 
-    duties = Round(asyncio.get_running_loop(), 0.001)
+    duties = PeriodicTasks(asyncio.get_running_loop(), 0.001)
     duties.add("broker-a: fails", 0.001, fails)
     duties.add("broker-a: goes on", 0.001, goes_on)
     with caplog.at_level(logging.ERROR):
@@ -67,7 +67,7 @@ async def test_a_duty_may_say_when_it_is_due_again() -> None:
             enough.set()
         return 0.05 if len(times) == 1 else None
 
-    task = loop.create_task(repeat("duty", 0.001, duty))
+    task = loop.create_task(run_periodically("duty", 0.001, duty))
     async with asyncio.timeout(5):
         await enough.wait()
     task.cancel()

@@ -10,9 +10,15 @@ import pytest
 
 from raymq.actors.errors import ProtocolError, TopicNotFound
 from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
-from raymq.actors.routing import Routes
+from raymq.actors.route_cache import RouteCache
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.commands.route import MAX_ROUTE_BROKERS, MAX_ROUTE_QUEUES, read_route, read_topics, read_view
+from raymq.actors.wire.commands.route_answers import (
+    MAX_ROUTE_BROKERS,
+    MAX_ROUTE_QUEUES,
+    read_route,
+    read_topics,
+    read_view,
+)
 from raymq.actors.wire.frame import Command
 
 ABSENT = object()
@@ -147,7 +153,7 @@ def test_a_known_route_stays_in_use_while_a_name_server_answers_garbage() -> Non
             assert address == "h:1"
 
     async def ask_twice() -> tuple[TopicRoute, TopicRoute]:
-        routes = Routes(Pool(), ["ns:1"])  # type: ignore[arg-type]
+        routes = RouteCache(Pool(), ["ns:1"])  # type: ignore[arg-type]
         return await routes.get("t"), await routes.get("t", fresh=True)
 
     first, second = asyncio.run(ask_twice())
@@ -177,7 +183,7 @@ def test_a_broker_that_comes_back_into_a_route_is_tried_at_once() -> None:
             tried.append(address)
 
     async def ask() -> None:
-        routes = Routes(Pool(), ["ns:1"])  # type: ignore[arg-type]
+        routes = RouteCache(Pool(), ["ns:1"])  # type: ignore[arg-type]
         while answers:
             await routes.get("t", fresh=True)
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from raymq.actors.wire.same_host import end_pacing
+from raymq.actors.wire.tcp_pacing import disable_tcp_pacing
 
 HERE = ("10.0.0.1", 9876)
 Address = tuple[str, int] | str
@@ -47,12 +47,12 @@ class Socket:
 )
 def test_only_within_a_machine_and_only_where_it_is_paced(peer: Address, control: bytes, then: bytes) -> None:
     connected = Socket(HERE, peer, control)
-    end_pacing(connected)
+    disable_tcp_pacing(connected)
     assert connected.control == then
 
 
 def test_a_transport_without_a_socket() -> None:
-    end_pacing(None)
+    disable_tcp_pacing(None)
 
 
 def test_of_real_sockets() -> None:
@@ -60,6 +60,6 @@ def test_of_real_sockets() -> None:
         socket.create_server(("127.0.0.1", 0)) as listening,
         socket.create_connection(listening.getsockname()) as connected,
     ):
-        end_pacing(connected)
+        disable_tcp_pacing(connected)
         if hasattr(socket, "TCP_CONGESTION"):
             assert not connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")

@@ -8,16 +8,23 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.actors.protocol import MessageQueue, QueueData, TopicRoute
-from raymq.actors.routing import Routes
-from raymq.actors.sending.isolation import STRATEGIES, Isolation, LatencyIsolation, NoIsolation, Outcome, make_isolation
-from raymq.actors.sending.selection import QueuePicker
-from raymq.actors.sending.sender import Terms, make_sender, queue_of_sharding_key
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.route_cache import RouteCache
+from raymq.actors.sending.isolation import (
+    ISOLATION_STRATEGIES,
+    Isolation,
+    LatencyIsolation,
+    NoIsolation,
+    TryOutcome,
+    make_isolation,
+)
+from raymq.actors.sending.queue_picker import QueuePicker
+from raymq.actors.sending.sender import SendParameters, make_sender, queue_of_sharding_key
+from raymq.actors.wire.connection_pool import ConnectionPool
 from tests.unit.actors.clock import FakeClock
-from tests.validated import validated
+from tests.validation import validated
 
 QUEUES = [MessageQueue("t", broker, queue_id) for broker in ("a", "b") for queue_id in range(2)]
-ISOLATING = sorted(name for name in STRATEGIES if name)
+ISOLATING = sorted(name for name in ISOLATION_STRATEGIES if name)
 
 
 @pytest.fixture(params=ISOLATING)
@@ -48,7 +55,7 @@ def test_with_one_broker_another_queue_of_it() -> None:
 
 def test_a_failed_broker_gets_nothing_and_comes_back_by_itself(isolation: Isolation, clock: FakeClock) -> None:
     picker = QueuePicker(isolation)
-    isolation.report("a", Outcome.SILENT, 1)
+    isolation.report("a", TryOutcome.SILENT, 1)
     assert brokers(picker) == {"b"}
     clock.advance(61)
     assert brokers(picker) == {"a", "b"}
@@ -56,14 +63,14 @@ def test_a_failed_broker_gets_nothing_and_comes_back_by_itself(isolation: Isolat
 
 def test_all_isolated_still_sends_somewhere(isolation: Isolation) -> None:
     picker = QueuePicker(isolation)
-    isolation.report("a", Outcome.SILENT, 1)
-    isolation.report("b", Outcome.REFUSED, 1)
+    isolation.report("a", TryOutcome.SILENT, 1)
+    isolation.report("b", TryOutcome.REFUSED, 1)
     assert brokers(picker) == {"a", "b"}
 
 
 def test_a_probe_ends_an_isolation_early(isolation: Isolation) -> None:
     picker = QueuePicker(isolation)
-    isolation.report("a", Outcome.SILENT, 1)
+    isolation.report("a", TryOutcome.SILENT, 1)
     assert isolation.suspects() == ["a"]
     isolation.recovered("a")
     assert brokers(picker) == {"a", "b"}
@@ -71,13 +78,13 @@ def test_a_probe_ends_an_isolation_early(isolation: Isolation) -> None:
 
 
 def test_a_broker_that_answers_with_errors_is_not_probed(isolation: Isolation) -> None:
-    isolation.report("a", Outcome.REFUSED, 1)
+    isolation.report("a", TryOutcome.REFUSED, 1)
     assert isolation.rank("a")
     assert isolation.suspects() == []
 
 
 def test_a_suspect_that_came_back_by_itself_is_not_probed(isolation: Isolation, clock: FakeClock) -> None:
-    isolation.report("a", Outcome.SILENT, 1)
+    isolation.report("a", TryOutcome.SILENT, 1)
     clock.advance(61)
     assert isolation.suspects() == []
 
@@ -85,14 +92,14 @@ def test_a_suspect_that_came_back_by_itself_is_not_probed(isolation: Isolation, 
 def test_a_slow_broker_is_preferred_to_a_failed_one(clock: FakeClock) -> None:
     isolation = LatencyIsolation(clock)
     picker = QueuePicker(isolation)
-    isolation.report("a", Outcome.SILENT, 1)
-    isolation.report("b", Outcome.ANSWERED, 3_000)
+    isolation.report("a", TryOutcome.SILENT, 1)
+    isolation.report("b", TryOutcome.ANSWERED, 3_000)
     assert brokers(picker) == {"b"}
 
 
 def test_none_is_plain_round_robin(clock: FakeClock) -> None:
     isolation = make_isolation(None, clock)
-    isolation.report("a", Outcome.SILENT, 1)
+    isolation.report("a", TryOutcome.SILENT, 1)
     assert brokers(QueuePicker(isolation)) == {"a", "b"}
     assert isolation.suspects() == []
 
@@ -111,8 +118,8 @@ def test_sharding_keys_spread_evenly_and_each_keeps_its_queue() -> None:
 def test_a_send_in_the_background_stays_where_it_may_be_stored() -> None:
     """After a refusal any broker may take the message."""
     pool = ConnectionPool()
-    sender = make_sender(pool, Routes(pool, ["n:1"]), None)
+    sender = make_sender(pool, RouteCache(pool, ["n:1"]), None)
     route = TopicRoute("t", tuple(QueueData(broker, 1, 1) for broker in ("a", "b")), {"a": "a:1", "b": "b:1"})
-    last, terms = MessageQueue("t", "a", 0), Terms(10.0, 2, same_broker=True)
+    last, terms = MessageQueue("t", "a", 0), SendParameters(10.0, 2, same_broker=True)
     assert {sender.choose(route, terms, last, stays=True).broker for _ in range(4)} == {"a"}
     assert {sender.choose(route, terms, last, stays=False).broker for _ in range(4)} == {"b"}

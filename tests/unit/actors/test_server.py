@@ -24,13 +24,13 @@ from raymq.actors.errors import (
     StoreCorrupt,
     Timeout,
 )
-from raymq.actors.wire import faults, frame
+from raymq.actors.wire import error_codec, frame
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
-from raymq.actors.wire.reader import FrameReader
+from raymq.actors.wire.frame_reader import FrameReader
 from raymq.actors.wire.server import Server, bind
-from raymq.actors.wire.server_connection import ServerConnection, without_body
+from raymq.actors.wire.server_connection import ServerConnection, discard_body
 
 ECHO, SLOW, FAIL, NEVER, CLOSE = 1, 2, 3, 4, 5
 
@@ -49,7 +49,7 @@ class Bench:
             return request.response(0, request.fields)
 
         async def never(connection: ServerConnection, _: Command) -> Command | None:
-            connection.at_end(self.closed.set)
+            connection.add_close_callback(self.closed.set)
             await asyncio.get_running_loop().create_future()
             return None
 
@@ -59,7 +59,7 @@ class Bench:
         def close(connection: ServerConnection, _: Command) -> None:
             connection.close()
 
-        return {ECHO: self._echo, SLOW: slow, FAIL: fail, NEVER: without_body(never), CLOSE: close}
+        return {ECHO: self._echo, SLOW: slow, FAIL: fail, NEVER: discard_body(never), CLOSE: close}
 
     def _echo(self, _: ServerConnection, request: Command) -> Command:
         self.seen.append((request.code, str(request.fields.get("n"))))
@@ -141,7 +141,7 @@ async def test_other_errors_are_told_by_their_text() -> None:
 
 @pytest.mark.parametrize("told", ["[]", "nonsense", '["os.system", "x", {}]', '["RayMQError", "x", {"args": 1}]'])
 def test_an_error_that_nobody_knows_is_a_protocol_error_at_worst(told: str) -> None:
-    error = faults.to_error(Command(ResponseCode.SYSTEM_ERROR, {faults.FIELD: told}, remark="r"))
+    error = error_codec.error_from_response(Command(ResponseCode.SYSTEM_ERROR, {error_codec.FIELD: told}, remark="r"))
     assert isinstance(error, Exception)
     assert error.code == "SYSTEM_ERROR"
 
@@ -209,8 +209,8 @@ async def test_nobody_listens() -> None:
 
 
 def test_json_errors_are_plain_data() -> None:
-    answer = faults.to_response(Command(1), OffsetOutOfRange(1, 2, 3))
-    name, _, state = json.loads(answer.fields[faults.FIELD])
+    answer = error_codec.error_response(Command(1), OffsetOutOfRange(1, 2, 3))
+    name, _, state = json.loads(answer.fields[error_codec.FIELD])
     assert (name, state) == ("OffsetOutOfRange", {"offset": 1, "min_offset": 2, "max_offset": 3})
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.broker_settings import broker_settings, kept_retention
+from raymq.actors.broker.core.broker_settings import broker_settings, load_retention
 from raymq.actors.errors import InvalidInput, MessageNotFound, StoreCorrupt
-from raymq.actors.names.key_values import KeyValues
-from raymq.actors.server_settings import MAX_SETTINGS, Settings, truth
+from raymq.actors.names.kv_config import KVConfig
+from raymq.actors.server_settings import MAX_SETTINGS, ServerSettings, parse_bool
 from raymq.actors.wire import java_properties as properties
 from raymq.storage.config import StoreConfig
-from raymq.storage.files.json_file import spare_of
+from raymq.storage.files.json_file import backup_path_of
 from raymq.storage.log.retention import Retention
-from raymq.storage.paths import Paths
 from raymq.storage.store import Store
+from raymq.storage.store_paths import StorePaths
 from raymq.storage.table_repair import find_broken, repair
 
 
@@ -30,10 +30,10 @@ class Bench:
 
     def open(self) -> None:
         fixed, changeable = {"listenPort": "1"}, {"flag": ("false", self._apply)}
-        self.settings = Settings(self.path, fixed, changeable)
+        self.settings = ServerSettings(self.path, fixed, changeable)
 
     def _apply(self, value: str) -> None:
-        truth(value)
+        parse_bool(value)
         self.applied.append(value)
 
 
@@ -66,12 +66,12 @@ def test_strange_names_cannot_fill_the_file(bench: Bench) -> None:
 
 def test_key_values_survive(tmp_path: Path) -> None:
     path = tmp_path / "kv.json"
-    entries = KeyValues(path)
+    entries = KVConfig(path)
     entries.put("space", "key", "value ✓")
     entries.put("space", "other", "1")
     entries.delete("space", "other")
     entries.delete("space", "never there")
-    entries = KeyValues(path)
+    entries = KVConfig(path)
     assert entries.get("space", "key") == "value ✓"
     assert entries.namespace("space") == {"key": "value ✓"}
     assert entries.find("space", "other") is None
@@ -86,7 +86,7 @@ def test_broken_key_values_are_not_taken_for_none(tmp_path: Path) -> None:
     path = tmp_path / "kv.json"
     path.write_text("{")
     with pytest.raises(StoreCorrupt):
-        KeyValues(path)
+        KVConfig(path)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_files_may_be_kept_for_ever(tmp_path: Path) -> None:
 
 def test_a_value_that_cannot_be_is_no_value_of_a_broker(tmp_path: Path) -> None:
     """One flipped bit in it kept the broker down, and the error named no file."""
-    path = Paths(tmp_path).settings
+    path = StorePaths(tmp_path).settings
     with Store.open(tmp_path) as store:
         core = BrokerCore("broker-a", store)
         for hours in ("48", "96", "480"):
@@ -142,15 +142,15 @@ def test_a_value_that_cannot_be_is_no_value_of_a_broker(tmp_path: Path) -> None:
                 core, cluster="c", address="127.0.0.1:1", name_servers=(), auto_create_topics=False
             )
             settings.update({"fileReservedTime": hours, "deleteWhen": "05"})
-    assert kept_retention(tmp_path, StoreConfig()) == Retention(480, "05")
+    assert load_retention(tmp_path, StoreConfig()) == Retention(480, "05")
     path.write_text(path.read_text().replace('"480"', '"4x0"'))
-    assert kept_retention(tmp_path, StoreConfig()) == Retention(96, "05"), "as before the last change"
-    spare_of(path).write_text(spare_of(path).read_text().replace('"05"', '"0u"'))
+    assert load_retention(tmp_path, StoreConfig()) == Retention(96, "05"), "as before the last change"
+    backup_path_of(path).write_text(backup_path_of(path).read_text().replace('"05"', '"0u"'))
     with pytest.raises(StoreCorrupt, match="raymq store repair") as caught:
-        kept_retention(tmp_path, StoreConfig())
+        load_retention(tmp_path, StoreConfig())
     assert caught.value.file == str(path)
     [told] = find_broken(tmp_path)
     assert told.file == str(path)
     assert "fileReservedTime" in told.lost
     repair(tmp_path)
-    assert kept_retention(tmp_path, StoreConfig()) == Retention(72, "04")
+    assert load_retention(tmp_path, StoreConfig()) == Retention(72, "04")

@@ -31,12 +31,12 @@ def answer(status: SendStatus) -> Command:
 
 
 def test_nothing_to_wait_for_is_answered_in_place() -> None:
-    assert context(None, []).when_settled(answer) == answer(SendStatus.SEND_OK)
+    assert context(None, []).when_durable(answer) == answer(SendStatus.SEND_OK)
 
 
 async def test_a_new_topic_is_announced_first() -> None:
     announced: list[str] = []
-    waiting = context(None, announced).when_settled(answer, new_topic=True)
+    waiting = context(None, announced).when_durable(answer, new_topic=True)
     assert not isinstance(waiting, Command)
     assert await waiting == answer(SendStatus.SEND_OK)
     assert announced == ["durable", "announced"]
@@ -46,6 +46,6 @@ async def test_the_status_is_that_of_the_flush() -> None:
     async def flush() -> SendStatus:
         return SendStatus.FLUSH_DISK_TIMEOUT
 
-    waiting = context(flush, []).when_settled(answer)
+    waiting = context(flush, []).when_durable(answer)
     assert not isinstance(waiting, Command)
     assert await waiting == answer(SendStatus.FLUSH_DISK_TIMEOUT)

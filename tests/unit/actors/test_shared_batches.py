@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 
 from raymq.actors.errors import InvalidInput, NotStored
-from raymq.actors.protocol import MessageQueue, Placed, SendStatus
+from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus
 from raymq.actors.request_limits import PART_BYTES
-from raymq.actors.sending import shared_batches
-from raymq.actors.sending.sender import Sent, Sizes, Terms
-from raymq.actors.sending.shared_batches import PooledSends
+from raymq.actors.sending import batching_sender
+from raymq.actors.sending.batching_sender import BatchingSender
+from raymq.actors.sending.sender import SendOutcome, SendParameters, Sizes
 
 QUEUE = MessageQueue("t", "a", 0)
-TERMS = Terms(5.0, 2)
-FIXED = Terms(5.0, 2, queue=QUEUE)
+TERMS = SendParameters(5.0, 2)
+FIXED = SendParameters(5.0, 2, queue=QUEUE)
 
 
 class Recorder:
     """Stores what it is sent, once it may go on."""
 
     def __init__(self) -> None:
-        self.appends: list[tuple[bytes, Terms]] = []
+        self.appends: list[tuple[bytes, SendParameters]] = []
         self.stored = 0
         self.may_go_on = asyncio.Event()
 
-    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> SendOutcome:
         self.appends.append((bytes(records), terms))
         await self.may_go_on.wait()
         if b"bad" in records:
@@ -37,13 +37,18 @@ class Recorder:
             raise NotStored("no broker")
         offsets = self.stored + np.arange(len(sizes))
         self.stored += len(sizes)
-        return Sent(
-            SendStatus.SEND_OK, QUEUE, "h:1", Placed(topic, np.zeros(len(sizes), np.int32), offsets, offsets * 10)
+        return SendOutcome(
+            SendStatus.SEND_OK,
+            QUEUE,
+            "h:1",
+            RecordPositions(topic, np.zeros(len(sizes), np.int32), offsets, offsets * 10),
         )
 
 
-async def gather(recorder: Recorder, *bodies: bytes, terms: Terms = TERMS) -> list[Sent | BaseException]:
-    pool = PooledSends(recorder)
+async def gather(
+    recorder: Recorder, *bodies: bytes, terms: SendParameters = TERMS
+) -> list[SendOutcome | BaseException]:
+    pool = BatchingSender(recorder)
     sends = []
     for body in bodies:
         sends.append(asyncio.ensure_future(pool.send("t", bytearray(body), np.array([len(body)], np.int32), terms)))
@@ -61,7 +66,7 @@ def test_what_nobody_expected_of_one_append_holds_up_no_other() -> None:
 
     async def send() -> None:
         class Failing(Recorder):
-            async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+            async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> SendOutcome:
                 await super().send(topic, records, sizes, terms)
                 raise OSError("nobody expected that")
 
@@ -89,7 +94,7 @@ def test_what_its_caller_has_given_up_before_it_was_sent_is_not_sent() -> None:
 
     async def send() -> list[bytes]:
         recorder = Recorder()
-        pool = PooledSends(recorder)
+        pool = BatchingSender(recorder)
         sizes = np.array([1], np.int32)
         sends = []
         for body in (b"1", b"2", b"3"):
@@ -108,14 +113,14 @@ def test_an_append_that_all_its_callers_have_given_up_is_ended_and_the_next_one_
         recorder, ended = Recorder(), list[bytes]()
 
         class Ended(Recorder):
-            async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+            async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> SendOutcome:
                 try:
                     return await recorder.send(topic, records, sizes, terms)
                 except asyncio.CancelledError:
                     ended.append(bytes(records))
                     raise
 
-        pool = PooledSends(Ended())
+        pool = BatchingSender(Ended())
         sends = []
         for body in (b"1", b"2"):
             sends.append(asyncio.ensure_future(pool.send("t", bytearray(body), np.array([1], np.int32), FIXED)))
@@ -129,8 +134,8 @@ def test_an_append_that_all_its_callers_have_given_up_is_ended_and_the_next_one_
     assert asyncio.run(send()) == [b"1"]
 
 
-def offsets(outcomes: list[Sent | BaseException]) -> list[int]:
-    return [int(sent.placed.queue_offsets[0]) for sent in outcomes if isinstance(sent, Sent)]
+def offsets(outcomes: list[SendOutcome | BaseException]) -> list[int]:
+    return [int(sent.placed.queue_offsets[0]) for sent in outcomes if isinstance(sent, SendOutcome)]
 
 
 def test_what_waits_is_joined() -> None:
@@ -180,14 +185,14 @@ def test_nobody_has_less_than_half_of_his_time_for_who_came_long_before() -> Non
 
     async def run() -> None:
         recorder = Recorder()
-        pool = PooledSends(recorder)
+        pool = BatchingSender(recorder)
         now = 100.0
 
-        def send(body: bytes) -> asyncio.Future[Sent]:
+        def send(body: bytes) -> asyncio.Future[SendOutcome]:
             return asyncio.ensure_future(pool.send("t", bytearray(body), np.array([len(body)], np.int32), FIXED))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shared_batches, "time", SimpleNamespace(monotonic=lambda: now))
+            patch.setattr(batching_sender, "time", SimpleNamespace(monotonic=lambda: now))
             sends = []
             for body, at in ((b"hangs", 100.0), (b"over", 100.0), (b"late", 101.0), (b"later", 101.1), (b"new", 104.9)):
                 now = at

@@ -9,32 +9,32 @@ import pytest
 
 from raymq.actors.spare_process import (
     SPARE_PROCESS,
+    RespawnPolicy,
     SpareProcess,
-    Upkeep,
-    Worker,
+    WorkerProcess,
     is_spare,
-    is_wanted,
-    keeps_spare,
-    was_of_use,
+    is_spare_enabled,
+    is_spare_owner,
+    was_reused,
 )
 from tests.unit.actors.clock import FakeClock
 
 SERVER, IDLE, FIRST, SECOND = (
-    Worker(11, "ray::NameServer"),
-    Worker(12, "ray::IDLE"),
-    Worker(13, "ray::Broker"),
-    Worker(14, "ray::Broker.status"),
+    WorkerProcess(11, "ray::NameServer"),
+    WorkerProcess(12, "ray::IDLE"),
+    WorkerProcess(13, "ray::Broker"),
+    WorkerProcess(14, "ray::Broker.status"),
 )
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((SERVER, IDLE, FIRST, SECOND))))
-def test_of_the_brokers_of_a_node_one_keeps_a_spare(order: tuple[Worker, ...]) -> None:
-    assert [pid for pid in (13, 14) if keeps_spare(pid, order)] == [13]
+def test_of_the_brokers_of_a_node_one_keeps_a_spare(order: tuple[WorkerProcess, ...]) -> None:
+    assert [pid for pid in (13, 14) if is_spare_owner(pid, order)] == [13]
 
 
 def test_a_broker_that_sees_no_broker_keeps_a_spare() -> None:
     """Ray gives a process its title a moment later."""
-    assert keeps_spare(15, [SERVER, Worker(15, "python"), Worker(9, "ray::BrokerOfSomebody")])
+    assert is_spare_owner(15, [SERVER, WorkerProcess(15, "python"), WorkerProcess(9, "ray::BrokerOfSomebody")])
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_broker_that_sees_no_broker_keeps_a_spare() -> None:
     [("ray::IDLE", True), ("/usr/bin/python3", True), ("ray::Broker", False), ("ray::task", False)],
 )
 def test_a_spare_is_a_process_that_does_nothing(title: str, expected: bool) -> None:
-    assert is_spare(20, [SERVER, Worker(20, title)]) is expected
+    assert is_spare(20, [SERVER, WorkerProcess(20, title)]) is expected
 
 
 @pytest.mark.parametrize("pid", [None, 21])
@@ -55,13 +55,13 @@ def test_no_process_is_no_spare(pid: int | None) -> None:
     [("ray::Broker.status", True), ("ray::NameServer", True), ("ray::task", False), ("ray::IDLE", False)],
 )
 def test_a_spare_was_of_use_to_an_actor_of_ours(title: str, expected: bool) -> None:
-    assert was_of_use(20, [SERVER, Worker(20, title)]) is expected
-    assert not was_of_use(21, [SERVER, Worker(20, title)])
+    assert was_reused(20, [SERVER, WorkerProcess(20, title)]) is expected
+    assert not was_reused(21, [SERVER, WorkerProcess(20, title)])
 
 
 def test_a_spare_that_was_of_use_is_replaced_at_once() -> None:
     clock = FakeClock()
-    upkeep = Upkeep(clock)
+    upkeep = RespawnPolicy(clock)
     for _ in range(20):
         assert upkeep.is_due(is_idle=False)
         clock.advance(1)
@@ -74,37 +74,37 @@ class Node(SpareProcess):
 
     def __init__(self) -> None:
         self._broker, self._spare = "broker-a", None
-        self.processes = [Worker(os.getpid(), "ray::Broker")]
+        self.processes = [WorkerProcess(os.getpid(), "ray::Broker")]
         self.made: list[int] = []
 
-    def _workers(self) -> list[Worker]:
+    def _workers(self) -> list[WorkerProcess]:
         return self.processes
 
     def _make(self, before: set[int]) -> int | None:
         self.made.append(max(before) + 1)
-        self.processes = [*self.processes, Worker(self.made[-1], "ray::IDLE")]
+        self.processes = [*self.processes, WorkerProcess(self.made[-1], "ray::IDLE")]
         return self.made[-1]
 
 
 @pytest.mark.parametrize(("title", "is_replaced"), [("ray::Broker", True), ("ray::task", False)])
 def test_a_look_replaces_a_spare_at_once_where_it_was_of_use(title: str, is_replaced: bool) -> None:
     clock, node = FakeClock(), Node()
-    upkeep = Upkeep(clock)
+    upkeep = RespawnPolicy(clock)
     node._look(upkeep)
     assert len(node.made) == 1
     clock.advance(1)
-    node.processes[-1] = Worker(node.made[0], title)
+    node.processes[-1] = WorkerProcess(node.made[0], title)
     node._look(upkeep)
     assert len(node.made) == 1 + is_replaced
 
 
 def test_the_first_spare_is_made_at_once() -> None:
-    assert Upkeep(FakeClock()).is_due(is_idle=False)
+    assert RespawnPolicy(FakeClock()).is_due(is_idle=False)
 
 
 def test_a_spare_that_is_there_is_the_only_one() -> None:
     clock = FakeClock()
-    upkeep = Upkeep(clock)
+    upkeep = RespawnPolicy(clock)
     assert upkeep.is_due(is_idle=False)
     for _ in range(1_000):
         clock.advance(5)
@@ -113,7 +113,7 @@ def test_a_spare_that_is_there_is_the_only_one() -> None:
 
 def test_a_spare_that_waited_long_is_replaced_at_once() -> None:
     clock = FakeClock()
-    upkeep = Upkeep(clock)
+    upkeep = RespawnPolicy(clock)
     for _ in range(20):
         assert upkeep.is_due(is_idle=False)
         for _ in range(13):
@@ -123,7 +123,7 @@ def test_a_spare_that_waited_long_is_replaced_at_once() -> None:
 
 def test_spares_that_always_vanish_cost_little() -> None:
     clock = FakeClock()
-    upkeep = Upkeep(clock)
+    upkeep = RespawnPolicy(clock)
     made = []
     while clock.now < 1_000 + 24 * 3_600:
         if upkeep.is_due(is_idle=False):
@@ -144,4 +144,4 @@ def test_the_environment_says_whether_there_is_one(
     monkeypatch.delenv(SPARE_PROCESS, raising=False)
     if value is not None:
         monkeypatch.setenv(SPARE_PROCESS, value)
-    assert is_wanted() is expected
+    assert is_spare_enabled() is expected

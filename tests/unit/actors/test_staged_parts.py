@@ -8,12 +8,12 @@ import msgpack
 import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.write_follower import orders
+from raymq.actors.broker.in_doubt_resolver import resolve_writes
 from raymq.actors.errors import InvalidInput, ProtocolError
 from raymq.actors.request_limits import MAX_PARTS
-from raymq.actors.wire.commands import staging as wire
-from raymq.actors.wire.commands.staged_parts import PARTS_A_PIECE, parts_body, parts_in, read_parts
-from raymq.actors.wire.commands.staging import Order, WriteFate, WriteWish
+from raymq.actors.wire.commands import staged_write_commands as wire
+from raymq.actors.wire.commands.staged_parts import PARTS_PER_PIECE, parts_body, read_parts, read_parts_steps
+from raymq.actors.wire.commands.staged_write_commands import PartsInstruction, TransactionAction, TransactionReply
 from raymq.actors.wire.frame import Command, Serialization, decode, encode
 from tests.unit.actors.bench import Bench
 
@@ -34,18 +34,18 @@ def answer(fields: dict[str, object], body: bytes) -> Command:
     return sent(Command(0, fields, body, serialization=Serialization.MSGPACK))
 
 
-@pytest.mark.parametrize("count", [0, 1, PARTS_A_PIECE, PARTS_A_PIECE + 1, 70_000, MAX_PARTS])
+@pytest.mark.parametrize("count", [0, 1, PARTS_PER_PIECE, PARTS_PER_PIECE + 1, 70_000, MAX_PARTS])
 def test_so_many_parts_are_sent_and_read(count: int) -> None:
     parts = names(count)
     by_broker = {"broker-a": names(count // 2), "broker-b": names(count - count // 2)} if count else {}
-    decided = sent(wire.decide_write_command("tx", WriteWish.COMMIT, by_broker))
+    decided = sent(wire.decide_write_command("tx", TransactionAction.COMMIT, by_broker))
     assert read_parts(decided.body) == {broker: each for broker, each in by_broker.items() if each}
     committed = sent(wire.commit_staged_command("tx", parts))
     assert read_parts(committed.body) == ({"tx": parts} if parts else {})
-    fate = WriteFate("committed", "t", sum(parts.values()), {"b": parts} if parts else {}, {"c": (3, "lost")})
-    assert wire.read_fate(answer(wire.fate_fields(fate), parts_body(fate.parts))) == fate
-    told = {"tx": Order("append", parts), "ty": Order("wait", {})}
-    assert wire.read_orders(answer(*wire.orders_answer(told))) == told
+    fate = TransactionReply("committed", "t", sum(parts.values()), {"b": parts} if parts else {}, {"c": (3, "lost")})
+    assert wire.read_transaction_reply(answer(wire.transaction_reply_fields(fate), parts_body(fate.parts))) == fate
+    told = {"tx": PartsInstruction("append", parts), "ty": PartsInstruction("wait", {})}
+    assert wire.read_instructions(answer(*wire.instructions_answer(told))) == told
 
 
 def test_more_parts_are_refused_with_what_to_do() -> None:
@@ -57,8 +57,8 @@ def test_more_parts_are_refused_with_what_to_do() -> None:
 
 
 def test_no_step_reads_more_than_a_piece() -> None:
-    steps = parts_in(parts_body({"a": names(20_000), "b": names(3)}))
-    assert sum(1 for _ in steps) == 20_000 // PARTS_A_PIECE
+    steps = read_parts_steps(parts_body({"a": names(20_000), "b": names(3)}))
+    assert sum(1 for _ in steps) == 20_000 // PARTS_PER_PIECE
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_no_step_reads_more_than_a_piece() -> None:
         msgpack.packb(["a", [[b"p", 1]]]),
         msgpack.packb(["a", [[["p"], 1]]]),
         msgpack.packb(["a", [["p" * 2_000, 1]]]),
-        msgpack.packb(["a", [["p", 1]] * (PARTS_A_PIECE + 1)]),
+        msgpack.packb(["a", [["p", 1]] * (PARTS_PER_PIECE + 1)]),
         msgpack.packb(["a", [["p", 1]]])[:-1],
         msgpack.packb(["a", [["p", 1]]]) + b"\x92",
         b"\x91" * 5_000,
@@ -89,19 +89,19 @@ def test_what_is_no_parts_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidInput):
         read_parts(body)
     with pytest.raises(ProtocolError):
-        wire.read_orders(answer({"orders": []}, body))
+        wire.read_instructions(answer({"orders": []}, body))
 
 
 def test_one_answer_orders_no_more_parts_than_may_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is beyond them is asked about again."""
-    monkeypatch.setattr("raymq.actors.broker.write_follower.MAX_PARTS", 10)
+    monkeypatch.setattr("raymq.actors.broker.in_doubt_resolver.MAX_PARTS", 10)
     bench = Bench(tmp_path)
     core: BrokerCore = bench.core
     for transaction, count in (("t1", 6), ("t2", 6), ("t3", 4)):
         core.writes.open(transaction, "t")
         core.writes.commit(transaction, {"b": names(count)})
     asked = dict.fromkeys(("t1", "t2", "t3"), 9.0)
-    assert [order.what for order in orders(core, "b", asked).values()] == ["append", "wait", "append"]
-    core.writes.finished("t1", "b")
-    assert orders(core, "b", asked)["t2"].what == "append"
+    assert [order.what for order in resolve_writes(core, "b", asked).values()] == ["append", "wait", "append"]
+    core.writes.mark_finished("t1", "b")
+    assert resolve_writes(core, "b", asked)["t2"].what == "append"
     bench.store.close()

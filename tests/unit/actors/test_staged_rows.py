@@ -33,7 +33,7 @@ def test_rows_without_keys_of_their_own_are_neither_lost_nor_doubled(
     sizes = np.array([len(each) for each in rows], np.int32)
     bench.core.staging.stage("write", "part", 0, ("t", 0), memoryview(b"".join(rows)), sizes)
     chunk = bench.core.staging._files.chunks("write", "part")[0]
-    bench.core.staging._files.declare(chunk, bench.store.max_physical_offset)
+    bench.core.staging._files.begin_attempt(chunk, bench.store.max_physical_offset)
     # The commit stopped behind so many rows, and somebody else's message came, which looks like them.
     others = [row(b"somebody else's", key), *rows[:stored]]
     bench.core.append("t", 0, memoryview(b"".join(others)), np.array([len(each) for each in others], np.int32))
@@ -61,13 +61,13 @@ def test_alike_rows_of_another_transaction_are_not_taken_for_those_of_a_repeated
     stage(bench, "other", rows)
     files = bench.core.staging._files
     chunk = files.chunks("mine", "part")[0]
-    files.declare(chunk, bench.store.max_physical_offset)
+    files.begin_attempt(chunk, bench.store.max_physical_offset)
     if stored:
         bench.core.append("t", 0, memoryview(b"".join(rows[:stored])), np.array([*map(len, rows[:stored])], np.int32))
     if killed:
         bench.crash()
     else:  # an error of the disk: the process goes on
-        files.interrupt(chunk, bench.store.max_physical_offset)
+        files.fail_attempt(chunk, bench.store.max_physical_offset)
     for _ in bench.core.staging.commit("other", ["part"]):
         bench.crash()  # before it was closed, so that it is repeated, too
         break
@@ -86,7 +86,7 @@ def test_a_commit_that_was_interrupted_more_than_once_stores_each_row_once(tmp_p
     stage(bench, "mine", rows)
     for part in (rows[:3], [], rows[3:7]):
         chunk = bench.core.staging._files.chunks("mine", "part")[0]
-        bench.core.staging._files.declare(chunk, bench.store.max_physical_offset)
+        bench.core.staging._files.begin_attempt(chunk, bench.store.max_physical_offset)
         if part:
             bench.core.append("t", 0, memoryview(b"".join(part)), np.array([*map(len, part)], np.int32))
         bench.crash()
@@ -157,14 +157,14 @@ def test_an_attempt_that_an_older_version_has_begun_is_open(tmp_path: Path) -> N
     stage(bench, "mine", [row(b"x", None)])
     files = bench.core.staging._files
     [chunk] = files.chunks("mine", "part")
-    files.declare(chunk, 7)
+    files.begin_attempt(chunk, 7)
     intent = chunk.path.with_suffix(".intent")
     assert files.attempts(chunk) == [(7, None)]
     intent.write_bytes(intent.read_bytes()[:8])
     assert files.attempts(chunk) == [(7, None)]
-    files.declare(chunk, 9)
+    files.begin_attempt(chunk, 9)
     assert files.attempts(chunk) == [(7, 9), (9, None)]
-    files.interrupt(chunk, 11)
+    files.fail_attempt(chunk, 11)
     assert files.attempts(chunk) == [(7, 9), (9, 11)]
     bench.store.close()
 
@@ -199,7 +199,7 @@ def test_readers_see_all_rows_of_a_commit_or_none_also_after_a_crash_behind_any_
     assert bench.arrivals == [("t", 0)]
     bench.crash()
     assert len(bench.bodies("t")) == 22
-    assert list(bench.core.staging.following.to_tell()) == ["home"]
+    assert list(bench.core.staging.in_doubt.due_notifications()) == ["home"]
     bench.store.close()
 
 
@@ -235,7 +235,7 @@ def test_without_its_veil_a_reader_would_see_a_part_of_a_commit(
         rows = [row(b"%d %d" % (number, n), None) for n in range(5)]
         sizes = np.array([*map(len, rows)], np.int32)
         bench.core.staging.stage("mine", "part", number, ("t", 0), memoryview(b"".join(rows)), sizes)
-    monkeypatch.setattr(bench.store.veils, "lower", lambda *_, **__: {})
+    monkeypatch.setattr(bench.store.read_barrier, "block", lambda *_, **__: {})
     assert [len(bench.bodies("t")) for _ in bench.core.staging.commit("mine", ["part"])] == [5, 10]
     bench.store.close()
 

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.opening import OpenedBroker
+from raymq.actors.broker.opened_broker import OpenedBroker
 from raymq.actors.protocol import BrokerSpec
 from raymq.client import Message
-from raymq.storage import assembly, checkpointing
+from raymq.storage import checkpointer, store_parts
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.store import Store
 from tests.crash.power_loss import Disk
-from tests.stored import SMALL
+from tests.store_records import SMALL
 from tests.unit.actors.bench import encoded
 from tests.unit.actors.clock import FakeClock
 
@@ -38,7 +38,7 @@ class Machine:
         self.root = root
         self.boots = 0
         self.clock = FakeClock(1_700_000_000.0)
-        for module in (assembly, checkpointing):
+        for module in (store_parts, checkpointer):
             monkeypatch.setattr(module, "boot_id", lambda: f"boot {self.boots}")
         self.directory = root / "0"
         self.directory.mkdir()
@@ -48,7 +48,9 @@ class Machine:
         self.store = Store.open(self.directory, CONFIG, now_ms=lambda: int(self.clock.now * 1000))
         self.core = BrokerCore("broker-a", self.store, clock=self.clock)
         self.core.topics.create("t", 1)
-        self.producers = ProducerHistory(self.core.producers, self.store, self.directory / "raymq/producers.journal")
+        self.producers = ProducerStateJournal(
+            self.core.producers, self.store, self.directory / "raymq/producers.journal"
+        )
         self.producers.restore()
 
     def leave(self, *, clean: bool = False) -> None:
@@ -81,7 +83,7 @@ class Machine:
 
     def deliver(self) -> None:
         self.clock.advance(10)
-        self.core.timers.absorb()
+        self.core.timers.index_new_records()
         self.core.timers.deliver_due()
 
     def sequenced(self, number: int) -> int:
@@ -113,7 +115,7 @@ def test_what_was_delivered_behind_the_logs_end_is_delivered_again(machine: Mach
         records, sizes = encoded(message, queue_id=0)
         machine.core.append("t", 0, memoryview(records), sizes, delayed=True)
         machine.store._save_checkpoint()
-        machine.core.timers.absorb()
+        machine.core.timers.index_new_records()
         write = machine.core.timers.checkpoint()
         assert write is not None
         write()

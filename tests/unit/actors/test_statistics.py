@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from raymq.actors.broker.core.statistics import DAY, HOUR, MINUTE, MOST_PAIRS, Counter, Statistics
+from raymq.actors.broker.core.statistics import DAY, HOUR, MAX_PAIRS, MINUTE, Counter, Statistics
 from tests.unit.actors.clock import FakeClock
 
 
@@ -80,15 +80,15 @@ def test_a_clock_that_is_set_back_loses_nothing(statistics: Statistics, clock: F
 
 def test_totals_as_of_the_last_two_midnights(statistics: Statistics, clock: FakeClock) -> None:
     statistics.put("t", 5, 50)
-    assert statistics.mornings() == ((0, 0), (0, 0))
+    assert statistics.midnight_totals() == ((0, 0), (0, 0))
     clock.advance(DAY / 2 + 1)
     statistics.put("t", 3, 30)
     statistics.get("g", "t", 1, 10)
-    assert statistics.mornings() == ((5, 0), (0, 0))
+    assert statistics.midnight_totals() == ((5, 0), (0, 0))
     clock.advance(DAY)
-    assert statistics.mornings() == ((8, 1), (5, 0))
+    assert statistics.midnight_totals() == ((8, 1), (5, 0))
     clock.advance(3 * DAY)
-    assert statistics.mornings() == ((8, 1), (8, 1))
+    assert statistics.midnight_totals() == ((8, 1), (8, 1))
 
 
 def test_what_is_deleted_is_forgotten(statistics: Statistics) -> None:
@@ -108,19 +108,19 @@ def test_what_is_deleted_is_forgotten(statistics: Statistics) -> None:
 
 def test_made_up_names_of_groups_are_counted_up_to_a_bound(statistics: Statistics, clock: FakeClock) -> None:
     """Those that were not used for longest are forgotten first; a group that is busy is not."""
-    for number in range(3 * MOST_PAIRS):
+    for number in range(3 * MAX_PAIRS):
         clock.advance(0.001)
         statistics.get(f"made up {number}", "t", 1, 10)
         statistics.sent_back(f"made up {number}", "t")
         if number % 100 == 0:
             clock.advance(5)
             statistics.get("busy", "t", 1, 10)
-    assert len(statistics._get) <= MOST_PAIRS
-    assert len(statistics._sent_back) <= MOST_PAIRS
+    assert len(statistics._get) <= MAX_PAIRS
+    assert len(statistics._sent_back) <= MAX_PAIRS
     busy = statistics.get_of("busy", "t")
     assert busy is not None
-    assert busy.messages == 3 * MOST_PAIRS // 100
-    assert statistics.get_of(f"made up {3 * MOST_PAIRS - 1}", "t") is not None
+    assert busy.messages == 3 * MAX_PAIRS // 100
+    assert statistics.get_of(f"made up {3 * MAX_PAIRS - 1}", "t") is not None
 
 
 def test_what_was_not_used_for_a_day_is_forgotten(statistics: Statistics, clock: FakeClock) -> None:

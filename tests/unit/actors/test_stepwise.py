@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from raymq.actors.wire.stepwise import stepwise
+from raymq.actors.wire.stepwise_handlers import stepwise
 
 
 async def test_others_have_their_turn_between_two_steps_and_the_threadless_one_is_done_beside_the_loop() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.wire.commands.stream_plans import QueueBounds, TopicBounds
-from raymq.spark_bridge.planning import StreamBroken, check_plan, next_plan
+from raymq.actors.wire.commands.stream_plan_commands import QueueBounds, TopicBounds
+from raymq.spark_bridge.batch_planner import StreamBroken, next_plan, verify_plan
 from raymq.storage.records.record import encode
 from tests.unit.actors.bench import CONFIG, Bench
 
@@ -56,7 +56,7 @@ def test_it_is_told_after_nothing_of_the_deletion_is_known_any_more(tmp_path: Pa
     bench.core.topics.delete("x")
     assert bench.store.incarnation("t") == 0, "no record from before the deletion is left"
     assert bench.core.bounds("t", 0) == (0, 20)
-    for ask in (lambda: next_plan(1, plan, found(bench), None), lambda: check_plan(plan, found(bench))):
+    for ask in (lambda: next_plan(1, plan, found(bench), None), lambda: verify_plan(plan, found(bench))):
         with pytest.raises(StreamBroken, match="made anew"):
             ask()
     bench.crash()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.errors import RayMQError
-from raymq.actors.supervision import CALM_SECONDS, LONGEST_SECONDS, PERSISTENT, Supervisor
+from raymq.actors.supervisor import CALM_SECONDS, LONGEST_SECONDS, PERSISTENT, Supervisor
 
 UNEXPECTED = [
     ValueError("no"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raymq.actors.broker.core.delay.timer_wheel import TimerWheel
-from raymq.storage.timers.entry import ENTRY, NO_ENTRIES, Entries, EntryKind
+from raymq.storage.timers.timer_entry import ENTRY, NO_ENTRIES, Entries, EntryKind
 
 
 def entries(*pairs: tuple[int, int], size: int = 100) -> Entries:

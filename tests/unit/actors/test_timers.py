@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.delay import timers
+from raymq.actors.broker.core.delay import timer_message_store
 from raymq.actors.broker.core.delay.timer_records import MAX_AHEAD_MS, delete_key, due_of
 from raymq.actors.errors import InvalidInput, MessageIllegal, StoreFull
 from raymq.actors.naming import TIMER_TOPIC
@@ -19,7 +19,7 @@ from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
 from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.timers import timer_log
-from raymq.storage.timers.entry import HOUR_MS, EntryKind, key_of
+from raymq.storage.timers.timer_entry import HOUR_MS, EntryKind, key_of
 from raymq.storage.timers.timer_log import TimerLog
 from tests.unit.actors.timer_bench import DAY, HOST, HOUR, TimerBench
 
@@ -76,7 +76,7 @@ def test_all_that_became_due_during_a_long_silence(bench: TimerBench) -> None:
 
 
 def test_a_pass_is_bounded_and_says_how_late_it_was(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "_MAX_PER_PASS", 10)
+    monkeypatch.setattr(timer_message_store, "_MAX_PER_PASS", 10)
     bench.send(*(b"%02d" % n for n in range(25)), after=1.0)
     bench.clock.advance(1.5)
     reports = [bench.core.deliver_due() for _ in range(4)]
@@ -277,7 +277,7 @@ def test_a_topic_that_is_gone_and_a_record_that_is_damaged_hold_nobody_up(bench:
     [damaged] = bench.send(b"damaged", after=1.0)
     place = bench.store.max_physical_offset
     bench.store.delete_topic("gone")
-    bench.core.timers.absorb()
+    bench.core.timers.index_new_records()
     log = bench.directory / "commitlog" / f"{0:020d}"
     with log.open("r+b") as stream:
         at = log.read_bytes()[:place].rfind(b"damaged")
@@ -377,7 +377,7 @@ def test_random_lives(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
     """Whatever happens: each message once, not before its time, unless it was withdrawn; then never."""
     dice = random.Random(seed)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", dice.choice([5, 50, 1 << 15]))
-    monkeypatch.setattr(timers, "_MAX_LOADED", dice.choice([3, 1 << 14]))
+    monkeypatch.setattr(timer_message_store, "_MAX_LOADED", dice.choice([3, 1 << 14]))
     bench = TimerBench(tmp_path)
     sent: dict[bytes, Message] = {}
     withdrawn: set[bytes] = set()
@@ -410,7 +410,7 @@ def test_random_lives(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
             bench.checkpoint()
         elif action == "rescue":
             bench.store.flush()
-            bench.core.rescue.up_to(dice.randint(0, bench.store.max_physical_offset))
+            bench.core.rescue.relocate_before(dice.randint(0, bench.store.max_physical_offset))
         elif action == "jump":
             bench.clock.advance(dice.choice([-100.0, -HOUR, -DAY]))
     bench.clock.now += 100 * DAY

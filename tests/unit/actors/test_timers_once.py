@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.copies.rewriting import encode_again
+from raymq.actors.broker.core.copies.record_copy import reencode
 from raymq.actors.errors import StoreFull
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.storage.records.record import OFFSET_BODY
 from raymq.storage.timers import timer_log
 from raymq.storage.timers.timer_log import TimerLog
-from tests.stored import flip
+from tests.store_records import flip_byte
 from tests.unit.actors.timer_bench import HOUR, TimerBench
 
 
@@ -62,7 +62,7 @@ def test_once_over_timers_that_were_damaged(bench: TimerBench, monkeypatch: pyte
     folder = bench.directory / "raymq" / "timers"
     if damage == "run":
         for path in folder.glob("run.*"):
-            flip(path, 50)
+            flip_byte(path, 50)
     else:
         (folder / "state.json").write_text("x")
     if damage == "journal and state":
@@ -125,7 +125,7 @@ def test_once_though_one_of_what_was_delivered_is_damaged_since(
 def test_a_copy_that_does_not_say_what_its_entry_says_is_not_believed(bench: TimerBench, told: dict[str, str]) -> None:
     bench.send(b"m", after=5.0)
     [waiting] = bench.store.read(TIMER_TOPIC, 0, 0).messages()
-    forged = encode_again(waiting, "t", 0, {**waiting.properties, "RAYMQ_DELIVERED_FROM": "0:0", **told})
+    forged = reencode(waiting, "t", 0, {**waiting.properties, "RAYMQ_DELIVERED_FROM": "0:0", **told})
     bench.core.append("t", 0, memoryview(forged), np.array([len(forged)], np.int32))
     bench.kill()
     bench.clock.advance(5)

@@ -10,17 +10,17 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from raymq.actors.broker.replica.broker_sockets import BrokerSockets
 from raymq.actors.broker.replica.frame_stream import FrameStream
-from raymq.actors.broker.replica.listening import Listening
 from raymq.actors.protocol import Tls
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.limits import ServerLimits
+from raymq.actors.wire.server_limits import ServerLimits
 from raymq.actors.wire.tls import client_context, server_context
 from tests.certificates import certificates
 from tests.polling import poll_until
-from tests.served import Peer, serving
 from tests.unit.actors.test_pool import ECHO, echo
+from tests.wire_server import Peer, serving
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +45,16 @@ async def test_silent_connections_are_counted_and_the_oldest_give_way(tls: tuple
         silent = [await Peer.connect(address) for _ in range(40)]
         assert await ask(address, client) == 0
         assert all([await peer.closed() for peer in silent[:30]])
-        assert len(made.greetings) <= limits.handshakes
+        assert len(made.pending_handshakes) <= limits.handshakes
         for peer in silent:
             peer.close()
-        await asyncio.to_thread(poll_until, lambda: not made.greetings)
+        await asyncio.to_thread(poll_until, lambda: not made.pending_handshakes)
 
 
 async def test_at_the_port_of_replicas_too_the_oldest_give_way(tls: tuple[Tls, Tls]) -> None:
     server, client = tls
     made: list[None] = []
-    listening = Listening("127.0.0.1", 0, 0, server)
+    listening = BrokerSockets("127.0.0.1", 0, 0, server)
     await listening.serve_replicas(
         lambda: FrameStream(lambda _: None, lambda _: None, on_made=lambda: made.append(None))
     )
@@ -76,10 +76,10 @@ async def test_connections_in_all_are_limited_whether_or_not_they_make_a_handsha
     async with serving({ECHO: echo}, tls=server_context(server), limits=ServerLimits(connections=5)) as (made, address):
         silent = [await Peer.connect(address) for _ in range(20)]
         await asyncio.to_thread(poll_until, lambda: made.refused_connections >= 5)
-        assert len(made.connections) + len(made.greetings) <= 5
+        assert len(made.connections) + len(made.pending_handshakes) <= 5
         for peer in silent:
             peer.close()
-        await asyncio.to_thread(poll_until, lambda: not made.greetings)
+        await asyncio.to_thread(poll_until, lambda: not made.pending_handshakes)
         assert await ask(address, client) == 0
 
 
@@ -88,7 +88,7 @@ async def test_a_handshake_has_its_time(tls: tuple[Tls, Tls]) -> None:
     async with serving({ECHO: echo}, tls=server_context(tls[0]), limits=limits) as (made, address):
         peer = await Peer.connect(address)
         assert await peer.closed(10)
-        await asyncio.to_thread(poll_until, lambda: not made.greetings)
+        await asyncio.to_thread(poll_until, lambda: not made.pending_handshakes)
 
 
 async def test_a_stop_waits_for_no_handshake(tls: tuple[Tls, Tls]) -> None:
@@ -133,6 +133,6 @@ async def test_what_a_handshake_took_is_free_when_it_is_given_up(tls: tuple[Tls,
             assert all([await peer.closed() for peer in silent[:8]])
             for peer in silent:
                 peer.close()
-            await asyncio.to_thread(poll_until, lambda: not made.greetings and left() <= before)
+            await asyncio.to_thread(poll_until, lambda: not made.pending_handshakes and left() <= before)
         finally:
             gc.enable()

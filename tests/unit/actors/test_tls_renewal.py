@@ -10,18 +10,18 @@ import pytest
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.protocol import Tls
 from raymq.actors.wire import tls
-from raymq.actors.wire.channel import ChannelPool
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.blocking_channel import BlockingChannelPool
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context, server_context
 from tests.certificates import certificates
-from tests.served import serving
 from tests.unit.actors.test_pool import ECHO, echo
+from tests.wire_server import serving
 
 
 @pytest.fixture(autouse=True)
 def looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tls, "RELOAD_CHECK_SECONDS", 0.0)
 
 
 def replace(old: Tls, new: Tls, *names: str) -> None:
@@ -60,4 +60,4 @@ async def test_channels_follow_too(tmp_path: Path) -> None:
     assert context.now() is first
     replace(old, new, "cert_file", "key_file", "ca_file")
     assert context.now() is not first
-    assert ChannelPool(context)._tls is context
+    assert BlockingChannelPool(context)._tls is context

@@ -10,13 +10,13 @@ import pytest
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import faults
+from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.commands import admin, group, lock, offset
-from raymq.actors.wire.commands.dead_letters import read_redriven
+from raymq.actors.wire.commands import admin_commands, group_commands, lock_commands, offset_commands
+from raymq.actors.wire.commands.dead_letter_commands import read_redriven
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.json_body import queue_key
-from raymq.actors.wire.told import number, number_in
+from raymq.actors.wire.response_validation import number, read_number_field
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 OBJECT = {"topic": "t", "brokerName": "broker-a", "queueId": 0}
@@ -51,12 +51,12 @@ WRONG: dict[str, Any] = {
     "a table with a deep key": {"[" * 100_000: 1},
 }
 READERS: dict[str, Callable[[Command], object]] = {
-    "lockOKMQSet": lock.read_locked,
-    "raymqTerms": lock.read_terms,
-    "consumerIdList": group.read_members,
-    "raymqOwners": group.read_owners,
-    "subscriptionGroupTable": admin.read_groups,
-    "offsetTable": admin.read_topic_stats,
+    "lockOKMQSet": lock_commands.read_locked,
+    "raymqTerms": lock_commands.read_terms,
+    "consumerIdList": group_commands.read_members,
+    "raymqOwners": group_commands.read_owners,
+    "subscriptionGroupTable": admin_commands.read_groups,
+    "offsetTable": admin_commands.read_topic_stats,
 }
 
 
@@ -75,14 +75,19 @@ def test_what_is_no_object_is_a_protocol_error(name: str, body: str) -> None:
     ("read", "wrong"),
     [
         (read, wrong)
-        for read in [*READERS.values(), admin.read_progress, admin.read_reset, admin.read_topic_config]
+        for read in [
+            *READERS.values(),
+            admin_commands.read_progress,
+            admin_commands.read_reset,
+            admin_commands.read_topic_config,
+        ]
         for wrong in WRONG
-        if not (read is admin.read_groups and isinstance(WRONG[wrong], dict))  # its keys are names
+        if not (read is admin_commands.read_groups and isinstance(WRONG[wrong], dict))  # its keys are names
     ],
 )
 def test_what_is_of_another_kind_is_a_protocol_error(read: Callable[[Command], object], wrong: str) -> None:
     told = dict.fromkeys([*READERS, "topicName"], WRONG[wrong])
-    if read is admin.read_topic_config:
+    if read is admin_commands.read_topic_config:
         told["readQueueNums"] = WRONG[wrong]
     with pytest.raises(ProtocolError):
         read(answer(json.dumps(told).encode()))
@@ -90,10 +95,10 @@ def test_what_is_of_another_kind_is_a_protocol_error(read: Callable[[Command], o
 
 def test_what_is_told_right_is_read() -> None:
     told = {"lockOKMQSet": [OBJECT], "raymqTerms": [7], "raymqOwners": [["t", "broker-a", 0, "me"]]}
-    assert lock.read_terms(answer(json.dumps(told).encode())) == {QUEUE: 7}
-    assert group.read_owners(answer(json.dumps(told).encode())) == {QUEUE: "me"}
+    assert lock_commands.read_terms(answer(json.dumps(told).encode())) == {QUEUE: 7}
+    assert group_commands.read_owners(answer(json.dumps(told).encode())) == {QUEUE: "me"}
     progress = {"offsetTable": {KEY: {"raymqCommitted": None, "brokerOffset": 5, "raymqOwner": None}}}
-    assert admin.read_progress(answer(json.dumps(progress).encode())) == {QUEUE: (None, 5, None)}
+    assert admin_commands.read_progress(answer(json.dumps(progress).encode())) == {QUEUE: (None, 5, None)}
 
 
 @pytest.mark.parametrize("value", [None, True, 1.0, "1e3", "", "x", -1, 1 << 63, "9" * 30, [], float("inf"), "٣" * 3])
@@ -101,21 +106,21 @@ def test_what_is_no_whole_number_of_64_bits_is_a_protocol_error(value: Any) -> N
     with pytest.raises(ProtocolError):
         number(value)
     with pytest.raises(ProtocolError):
-        number_in(Command(0, {"offset": value}), "offset")
+        read_number_field(Command(0, {"offset": value}), "offset")
     with pytest.raises(ProtocolError):
-        offset.read_place(Command(0, {"offset": value}))
+        offset_commands.read_committed_offset(Command(0, {"offset": value}))
 
 
 def test_fields_that_are_missing_and_a_status_of_other_kinds_are_protocol_errors() -> None:
     with pytest.raises(ProtocolError):
-        number_in(Command(0), "offset")
+        read_number_field(Command(0), "offset")
     with pytest.raises(ProtocolError):
         read_redriven(Command(0, {"told": ["?"]}))
     for fields in ({}, {"corruption": 5}, {"corruption": [], "name": "x"}):
         with pytest.raises(ProtocolError):
-            admin.read_status(Command(0, fields))
+            admin_commands.read_status(Command(0, fields))
 
 
 def test_an_error_that_is_nested_deep_is_told_as_the_text_that_it_is() -> None:
-    refusal = Command(ResponseCode.SYSTEM_ERROR, {faults.FIELD: "[" * 100_000}, remark="no")
-    assert type(faults.to_error(refusal)) is ProtocolError
+    refusal = Command(ResponseCode.SYSTEM_ERROR, {error_codec.FIELD: "[" * 100_000}, remark="no")
+    assert type(error_codec.error_from_response(refusal)) is ProtocolError

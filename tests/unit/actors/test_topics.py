@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker.core.groups.clients import GroupTable
-from raymq.actors.broker.core.groups.consumption import Consumption
-from raymq.actors.broker.core.pop.request import PopRequest
-from raymq.actors.broker.core.reading.fetching import Fetch
+from raymq.actors.broker.core.groups.client_registry import ClientRegistry
+from raymq.actors.broker.core.groups.consume_stats import ConsumeStats
+from raymq.actors.broker.core.pop.pop_request import PopRequest
+from raymq.actors.broker.core.reading.fetch_session import FetchSession
 from raymq.actors.broker.core.statistics import Statistics
-from raymq.actors.broker.core.topics import TopicChange
+from raymq.actors.broker.core.topic_manager import TopicChange
 from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
@@ -24,14 +24,14 @@ from raymq.actors.errors import (
     TopicNotFound,
     UnknownAttribute,
 )
-from raymq.actors.filter.wanted import Wanted
+from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.actors.protocol import MessageQueue
 from raymq.client import Message
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.files.json_file import DataVersion
 from raymq.storage.log.commit_log import CommitLog
-from raymq.storage.steps import finish
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.bench import Bench
 
@@ -44,8 +44,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def consumption(bench: Bench) -> Consumption:
-    return Consumption(bench.core, GroupTable(bench.clock), Statistics(bench.clock))
+def consumption(bench: Bench) -> ConsumeStats:
+    return ConsumeStats(bench.core, ClientRegistry(bench.clock), Statistics(bench.clock))
 
 
 def test_a_change_survives_a_crash(bench: Bench) -> None:
@@ -126,17 +126,17 @@ def test_an_unknown_attribute_is_rocketmqs_system_error(bench: Bench) -> None:
 
 def test_what_is_announced_changes_with_the_table(bench: Bench) -> None:
     topics = bench.core.topics
-    version, table = topics.version, topics.announced()
+    version, table = topics.version, topics.advertised_queues()
     assert topics.changed_since(version) == {}
     topics.create("t", 2)
     assert topics.version != version
-    assert topics.announced()["t"].write_queues == 2
+    assert topics.advertised_queues()["t"].write_queues == 2
     assert "t" not in table, "a table that was given never changes"
-    assert topics.changed_since(version) == {"t": topics.announced()["t"]}
+    assert topics.changed_since(version) == {"t": topics.advertised_queues()["t"]}
     between = topics.version
     topics.create("u", 1)
     topics.delete("t")
-    assert topics.changed_since(version) == {"t": None, "u": topics.announced()["u"]}
+    assert topics.changed_since(version) == {"t": None, "u": topics.advertised_queues()["u"]}
     assert topics.changed_since(between) == topics.changed_since(version)
     assert topics.changed_since(DataVersion(version.counter - 1_000)) is None, "of before the start nothing is known"
     assert topics.changed_since(DataVersion(topics.version.counter + 1)) is None, "nor of what another broker said"
@@ -203,10 +203,10 @@ def test_a_group_can_be_forbidden_a_topic(bench: Bench) -> None:
     bench.core.group_settings.set_readable("g", "t", False)
     bench.crash()
     groups = bench.core.group_settings
-    assert not groups.may_read("g", "t")
-    assert groups.may_read("g", "u")
+    assert not groups.can_read("g", "t")
+    assert groups.can_read("g", "u")
     groups.set_readable("g", "t", True)
-    assert groups.may_read("g", "t")
+    assert groups.can_read("g", "t")
     assert bench.store.group_configs.forbidden == {}
 
 
@@ -223,12 +223,12 @@ def filled(bench: Bench, messages: int) -> None:
         bench.clock.advance(1)
 
 
-def test_progress_of_a_group(bench: Bench, consumption: Consumption) -> None:
+def test_progress_of_a_group(bench: Bench, consumption: ConsumeStats) -> None:
     filled(bench, 5)
     bench.core.offsets.commit("g", "t", 0, 3)
     found = consumption.progress("g")
     assert set(found) == {queue(0), queue(1), queue(0, "%RETRY%g")}
-    assert (found[queue(0)].committed, found[queue(0)].max_offset, found[queue(0)].behind) == (3, 5, 2)
+    assert (found[queue(0)].committed, found[queue(0)].max_offset, found[queue(0)].lag) == (3, 5, 2)
     assert found[queue(0)].last_consumed_ms == 1_700_000_002_000
     assert found[queue(1)].committed is None
     assert set(consumption.progress("g", "t")) == {queue(0), queue(1)}
@@ -241,14 +241,14 @@ def test_progress_of_a_group(bench: Bench, consumption: Consumption) -> None:
         consumption.progress("g", "none")
 
 
-def test_time_spans(bench: Bench, consumption: Consumption) -> None:
+def test_time_spans(bench: Bench, consumption: ConsumeStats) -> None:
     filled(bench, 5)
     bench.core.offsets.commit("g", "t", 0, 3)
     start_ms = 1_700_000_000_000
-    span = finish(consumption.reading_time_spans("g", "t"))[queue(0)]
+    span = run_steps(consumption.time_span_steps("g", "t"))[queue(0)]
     assert (span.first_ms, span.last_ms, span.consumed_ms) == (start_ms, start_ms + 4000, start_ms + 2000)
     assert span.delay_ms == 2000
-    empty = finish(consumption.reading_time_spans("g", "t"))[queue(1)]
+    empty = run_steps(consumption.time_span_steps("g", "t"))[queue(1)]
     assert (empty.first_ms, empty.last_ms, empty.consumed_ms, empty.delay_ms) == (0, 0, 0, 0)
 
 
@@ -264,53 +264,53 @@ def test_time_spans(bench: Bench, consumption: Consumption) -> None:
         ({"timestamp_ms": 0, "queue_id": 0, "offset": 5, "back_only": True}, {0: 5}),
     ],
 )
-def test_a_reset(bench: Bench, consumption: Consumption, asked: dict[str, Any], expected: dict[int, int]) -> None:
+def test_a_reset(bench: Bench, consumption: ConsumeStats, asked: dict[str, Any], expected: dict[int, int]) -> None:
     filled(bench, 5)
     bench.core.offsets.commit("g", "t", 0, 3)
-    assert finish(consumption.resetting("g", "t", **asked)) == {
+    assert run_steps(consumption.reset_steps("g", "t", **asked)) == {
         queue(number): offset for number, offset in expected.items()
     }
     for number, offset in expected.items():
         assert bench.core.offsets.get("g", "t", number) == offset
 
 
-def test_a_reset_that_cannot_be_changes_nothing(bench: Bench, consumption: Consumption) -> None:
+def test_a_reset_that_cannot_be_changes_nothing(bench: Bench, consumption: ConsumeStats) -> None:
     filled(bench, 5)
     with pytest.raises(InvalidInput):
-        finish(consumption.resetting("g", "t", timestamp_ms=-1, queue_id=0, offset=6))
+        run_steps(consumption.reset_steps("g", "t", timestamp_ms=-1, queue_id=0, offset=6))
     with pytest.raises(GroupNotFound):
-        finish(consumption.resetting("none", "t", timestamp_ms=-1))
+        run_steps(consumption.reset_steps("none", "t", timestamp_ms=-1))
     with pytest.raises(TopicNotFound):
-        finish(consumption.resetting("g", "none", timestamp_ms=-1))
+        run_steps(consumption.reset_steps("g", "none", timestamp_ms=-1))
     assert bench.core.offsets.get("g", "t", 0) is None
 
 
 def test_a_reset_by_time_looks_for_its_places_in_steps_and_changes_nothing_before_it_has_them(
-    bench: Bench, consumption: Consumption, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, consumption: ConsumeStats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many damaged records in a row held the loop until a place behind them was found."""
     filled(bench, 2_000)
     bench.core.offsets.commit("g", "t", 0, 3)
-    monkeypatch.setattr(CommitLog, "is_marked", lambda *_: False)
-    steps = consumption.resetting("g", "t", timestamp_ms=1_700_000_001_000)
+    monkeypatch.setattr(CommitLog, "has_record_header", lambda *_: False)
+    steps = consumption.reset_steps("g", "t", timestamp_ms=1_700_000_001_000)
     for _ in range(5):
         next(steps)
     assert bench.core.offsets.get("g", "t", 0) == 3
     steps.close()
     assert bench.core.offsets.get("g", "t", 0) == 3, "who asked is gone"
-    finish(consumption.resetting("g", "t", timestamp_ms=1_700_000_001_000))
+    run_steps(consumption.reset_steps("g", "t", timestamp_ms=1_700_000_001_000))
     assert bench.core.offsets.get("g", "t", 0) == bench.core.offset_at_time("t", 0, 1_700_000_001_000) != 3
 
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_reset_that_has_begun_sends_the_group_in_all_queues(
-    bench: Bench, consumption: Consumption, ends: bool
+    bench: Bench, consumption: ConsumeStats, ends: bool
 ) -> None:
     bench.core.topics.create("wide", 1_000)
     bench.core.make_group("g")
     for number in range(1_000):
         bench.append(Message("wide", b"x"), queue_id=number)
-    steps, turns = consumption.resetting("g", "wide", timestamp_ms=-1), 0
+    steps, turns = consumption.reset_steps("g", "wide", timestamp_ms=-1), 0
     while bench.core.offsets.get("g", "wide", 0) is None:
         next(steps)
         turns += 1
@@ -319,23 +319,23 @@ def test_a_reset_that_has_begun_sends_the_group_in_all_queues(
     if ends:
         steps.close()
     else:
-        finish(steps)
+        run_steps(steps)
     assert {bench.core.offsets.get("g", "wide", number) for number in range(1_000)} == {1}
 
 
-def test_offsets_are_copied_from_group_to_group(bench: Bench, consumption: Consumption) -> None:
+def test_offsets_are_copied_from_group_to_group(bench: Bench, consumption: ConsumeStats) -> None:
     filled(bench, 5)
     bench.core.ensure_group("h")
     bench.core.offsets.commit("g", "t", 0, 3)
-    finish(consumption.copying("g", "h", None))
+    run_steps(consumption.copy_offsets_steps("g", "h", None))
     assert bench.core.offsets.get("h", "t", 0) == 3
     assert bench.core.offsets.get("h", "%RETRY%g", 0) is None
     with pytest.raises(GroupNotFound):
-        finish(consumption.copying("g", "none", "t"))
+        run_steps(consumption.copy_offsets_steps("g", "none", "t"))
 
 
 def test_offsets_of_queues_that_are_gone_do_not_keep_others_from_being_copied(
-    bench: Bench, consumption: Consumption
+    bench: Bench, consumption: ConsumeStats
 ) -> None:
     """The target was left with those of some topics, however often it was tried."""
     filled(bench, 5)
@@ -346,7 +346,7 @@ def test_offsets_of_queues_that_are_gone_do_not_keep_others_from_being_copied(
             bench.append(Message(topic, b"x"), queue_id=queue_id)
             bench.core.offsets.commit("g", topic, queue_id, 1)
     bench.core.topics.change([TopicChange("a", 2, 2)])
-    finish(consumption.copying("g", "h", None))
+    run_steps(consumption.copy_offsets_steps("g", "h", None))
     assert bench.store.consumer_offsets.of("h", "a") == {0: 1, 1: 1}
     assert bench.store.consumer_offsets.of("h", "z") == dict.fromkeys(range(4), 1)
 
@@ -356,7 +356,7 @@ def test_a_fetch_is_told_of_a_reset_until_it_is_there(bench: Bench) -> None:
     bench.core.reset_offset("g", "t", 0, 2)
 
     def fetched(offset: int, group: str | None = "g") -> Any:
-        (part,) = Fetch(bench.core, [Wanted("t", 0, offset)], 10, 1 << 20, group).look()
+        (part,) = FetchSession(bench.core, [FetchSpec("t", 0, offset)], 10, 1 << 20, group).read_available()
         return part.error.offset if isinstance(part.error, OffsetReset) else part.offsets.tolist()
 
     assert (fetched(4), fetched(4)) == (2, 2)
@@ -372,4 +372,4 @@ def test_a_commit_may_overrule_a_reset(bench: Bench) -> None:
     bench.core.reset_offset("g", "t", 0, 2)
     assert bench.core.offsets.commit("g", "t", 0, 4, overrules_reset=True)
     assert bench.core.offsets.get("g", "t", 0) == 4
-    assert bench.core.offsets.heed_reset("g", "t", 0, 0) is None
+    assert bench.core.offsets.follow_reset("g", "t", 0, 0) is None

@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.actors.errors import StoreFull
 from raymq.client import Message
 from raymq.storage.files.file_calls import replaced
@@ -61,7 +61,7 @@ def test_offsets_and_deliveries_of_the_old_topic_do_not_come_back(
     for _ in range(2):
         bench.crash()
         assert bench.core.offsets.get("g", "t", 0) is None
-        assert not bench.store.consumer_offsets.awaits("g", "t", 1)
+        assert not bench.store.consumer_offsets.is_reset_pending("g", "t", 1)
     assert popped(bench) == [[0, 1, 2]]
     bench.core.pop.validate()
 

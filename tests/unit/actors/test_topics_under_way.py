@@ -9,8 +9,8 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable, Timeout, TopicNotFound
 from raymq.actors.protocol import TopicRoute
-from raymq.actors.sending.send_plan import never_arrived
-from raymq.actors.sending.topic_creation import TopicsUnderWay
+from raymq.actors.sending.send_plan import was_never_sent
+from raymq.actors.sending.topic_creation import TopicCreator
 
 ROUTE = TopicRoute("t", (), {})
 
@@ -34,12 +34,12 @@ class Brokers:
 
 async def test_who_has_little_time_waits_no_longer_for_what_another_one_has_begun() -> None:
     brokers = Brokers()
-    topics = TopicsUnderWay(brokers.make)
+    topics = TopicCreator(brokers.make)
     patient = asyncio.ensure_future(topics.made("t", 30.0))
     await asyncio.sleep(0)
     with pytest.raises(BrokerUnavailable, match=r"not made within 0\.01 s") as refused:
         await topics.made("t", 0.01)
-    assert never_arrived(refused.value), "so the message is surely not stored"
+    assert was_never_sent(refused.value), "so the message is surely not stored"
     brokers.answer.set_result(None)
     assert await patient is ROUTE
     assert len(brokers.budgets) == 1, "both waited for the same"
@@ -47,7 +47,7 @@ async def test_who_has_little_time_waits_no_longer_for_what_another_one_has_begu
 
 async def test_who_has_more_time_goes_on_when_that_of_who_began_is_over() -> None:
     brokers = Brokers()
-    topics = TopicsUnderWay(brokers.make)
+    topics = TopicCreator(brokers.make)
     hasty = asyncio.ensure_future(topics.made("t", 0.01))
     await asyncio.sleep(0)
     patient = asyncio.ensure_future(topics.made("t", 30.0))
@@ -64,7 +64,7 @@ async def test_where_none_may_be_made_all_are_told() -> None:
     async def refuse(topic: str, timeout: float) -> TopicRoute:
         raise TopicNotFound(f"topic {topic} does not exist")
 
-    topics = TopicsUnderWay(refuse)
+    topics = TopicCreator(refuse)
     told = await asyncio.gather(*(topics.made("t", 1.0) for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in told] == [TopicNotFound] * 3
 
@@ -73,7 +73,7 @@ async def test_who_gives_up_first_leaves_no_complaint_of_asyncio() -> None:
     """Each send whose time was over a moment before the making's own logged that its exception was never retrieved."""
     brokers, complaints = Brokers(), list[str]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
-    topics = TopicsUnderWay(brokers.make)
+    topics = TopicCreator(brokers.make)
     waiting = asyncio.ensure_future(topics.made("t", 0.01))
     await asyncio.sleep(0)
     waiting.cancel()

@@ -12,7 +12,7 @@ from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
-from raymq.storage.steps import finish
+from raymq.storage.cooperative_steps import run_steps
 from tests.unit.actors.bench import CONFIG, Bench, encoded
 
 COUNT = 9_000
@@ -68,15 +68,15 @@ def test_they_are_known_in_steps_and_what_was_called_back_is_not_delivered(tmp_p
 
 def test_a_recall_is_answered_when_all_is_known(tmp_path: Path) -> None:
     bench, withdrawn = made_anew(tmp_path)
-    steps = bench.core.recalls.steps(handle_of(bench, withdrawn))
+    steps = bench.core.recalls.recall_steps(handle_of(bench, withdrawn))
     assert next(steps) is None
-    assert finish(steps) is RecallStatus.WITHDRAWN
+    assert run_steps(steps) is RecallStatus.WITHDRAWN
     bench.store.close()
 
 
 def test_a_start_that_is_cut_short_goes_on_from_where_it_was(tmp_path: Path) -> None:
     bench, _ = made_anew(tmp_path)
-    bench.core.timers.absorb()
+    bench.core.timers.index_new_records()
     write = bench.core.timers.checkpoint()
     assert write is not None
     write()
@@ -84,7 +84,7 @@ def test_a_start_that_is_cut_short_goes_on_from_where_it_was(tmp_path: Path) -> 
     assert A_STEP <= known <= 2 * A_STEP
     bench.crash()
     assert bench.core.timers.log.enqueued == known
-    while not bench.core.timers.absorb():
+    while not bench.core.timers.index_new_records():
         pass
     while bench.core.deliver_due().delivered:
         pass

@@ -42,7 +42,7 @@ def test_nor_when_it_is_stored_anew_while_it_waits(bench: Bench, way: str) -> No
     end = bench.store.max_physical_offset
     bench.store.flush()
     for _ in range(20):
-        bench.core.rescue.up_to(end)
+        bench.core.rescue.relocate_before(end)
     bench.clock.advance(11)
     for _ in range(3):
         bench.core.deliver_due()

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from raymq.actors.wire.wakeups import Turns, cancel_in_slices
+from raymq.actors.wire.loop_queue import LoopQueue, cancel_in_batches
 
 
-def given(*calls: Callable[[Turns, list[int]], None]) -> list[int]:
+def given(*calls: Callable[[LoopQueue, list[int]], None]) -> list[int]:
     """What turns did that were added together, and one that was added when they were over."""
 
     async def scenario() -> list[int]:
-        turns, done = Turns(), list[int]()
+        turns, done = LoopQueue(), list[int]()
         for call in calls:
             turns.add(lambda call=call: call(turns, done))  # type: ignore[misc]
         ended = asyncio.Event()
@@ -28,11 +28,11 @@ def given(*calls: Callable[[Turns, list[int]], None]) -> list[int]:
     return asyncio.run(scenario())
 
 
-def does(number: int) -> Callable[[Turns, list[int]], None]:
+def does(number: int) -> Callable[[LoopQueue, list[int]], None]:
     return lambda _, done: done.append(number)
 
 
-def fails(_: Turns, __: list[int]) -> None:
+def fails(_: LoopQueue, __: list[int]) -> None:
     raise MemoryError
 
 
@@ -48,7 +48,7 @@ def test_one_that_fails_ends_no_others(place: int) -> None:
 
 
 def test_one_that_is_added_in_a_turn_has_its_own() -> None:
-    def adds(turns: Turns, done: list[int]) -> None:
+    def adds(turns: LoopQueue, done: list[int]) -> None:
         turns.add(lambda: done.append(2))
 
     assert given(adds, does(1)) == [1, 2]
@@ -56,7 +56,7 @@ def test_one_that_is_added_in_a_turn_has_its_own() -> None:
 
 def test_a_turn_that_takes_long_lets_the_loop_do_its_other_work() -> None:
     async def scenario() -> list[str]:
-        turns, done = Turns(), list[str]()
+        turns, done = LoopQueue(), list[str]()
         loop = asyncio.get_running_loop()
         for _ in range(2):
             until = loop.time()
@@ -81,7 +81,7 @@ async def test_very_many_tasks_are_cancelled_in_several_turns() -> None:
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(asyncio.sleep(60)) for _ in range(2_000)]
     await asyncio.sleep(0)
-    cancel_in_slices(loop, tasks)
+    cancel_in_batches(loop, tasks)
     ended = []
     while not all(task.done() for task in tasks):
         ended.append(sum(task.done() for task in tasks))

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.copies.rewriting import encode_again
+from raymq.actors.broker.core.copies.record_copy import reencode
 from raymq.actors.errors import StoreFull
 from raymq.actors.naming import dlq_topic, retry_topic
-from raymq.actors.protocol import Redriven
+from raymq.actors.protocol import RedriveStatus
 from raymq.client import Message
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
@@ -32,7 +32,7 @@ def append_raw(bench: Bench, record: bytes, topic: str = "t") -> None:
 
 def forge(bench: Bench, waiting: Record, **told: str) -> None:
     """Append a copy of a message that waits, with properties of our choice."""
-    append_raw(bench, encode_again(waiting, "t", 0, {**waiting.properties, **told}))
+    append_raw(bench, reencode(waiting, "t", 0, {**waiting.properties, **told}))
 
 
 def come(bench: Bench) -> list[bytes]:
@@ -94,16 +94,16 @@ def test_a_forged_death_does_not_lose_a_dead_letter(tmp_path: Path) -> None:
 def test_a_forged_redrive_keeps_no_dead_letter_from_its_group(bench: Bench) -> None:
     bench.core.ensure_group("g")
     bench.append(Message("t", b"dead"))
-    bench.core.redelivery.bury("g", bench.records("t")[0], "test")
+    bench.core.redelivery.send_to_dlq("g", bench.records("t")[0], "test")
     [dead] = bench.records(dlq_topic("g"))
     told = encode_properties({names.REDRIVEN_FROM: dead.message_id})
     topic = retry_topic("g")
     append_raw(bench, encode(topic, 0, b"x", told, born_timestamp_ms=1, born_host=("10.0.0.2", 1)), topic)
-    for outcome in (Redriven.REDRIVEN, Redriven.ALREADY):
+    for outcome in (RedriveStatus.REDRIVEN, RedriveStatus.ALREADY):
         assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [outcome]
     append_raw(bench, encode(topic, 0, b"x", told, born_timestamp_ms=1, born_host=("10.0.0.2", 1)), topic)
     bench.crash()
-    assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [Redriven.ALREADY]
+    assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [RedriveStatus.ALREADY]
     assert bench.bodies(topic) == [b"x", b"dead", b"x"]
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker.core.topics import TopicChange
+from raymq.actors.broker.core.topic_manager import TopicChange
 from raymq.actors.broker.handlers.admin_topics import _read_change
 from raymq.actors.errors import InvalidInput
-from raymq.actors.names.key_values import KeyValues
-from raymq.actors.server_settings import Settings
+from raymq.actors.names.kv_config import KVConfig
+from raymq.actors.server_settings import ServerSettings
 from raymq.actors.wire import java_properties, json_body
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.table_repair import find_broken
@@ -94,13 +94,13 @@ TEXTS = ["\U0001f600", "x" * 10_000, "{1:2}", "\x00", '"', "\\", "\u2028", "[" *
 
 
 def test_a_name_server_starts_with_whatever_it_took(tmp_path: Path) -> None:
-    entries = KeyValues(tmp_path / "kv.json")
+    entries = KVConfig(tmp_path / "kv.json")
     for text in TEXTS:
         entries.put(text, text, text)
-        assert KeyValues(tmp_path / "kv.json").get(text, text) == text
+        assert KVConfig(tmp_path / "kv.json").get(text, text) == text
 
 
 def test_settings_are_there_at_the_next_start(tmp_path: Path) -> None:
-    settings = Settings(tmp_path / "settings.json", {}, {})
+    settings = ServerSettings(tmp_path / "settings.json", {}, {})
     settings.update(java_properties.read(b"a=\\ud800\nb=\\ud83d\\ude00\nc={1:2}\nd=\xc2\xb2\n"))
-    assert Settings(tmp_path / "settings.json", {}, {}).all() == settings.all()
+    assert ServerSettings(tmp_path / "settings.json", {}, {}).all() == settings.all()

@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from raymq.actors import routing
+from raymq.actors import route_cache
 from raymq.actors.errors import BrokerUnavailable, QueueNotFound
 from raymq.actors.protocol import MessageQueue, QueueData, TopicRoute
-from raymq.actors.routing import Routes
-from raymq.actors.sending import idempotent
-from raymq.actors.sending.idempotent import IdempotentSender
-from raymq.actors.sending.sender import MOST_LEFT, Terms, make_sender
-from raymq.actors.wire.channel import ChannelPool
-from raymq.actors.wire.connection import MOST_PEERS, ConnectionPool
+from raymq.actors.route_cache import RouteCache
+from raymq.actors.sending import idempotent_sender
+from raymq.actors.sending.idempotent_sender import IdempotentSender
+from raymq.actors.sending.sender import MAX_DEPARTED_QUEUES, SendParameters, make_sender
+from raymq.actors.wire.blocking_channel import BlockingChannelPool
+from raymq.actors.wire.connection_pool import MAX_PEERS, ConnectionPool
 from raymq.actors.wire.frame import Command
 from tests.polling import poll_until
 from tests.unit.actors.clock import FakeClock
@@ -55,7 +55,7 @@ def test_a_pool_forgets_addresses_to_which_it_has_no_connection(port: int) -> No
 
     async def meet() -> None:
         pool = ConnectionPool()
-        for address in addresses(MOST_PEERS + 50, port):
+        for address in addresses(MAX_PEERS + 50, port):
             connection = await pool.get(address)
             while connection.is_open:  # noqa: ASYNC110 - it says so to nobody
                 await asyncio.sleep(0)
@@ -67,13 +67,13 @@ def test_a_pool_forgets_addresses_to_which_it_has_no_connection(port: int) -> No
 
 def test_channels_to_servers_that_are_gone_are_let_go(port: int) -> None:
     """Fault 13.30."""
-    pool = ChannelPool()
+    pool = BlockingChannelPool()
     met = addresses(40, port)
     for address in met:
         channel = pool._take(address, 5.0)
         assert channel is not None
         pool._give_back(channel)
-        poll_until(lambda channel=channel: not channel.is_quiet, 10)  # type: ignore[misc]
+        poll_until(lambda channel=channel: not channel.is_reusable, 10)  # type: ignore[misc]
     assert list(pool._idle) == met[-1:]
     assert (len(pool._open), {at: len(each) for at, each in pool._shared.items()}) == (1, {met[-1]: 1})
     assert pool._take("127.0.0.1:1", 1.0) is None
@@ -89,31 +89,31 @@ def route(*brokers: str) -> TopicRoute:
 def test_brokers_that_left_long_ago_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 13.30."""
     clock = FakeClock()
-    monkeypatch.setattr(routing, "boottime", clock)
-    routes = Routes(ConnectionPool(), ["n:1"])
+    monkeypatch.setattr(route_cache, "boottime", clock)
+    routes = RouteCache(ConnectionPool(), ["n:1"])
     for number in range(1_000):
         routes._misses(route(f"broker-{number}"), clock())
-        clock.advance(routing.AWAY_SECONDS / 4)
+        clock.advance(route_cache.RECENTLY_LEFT_SECONDS / 4)
     assert len(routes._seen_at["t"]) <= 5
 
 
 def test_queues_of_brokers_that_left_are_told_apart_from_queues_that_never_were_and_are_bounded() -> None:
     """Fault 13.30."""
     pool = ConnectionPool()
-    sender = make_sender(pool, Routes(pool, ["n:1"]), None)
-    for number in range(MOST_LEFT + 500):
+    sender = make_sender(pool, RouteCache(pool, ["n:1"]), None)
+    for number in range(MAX_DEPARTED_QUEUES + 500):
         sender._queues(route(f"broker-{number:05}", "here"))
-    assert len(sender._seen["t"]) <= MOST_LEFT + 2
-    left, never = MessageQueue("t", f"broker-{MOST_LEFT + 400:05}", 0), MessageQueue("t", "nowhere", 0)
+    assert len(sender._seen["t"]) <= MAX_DEPARTED_QUEUES + 2
+    left, never = MessageQueue("t", f"broker-{MAX_DEPARTED_QUEUES + 400:05}", 0), MessageQueue("t", "nowhere", 0)
     for queue, error in ((left, BrokerUnavailable), (never, QueueNotFound)):
         with pytest.raises(error):
-            sender.choose(route("here"), Terms(1.0, 0, queue), None)
+            sender.choose(route("here"), SendParameters(1.0, 0, queue), None)
 
 
 def test_topics_that_nobody_uses_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer that sends to another topic for each of its jobs knew all of them for ever, 5 KB of each."""
     clock = FakeClock()
-    monkeypatch.setattr(routing, "boottime", clock)
+    monkeypatch.setattr(route_cache, "boottime", clock)
 
     async def ask(*_: object, **__: object) -> Command:
         return Command(0)
@@ -121,21 +121,21 @@ def test_topics_that_nobody_uses_any_more_are_forgotten(monkeypatch: pytest.Monk
     def read_route(topic: str, _: object) -> TopicRoute:
         return replace(route("b"), topic=topic)
 
-    monkeypatch.setattr(Routes, "ask", ask)
-    monkeypatch.setattr(routing.route_answers, "read_route", read_route)
+    monkeypatch.setattr(RouteCache, "ask", ask)
+    monkeypatch.setattr(route_cache.route_answers, "read_route", read_route)
 
     async def send_to_many() -> None:
         pool = ConnectionPool()
-        routes = Routes(pool, ["n:1"])
+        routes = RouteCache(pool, ["n:1"])
         sender = make_sender(pool, routes, None)
-        for number in range(3 * routing.MOST_TOPICS):
+        for number in range(3 * route_cache.MAX_TOPICS):
             for topic in ("always", f"job-{number}"):
-                sender.choose(await routes.get(topic), Terms(1.0, 0), None)
+                sender.choose(await routes.get(topic), SendParameters(1.0, 0), None)
             clock.advance(10)
             known = (routes._cached, routes._seen_at, routes._writable, sender._listed, sender._seen)
             assert all("always" in table for table in known)
-            assert max(map(len, (*known, sender._picker._next))) <= 2 * routing.MOST_TOPICS
-        assert routes.knows(f"job-{3 * routing.MOST_TOPICS - 1}")
+            assert max(map(len, (*known, sender._picker._next))) <= 2 * route_cache.MAX_TOPICS
+        assert routes.knows(f"job-{3 * route_cache.MAX_TOPICS - 1}")
         assert not routes.knows("job-1")
 
     asyncio.run(send_to_many())
@@ -143,9 +143,9 @@ def test_topics_that_nobody_uses_any_more_are_forgotten(monkeypatch: pytest.Monk
 
 def test_an_idempotent_producer_forgets_queues_and_gives_no_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knew each queue that it ever sent to."""
-    monkeypatch.setattr(idempotent, "MOST_LANES", 10)
+    monkeypatch.setattr(idempotent_sender, "MAX_SEQUENCES", 10)
     pool = ConnectionPool()
-    sender = IdempotentSender(make_sender(pool, Routes(pool, ["n:1"]), None))
+    sender = IdempotentSender(make_sender(pool, RouteCache(pool, ["n:1"]), None))
     queues = [MessageQueue("t", "b", number) for number in range(25)]
     under_way = sender.lane(queues[0])
     assert under_way.take()

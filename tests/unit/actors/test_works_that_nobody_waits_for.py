@@ -13,26 +13,26 @@ from typing import Any, cast
 import pytest
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.groups.clients import GroupTable
+from raymq.actors.broker.core.groups.client_registry import ClientRegistry
 from raymq.actors.broker.core.statistics import Statistics
-from raymq.actors.broker.handlers import admin_groups, admin_topics, group, lock, query
+from raymq.actors.broker.handlers import admin_groups, admin_topics, group_handlers, lock_handlers, query_handlers
 from raymq.actors.errors import InvalidInput, RayMQError, TopicNotFound
 from raymq.actors.names import route_handlers
-from raymq.actors.names.table import LEARNING_SECONDS, RouteTable
+from raymq.actors.names.route_table import LEARNING_SECONDS, RouteTable
 from raymq.actors.protocol import QueueData
-from raymq.actors.wire import faults
+from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.registration import register_command, topics_json
+from raymq.actors.wire.commands.registration_commands import register_command, topics_json
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.group import HeartBeat, UnregisterClient
-from raymq.actors.wire.headers.route import RegisterBroker, UnregisterBroker
+from raymq.actors.wire.headers.group_headers import HeartBeat, UnregisterClient
+from raymq.actors.wire.headers.route_headers import RegisterBroker, UnregisterBroker
 from raymq.actors.wire.server_connection import ServerConnection
-from raymq.actors.wire.stepwise import InOrder, question
+from raymq.actors.wire.stepwise_handlers import OrderedHandlers, coalescing_handler
+from raymq.storage.cooperative_steps import Steps
 from raymq.storage.files.json_file import DataVersion
-from raymq.storage.steps import Steps
-from tests.served import Peer, serving
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
+from tests.wire_server import Peer, serving
 
 ASK, CLAIM, RELEASE = 900_001, 900_002, 900_003
 
@@ -85,7 +85,7 @@ async def until(predicate: Callable[[], object]) -> None:
 async def test_a_question_ends_with_who_asked_it() -> None:
     """A client that had gone was worked for until the end."""
     worker = Worker()
-    async with serving({ASK: question(worker.serve)}) as (server, address):
+    async with serving({ASK: coalescing_handler(worker.serve)}) as (server, address):
         peer = await Peer.connect(address)
         peer.say(ask(1_000_000, 1))
         await until(lambda: len(worker.steps) > 10)
@@ -100,7 +100,7 @@ async def test_a_question_ends_with_who_asked_it() -> None:
 
 async def test_a_question_that_is_repeated_is_answered_by_two_passes_however_often_it_was_asked() -> None:
     worker = Worker()
-    async with serving({ASK: question(worker.serve)}) as (_, address):
+    async with serving({ASK: coalescing_handler(worker.serve)}) as (_, address):
         peers = [await Peer.connect(address) for _ in range(3)]
         for peer in peers:
             peer.say(*(ask(300, opaque) for opaque in range(1, 11)))
@@ -116,7 +116,7 @@ async def test_a_question_that_is_repeated_is_answered_by_two_passes_however_oft
 
 async def test_another_question_has_a_pass_of_its_own() -> None:
     worker = Worker()
-    async with serving({ASK: question(worker.serve)}) as (_, address):
+    async with serving({ASK: coalescing_handler(worker.serve)}) as (_, address):
         peer = await Peer.connect(address)
         peer.say(ask(50, 1, name="a"), ask(50, 2, name="b"), Command(ASK, {"steps": "50"}, b"body", opaque=3))
         answers = {(await peer.hear()).opaque for _ in range(3)}
@@ -129,7 +129,7 @@ async def test_of_many_different_questions_few_are_worked_on_at_a_time() -> None
     """Each holds what it has found: 500 questions for a list of 100,000 topics took 2.5 GB of a name server."""
     worker = Worker()
     worker.may_end = False
-    async with serving({ASK: question(worker.serve, 3)}) as (server, address):
+    async with serving({ASK: coalescing_handler(worker.serve, 3)}) as (server, address):
         first, second, third = [await Peer.connect(address) for _ in range(3)]
         first.say(*(ask(1, opaque, x=opaque) for opaque in range(1, 11)))
         second.say(*(ask(1, opaque, y=opaque) for opaque in range(1, 11)))
@@ -152,7 +152,7 @@ async def test_of_many_different_questions_few_are_worked_on_at_a_time() -> None
 async def test_nothing_is_found_for_who_leaves_his_answers_unread(who: str) -> None:
     """They would pile up: each may be as long as a frame."""
     worker = Worker()
-    handler = question(worker.serve, 1)
+    handler = coalescing_handler(worker.serve, 1)
 
     def asked(connection: Connection, **fields: object) -> asyncio.Future[Command]:
         return cast("asyncio.Future[Command]", handler(cast("ServerConnection", connection), ask(3, 1, **fields)))
@@ -175,7 +175,7 @@ async def test_nothing_is_found_for_who_leaves_his_answers_unread(who: str) -> N
 async def test_who_still_waits_is_answered_when_the_others_go() -> None:
     worker = Worker()
     worker.may_end = False
-    async with serving({ASK: question(worker.serve)}) as (server, address):
+    async with serving({ASK: coalescing_handler(worker.serve)}) as (server, address):
         first, second, third = [await Peer.connect(address) for _ in range(3)]
         for opaque, peer in enumerate((first, second, third), 1):
             peer.say(ask(1, opaque))
@@ -192,7 +192,7 @@ async def test_who_still_waits_is_answered_when_the_others_go() -> None:
 
 async def test_what_a_question_raises_all_are_told_who_asked() -> None:
     worker = Worker()
-    async with serving({ASK: question(worker.serve)}) as (_, address):
+    async with serving({ASK: coalescing_handler(worker.serve)}) as (_, address):
         peer = await Peer.connect(address)
         peer.say(*(ask(20, opaque, fails="1") for opaque in (1, 2, 3)))
         codes = {(await peer.hear()).code for _ in range(3)}
@@ -206,7 +206,7 @@ async def test_what_a_question_raises_all_are_told_who_asked() -> None:
 
 
 async def test_the_changes_of_a_connection_are_made_as_they_came_and_one_that_is_repeated_once() -> None:
-    worker, in_order = Worker(), InOrder()
+    worker, in_order = Worker(), OrderedHandlers()
     handlers = {CLAIM: in_order.claim(worker.serve), RELEASE: in_order.release(worker.serve)}
     async with serving(handlers) as (_, address):
         peer, other = await Peer.connect(address), await Peer.connect(address)
@@ -221,7 +221,7 @@ async def test_the_changes_of_a_connection_are_made_as_they_came_and_one_that_is
 
 
 async def test_a_claim_ends_with_its_connection_and_what_is_given_back_is_given_back() -> None:
-    worker, in_order = Worker(), InOrder()
+    worker, in_order = Worker(), OrderedHandlers()
     handlers = {CLAIM: in_order.claim(worker.serve), RELEASE: in_order.release(worker.serve)}
     async with serving(handlers) as (server, address):
         peer = await Peer.connect(address)
@@ -240,7 +240,7 @@ async def test_a_claim_ends_with_its_connection_and_what_is_given_back_is_given_
 
 
 async def test_a_change_that_fails_is_answered_and_the_next_one_is_made() -> None:
-    worker, in_order = Worker(), InOrder()
+    worker, in_order = Worker(), OrderedHandlers()
     async with serving({CLAIM: in_order.claim(worker.serve)}) as (_, address):
         peer = await Peer.connect(address)
         peer.say(ask(5, 1, CLAIM, fails="1"), ask(5, 2, CLAIM))
@@ -263,7 +263,7 @@ class Connection:
         if reads:
             self.writable.set()
 
-    def at_end(self, call: Callable[[], None]) -> None:
+    def add_close_callback(self, call: Callable[[], None]) -> None:
         self.ends.append(call)
 
     def end(self) -> None:
@@ -280,18 +280,18 @@ class Broker:
             pass
 
         self.core = bench.core
-        self.groups = GroupTable(bench.clock)
+        self.groups = ClientRegistry(bench.clock)
         fields = dict.fromkeys(BrokerContext.__dataclass_fields__, cast("Any", None)) | {
             "core": bench.core,
             "groups": self.groups,
             "statistics": Statistics(),
             "announce": nothing,
             "notify_group": lambda _: None,
-            "in_order": InOrder(),
+            "in_order": OrderedHandlers(),
         }
         context = BrokerContext(**fields)
         self._handlers: dict[int, Any] = {}
-        for family in (group, lock, admin_groups, admin_topics, query):
+        for family in (group_handlers, lock_handlers, admin_groups, admin_topics, query_handlers):
             self._handlers |= family.handlers(context)
 
     def ask(self, connection: Connection, request: Command) -> asyncio.Future[Command]:
@@ -300,7 +300,7 @@ class Broker:
                 made = self._handlers[request.code](connection, request)
                 return cast("Command", made if isinstance(made, Command) else await made)
             except RayMQError as error:
-                return faults.to_response(request, error)
+                return error_codec.error_response(request, error)
 
         return asyncio.ensure_future(answer())
 
@@ -367,14 +367,14 @@ async def test_all_clients_at_once_do_not_add_up(broker: Broker, monkeypatch: py
     for n in range(900):
         broker.core.make_group(f"g{n}")
     consumed = 0
-    consume = GroupTable.consume
+    consume = ClientRegistry.register_consumer
 
     def counted(*arguments: Any, **options: Any) -> bool:
         nonlocal consumed
         consumed += 1
         return consume(*arguments, **options)
 
-    monkeypatch.setattr(GroupTable, "consume", counted)
+    monkeypatch.setattr(ClientRegistry, "register_consumer", counted)
     connections = [Connection() for _ in range(5)]
     for _ in range(10):
         for number, connection in enumerate(connections):
@@ -395,7 +395,7 @@ async def test_queues_that_are_given_back_while_they_are_locked_are_free(broker:
     assert not locked.done()
     assert len(json.loads((await locked).body)["lockOKMQSet"]) == 1_000
     await freed
-    assert not broker.core.locks.any_held("g0")
+    assert not broker.core.locks.has_locks("g0")
 
 
 async def test_a_lock_that_rests_is_the_clients_from_its_asking_on_and_told_after_the_rest(
@@ -409,9 +409,9 @@ async def test_a_lock_that_rests_is_the_clients_from_its_asking_on_and_told_afte
         rests.append(seconds)
         await rested.wait()
 
-    monkeypatch.setattr(lock.asyncio, "sleep", sleep)
+    monkeypatch.setattr(lock_handlers.asyncio, "sleep", sleep)
     broker.core.topics.create("wide", 10)
-    broker.core.locks.rest(2.0)
+    broker.core.locks.block_grants(2.0)
     connection = Connection()
     locked = broker.ask(connection, locks(RequestCode.LOCK_BATCH_MQ, 10))
     loop = asyncio.get_running_loop()
@@ -421,7 +421,7 @@ async def test_a_lock_that_rests_is_the_clients_from_its_asking_on_and_told_afte
     assert not locked.done()
     rested.set()
     await locked
-    assert not broker.core.locks.any_held("g0")
+    assert not broker.core.locks.has_locks("g0")
 
 
 async def _passed(loop: asyncio.AbstractEventLoop, predicate: Callable[[], bool]) -> None:
@@ -477,4 +477,4 @@ async def test_a_broker_that_leaves_while_its_registration_is_read_has_left(topi
 
 async def test_what_cannot_be_read_is_refused_at_once(broker: Broker) -> None:
     refused = await broker.ask(Connection(), HeartBeat().command(b"{}"))
-    assert refused.code == faults.to_response(refused, InvalidInput("x", "y", "z")).code
+    assert refused.code == error_codec.error_response(refused, InvalidInput("x", "y", "z")).code

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.writes.deciding import (
-    ABANDONED_SECONDS,
-    KEPT_OF_SERIES_SECONDS,
-    KEPT_SECONDS,
-    WriteHome,
+from raymq.actors.broker.core.writes.transaction_coordinator import (
+    RESULT_RETENTION_SECONDS,
+    SERIES_RETENTION_SECONDS,
+    TRANSACTION_TIMEOUT_SECONDS,
+    TransactionCoordinator,
 )
 from raymq.actors.errors import InvalidInput, ServerBusy, StoreCorrupt
 from raymq.storage.files.file_calls import FileCalls, replaced
-from raymq.storage.tables.write_records import WriteDecision, WriteRecords
+from raymq.storage.tables.write_transactions import WriteState, WriteTransactionStore
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.clock import FakeClock
 
 PARTS = {"a": {"p": 2, "q": 1}, "b": {"p": 4}}
-OPEN, COMMITTED, ABORTED = WriteDecision.OPEN, WriteDecision.COMMITTED, WriteDecision.ABORTED
+OPEN, COMMITTED, ABORTED = WriteState.OPEN, WriteState.COMMITTED, WriteState.ABORTED
 
 
 class Bench:
@@ -33,10 +33,10 @@ class Bench:
         self.start()
 
     def start(self) -> None:
-        self.home = WriteHome(WriteRecords(self.directory), self.clock)
+        self.home = TransactionCoordinator(WriteTransactionStore(self.directory), self.clock)
 
-    def decision(self, transaction: str) -> WriteDecision | None:
-        return self.home.look(transaction).decision
+    def decision(self, transaction: str) -> WriteState | None:
+        return self.home.transaction_status(transaction).decision
 
 
 @pytest.fixture(params=[False, True], ids=["living", "restarted"])
@@ -44,7 +44,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     """One of which every question is asked of a new life, too."""
     made = Bench(tmp_path)
     if request.param:
-        for name in ("open", "commit", "abort", "look", "ask", "finished", "sweep"):
+        for name in ("open", "commit", "abort", "transaction_status", "query_status", "mark_finished", "sweep"):
 
             def anew(*arguments: object, name: str = name) -> object:
                 made.start()
@@ -52,7 +52,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
 
             setattr(made, name, anew)
     else:
-        for name in ("open", "commit", "abort", "look", "ask", "finished", "sweep"):
+        for name in ("open", "commit", "abort", "transaction_status", "query_status", "mark_finished", "sweep"):
             setattr(made, name, getattr(made.home, name))
     return made
 
@@ -60,17 +60,17 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
 @pytest.mark.parametrize(
     ("wishes", "stands"),
     [
-        (["commit", "commit", "abort", "open", "look"], COMMITTED),
-        (["abort", "commit", "abort", "open", "look"], ABORTED),
-        (["look", "open", "ask"], OPEN),
+        (["commit", "commit", "abort", "open", "transaction_status"], COMMITTED),
+        (["abort", "commit", "abort", "open", "transaction_status"], ABORTED),
+        (["transaction_status", "open", "query_status"], OPEN),
     ],
 )
-def test_the_first_decision_stands(bench: Bench, wishes: list[str], stands: WriteDecision) -> None:
+def test_the_first_decision_stands(bench: Bench, wishes: list[str], stands: WriteState) -> None:
     bench.open("tx", "t")
     for wish in wishes:
-        more = {"commit": (PARTS,), "open": ("t",), "ask": (1.0,)}.get(wish, ())
+        more = {"commit": (PARTS,), "open": ("t",), "query_status": (1.0,)}.get(wish, ())
         assert getattr(bench, wish)("tx", *more).decision is stands
-    record = bench.look("tx").record
+    record = bench.transaction_status("tx").record
     assert record.rows == (7 if stands is COMMITTED else 0)
 
 
@@ -83,29 +83,29 @@ def test_other_parts_than_those_of_the_first_commit_count_for_nothing(bench: Ben
 def test_what_was_never_opened_cannot_be_committed(bench: Bench) -> None:
     assert bench.commit("tx", PARTS).decision is None
     assert bench.abort("tx").decision is None
-    assert bench.ask("tx", 0.0).decision is None
+    assert bench.query_status("tx", 0.0).decision is None
 
 
 def test_a_commit_is_kept_until_all_have_finished_and_for_days(bench: Bench) -> None:
     bench.open("tx", "t")
     bench.commit("tx", PARTS)
-    bench.finished("tx", "a")
-    bench.finished("tx", "nobody")
-    bench.clock.advance(100 * KEPT_SECONDS)
+    bench.mark_finished("tx", "a")
+    bench.mark_finished("tx", "nobody")
+    bench.clock.advance(100 * RESULT_RETENTION_SECONDS)
     bench.sweep()
-    assert bench.look("tx").record.unfinished == ["b"]
-    bench.finished("tx", "b")
+    assert bench.transaction_status("tx").record.unfinished == ["b"]
+    bench.mark_finished("tx", "b")
     bench.sweep()
-    assert bench.look("tx").decision is None
+    assert bench.transaction_status("tx").decision is None
     assert list((bench.directory / "raymq" / "writes").iterdir()) == []
 
 
 def test_an_open_write_is_aborted_a_day_after_it_was_touched_last(bench: Bench) -> None:
     bench.open("tx", "t")
-    bench.clock.advance(ABANDONED_SECONDS - 1)
+    bench.clock.advance(TRANSACTION_TIMEOUT_SECONDS - 1)
     assert bench.home.sweep() == []
-    bench.home.ask("tx", 10.0)  # somebody has had rows for it 10 s ago
-    bench.clock.advance(ABANDONED_SECONDS - 11)
+    bench.home.query_status("tx", 10.0)  # somebody has had rows for it 10 s ago
+    bench.clock.advance(TRANSACTION_TIMEOUT_SECONDS - 11)
     assert bench.home.sweep() == []
     bench.clock.advance(1)
     assert bench.home.sweep() == ["tx"]
@@ -118,10 +118,10 @@ def test_that_a_write_goes_on_is_known_after_a_restart(tmp_path: Path) -> None:
     bench.home.open("tx", "t")
     for _ in range(25 * 6):
         bench.clock.advance(600)
-        bench.home.ask("tx", 0.0)
+        bench.home.query_status("tx", 0.0)
     bench.start()
     assert bench.home.sweep() == []
-    bench.clock.advance(ABANDONED_SECONDS - 1)
+    bench.clock.advance(TRANSACTION_TIMEOUT_SECONDS - 1)
     bench.start()
     assert bench.home.sweep() == []
 
@@ -129,7 +129,7 @@ def test_that_a_write_goes_on_is_known_after_a_restart(tmp_path: Path) -> None:
 def test_a_restart_does_not_begin_the_wait_anew(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.home.open("tx", "t")
-    bench.home.ask("tx", 0.0)
+    bench.home.query_status("tx", 0.0)
     hours, aborted = 0, []
     while not aborted:
         bench.clock.advance(3_600)
@@ -147,7 +147,7 @@ def test_that_a_write_goes_on_is_written_down_now_and_then_only(tmp_path: Path) 
     bench.home._records.put = lambda record: (written.append(record), put(record))
     for _ in range(3_600):
         bench.clock.advance(5)
-        bench.home.ask("tx", 0.0)
+        bench.home.query_status("tx", 0.0)
     assert 4 <= len(written) <= 5
     bench.home._records.put = put
 
@@ -155,10 +155,10 @@ def test_that_a_write_goes_on_is_written_down_now_and_then_only(tmp_path: Path) 
 def test_a_disk_that_does_not_take_it_keeps_no_write_from_going_on(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.home.open("tx", "t")
-    bench.clock.advance(ABANDONED_SECONDS - 1)
+    bench.clock.advance(TRANSACTION_TIMEOUT_SECONDS - 1)
     with replaced(FaultyCalls("open", 1, errno.ENOSPC)):
-        assert bench.home.ask("tx", 0.0).decision is OPEN
-    bench.clock.advance(ABANDONED_SECONDS - 1)
+        assert bench.home.query_status("tx", 0.0).decision is OPEN
+    bench.clock.advance(TRANSACTION_TIMEOUT_SECONDS - 1)
     assert bench.home.sweep() == []
 
 
@@ -171,13 +171,13 @@ def test_what_was_written_by_a_clock_that_is_lost_is_as_if_it_were_of_now(
     bench.home.open("tx", "t")
     if is_committed:
         bench.home.commit("tx", {"a": {"p": 1}})
-        bench.home.finished("tx", "a")
+        bench.home.mark_finished("tx", "a")
     bench.clock.now = 0.0
-    wait = KEPT_SECONDS if is_committed else ABANDONED_SECONDS
+    wait = RESULT_RETENTION_SECONDS if is_committed else TRANSACTION_TIMEOUT_SECONDS
     for _ in range(10):
         bench.start()
         assert bench.home.sweep() == []
-        assert bench.home.look("tx").record is not None
+        assert bench.home.transaction_status("tx").record is not None
         bench.clock.advance(wait / 10)
     bench.start()
     bench.clock.advance(3_600)  # that it was touched lately may be unknown
@@ -202,18 +202,18 @@ def test_an_attempt_whose_number_was_committed_by_another_one_is_dropped_when_it
     bench.open("a1", "t", "q/t", 1)
     bench.open("b1", "t", "q/t", 1)
     bench.commit("b1", PARTS)
-    assert bench.ask("a1", 6.0).decision is ABORTED
+    assert bench.query_status("a1", 6.0).decision is ABORTED
 
 
 def test_what_is_kept_of_a_series_does_not_grow(bench: Bench) -> None:
     for number in range(50):
         bench.open(f"tx{number}", "t", "q/t", number)
         bench.commit(f"tx{number}", {"a": {"p": 1}})
-        bench.finished(f"tx{number}", "a")
-        bench.clock.advance(KEPT_OF_SERIES_SECONDS / 2)
+        bench.mark_finished(f"tx{number}", "a")
+        bench.clock.advance(SERIES_RETENTION_SECONDS / 2)
         bench.sweep()
     assert len(list((bench.directory / "raymq" / "writes").iterdir())) <= 3
-    bench.clock.advance(100 * KEPT_SECONDS)
+    bench.clock.advance(100 * RESULT_RETENTION_SECONDS)
     bench.sweep()
     assert bench.open("again", "t", "q/t", 49).instead.transaction == "tx49"
 
@@ -235,10 +235,14 @@ def test_what_cannot_be_read_is_told_and_neither_decided_nor_forgotten(tmp_path:
     bench.home.open("sound", "t")
     (tmp_path / "raymq" / "writes" / "tx").write_bytes(b"\xc1")
     bench.start()
-    for ask in (lambda: bench.home.look("tx"), lambda: bench.home.commit("tx", PARTS), lambda: bench.home.ask("tx", 1)):
+    for ask in (
+        lambda: bench.home.transaction_status("tx"),
+        lambda: bench.home.commit("tx", PARTS),
+        lambda: bench.home.query_status("tx", 1),
+    ):
         with pytest.raises(StoreCorrupt):
             ask()
-    bench.clock.advance(ABANDONED_SECONDS)
+    bench.clock.advance(TRANSACTION_TIMEOUT_SECONDS)
     assert bench.home.sweep() == ["sound"]
     assert (tmp_path / "raymq" / "writes" / "tx").exists()
 
@@ -258,7 +262,7 @@ def test_names_and_numbers_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_so_many_writes_are_known_at_most(tmp_path: Path) -> None:
-    home = WriteHome(WriteRecords(tmp_path), FakeClock(), most=2)
+    home = TransactionCoordinator(WriteTransactionStore(tmp_path), FakeClock(), most=2)
     home.open("a", "t")
     home.open("b", "t")
     with pytest.raises(ServerBusy):
@@ -293,11 +297,11 @@ def test_a_batch_is_not_committed_twice_where_the_disk_does_not_take_its_series(
         again = bench.home.open("second", "t", "q/t", 1)
         assert again.instead is not None
         assert again.instead.transaction == "first"
-        assert bench.home.ask("first", 0.0).decision is COMMITTED
+        assert bench.home.query_status("first", 0.0).decision is COMMITTED
     bench.home.sweep()
     again = Bench(tmp_path).home.open("third", "t", "q/t", 1)
     assert again.instead is not None
-    assert WriteRecords(tmp_path).end("q/t") == again.instead
+    assert WriteTransactionStore(tmp_path).end("q/t") == again.instead
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -308,7 +312,7 @@ def test_what_was_answered_outlives_a_loss_of_power(tmp_path: Path, seed: int) -
     disk = Disk(before)
     with replaced(disk):
         bench = Bench(before)
-        answered: dict[str, WriteDecision | None] = {}
+        answered: dict[str, WriteState | None] = {}
         for number in range(6):
             name = f"tx{number}"
             answered[name] = bench.home.open(name, "t", "q/t" if number % 2 else "", number).decision
@@ -317,7 +321,7 @@ def test_what_was_answered_outlives_a_loss_of_power(tmp_path: Path, seed: int) -
             elif random_.random() < 0.5:
                 answered[name] = bench.home.abort(name).decision
             if random_.random() < 0.5:
-                bench.home.finished(name, "a")
+                bench.home.mark_finished(name, "a")
         disk.after_power_loss(after, random_, random_.random())
     disk.close()
     again = Bench(after)

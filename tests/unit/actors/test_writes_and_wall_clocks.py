@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.writes.deciding import ABANDONED_SECONDS, KEPT_SECONDS
-from raymq.storage.tables.write_records import WriteDecision
+from raymq.actors.broker.core.writes.transaction_coordinator import (
+    RESULT_RETENTION_SECONDS,
+    TRANSACTION_TIMEOUT_SECONDS,
+)
+from raymq.storage.tables.write_transactions import WriteState
 from tests.unit.actors.bench import Bench
 
 DAY = 86_400.0
@@ -20,13 +23,13 @@ def test_a_clock_that_is_set_ends_nothing(tmp_path: Path, days: int, *, is_resta
     bench.core.writes.open("open", "t")
     bench.core.writes.open("done", "t")
     bench.core.writes.commit("done", {"broker-a": {"p": 1}})
-    bench.core.writes.finished("done", "broker-a")
+    bench.core.writes.mark_finished("done", "broker-a")
     bench.clock.advance(days * DAY)
     if is_restarted:
         bench.crash()
     assert bench.core.writes.sweep() == []
-    assert bench.core.writes.commit("open", {"broker-a": {"p": 1}}).decision is WriteDecision.COMMITTED
-    assert bench.core.writes.look("done").decision is WriteDecision.COMMITTED
+    assert bench.core.writes.commit("open", {"broker-a": {"p": 1}}).decision is WriteState.COMMITTED
+    assert bench.core.writes.transaction_status("done").decision is WriteState.COMMITTED
     bench.store.close()
 
 
@@ -44,9 +47,9 @@ def test_the_time_of_all_lives_together_ends_what_is_abandoned_and_what_is_long_
         lived += life
         if bench.core.writes.sweep():
             aborted = lived
-        if bench.core.writes.look("done").decision is None:
+        if bench.core.writes.transaction_status("done").decision is None:
             forgotten = lived
         bench.crash()
-    assert ABANDONED_SECONDS <= aborted <= ABANDONED_SECONDS + 2 * life
-    assert KEPT_SECONDS <= forgotten <= KEPT_SECONDS + 2 * life
+    assert TRANSACTION_TIMEOUT_SECONDS <= aborted <= TRANSACTION_TIMEOUT_SECONDS + 2 * life
+    assert RESULT_RETENTION_SECONDS <= forgotten <= RESULT_RETENTION_SECONDS + 2 * life
     bench.store.close()

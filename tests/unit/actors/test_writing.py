@@ -11,7 +11,7 @@ import numpy as np
 
 from raymq.actors.wire import frame
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.reader import FrameReader
+from raymq.actors.wire.frame_reader import FrameReader
 from raymq.actors.wire.server import Server, bind
 from raymq.actors.wire.server_connection import ServerConnection
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.protocol import Placed, RecallStatus
+from raymq.actors.protocol import RecallStatus, RecordPositions
 from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
 from raymq.storage.config import StoreConfig
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
-from tests.stored import EXPIRING
+from tests.store_records import EXPIRING
 from tests.unit.actors.clock import FakeClock
 
 #: Seconds.
@@ -72,10 +72,10 @@ class TimerBench:
 
     def rescue(self, log_min: int) -> int:
         """All steps towards that, each of which is on disk before the next one; up to where nothing waits then."""
-        while self.core.rescue.up_to(log_min) < log_min:
+        while self.core.rescue.relocate_before(log_min) < log_min:
             self.core.timers._wheel.validate()
             self.store.flush()
-        return self.core.rescue.up_to(log_min)
+        return self.core.rescue.relocate_before(log_min)
 
     def let_go(self) -> None:
         """Runs of retention until no file goes any more; what one has stored is on disk before the next one."""
@@ -92,7 +92,7 @@ class TimerBench:
         self.append(*messages, queue_id=queue_id)
         return messages
 
-    def append(self, *messages: Message, queue_id: int = 0, born_ms: int = 1) -> Placed:
+    def append(self, *messages: Message, queue_id: int = 0, born_ms: int = 1) -> RecordPositions:
         records = [bytearray(message.encode(born_ms, HOST)) for message in messages]
         for record in records:
             record[12:16] = queue_id.to_bytes(4, "big")

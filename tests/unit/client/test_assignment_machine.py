@@ -22,23 +22,23 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from raymq.actors.assignment import average
-from raymq.actors.broker.core.groups.clients import GRACE_SECONDS
-from raymq.actors.broker.core.groups.locks import LEASE_SECONDS, QueueLocks
+from raymq.actors.broker.core.groups.client_registry import SESSION_GRACE_SECONDS
+from raymq.actors.broker.core.groups.rebalance_lock_manager import LEASE_SECONDS, RebalanceLockManager
 from raymq.actors.protocol import MessageQueue
-from raymq.client.members.lock_table import Grant, LockTable
-from raymq.client.push.assignment import (
-    Assignment,
-    AwaitCalls,
-    CommitLast,
-    Drop,
-    FindStart,
+from raymq.actors.queue_allocation import average
+from raymq.client.members.lock_table import LockGrant, LockTable
+from raymq.client.push.queue_assignment import (
+    AwaitRunningCalls,
+    CommitFinal,
+    DropQueue,
+    FindStartOffset,
     Instruction,
-    Lock,
-    Open,
-    Shares,
+    LockQueues,
+    OpenQueue,
+    QueueAssignment,
+    RebalanceResult,
     Stage,
-    Unlock,
+    UnlockQueue,
 )
 from raymq.client.push.queue_backoff import QueueBackoffs
 from tests.unit.actors.clock import FakeClock
@@ -47,7 +47,7 @@ QUEUES = [MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t"
 #: What becomes of a request: all is well, it never comes, or its answer never does.
 FATES = ("well", "request lost", "answer lost")
 FATE = st.sampled_from(FATES)
-FAILS = st.sampled_from([None, FindStart, CommitLast, Unlock, Lock])
+FAILS = st.sampled_from([None, FindStartOffset, CommitFinal, UnlockQueue, LockQueues])
 STEPS = st.sampled_from([20, 1, 2, 3, 5, 8])
 LET_GO_SECONDS = 30.0
 
@@ -75,7 +75,7 @@ class Duty:
     instruction: Instruction
     since: float
     asked_at: float | None = None
-    grants: dict[MessageQueue, Grant] | None = None
+    grants: dict[MessageQueue, LockGrant] | None = None
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class Member:
     """One consumer: the assignment and the lock table are the real ones, and this carries out what they say."""
 
     name: str
-    assignment: Assignment
+    assignment: QueueAssignment
     backoffs: QueueBackoffs
     locks: LockTable
     link: Link = field(default_factory=Link)
@@ -113,7 +113,7 @@ class Group(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = FakeClock()
-        self.brokers = QueueLocks(self.clock)
+        self.brokers = RebalanceLockManager(self.clock)
         self.committed: dict[MessageQueue, int] = {}
         self.done = dict.fromkeys(QUEUES, 0)
         self.numbers = itertools.count()
@@ -147,20 +147,22 @@ class Group(RuleBasedStateMachine):
                 self.brokers.forget(member.name)
         self.clock.advance(until - self.clock())
 
-    def grants(self, member: Member, queues: tuple[MessageQueue, ...], asked_at: float) -> dict[MessageQueue, Grant]:
+    def grants(
+        self, member: Member, queues: tuple[MessageQueue, ...], asked_at: float
+    ) -> dict[MessageQueue, LockGrant]:
         terms = self.brokers.lock("g", member.name, [key(queue) for queue in queues])
-        return {queue: Grant(asked_at, terms[key(queue)], member.link) for queue in queues if key(queue) in terms}
+        return {queue: LockGrant(asked_at, terms[key(queue)], member.link) for queue in queues if key(queue) in terms}
 
     # -- what a member does ---------------------------------------------------------------------------------------
 
     def follow(self, member: Member, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Open(queue, offset):
+                case OpenQueue(queue, offset):
                     assert queue not in member.open
                     assert offset <= self.done[queue], "messages that nobody has done are skipped"
                     member.open[queue] = Place(offset)
-                case Drop(queue):
+                case DropQueue(queue):
                     member.dropped[queue] = member.open.pop(queue)
                     member.dropped_at[queue] = self.clock()
                     member.owes.add(queue)
@@ -171,12 +173,12 @@ class Group(RuleBasedStateMachine):
         """Go on with a duty; what becomes of its request is `fate`."""
         if member.cut:
             fate = "request lost"
-        if isinstance(duty.instruction, Lock | Unlock):
+        if isinstance(duty.instruction, LockQueues | UnlockQueue):
             if self.calm:
                 fate = "well"
             self.trouble |= fate != "well"
         match duty.instruction:
-            case Lock(queues):
+            case LockQueues(queues):
                 if duty.asked_at is None:  # the answer comes later
                     duty.asked_at = self.clock()
                     found = {} if fate == "request lost" else self.grants(member, queues, duty.asked_at)
@@ -188,18 +190,18 @@ class Group(RuleBasedStateMachine):
                     member.locks.granted(queue, grant)
                     member.terms[queue] = grant.term
                 self.follow(member, member.assignment.locked(queues, set(held)))
-            case FindStart(queue):
+            case FindStartOffset(queue):
                 member.duties.remove(duty)
                 if fate == "well":
                     offset = self.committed.setdefault(queue, 0)
                     self.follow(member, member.assignment.start_found(queue, offset, 0))
                 else:
                     self.follow(member, member.assignment.start_unknown(queue))
-            case AwaitCalls(queue):
+            case AwaitRunningCalls(queue):
                 if queue not in member.calls or self.clock() - duty.since >= LET_GO_SECONDS:
                     member.duties.remove(duty)
-                    self.follow(member, member.assignment.calls_over(queue))
-            case CommitLast(queue):
+                    self.follow(member, member.assignment.calls_finished(queue))
+            case CommitFinal(queue):
                 member.duties.remove(duty)
                 place = member.dropped.pop(queue)
                 member.owes.discard(queue)
@@ -207,8 +209,8 @@ class Group(RuleBasedStateMachine):
                 if fate != "request lost":
                     self.commit(queue, place)
                 saved = fate == "well"
-                self.follow(member, member.assignment.committed_last(queue, place, told=told, saved=saved))
-            case Unlock(queue):
+                self.follow(member, member.assignment.final_commit_done(queue, place, told=told, saved=saved))
+            case UnlockQueue(queue):
                 member.duties.remove(duty)
                 assert queue not in member.owes, "it is handed on before its last commit was tried"
                 waited = self.clock() - member.dropped_at.get(queue, 0.0) >= LET_GO_SECONDS
@@ -224,11 +226,13 @@ class Group(RuleBasedStateMachine):
 
     def look(self, member: Member) -> None:
         """One round; none begins before the last one's locks and starts are there, and none without the brokers."""
-        if member.cut or any(isinstance(duty.instruction, Lock | FindStart) for duty in member.duties):
+        if member.cut or any(isinstance(duty.instruction, LockQueues | FindStartOffset) for duty in member.duties):
             return
         members = sorted(each.name for each in [*self.members, *self.dead] if each.known)
         mine = set(average(QUEUES, members, member.name))
-        self.follow(member, member.assignment.share_out(Shares(mine, set(QUEUES), set(), settled=True)))
+        self.follow(
+            member, member.assignment.rebalance_queues(RebalanceResult(mine, set(QUEUES), set(), is_stable=True))
+        )
 
     def renew(self, member: Member, fate: str) -> None:
         self.follow(member, member.assignment.locks_lost(member.locks.ended(member.open)))
@@ -267,7 +271,7 @@ class Group(RuleBasedStateMachine):
     @rule()
     def join(self) -> None:
         backoffs = QueueBackoffs(self.clock)
-        machine = Assignment(self.clock, locking=self.locking, clustering=True, backoffs=backoffs)
+        machine = QueueAssignment(self.clock, locking=self.locking, clustering=True, backoffs=backoffs)
         self.members.append(Member(f"m{next(self.numbers)}", machine, backoffs, LockTable(self.clock)))
 
     @rule(which=st.integers(0, 2), looks=st.sampled_from([True, True, False]), steps=STEPS, fails=FAILS, fate=FATE)
@@ -341,7 +345,7 @@ class Group(RuleBasedStateMachine):
         if not member.cut:
             self.trouble = member.cut = True
             member.link.is_open = not sees_it
-            member.forget_at = self.clock() + GRACE_SECONDS
+            member.forget_at = self.clock() + SESSION_GRACE_SECONDS
             self.pass_time(seconds)
             if back:
                 self.connect(member)
@@ -363,7 +367,7 @@ class Group(RuleBasedStateMachine):
         self.members.remove(member)
         self.dead.append(member)
         if member.forget_at is None:
-            member.forget_at = self.clock() + GRACE_SECONDS
+            member.forget_at = self.clock() + SESSION_GRACE_SECONDS
 
     @precondition(lambda self: len(self.members) > 1)
     @rule(which=st.integers(0, 2))
@@ -461,7 +465,7 @@ def walk(group: Group, rng: random.Random, calm: bool) -> None:
     group.choose(calm)
     for _ in range(80):
         which = rng.randrange(9)
-        fate, fails = rng.choice(FATES), rng.choice([None, FindStart, CommitLast, Unlock, Lock])
+        fate, fails = rng.choice(FATES), rng.choice([None, FindStartOffset, CommitFinal, UnlockQueue, LockQueues])
         match rng.choices(range(10), [10, 3, 6, 3, 1, 3, 1, 1, 2, 1])[0]:
             case 0:
                 group.goes_on(which, rng.random() < 0.7, rng.choice([1, 2, 4, 20]), fails, fate)

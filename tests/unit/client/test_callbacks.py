@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from raymq.client.callbacks import CallbackFuture, Callbacks
+from raymq.client.callback_executor import CallbackExecutor, CallbackFuture
 
 
 def test_what_found_no_thread_is_run_by_who_closes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_what_found_no_thread_is_run_by_who_closes(monkeypatch: pytest.MonkeyPat
         raise RuntimeError(f"can't start {thread.name}")
 
     called: list[int] = []
-    callbacks = Callbacks()
+    callbacks = CallbackExecutor()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     future: CallbackFuture[int] = CallbackFuture(callbacks)
 
@@ -42,7 +42,7 @@ def test_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse_once)
-    callbacks, called = Callbacks(), list[Future[int]]()
+    callbacks, called = CallbackExecutor(), list[Future[int]]()
     futures: list[Future[int]] = [Future(), Future()]
     for future in futures:
         callbacks.run(called.append, future)

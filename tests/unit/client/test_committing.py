@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from raymq.actors.protocol import MessageQueue
-from raymq.client.push.committing import Committing
+from raymq.client.push.offset_committer import OffsetCommitter
 from raymq.client.push.process_queue import ProcessQueue
 
 
@@ -18,7 +18,7 @@ class Bench:
         self.committed: list[str] = []
         self.begun: list[str] = []
         self.go_on = asyncio.Event()
-        self.committing = Committing(self._commit)
+        self.committing = OffsetCommitter(self._commit)
 
     async def _commit(self, process: ProcessQueue) -> None:
         name = f"{process.queue.broker}{process.queue.queue_id}"

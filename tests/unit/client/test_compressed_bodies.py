@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.commands.fetch import Fetched
-from raymq.client.kept_bodies import MOST_KEPT_BYTES, OVERHEAD_BYTES, KeptBodies, kept_bodies
+from raymq.actors.wire.commands.fetch_commands import Fetched
+from raymq.client.body_cache import MAX_CACHE_BYTES, OVERHEAD_BYTES, BodyCache, body_cache
 from raymq.client.message import ReceivedMessage
+from raymq.client.message_decoder import decode_message, decode_messages
 from raymq.client.pull.pull_consumer import _table
-from raymq.client.received import received, received_one
 from raymq.storage.records.record import encode, encode_properties
-from raymq.storage.records.table import MOST_TABLE_BYTES, tables_from_records
+from raymq.storage.records.record_table import MAX_TABLE_BYTES, tables_from_records
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 #: The text of each message: a few of them are as long as one may be.
@@ -69,7 +69,7 @@ def bombs(request: pytest.FixtureRequest) -> Fetched:
 
 @pytest.mark.long
 def test_a_program_that_holds_all_messages_and_looks_at_all_bodies_holds_few_texts(bombs: Fetched) -> None:
-    messages = received(bombs, QUEUE)
+    messages = decode_messages(bombs, QUEUE)
     tracemalloc.start()
     try:
         for _ in range(2):
@@ -77,20 +77,20 @@ def test_a_program_that_holds_all_messages_and_looks_at_all_bodies_holds_few_tex
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < MOST_KEPT_BYTES + 3 * len(BOMB)
-    assert kept_bodies.bytes <= MOST_KEPT_BYTES
+    assert most < MAX_CACHE_BYTES + 3 * len(BOMB)
+    assert body_cache.bytes <= MAX_CACHE_BYTES
     assert messages[-1].body is messages[-1].body, "the last one is kept"
 
 
 def test_what_is_tried_again_holds_no_text(bombs: Fetched) -> None:
-    message = received_one(bombs.records, 0, QUEUE)
+    message = decode_message(bombs.records, 0, QUEUE)
     text = message.body
-    again = message.tried_again().tried_again()
+    again = message.with_failure().with_failure()
     assert again.reconsume_times == message.reconsume_times + 2
     assert again.properties == message.properties
     assert again.body == text
-    plain = received_one(part_of([b"plain"], 0).records, 0, QUEUE)
-    assert plain.tried_again().body == b"plain"
+    plain = decode_message(part_of([b"plain"], 0).records, 0, QUEUE)
+    assert plain.with_failure().body == b"plain"
     held: ReceivedMessage = again
     assert "body" not in {name for name in ("body",) if _has_slot(held, name)}, "made when it is looked at"
 
@@ -107,18 +107,18 @@ def test_tables_are_cut_where_their_texts_would_be_too_large(bombs: Fetched) -> 
     rows, before = [], pa.total_allocated_bytes()
     most = 0
     for table in tables_from_records(bombs.records, bombs.sizes, broker="b"):
-        assert table.column("body").nbytes <= MOST_TABLE_BYTES + 1_000
+        assert table.column("body").nbytes <= MAX_TABLE_BYTES + 1_000
         rows += table.column("properties").to_pylist()
         most = max(most, pa.total_allocated_bytes() - before)
     assert rows == [[("n", str(n))] for n in range(COUNT)]
-    assert most < 3 * MOST_TABLE_BYTES
+    assert most < 3 * MAX_TABLE_BYTES
     first = next(tables_from_records(bombs.records, bombs.sizes, broker="b"))
     assert first.column("body")[0].as_py() == BOMB
 
 
 def test_the_next_table_begins_behind_a_table_that_was_cut(bombs: Fetched) -> None:
     table, following = _table(bombs, QUEUE)
-    assert table.num_rows == MOST_TABLE_BYTES // len(BOMB)
+    assert table.num_rows == MAX_TABLE_BYTES // len(BOMB)
     assert following == 100 + table.num_rows
 
 
@@ -151,7 +151,7 @@ def test_what_was_made_longest_ago_is_forgotten_first_and_what_is_gone_is_no_mat
         def forget(self) -> None:
             self.forgot = True
 
-    kept = KeptBodies(10_000)
+    kept = BodyCache(10_000)
     holders = [Holder() for _ in range(4)]
     for holder in holders[:2]:
         kept.keep(holder, 4_000 - OVERHEAD_BYTES)
@@ -180,7 +180,7 @@ class Holder:
 
 
 def test_empty_bodies_count_with_what_it_costs_to_know_of_them() -> None:
-    kept = KeptBodies(OVERHEAD_BYTES * 10)
+    kept = BodyCache(OVERHEAD_BYTES * 10)
     holders = [Holder() for _ in range(25)]
     for holder in holders:
         kept.keep(holder, 0)
@@ -199,7 +199,7 @@ class InterruptedTurn(dict[str, object]):
 
 
 def test_an_interrupt_while_the_turn_is_taken_does_not_keep_it() -> None:
-    kept = KeptBodies(OVERHEAD_BYTES * 3)
+    kept = BodyCache(OVERHEAD_BYTES * 3)
     kept._turn = InterruptedTurn()
     holders = [Holder() for _ in range(5)]
     with pytest.raises(KeyboardInterrupt):
@@ -212,7 +212,7 @@ def test_an_interrupt_while_the_turn_is_taken_does_not_keep_it() -> None:
 
 def test_a_body_that_is_looked_at_while_its_own_thread_counts_waits_for_nobody() -> None:
     """As a signal handler does that interrupts the count."""
-    kept = KeptBodies(OVERHEAD_BYTES * 3)
+    kept = BodyCache(OVERHEAD_BYTES * 3)
     in_between = Holder()
     first = Holder(lambda: kept.keep(in_between, 0))
     holders = [first, *(Holder() for _ in range(3))]

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.actors.assignment import average
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.queue_allocation import average
 from raymq.client import ConsumeResult, InvalidInput, Retry
-from raymq.client.members.subscription import TagFilter, parse_subscriptions
+from raymq.client.members.tag_filter import TagFilter, parse_subscriptions
 from raymq.client.push.fetch_window import MAX_MESSAGES, MAX_SPAN
 from raymq.client.push.listener import ListenerRunner, read_answer
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.storage.records.java_hash import tags_code
-from tests.received import levels_of, message
+from tests.received_messages import levels_of, message
 
 OK, LATER = ConsumeResult.SUCCESS, ConsumeResult.RECONSUME_LATER
 

@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.client.members.subscription import TagFilter
+from raymq.client.members.tag_filter import TagFilter
 from raymq.client.message import ReceivedMessage
+from raymq.client.push.consume_message_service import ConsumeMessageService
 from raymq.client.push.consumer_settings import ConsumerSettings
-from raymq.client.push.delivery import Delivery
 from raymq.client.push.failures import CallFailure
 from raymq.client.push.listener import Answer, ConsumeResult, ListenerRunner
-from raymq.client.push.pace import CallPace
+from raymq.client.push.listener_latency import ListenerLatency
 from raymq.client.push.process_queue import ProcessQueue
-from raymq.client.push.send_back import SentBack
+from raymq.client.push.send_back_client import SendBackResult
 from tests.polling import poll_until
-from tests.received import QUEUE, message
+from tests.received_messages import QUEUE, message
 
 SECONDS = 5.0
 
@@ -36,7 +36,7 @@ class Bench:
         self._go_on = threading.Semaphore(0)
         self._ended = threading.Semaphore(0)
         settings = ConsumerSettings("g", {"t": TagFilter.parse("*")}, ordered=ordered, threads=1)
-        self.delivery = Delivery(
+        self.delivery = ConsumeMessageService(
             settings, ListenerRunner(self._listen), send_back=self._send_back, on_room=self.room.append
         )
         self.process = self.delivery.open(QUEUE, 0)
@@ -55,9 +55,9 @@ class Bench:
             raise self.answer
         return self.answer
 
-    async def _send_back(self, failed: ReceivedMessage, failure: CallFailure) -> SentBack:
+    async def _send_back(self, failed: ReceivedMessage, failure: CallFailure) -> SendBackResult:
         self.returned.append((failed.queue_offset, failure.level))
-        return SentBack()
+        return SendBackResult()
 
     def add(self, *offsets: int) -> None:
         self.delivery.add(self.process, [message(offset) for offset in offsets], [10] * len(offsets))
@@ -121,14 +121,14 @@ def test_a_failure_is_logged_though_its_broker_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Wait a moment for what the broker says, and no longer."""
-    monkeypatch.setattr("raymq.client.push.delivery._ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("raymq.client.push.consume_message_service._ANSWER_SECONDS", 0.0)
 
     async def scenario(bench: Bench) -> None:
         is_back = asyncio.Event()
 
-        async def send_back(*_: object) -> SentBack:
+        async def send_back(*_: object) -> SendBackResult:
             await is_back.wait()
-            return SentBack()
+            return SendBackResult()
 
         bench.delivery._send_back = send_back
         bench.answer = ValueError("no such account")
@@ -313,7 +313,7 @@ def test_a_call_that_comes_alone_to_a_quick_listener_is_made_beside_the_loop() -
         bench.add_one(0)
         assert not bench.asides, "nobody knows yet that it is quick"
         bench.end_a_call()
-        bench.delivery.pace = CallPace(lambda: 0.0)
+        bench.delivery.pace = ListenerLatency(lambda: 0.0)
         for offset in range(1, 60):
             bench.delivery.pace.took(0.0)
             bench.add_one(offset)
@@ -332,7 +332,7 @@ def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
         bench.delivery.pace.took(1.0)
         bench.add_one(0)
         bench.end_a_call()
-        bench.delivery.pace = CallPace(lambda: 0.0)
+        bench.delivery.pace = ListenerLatency(lambda: 0.0)
         bench.delivery.pace.took(0.0)
         bench.add(1, 2)
         bench.end_a_call()

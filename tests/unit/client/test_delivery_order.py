@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from raymq.client.message import ReceivedMessage
-from raymq.client.push.delivery_order import AnyOrder, StrictOrder
+from raymq.client.push.delivery_order import ConcurrentDelivery, OrderedDelivery
 from raymq.client.push.fetch_window import MAX_PARKED, MAX_SPAN_PARKED
 from raymq.client.push.process_queue import ProcessQueue
-from tests.received import QUEUE, failed, message
+from tests.received_messages import QUEUE, failed, message
 
 RETRY_SECONDS = 1.0
 
@@ -22,12 +22,12 @@ def offsets(messages: list[ReceivedMessage]) -> list[int]:
     return [each.queue_offset for each in messages]
 
 
-def ordered(keys: str | int, *, limit: int | None = None, park: bool = False) -> StrictOrder:
-    return StrictOrder(filled(keys), RETRY_SECONDS, limit, park)
+def ordered(keys: str | int, *, limit: int | None = None, park: bool = False) -> OrderedDelivery:
+    return OrderedDelivery(filled(keys), RETRY_SECONDS, limit, park)
 
 
 def test_unordered_lets_everything_run_and_returns_what_failed() -> None:
-    order = AnyOrder(filled(5))
+    order = ConcurrentDelivery(filled(5))
     first, second = order.next_batch(2, 0.0), order.next_batch(2, 0.0)
     assert (offsets(first), offsets(second)) == ([0, 1], [2, 3])
     assert order.wait_seconds(0.0) == 0.0
@@ -139,7 +139,7 @@ def test_an_outage_puts_parked_messages_back_aside() -> None:
 def test_parked_messages_hold_up_no_others_up_to_a_bound() -> None:
     """One poison message: what waits behind it counts neither as in flight nor for the span, up to `MAX_PARKED`."""
     process = ProcessQueue(QUEUE, 0)
-    order = StrictOrder(process, RETRY_SECONDS, None, park_failed_keys=True)
+    order = OrderedDelivery(process, RETRY_SECONDS, None, park_failed_keys=True)
     delivered = 0
     while process.has_room:  # every tenth message is of the key that fails
         offset = process.next_offset
@@ -164,7 +164,7 @@ def test_parked_messages_hold_up_no_others_up_to_a_bound() -> None:
 
 def test_the_span_behind_parked_messages_is_bounded() -> None:
     process = ProcessQueue(QUEUE, 0)
-    order = StrictOrder(process, RETRY_SECONDS, None, park_failed_keys=True)
+    order = OrderedDelivery(process, RETRY_SECONDS, None, park_failed_keys=True)
     process.extend([message(0, "bad")], [10])
     order.done(order.next_batch(1, 0.0), failed(0), 0.0)
     process.next_offset = MAX_SPAN_PARKED - 1

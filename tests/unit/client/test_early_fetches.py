@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.client.requests.early_fetches import MOST_QUEUES, EarlyFetches
+from raymq.client.requests.prefetch_table import MAX_PREFETCHED_QUEUES, PrefetchTable
 
-QUEUES = [MessageQueue("t", "broker-a", number) for number in range(MOST_QUEUES + 1)]
+QUEUES = [MessageQueue("t", "broker-a", number) for number in range(MAX_PREFETCHED_QUEUES + 1)]
 
 
 class Begun:
@@ -22,20 +22,20 @@ class Begun:
 
 
 @pytest.fixture
-def ahead() -> Iterator[EarlyFetches[Begun]]:
-    made: EarlyFetches[Begun] = EarlyFetches(Begun.give_up, lambda begun: begun.usable)
+def ahead() -> Iterator[PrefetchTable[Begun]]:
+    made: PrefetchTable[Begun] = PrefetchTable(Begun.give_up, lambda begun: begun.usable)
     yield made
-    assert len(made) <= MOST_QUEUES
+    assert len(made) <= MAX_PREFETCHED_QUEUES
 
 
-def begin(ahead: EarlyFetches[Begun], queue: MessageQueue, offset: int = 7, max_messages: int = 10) -> Begun:
+def begin(ahead: PrefetchTable[Begun], queue: MessageQueue, offset: int = 7, max_messages: int = 10) -> Begun:
     ahead.make_room(queue)
     begun = Begun()
     ahead.put(queue, offset, max_messages, begun)
     return begun
 
 
-def test_what_was_begun_for_this_very_fetch_is_the_callers(ahead: EarlyFetches[Begun]) -> None:
+def test_what_was_begun_for_this_very_fetch_is_the_callers(ahead: PrefetchTable[Begun]) -> None:
     begun = begin(ahead, QUEUES[0])
     assert QUEUES[0] in ahead
     assert ahead.take(QUEUES[0], 7, 10) is begun
@@ -44,7 +44,7 @@ def test_what_was_begun_for_this_very_fetch_is_the_callers(ahead: EarlyFetches[B
 
 
 @pytest.mark.parametrize(("offset", "max_messages", "usable"), [(8, 10, True), (7, 9, True), (7, 10, False)])
-def test_another_one_is_given_up(ahead: EarlyFetches[Begun], offset: int, max_messages: int, usable: bool) -> None:
+def test_another_one_is_given_up(ahead: PrefetchTable[Begun], offset: int, max_messages: int, usable: bool) -> None:
     begun = begin(ahead, QUEUES[0])
     begun.usable = usable
     assert ahead.take(QUEUES[0], offset, max_messages) is None
@@ -52,7 +52,7 @@ def test_another_one_is_given_up(ahead: EarlyFetches[Begun], offset: int, max_me
     assert QUEUES[0] not in ahead
 
 
-def test_a_queue_has_one_and_the_one_longest_ago_makes_room(ahead: EarlyFetches[Begun]) -> None:
+def test_a_queue_has_one_and_the_one_longest_ago_makes_room(ahead: PrefetchTable[Begun]) -> None:
     first = begin(ahead, QUEUES[0])
     again = begin(ahead, QUEUES[0])
     assert (first.times_given_up, again.times_given_up) == (1, 0)
@@ -60,5 +60,5 @@ def test_a_queue_has_one_and_the_one_longest_ago_makes_room(ahead: EarlyFetches[
     assert again.times_given_up == 1
     assert list(ahead) == QUEUES[1:]
     ahead.clear()
-    assert [begun.times_given_up for begun in others] == [1] * MOST_QUEUES
+    assert [begun.times_given_up for begun in others] == [1] * MAX_PREFETCHED_QUEUES
     assert not ahead

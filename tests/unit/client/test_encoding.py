@@ -11,7 +11,7 @@ import pytest
 from raymq.actors.request_limits import PART_BYTES
 from raymq.client import InvalidInput, Message
 from raymq.client.message import key_numbers
-from raymq.client.produce.encoding import encode_messages, message_parts, table_parts
+from raymq.client.produce.message_encoder import encode_messages, message_parts, table_parts
 from raymq.storage.records.record import Record, decode, encode, encode_properties
 
 pytestmark = pytest.mark.usefixtures("batch_code")

@@ -11,8 +11,8 @@ from raymq.client import ConsumeResult, Retry
 from raymq.client.push.failures import CallFailure, FailureLog, LogLine, LogThrottle
 from raymq.client.push.listener import ListenerRunner, read_answer
 from raymq.storage.errors import number_text
-from raymq.storage.records.failure_reason import MOST_REASON_BYTES, failure_reason
-from tests.received import message
+from raymq.storage.records.failure_reason import MAX_REASON_BYTES, failure_reason
+from tests.received_messages import message
 
 LATER = ConsumeResult.RECONSUME_LATER
 
@@ -55,7 +55,7 @@ def test_a_reason_without_text_is_the_type_alone() -> None:
 @pytest.mark.parametrize("text", ["x" * 10_000, "\u20ac" * 10_000, "a" + "\U0001f600" * 10_000])
 def test_a_long_reason_is_cut_between_characters(text: str) -> None:
     reason = failure_reason(text)
-    assert MOST_REASON_BYTES - 4 < len(reason.encode()) <= MOST_REASON_BYTES
+    assert MAX_REASON_BYTES - 4 < len(reason.encode()) <= MAX_REASON_BYTES
     assert text.startswith(reason)
 
 

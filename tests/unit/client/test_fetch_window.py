@@ -6,7 +6,7 @@ import pytest
 
 from raymq.client.push.fetch_window import MAX_BYTES, MAX_PARKED, MAX_SPAN, MAX_SPAN_PARKED, FetchWindow
 from raymq.client.push.process_queue import ProcessQueue
-from tests.received import QUEUE, message
+from tests.received_messages import QUEUE, message
 
 
 @pytest.mark.parametrize(

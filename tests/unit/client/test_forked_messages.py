@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from raymq.client import Message
-from tests.forked import in_child
+from tests.forked_child import run_in_child
 
 
 def test_a_unique_key_that_was_read_is_the_same_in_a_forked_child() -> None:
     """Fault 14.21: the child made another one of the same number."""
     message = Message("t", b"x")
     key = message.unique_key
-    assert in_child(lambda: message.unique_key) == key
+    assert run_in_child(lambda: message.unique_key) == key
     assert message.encode(0, bytes(8)).find(key.encode()) > 0

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.client.produce.outbox_file import OutboxFile, ToKeep, UnsentSend
-from tests.forked import in_child
+from raymq.client.produce.outbox_file import OutboxEntry, OutboxFile, UnsentBatches
+from tests.forked_child import run_in_child
 
 _CHILDREN = 30
 
@@ -19,7 +19,7 @@ _CHILDREN = 30
 def keep(outbox: OutboxFile, number: int) -> int:
     record = b"%d" % number
     sizes = np.array((len(record),), np.int32)
-    return outbox.keep(UnsentSend("t", [ToKeep(bytearray(record), sizes)], "down"))[0]
+    return outbox.keep(UnsentBatches("t", [OutboxEntry(bytearray(record), sizes)], "down"))[0]
 
 
 def kept(path: Path) -> list[bytes]:
@@ -98,7 +98,7 @@ def test_a_child_is_not_locked_out_by_what_a_thread_of_its_parent_did_in_the_mom
         return "kept"
 
     try:
-        assert [in_child(look) for _ in range(_CHILDREN)] == ["kept"] * _CHILDREN
+        assert [run_in_child(look) for _ in range(_CHILDREN)] == ["kept"] * _CHILDREN
     finally:
         stopped.set()
         thread.join()
@@ -108,7 +108,7 @@ def test_a_child_is_not_locked_out_by_what_a_thread_of_its_parent_did_in_the_mom
 def test_a_parent_goes_on_with_its_claim_behind_a_fork(path: Path) -> None:
     parents, other = OutboxFile(path), OutboxFile(path)
     assert parents.claim(60)
-    assert in_child(lambda: "child") == "child"
+    assert run_in_child(lambda: "child") == "child"
     assert (other.claim(60), parents.claim(60)) == (False, True)
     parents.close()
     assert other.claim(60)

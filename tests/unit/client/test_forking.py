@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.protocol import MessageQueue, Placed, SendStatus
-from raymq.actors.sending.sender import Sent
+from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus
+from raymq.actors.sending.sender import SendOutcome
 from raymq.client import ConsumeResult, Producer, PushConsumer
 from raymq.client.connection import Connection
-from raymq.client.forking import renew_in_child
+from raymq.client.fork_hooks import register_child_reset
 from raymq.client.produce import sent_results
 from raymq.client.produce.sent_results import BatchResults
-from tests.forked import in_child
+from tests.forked_child import run_in_child
 
 
 class Owner:
@@ -28,7 +28,7 @@ class Owner:
     def __init__(self, name: str, renewed: list[str], *, before_users: bool) -> None:
         self.name = name
         self.renewed = renewed
-        renew_in_child(self, Owner.renew, before_users=before_users)
+        register_child_reset(self, Owner.renew, before_users=before_users)
 
     def renew(self) -> None:
         self.renewed.append(self.name)
@@ -38,25 +38,25 @@ def test_what_is_used_is_renewed_before_its_users_whatever_was_registered_first(
     renewed: list[str] = []
     owners = [Owner("user", renewed, before_users=False), Owner("used", renewed, before_users=True)]
     owners += [Owner("user too", renewed, before_users=False), Owner("used too", renewed, before_users=True)]
-    assert in_child(lambda: ", ".join(renewed)) == "used, used too, user, user too"
+    assert run_in_child(lambda: ", ".join(renewed)) == "used, used too, user, user too"
     assert renewed == []  # the parent's are as they were
 
 
 def test_a_childs_connection_closes_the_producer_that_it_has_inherited() -> None:
     mq = Connection(["127.0.0.1:1"])
     producer = Producer(mq, "p", linger=1.0)
-    assert in_child(lambda: str(producer in mq._clients)) == "True"
+    assert run_in_child(lambda: str(producer in mq._clients)) == "True"
     mq.close()
 
 
 def test_a_childs_connection_closes_the_push_consumer_that_the_parent_has_not_started() -> None:
     mq = Connection(["127.0.0.1:1"])
     consumer = PushConsumer(mq, "g", {"t": "*"}, lambda _: ConsumeResult.SUCCESS)
-    assert in_child(lambda: str(consumer in mq._clients)) == "True"
+    assert run_in_child(lambda: str(consumer in mq._clients)) == "True"
     mq.close()
 
 
-@pytest.mark.parametrize("first", ["raymq.client.forking", "raymq.client.kept_bodies", "raymq.client.connection"])
+@pytest.mark.parametrize("first", ["raymq.client.fork_hooks", "raymq.client.body_cache", "raymq.client.connection"])
 def test_the_order_does_not_depend_on_what_was_imported_first(first: str) -> None:
     script = f"""
         import {first}, os
@@ -78,14 +78,14 @@ def test_a_childs_results_wait_for_no_thread_of_its_parent(monkeypatch: pytest.M
     """Results are made when they are looked at, by whoever does; a child inherits no lock from one that is at it."""
     at_it, go_on = threading.Event(), threading.Event()
 
-    def make(_sent: Sent, numbers: Sequence[str | int]) -> list[Any]:
+    def make(_sent: SendOutcome, numbers: Sequence[str | int]) -> list[Any]:
         if threading.current_thread() is not threading.main_thread():
             at_it.set()
             assert go_on.wait(30)
         return list(numbers)
 
-    placed = Placed("t", (0,), (0,), (0,))
-    sent = Sent(SendStatus.SEND_OK, MessageQueue("t", "b", 0), "127.0.0.1:1", placed)
+    placed = RecordPositions("t", (0,), (0,), (0,))
+    sent = SendOutcome(SendStatus.SEND_OK, MessageQueue("t", "b", 0), "127.0.0.1:1", placed)
     monkeypatch.setattr(sent_results, "results_of", make)
     thread = threading.Thread(target=lambda: len(list(BatchResults([sent], ["mine"]))))
     thread.start()
@@ -95,6 +95,6 @@ def test_a_childs_results_wait_for_no_thread_of_its_parent(monkeypatch: pytest.M
         signal.alarm(10)
         return str(list(BatchResults([sent], ["the child's"])))
 
-    assert in_child(look) == '["the child\'s"]'
+    assert run_in_child(look) == '["the child\'s"]'
     go_on.set()
     thread.join()

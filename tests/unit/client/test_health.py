@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.client.health import Health, RunningCall, hanging
+from raymq.client.consumer_health import Health, RunningCall, hanging
 
 QUEUES = [MessageQueue("t", "broker-a", number) for number in range(3)]
 

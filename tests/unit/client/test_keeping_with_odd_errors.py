@@ -7,15 +7,15 @@ from contextlib import closing
 from pathlib import Path
 
 from raymq.actors.errors import NotStored
-from raymq.actors.sending.sender import Sent, Sizes, Terms
+from raymq.actors.sending.sender import SendOutcome, SendParameters, Sizes
 from raymq.client import Message
-from raymq.client.produce.encoding import encode_messages
-from raymq.client.produce.outbox import OutboxSends
+from raymq.client.produce.message_encoder import encode_messages
+from raymq.client.produce.outbox import OutboxSender
 from raymq.client.produce.outbox_file import OutboxFile
 
 #: Half of a character, as JSON may hold it.
 LONE_SURROGATE = "\ud83d"
-TERMS = Terms(1.0, 0)
+TERMS = SendParameters(1.0, 0)
 
 
 class Refusing:
@@ -24,13 +24,13 @@ class Refusing:
     def __init__(self) -> None:
         self._said = [LONE_SURROGATE]
 
-    async def send(self, _topic: str, _records: bytearray, _sizes: Sizes, _terms: Terms) -> Sent:
+    async def send(self, _topic: str, _records: bytearray, _sizes: Sizes, _terms: SendParameters) -> SendOutcome:
         error = NotStored(self._said.pop() if self._said else "away")
         await asyncio.sleep(0)  # so that their tries run out together
         raise error
 
 
-async def send(sends: OutboxSends, body: bytes) -> BaseException | None:
+async def send(sends: OutboxSender, body: bytes) -> BaseException | None:
     message = Message("t", body)
     records, sizes = encode_messages([message], [message.unique_key], bytes(8))
     try:
@@ -41,7 +41,7 @@ async def send(sends: OutboxSends, body: bytes) -> BaseException | None:
 
 
 async def keep_all(path: Path, bodies: list[bytes]) -> list[BaseException | None]:
-    sends = OutboxSends(Refusing(), OutboxFile(path), TERMS)
+    sends = OutboxSender(Refusing(), OutboxFile(path), TERMS)
     try:
         return await asyncio.gather(*(send(sends, body) for body in bodies))
     finally:

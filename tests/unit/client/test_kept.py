@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raymq.client.pop.kept import KeptMessage, KeptMessages
-from tests.received import message
+from raymq.client.pop.pop_buffer import BufferedMessage, PopBuffer
+from tests.received_messages import message
 
 
-def offsets(popped: Sequence[KeptMessage]) -> list[int]:
+def offsets(popped: Sequence[BufferedMessage]) -> list[int]:
     return [each.message.queue_offset for each in popped]
 
 
 def test_what_is_taken_has_half_of_its_time_left() -> None:
     now = [100.0]
-    kept = KeptMessages(lambda: now[0])
+    kept = PopBuffer(lambda: now[0])
     assert kept.add([message(0), message(1)], 100.0, 12_000) == 106.0
     kept.add([message(2)], 103.0, 12_000)
     found = kept.take(1, 12_000)
@@ -29,7 +29,7 @@ def test_what_is_taken_has_half_of_its_time_left() -> None:
 
 
 def test_nobody_gets_what_was_popped_for_less_than_it_wants() -> None:
-    kept = KeptMessages(lambda: 0.0)
+    kept = PopBuffer(lambda: 0.0)
     kept.add([message(0)], 0.0, 2_000)
     kept.add([message(1)], 0.0, 600_000)
     assert (kept.count(600_000), kept.count(2_000)) == (1, 2)
@@ -39,7 +39,7 @@ def test_nobody_gets_what_was_popped_for_less_than_it_wants() -> None:
 
 def test_what_was_popped_for_a_short_time_is_renewed_for_a_while() -> None:
     now = [1.0]
-    kept = KeptMessages(lambda: now[0])
+    kept = PopBuffer(lambda: now[0])
     kept.add([message(0)], 0.0, 2_000)
     (late,), given_back = kept.late()
     assert given_back == []
@@ -53,7 +53,7 @@ def test_what_was_popped_for_a_short_time_is_renewed_for_a_while() -> None:
 
 
 def test_what_did_not_arrive_is_the_next_ones_in_its_order() -> None:
-    kept = KeptMessages(lambda: 0.0)
+    kept = PopBuffer(lambda: 0.0)
     kept.add([message(number) for number in range(4)], 0.0, 10_000)
     kept.put_back(kept.take(3, 10_000))
     assert offsets(kept.take(2, 10_000)) == [0, 1]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.headers.pop import Handle
+from raymq.actors.wire.headers.pop_headers import ReceiptHandle
 from raymq.client.message import ReceivedMessage
-from raymq.client.push.leases import YOUNG_SECONDS, Leases, LentCall
+from raymq.client.push.message_leases import LAUNCH_GUARD_SECONDS, LeasedCall, MessageLeases
 from raymq.client.receipt import Receipt
-from tests.received import message
+from tests.received_messages import message
 from tests.unit.actors.clock import FakeClock
 
 LEASE_SECONDS = 10.0
@@ -20,34 +20,34 @@ def clock() -> FakeClock:
     return FakeClock(100.0)
 
 
-def leases(clock: FakeClock, threads: int = 2, batch_size: int = 1, first_calls: int = 0) -> Leases:
-    return Leases(clock, threads, batch_size, LEASE_SECONDS, first_calls)
+def leases(clock: FakeClock, threads: int = 2, batch_size: int = 1, first_calls: int = 0) -> MessageLeases:
+    return MessageLeases(clock, threads, batch_size, LEASE_SECONDS, first_calls)
 
 
 def lent(
     offset: int, broker: str = "a", queue_id: int = 0, *, suspect: bool = False, begun: bool = False
 ) -> ReceivedMessage:
-    receipt = Receipt(Handle(offset, 1, 1, 0, "0", broker, queue_id, offset), suspect, is_begun=begun)
+    receipt = Receipt(ReceiptHandle(offset, 1, 1, 0, "0", broker, queue_id, offset), suspect, is_begun=begun)
     return message(offset, queue=MessageQueue("t", broker, queue_id), receipt=receipt)
 
 
-def add(known: Leases, *messages: ReceivedMessage) -> None:
+def add(known: MessageLeases, *messages: ReceivedMessage) -> None:
     for each in messages:
         known.add(each, known.clock() + LEASE_SECONDS / 2)
 
 
-def begin(known: Leases) -> LentCall | None:
+def begin(known: MessageLeases) -> LeasedCall | None:
     call = known.next_call()
     if call is not None:
         call.begun_at = known.clock()
     return call
 
 
-def offsets(call: LentCall | None) -> list[int]:
+def offsets(call: LeasedCall | None) -> list[int]:
     return [] if call is None else [offset for _, offset in call.leases]
 
 
-def end(known: Leases, call: LentCall | None) -> None:
+def end(known: MessageLeases, call: LeasedCall | None) -> None:
     assert call is not None
     for place in list(call.leases):
         known.ended(call, place)
@@ -74,10 +74,10 @@ def test_first_calls_begin_one_at_a_time(clock: FakeClock) -> None:
     add(known, *map(lent, range(5)))
     first = begin(known)
     assert begin(known) is None
-    assert known.young_until() == 100.0 + YOUNG_SECONDS
+    assert known.young_until() == 100.0 + LAUNCH_GUARD_SECONDS
     end(known, first)
     assert offsets(begin(known)) == [1], "the broker learns of both in one request"
-    clock.advance(2 * YOUNG_SECONDS)
+    clock.advance(2 * LAUNCH_GUARD_SECONDS)
     assert [offsets(begin(known)) for _ in range(3)] == [[2], [3], [4]]
     assert known.young_until() is None
 
@@ -172,6 +172,6 @@ def test_what_waits_for_long_is_taken_out_but_the_next_suspect(clock: FakeClock)
     add(known, lent(0), lent(1, suspect=True), lent(3, suspect=True))
     clock.advance(1.0)
     add(known, lent(2))
-    assert [each.place[1] for each in known.take_ahead(100.0)] == [0, 3]
-    assert [each.place[1] for each in known.take_same((MessageQueue("t", "a", 0), 2))] == [2]
-    assert [each.place[1] for each in known.take_ahead()] == [1]
+    assert [each.place[1] for each in known.take_unstarted(100.0)] == [0, 3]
+    assert [each.place[1] for each in known.take_redelivered((MessageQueue("t", "a", 0), 2))] == [2]
+    assert [each.place[1] for each in known.take_unstarted()] == [1]

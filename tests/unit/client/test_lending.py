@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from raymq.actors.wire.headers.pop import Handle
+from raymq.actors.wire.headers.pop_headers import ReceiptHandle
 from raymq.client.connection import Connection
-from raymq.client.members.subscription import TagFilter
+from raymq.client.members.tag_filter import TagFilter
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.listener import ConsumeResult, ListenerRunner
-from raymq.client.push.pop_engine import PopEngine
+from raymq.client.push.push_pop_engine import PushPopEngine
 from raymq.client.receipt import Receipt
 from raymq.storage.clock import boottime
-from tests.received import message
+from tests.received_messages import message
 
 
 def test_a_message_that_waits_for_its_own_call_takes_nobodys_room() -> None:
@@ -21,8 +21,8 @@ def test_a_message_that_waits_for_its_own_call_takes_nobodys_room() -> None:
     async def lose_a_lease() -> None:
         settings = ConsumerSettings("g", {"t": TagFilter.parse("*")}, threads=2, prefetch=1, mode="pop")
         with Connection(["127.0.0.1:1"]) as mq:
-            engine = PopEngine(mq, settings, ListenerRunner(lambda _: ConsumeResult.SUCCESS))
-            receipt = Receipt(Handle(0, 1, 1, 0, "0", "b", 0, 0), False)
+            engine = PushPopEngine(mq, settings, ListenerRunner(lambda _: ConsumeResult.SUCCESS))
+            receipt = Receipt(ReceiptHandle(0, 1, 1, 0, "0", "b", 0, 0), False)
             engine._leases.add(message(0, receipt=receipt), boottime() + 3_600)
             assert engine._wanted() == 1, "one for the other thread"
             assert engine._leases.next_call() is not None

@@ -13,14 +13,14 @@ import pytest
 
 from raymq.actors.naming import UNSENDABLE_TOPICS, check_group
 from raymq.actors.protocol import TopicRoute
-from raymq.actors.sending.longest_body import limit_of, refuse_longer
+from raymq.actors.sending.body_size import body_limit, check_body_size
 from raymq.client import Connection, InvalidInput, Message, MessageQueue, QueueNotFound
-from raymq.client.limits import RULES, Rule, table
-from raymq.client.produce.options import SendDefaults
 from raymq.client.produce.producer import Producer
-from raymq.storage.records.table import checked_rows
+from raymq.client.produce.send_options import SendDefaults
+from raymq.client.producer_limits import RULES, Rule, table
+from raymq.storage.records.record_table import checked_rows
 
-DEFAULTS = SendDefaults(3.0, 2, "same", insist_on_ok=False)
+DEFAULTS = SendDefaults(3.0, 2, "same", require_send_ok=False)
 FULL = 32_767 - len("UNIQ_KEY") - 34 - len("a") - 2
 
 
@@ -60,7 +60,7 @@ def batch(*messages: Message) -> Callable[[], object]:
 def part(octets: int, allowed: int | None = None) -> Callable[[], object]:
     """A part with such a body, as its sender compares it with what the broker has said."""
     route = TopicRoute("t", (), {"a": "h:1"}, {} if allowed is None else {"a": allowed})
-    return lambda: refuse_longer(octets, limit_of(route, "a"))
+    return lambda: check_body_size(octets, body_limit(route, "a"))
 
 
 Calls = list[Callable[[], object]]

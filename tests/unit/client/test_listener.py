@@ -12,7 +12,7 @@ import pytest
 
 from raymq.client import ConsumeResult
 from raymq.client.push.listener import ListenerRunner
-from tests.received import levels_of
+from tests.received_messages import levels_of
 
 OK = ConsumeResult.SUCCESS
 

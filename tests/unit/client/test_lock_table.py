@@ -6,9 +6,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from raymq.actors.broker.core.groups.locks import QueueLocks
-from raymq.actors.protocol import GRACE_SECONDS, LEASE_SECONDS, MessageQueue
-from raymq.client.members.lock_table import BUSY_RENEW_SECONDS, IDLE_RENEW_SECONDS, TRUST_SECONDS, Grant, LockTable
+from raymq.actors.broker.core.groups.rebalance_lock_manager import RebalanceLockManager
+from raymq.actors.protocol import LEASE_SECONDS, SESSION_GRACE_SECONDS, MessageQueue
+from raymq.client.members.lock_table import (
+    BUSY_RENEW_SECONDS,
+    IDLE_RENEW_SECONDS,
+    LOCK_VALID_SECONDS,
+    LockGrant,
+    LockTable,
+)
 from tests.unit.actors.clock import FakeClock
 
 QUEUE, OTHER = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
@@ -24,9 +30,14 @@ class FakeLink:
     [
         (0.0, 0.0, True, True),
         (0.5, 1.0, True, True),
-        (0.0, TRUST_SECONDS - 0.01, True, True),
-        (0.0, TRUST_SECONDS, True, False),  # the broker may have seen the connection end just after the request
-        (TRUST_SECONDS, TRUST_SECONDS, True, False),  # an answer that took too long: it counts from the request
+        (0.0, LOCK_VALID_SECONDS - 0.01, True, True),
+        (0.0, LOCK_VALID_SECONDS, True, False),  # the broker may have seen the connection end just after the request
+        (
+            LOCK_VALID_SECONDS,
+            LOCK_VALID_SECONDS,
+            True,
+            False,
+        ),  # an answer that took too long: it counts from the request
         (0.0, 0.1, False, False),  # what is done without a connection will be done again by the next owner
         (0.0, LEASE_SECONDS * 2, True, False),  # the process was stopped meanwhile
     ],
@@ -38,24 +49,24 @@ def test_when_a_call_may_begin(answered_after: float, asked_to_call: float, open
     assert not table.may_begin(QUEUE)
     asked_at = clock()
     clock.advance(answered_after)
-    table.granted(QUEUE, Grant(asked_at, 1, link))
+    table.granted(QUEUE, LockGrant(asked_at, 1, link))
     clock.advance(asked_to_call - answered_after)
     link.is_open = open_
     assert table.may_begin(QUEUE) is may
 
 
 def test_it_gives_up_before_the_broker_gives_the_lock_away() -> None:
-    assert TRUST_SECONDS < GRACE_SECONDS < LEASE_SECONDS
-    assert 2 * BUSY_RENEW_SECONDS < TRUST_SECONDS, "one lost answer does not stop a member"
+    assert LOCK_VALID_SECONDS < SESSION_GRACE_SECONDS < LEASE_SECONDS
+    assert 2 * BUSY_RENEW_SECONDS < LOCK_VALID_SECONDS, "one lost answer does not stop a member"
 
 
 def test_a_lock_that_another_may_have_had_is_not_the_same() -> None:
     clock = FakeClock()
-    table, brokers = LockTable(clock), QueueLocks(clock)
+    table, brokers = LockTable(clock), RebalanceLockManager(clock)
     key = (QUEUE.topic, QUEUE.queue_id)
 
     def ask() -> bool:
-        return table.granted(QUEUE, Grant(clock(), brokers.lock("g", "me", [key])[key], FakeLink()))
+        return table.granted(QUEUE, LockGrant(clock(), brokers.lock("g", "me", [key])[key], FakeLink()))
 
     assert not ask(), "nothing was held before"
     assert ask()
@@ -73,8 +84,8 @@ def test_a_lock_that_another_may_have_had_is_not_the_same() -> None:
 def test_an_older_answer_does_not_make_a_lock_older() -> None:
     clock, link = FakeClock(), FakeLink()
     table = LockTable(clock)
-    table.granted(QUEUE, Grant(clock() - 0.1, 1, link))
-    assert table.granted(QUEUE, Grant(clock() - 5.0, 1, link))
+    table.granted(QUEUE, LockGrant(clock() - 0.1, 1, link))
+    assert table.granted(QUEUE, LockGrant(clock() - 5.0, 1, link))
     assert table.may_begin(QUEUE)
 
 
@@ -83,7 +94,7 @@ def test_locks_in_use_are_renewed_often_and_idle_ones_now_and_then() -> None:
     table = LockTable(clock)
     both = [QUEUE, OTHER]
     for queue in both:
-        table.granted(queue, Grant(clock(), 1, link))
+        table.granted(queue, LockGrant(clock(), 1, link))
     assert table.due(both) == set()
     clock.advance(BUSY_RENEW_SECONDS)
     assert table.due(both) == set(both), "just taken over: in use"
@@ -105,7 +116,7 @@ def test_locks_in_use_are_renewed_often_and_idle_ones_now_and_then() -> None:
 def test_a_lock_that_was_not_renewed_has_ended() -> None:
     clock = FakeClock()
     table = LockTable(clock)
-    table.granted(QUEUE, Grant(clock(), 1, FakeLink()))
+    table.granted(QUEUE, LockGrant(clock(), 1, FakeLink()))
     assert table.ended([QUEUE, OTHER]) == {OTHER}
     clock.advance(LEASE_SECONDS)
     assert table.ended([QUEUE]) == {QUEUE}

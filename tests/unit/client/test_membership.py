@@ -17,10 +17,10 @@ from raymq.actors.errors import (
     Timeout,
     TopicNotFound,
 )
-from raymq.actors.filter.subscription import Subscription
+from raymq.actors.filter.tag_expression import Subscription
 from raymq.actors.protocol import TopicRoute
-from raymq.actors.wire.commands.group import Member
-from raymq.client.members.membership import AGAIN_SECONDS, HEARTBEAT_SECONDS, Membership
+from raymq.actors.wire.commands.group_commands import Member
+from raymq.client.members.membership import HEARTBEAT_SECONDS, RETRY_SECONDS, Membership
 
 HANGS = Timeout("b", "no answer within 3 s")
 GONE = ConnectionLost("b", "it is closed")
@@ -46,7 +46,7 @@ class Cluster:
         addresses = {f"broker-{address}": address for address in self.met}
         return {topic: TopicRoute(topic, (), addresses) for topic in topics}
 
-    def seconds_until_old(self, _: Iterable[str]) -> float:
+    def seconds_until_stale(self, _: Iterable[str]) -> float:
         return 30.0
 
     async def get(self, address: str, _: float) -> Peer:
@@ -79,7 +79,7 @@ class Unmade(Cluster):
     def wait_for(self, *_: Any) -> None:
         pass
 
-    def outdate(self, _: str) -> None:
+    def invalidate(self, _: str) -> None:
         pass
 
     async def read_masters(self) -> frozenset[str]:
@@ -132,13 +132,13 @@ def test_one_broker_that_is_greeted_suffices_for_a_start(error: Exception) -> No
     cluster = Cluster(a=None, b=error)
     mine = membership(cluster)
     asyncio.run(mine.heartbeat(strict=True))
-    assert [mine.is_unmet(address) for address in "abc"] == [False, True, False]
+    assert [mine.is_unreached(address) for address in "abc"] == [False, True, False]
     cluster.met["b"] = None
     asyncio.run(mine.heartbeat())
-    assert not mine.is_unmet("b"), "the next heartbeat has greeted it"
+    assert not mine.is_unreached("b"), "the next heartbeat has greeted it"
     cluster.met["b"] = error
     asyncio.run(mine.heartbeat())
-    assert not mine.is_unmet("b"), "it knows the member"
+    assert not mine.is_unreached("b"), "it knows the member"
 
 
 def test_a_start_fails_where_no_broker_answers() -> None:
@@ -159,7 +159,7 @@ def test_a_refusal_by_a_broker_that_was_away_leaves_its_queues_alone() -> None:
     asyncio.run(mine.heartbeat(strict=True))
     cluster.met["b"] = MISMATCH
     asyncio.run(mine.heartbeat())
-    assert mine.is_unmet("b")
+    assert mine.is_unreached("b")
 
 
 def test_a_member_that_is_well_sleeps_until_the_next_heartbeat() -> None:
@@ -210,7 +210,7 @@ def test_brokers_that_are_away_for_long_are_logged_once(error: Exception, caplog
     def logged_at(seconds: float, met: Exception | None) -> list[str]:
         now[0], cluster.met["b"] = seconds, met
         caplog.clear()
-        mine.greets_all = True
+        mine.is_greeting_all = True
         asyncio.run(mine.heartbeat())
         return [record.getMessage() for record in caplog.records if record.name == "raymq.consumer"]
 
@@ -247,7 +247,7 @@ async def find_topic() -> None:
     mine.topics_listed(frozenset({"t"}))
     assert await mine.members() == []
     assert "b" in cluster.left, "it has not got the topic"
-    assert mine._seconds_until_due() == AGAIN_SECONDS
+    assert mine._seconds_until_due() == RETRY_SECONDS
     await mine.heartbeat()
     assert mine._seconds_until_due() == HEARTBEAT_SECONDS
 
@@ -268,3 +268,22 @@ def test_brokers_hear_at_once_that_a_topic_is_waited_for_no_more() -> None:
         assert cluster.heartbeats == 3, "one more for the broker that has the topic"
 
     asyncio.run(find())
+
+
+def test_topic_found_while_routes_are_read_is_no_key_error() -> None:
+    """A poll finds a missing topic between the choice of the topics to ask for and the answer."""
+
+    class FoundMeanwhile(Unmade):
+        async def get_all(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, Any]:
+            answers = await super().get_all(topics, fresh=fresh)
+            if not answers:
+                mine.topics_listed(frozenset({"t"}))
+            return answers
+
+    cluster = FoundMeanwhile(a=None)
+    cluster.before = TopicNotFound("t")
+    mine = membership(cluster)
+    assert isinstance(asyncio.run(mine.routes(["t"]))["t"], TopicNotFound)
+    cluster.is_made = True
+    assert isinstance(asyncio.run(mine.routes(["t"]))["t"], TopicNotFound)
+    assert isinstance(asyncio.run(mine.routes(["t"]))["t"], TopicRoute)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raymq.client import InvalidInput, Message, MessageQueue, ReceivedMessage, Retry
-from raymq.storage.records.limits import MOST_MESSAGE_BYTES
+from raymq.storage.records.message_limits import MAX_MESSAGE_BYTES
 from raymq.storage.records.record import decode
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
@@ -27,7 +27,7 @@ HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
         ({"topic": "tä"}, "topic"),
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, "topic"),
         ({"body": b""}, "body"),
-        ({"body": bytes(MOST_MESSAGE_BYTES + 1)}, "body"),
+        ({"body": bytes(MAX_MESSAGE_BYTES + 1)}, "body"),
         ({"tags": " "}, "tags"),
         ({"tags": "a||b"}, "tags"),
         ({"tags": "a\x01b"}, "tags"),

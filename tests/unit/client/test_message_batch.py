@@ -13,14 +13,14 @@ from concurrent.futures import Future
 import pytest
 
 from raymq.actors.errors import NotStored, OutcomeUnknown
-from raymq.actors.sending.sender import Terms
+from raymq.actors.sending.sender import SendParameters
 from raymq.client import MessageQueue, SendResult, SendStatus
 from raymq.client.produce.message_batch import MessageBatch, PendingResult
-from raymq.storage.records import compiled
+from raymq.storage.records import native_kernels
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
-TERMS = Terms(3.0, 2)
+TERMS = SendParameters(3.0, 2)
 
 
 def results(count: int) -> list[SendResult]:
@@ -150,7 +150,7 @@ def test_the_collector_sees_what_was_looked_at(batch: MessageBatch) -> None:
     looked_at, other = PendingResult(batch, 0), PendingResult(batch, 1)
     looked_at.add_done_callback(functools.partial(lambda *_: None, looked_at))  # a circle
     assert gc.is_tracked(looked_at)
-    assert gc.is_tracked(other) == (compiled.kernels is None)
+    assert gc.is_tracked(other) == (native_kernels.kernels is None)
     gone = weakref.ref(looked_at)
     batch.finish(lambda: results(2))
     del looked_at

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from raymq.client.push.outage import (
+from raymq.client.push.circuit_breaker import (
     FIRST_PROBE_SECONDS,
     LONGEST_PROBE_SECONDS,
     OUTAGE_FAILURES,
     WINDOW_OUTCOMES,
-    Outage,
+    CircuitBreaker,
 )
-from raymq.client.push.rate import TokenBucket
+from raymq.client.push.token_bucket import TokenBucket
 
 
 @dataclass
@@ -24,13 +24,13 @@ class Clock:
         return self.now
 
 
-def fail(outage: Outage, times: int) -> None:
+def fail(outage: CircuitBreaker, times: int) -> None:
     for _ in range(times):
         outage.record(success=False)
 
 
 def test_nearly_everything_failing_is_an_outage() -> None:
-    outage = Outage(Clock())
+    outage = CircuitBreaker(Clock())
     fail(outage, OUTAGE_FAILURES - 1)
     assert (outage.active, outage.wait_seconds) == (False, 0.0)
     fail(outage, 1)
@@ -39,7 +39,7 @@ def test_nearly_everything_failing_is_an_outage() -> None:
 
 @pytest.mark.parametrize("successes", [WINDOW_OUTCOMES - OUTAGE_FAILURES + 1, 10])
 def test_poison_is_none(successes: int) -> None:
-    outage = Outage(Clock())
+    outage = CircuitBreaker(Clock())
     for number in range(10 * WINDOW_OUTCOMES):
         outage.record(success=number % WINDOW_OUTCOMES < successes)
         assert not outage.active
@@ -47,7 +47,7 @@ def test_poison_is_none(successes: int) -> None:
 
 def test_probes_come_later_and_later_until_one_succeeds() -> None:
     clock = Clock()
-    outage = Outage(clock)
+    outage = CircuitBreaker(clock)
     fail(outage, WINDOW_OUTCOMES)
     waits = []
     for _ in range(12):

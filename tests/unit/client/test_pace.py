@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.push.pace import QUICK_SECONDS, STREAK, CallPace
+from raymq.client.push.listener_latency import QUICK_SECONDS, STREAK, ListenerLatency
 from tests.unit.actors.clock import FakeClock
 
 
@@ -13,7 +13,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def respite(pace: CallPace, clock: FakeClock) -> float:
+def respite(pace: ListenerLatency, clock: FakeClock) -> float:
     """How long after a slow call, and a quick one behind it, the next ones do not count as quick."""
     pace.took(1.0)
     pace.took(0.0)
@@ -24,14 +24,14 @@ def respite(pace: CallPace, clock: FakeClock) -> float:
 
 
 def test_nothing_is_known_before_the_first_call(clock: FakeClock) -> None:
-    pace = CallPace(clock)
+    pace = ListenerLatency(clock)
     assert not pace.is_quick
     pace.took(QUICK_SECONDS)
     assert pace.is_quick
 
 
 def test_a_slow_call_is_followed_by_a_respite_and_has_to_be_followed_by_a_quick_one(clock: FakeClock) -> None:
-    pace = CallPace(clock)
+    pace = ListenerLatency(clock)
     pace.took(0.0)
     pace.took(QUICK_SECONDS * 1.01)
     assert not pace.is_quick
@@ -42,7 +42,7 @@ def test_a_slow_call_is_followed_by_a_respite_and_has_to_be_followed_by_a_quick_
 
 
 def test_the_respite_grows_until_there_was_a_streak(clock: FakeClock) -> None:
-    pace = CallPace(clock)
+    pace = ListenerLatency(clock)
     first, second = respite(pace, clock), respite(pace, clock)
     assert 0.15 < first < second
     for _ in range(20):

@@ -9,12 +9,12 @@ import pytest
 
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
-from raymq.client.pop import engine
-from raymq.client.pop.engine import Popping
-from raymq.client.pop.receiver import Receiver
-from raymq.client.pop.requests import PopRequests, Source
+from raymq.client.pop import pop_consumer_engine
+from raymq.client.pop.pop_consumer_engine import PopConsumerEngine
+from raymq.client.pop.pop_requests import PopRequests, PopSource
+from raymq.client.pop.receive_call import ReceiveCall
 from tests.polling import poll_until
-from tests.received import message
+from tests.received_messages import message
 from tests.unit.actors.clock import FakeClock
 
 HOUR_MS = 3_600_000
@@ -30,12 +30,12 @@ class OneMessage(PopRequests):
     """Every pop gives one message."""
 
     async def pop(
-        self, source: Source, room: int, invisible_ms: int, *, begun: bool = False
+        self, source: PopSource, room: int, invisible_ms: int, *, begun: bool = False
     ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
         return [message(0)], []
 
 
-class Giving(Popping):
+class Giving(PopConsumerEngine):
     def __init__(self, mq: Connection) -> None:
         super().__init__(mq, "g", {}, OneMessage(mq, "g", {}, ordered=False, max_reconsume_times=16))
 
@@ -58,14 +58,14 @@ def run(work: object) -> None:
 
 def test_a_receiver_that_has_given_up_is_given_nothing(mq: Connection) -> None:
     async def given_up() -> None:
-        popping, receiver = Giving(mq), Receiver()
+        popping, receiver = Giving(mq), ReceiveCall()
         await popping.pop(HOUR_MS)
         receiver.has_given_up = True
         popping.take_back(receiver)
         assert await popping.receive(8, HOUR_MS, 5.0, receiver) == []
         assert popping._received(8, HOUR_MS, receiver) == []
         assert popping._handed == {}
-        assert len(popping._received(8, HOUR_MS, Receiver())) == 1, "the next one gets it"
+        assert len(popping._received(8, HOUR_MS, ReceiveCall())) == 1, "the next one gets it"
 
     run(given_up())
 
@@ -77,13 +77,13 @@ def test_what_was_popped_before_the_machine_slept_is_given_to_nobody(
 
     async def sleep() -> None:
         clock = FakeClock()
-        monkeypatch.setattr(engine, "boottime", clock)
+        monkeypatch.setattr(pop_consumer_engine, "boottime", clock)
         popping = Giving(mq)
         await popping.pop(HOUR_MS)
         clock.advance(HOUR_MS / 1000)
-        assert popping._received(8, HOUR_MS, Receiver()) == []
+        assert popping._received(8, HOUR_MS, ReceiveCall()) == []
         await popping.pop(HOUR_MS)
-        assert len(popping._received(8, HOUR_MS, Receiver())) == 1
+        assert len(popping._received(8, HOUR_MS, ReceiveCall())) == 1
 
     run(sleep())
 
@@ -93,7 +93,7 @@ def test_many_pops_leave_one_timer_for_what_is_late_first(mq: Connection) -> Non
         popping, before = Giving(mq), Giving(mq).timers()
         for invisible_ms in [HOUR_MS, 2 * HOUR_MS, HOUR_MS // 2] * 10:
             await popping.pop(invisible_ms)
-            receiver = Receiver()
+            receiver = ReceiveCall()
             assert popping._received(8, invisible_ms, receiver)
             popping.arrived(receiver)
         assert popping.timers() == before + 1
@@ -110,7 +110,7 @@ def test_the_one_timer_goes_on_to_what_is_late_next(mq: Connection) -> None:
         await popping.pop(1)
         first = popping._look_at
         await asyncio.to_thread(poll_until, lambda: popping._look_at != first)
-        assert popping._look_at == popping._kept.first_late_at
+        assert popping._look_at == popping._kept.next_late_at
         for work in list(popping._returns):
             work.cancel()
 

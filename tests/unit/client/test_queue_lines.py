@@ -12,10 +12,10 @@ import pytest
 
 from raymq.actors.errors import InvalidInput, NotStored
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.sender import Terms
+from raymq.actors.sending.sender import SendParameters
 from raymq.client import Message
 from raymq.client.produce.message_batch import MakeOutcomes
-from raymq.client.produce.queue_lines import Encoded, QueueLines
+from raymq.client.produce.queue_accumulator import Encoded, QueueAccumulator
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 
@@ -25,11 +25,11 @@ class Broker:
     """Takes what it is given when `go_on` is set; `sent` is what came, one list for each send."""
 
     sent: list[list[bytes]] = field(default_factory=list)
-    terms: list[Terms] = field(default_factory=list)
+    terms: list[SendParameters] = field(default_factory=list)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     refuses: bytes = b""
 
-    async def store(self, messages: Sequence[Message], encoded: Encoded, terms: Terms) -> MakeOutcomes:
+    async def store(self, messages: Sequence[Message], encoded: Encoded, terms: SendParameters) -> MakeOutcomes:
         numbers, records, sizes = encoded
         bodies = [message.body for message in messages]
         assert bytes(records) == b"".join(bodies)
@@ -44,21 +44,21 @@ class Broker:
         return lambda: bodies  # type: ignore[return-value]
 
 
-async def send(lines: QueueLines, bodies: str, timeout: float = 60.0, retries: int = 2) -> Sequence[object]:
+async def send(lines: QueueAccumulator, bodies: str, timeout: float = 60.0, retries: int = 2) -> Sequence[object]:
     messages = [Message("t", body.encode()) for body in bodies.split()]
     encoded = (
         [message.body.decode() for message in messages],
         bytearray().join(message.body for message in messages),
         np.array([len(message.body) for message in messages], np.int32),
     )
-    terms = Terms(timeout, retries, QUEUE)
+    terms = SendParameters(timeout, retries, QUEUE)
     return (await lines.send(QUEUE, messages, encoded, terms, time.monotonic() + timeout))()
 
 
-def run(most_bytes: int, work: Callable[[QueueLines, Broker], Awaitable[None]]) -> Broker:
+def run(most_bytes: int, work: Callable[[QueueAccumulator, Broker], Awaitable[None]]) -> Broker:
     async def all_of_it() -> Broker:
         broker = Broker()
-        lines = QueueLines(broker.store, most_bytes)
+        lines = QueueAccumulator(broker.store, most_bytes)
         await work(lines, broker)
         assert len(lines) == len(lines._turns) == 0
         return broker
@@ -66,14 +66,14 @@ def run(most_bytes: int, work: Callable[[QueueLines, Broker], Awaitable[None]]) 
     return asyncio.run(all_of_it())
 
 
-async def begun(lines: QueueLines, *sends: tuple[object, ...]) -> list[asyncio.Task[Sequence[object]]]:
+async def begun(lines: QueueAccumulator, *sends: tuple[object, ...]) -> list[asyncio.Task[Sequence[object]]]:
     tasks = [asyncio.create_task(send(lines, *each)) for each in sends]  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
     return tasks
 
 
 def test_who_waits_goes_along_with_the_first_of_them_and_gets_its_own_outcomes() -> None:
-    async def work(lines: QueueLines, broker: Broker) -> None:
+    async def work(lines: QueueAccumulator, broker: Broker) -> None:
         tasks = await begun(lines, ("1",), ("2 3",), ("4",), ("5 6 7",))
         broker.go_on.set()
         assert await asyncio.gather(*tasks) == [[b"1"], [b"2", b"3"], [b"4"], [b"5", b"6", b"7"]]
@@ -82,7 +82,7 @@ def test_who_waits_goes_along_with_the_first_of_them_and_gets_its_own_outcomes()
 
 
 def test_no_more_goes_along_than_there_is_room_for_and_nobody_overtakes() -> None:
-    async def work(lines: QueueLines, broker: Broker) -> None:
+    async def work(lines: QueueAccumulator, broker: Broker) -> None:
         tasks = await begun(lines, ("1",), ("22 22",), ("333",), ("4",), ("55555555",), ("6",))
         broker.go_on.set()
         await asyncio.gather(*tasks)
@@ -91,7 +91,7 @@ def test_no_more_goes_along_than_there_is_room_for_and_nobody_overtakes() -> Non
 
 
 def test_only_those_on_the_same_terms_go_along_and_with_time_of_about_the_same_length() -> None:
-    async def work(lines: QueueLines, broker: Broker) -> None:
+    async def work(lines: QueueAccumulator, broker: Broker) -> None:
         tasks = await begun(lines, ("1",), ("2",), ("3", 60.0, 0), ("4", 60.0, 0), ("5", 600.0, 0))
         broker.go_on.set()
         await asyncio.gather(*tasks)
@@ -102,12 +102,12 @@ def test_only_those_on_the_same_terms_go_along_and_with_time_of_about_the_same_l
 def test_who_has_next_to_no_time_left_goes_along_with_nobody_who_has() -> None:
     """He has waited elsewhere before, on the same terms: those who had all their time got what was left of his."""
 
-    async def late(lines: QueueLines) -> Sequence[object]:
+    async def late(lines: QueueAccumulator) -> Sequence[object]:
         encoded = ["2"], bytearray(b"2"), np.array([1], np.int32)
-        terms = Terms(60.0, 2, QUEUE)
+        terms = SendParameters(60.0, 2, QUEUE)
         return (await lines.send(QUEUE, [Message("t", b"2")], encoded, terms, time.monotonic() + 1.0))()
 
-    async def work(lines: QueueLines, broker: Broker) -> None:
+    async def work(lines: QueueAccumulator, broker: Broker) -> None:
         tasks = await begun(lines, ("0",), ("1",))
         tasks.append(asyncio.create_task(late(lines)))
         tasks += await begun(lines, ("3",))
@@ -120,7 +120,7 @@ def test_who_has_next_to_no_time_left_goes_along_with_nobody_who_has() -> None:
 
 
 def test_the_fault_of_one_is_not_that_of_the_others() -> None:
-    async def work(lines: QueueLines, broker: Broker) -> None:
+    async def work(lines: QueueAccumulator, broker: Broker) -> None:
         broker.refuses = b"3"
         tasks = await begun(lines, ("1",), ("2",), ("3",), ("4",))
         broker.go_on.set()
@@ -131,7 +131,7 @@ def test_the_fault_of_one_is_not_that_of_the_others() -> None:
 
 
 def test_whose_time_is_over_before_its_turn_is_not_sent_and_holds_nobody_up() -> None:
-    async def work(lines: QueueLines, broker: Broker) -> None:
+    async def work(lines: QueueAccumulator, broker: Broker) -> None:
         tasks = await begun(lines, ("1",), ("2", 0.05), ("3",))
         with pytest.raises(NotStored):
             await tasks[1]
@@ -142,7 +142,7 @@ def test_whose_time_is_over_before_its_turn_is_not_sent_and_holds_nobody_up() ->
 
 
 def test_the_time_of_who_has_waited_is_what_is_left_of_it() -> None:
-    async def work(lines: QueueLines, broker: Broker) -> None:
+    async def work(lines: QueueAccumulator, broker: Broker) -> None:
         tasks = await begun(lines, ("1", 10.0), ("2", 10.0), ("3", 10.0))
         await asyncio.sleep(0.3)
         broker.go_on.set()
@@ -154,7 +154,7 @@ def test_the_time_of_who_has_waited_is_what_is_left_of_it() -> None:
 
 
 def test_what_nobody_expected_is_told_to_all_of_them() -> None:
-    async def work(lines: QueueLines, broker: Broker) -> None:
+    async def work(lines: QueueAccumulator, broker: Broker) -> None:
         async def fail(*_: object) -> MakeOutcomes:
             await broker.go_on.wait()
             raise MemoryError
@@ -169,7 +169,7 @@ def test_what_nobody_expected_is_told_to_all_of_them() -> None:
 
 
 def test_who_is_ended_on_the_way_takes_nothing_from_the_others() -> None:
-    async def work(lines: QueueLines, broker: Broker) -> None:
+    async def work(lines: QueueAccumulator, broker: Broker) -> None:
         first = await begun(lines, ("1",))
         others = await begun(lines, ("2",), ("3",), ("4",))
         broker.go_on.set()

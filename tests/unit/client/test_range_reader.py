@@ -7,7 +7,7 @@ import pytest
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.commands.fetch import Fetched
+from raymq.actors.wire.commands.fetch_commands import Fetched
 from raymq.client.bulk import range_reader
 from raymq.client.bulk.range_reader import RangeReader
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.client.admin import dead_letters, reading
+from raymq.client.admin import dead_letter_requests, topic_reader
 from raymq.client.connection import Connection
-from raymq.client.requests.offsets import OffsetRequests
+from raymq.client.requests.offset_requests import OffsetRequests
 
 QUEUE = MessageQueue("t", "b", 0)
 LETTERS = MessageQueue("%DLQ%g", "b", 0)
@@ -27,10 +27,10 @@ def test_where_a_group_goes_on_lies_within_what_is_there(
     async def commit(*_: object) -> tuple[int, int] | None:
         return None if committed is None else (committed, 0)
 
-    monkeypatch.setattr(reading, "check_exists", exists)
+    monkeypatch.setattr(topic_reader, "check_exists", exists)
     monkeypatch.setattr(OffsetRequests, "committed", commit)
     with Connection(["127.0.0.1:1"]) as mq:
-        assert asyncio.run(reading._offsets(mq, {QUEUE: (10, 20)}, "group:g")) == {QUEUE: begin}
+        assert asyncio.run(topic_reader._offsets(mq, {QUEUE: (10, 20)}, "group:g")) == {QUEUE: begin}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_deleted_letters_are_left_out_of_what_is_read(
     async def deleted(*_: object) -> list[tuple[int, int]]:
         return [(2, 4), (6, 7)]
 
-    monkeypatch.setattr(dead_letters, "deleted", deleted)
+    monkeypatch.setattr(dead_letter_requests, "deleted", deleted)
     with Connection(["127.0.0.1:1"]) as mq:
-        assert asyncio.run(reading._ranges(mq, LETTERS, start, end)) == ranges
-        assert asyncio.run(reading._ranges(mq, QUEUE, start, end)) == ([(start, end)] if start < end else [])
+        assert asyncio.run(topic_reader._ranges(mq, LETTERS, start, end)) == ranges
+        assert asyncio.run(topic_reader._ranges(mq, QUEUE, start, end)) == ([(start, end)] if start < end else [])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
-from raymq.client.members.rebalance import STRATEGIES, strategy_named
+from raymq.client.members.assignment_strategies import STRATEGIES, get_strategy
 
 members = st.sets(st.text("abcdef0123456789", min_size=1, max_size=6), min_size=1, max_size=12)
 Owners = Mapping[MessageQueue, str]
@@ -96,4 +96,4 @@ def test_a_rolling_restart_of_ten_members(name: str) -> None:
 
 def test_unknown_strategies_are_refused() -> None:
     with pytest.raises(InvalidInput, match="sticky"):
-        strategy_named("random")
+        get_strategy("random")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.commands.fetch import Fetched
-from raymq.actors.wire.headers.pop import Handle
+from raymq.actors.wire.commands.fetch_commands import Fetched
+from raymq.actors.wire.headers.pop_headers import ReceiptHandle
 from raymq.client.message import Message, ReceivedMessage
+from raymq.client.message_decoder import FEW_RECORDS, decode_messages
 from raymq.client.receipt import Receipt
-from raymq.client.received import FEW_RECORDS, received
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records.record import (
     OFFSET_QUEUE_OFFSET,
@@ -57,14 +57,14 @@ def decoded_at_once(fetched: Fetched) -> list[ReceivedMessage]:
 @pytest.mark.parametrize("count", [1, FEW_RECORDS, COUNT])
 def test_the_same_messages(count: int) -> None:
     fetched = part(count)
-    late, whole = received(fetched, QUEUE), decoded_at_once(fetched)
+    late, whole = decode_messages(fetched, QUEUE), decoded_at_once(fetched)
     assert [dataclasses.asdict(message) for message in late] == [dataclasses.asdict(message) for message in whole]
     assert repr(late) == repr(whole)
 
 
 def test_bodies_of_one_length() -> None:
     fetched = part(body=b"%09d")
-    late = received(fetched, QUEUE)
+    late = decode_messages(fetched, QUEUE)
     assert repr(late) == repr(decoded_at_once(fetched))
     assert {type(message.body) for message in late} == {bytes}
 
@@ -75,14 +75,14 @@ def test_a_flipped_bit_is_found(body: bytes) -> None:
     damaged = bytearray(fetched.records)
     damaged[damaged.index(body % 71) + 2] ^= 1
     with pytest.raises(StoreCorrupt) as caught:
-        received(dataclasses.replace(fetched, records=memoryview(damaged)), QUEUE)
+        decode_messages(dataclasses.replace(fetched, records=memoryview(damaged)), QUEUE)
     assert caught.value.offset == fetched.sizes[:71].sum()
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ReceivedMessage)])
 def test_whatever_is_looked_at_first(field: str) -> None:
     fetched = part()
-    late, whole = received(fetched, QUEUE)[7], decoded_at_once(fetched)[7]
+    late, whole = decode_messages(fetched, QUEUE)[7], decoded_at_once(fetched)[7]
     assert getattr(late, field) == getattr(whole, field)
     assert dataclasses.asdict(late) == dataclasses.asdict(whole)
 
@@ -91,13 +91,13 @@ def test_copies_and_pickles() -> None:
     fetched = part()
     whole = dataclasses.asdict(decoded_at_once(fetched)[5])
     for copied in (copy.copy, copy.deepcopy, lambda message: pickle.loads(pickle.dumps(message))):
-        assert dataclasses.asdict(copied(received(fetched, QUEUE)[5])) == whole
-    assert dataclasses.replace(received(fetched, QUEUE)[5], reconsume_times=3).reconsume_times == 3
+        assert dataclasses.asdict(copied(decode_messages(fetched, QUEUE)[5])) == whole
+    assert dataclasses.replace(decode_messages(fetched, QUEUE)[5], reconsume_times=3).reconsume_times == 3
 
 
 def test_received_messages_compare_and_hash_by_place() -> None:
     fetched = part()
-    first, second = received(fetched, QUEUE), decoded_at_once(fetched)
+    first, second = decode_messages(fetched, QUEUE), decoded_at_once(fetched)
     assert first == second
     assert {*first, *second} == set(first)
     assert len({*first, *second}) == len(first)
@@ -111,18 +111,18 @@ def test_received_messages_compare_and_hash_by_place() -> None:
 
 def test_receipt_travels_with_the_message_but_is_no_field() -> None:
     fetched = part()
-    receipt = Receipt(Handle(0, 1, 2, 0, "0", "broker-a", 0, 5))
+    receipt = Receipt(ReceiptHandle(0, 1, 2, 0, "0", "broker-a", 0, 5))
     message = ReceivedMessage.from_record(decode(fetched.records, 0), QUEUE.broker, receipt)
     assert "receipt" not in dataclasses.asdict(message)
     assert "receipt" not in repr(message)
     for copied in (copy.deepcopy, lambda message: pickle.loads(pickle.dumps(message))):
         assert copied(message).receipt == receipt
-    assert message.tried_again().receipt is receipt
-    assert received(fetched, QUEUE)[0].receipt is None
+    assert message.with_failure().receipt is receipt
+    assert decode_messages(fetched, QUEUE)[0].receipt is None
 
 
 def test_frozen_and_without_other_attributes() -> None:
-    message = received(part(), QUEUE)[0]
+    message = decode_messages(part(), QUEUE)[0]
     with pytest.raises(dataclasses.FrozenInstanceError):
         message.body = b""  # type: ignore[misc]
     with pytest.raises(AttributeError, match="priority"):
@@ -131,7 +131,7 @@ def test_frozen_and_without_other_attributes() -> None:
 
 def test_many_threads_look_at_once() -> None:
     fetched = part()
-    messages, whole = received(fetched, QUEUE), decoded_at_once(fetched)
+    messages, whole = decode_messages(fetched, QUEUE), decoded_at_once(fetched)
     start = threading.Barrier(4)
     seen: list[list[str]] = []
 
@@ -152,7 +152,7 @@ def test_a_body_that_does_not_decompress_holds_up_nothing(count: int) -> None:
     fetched = part(count)
     records = bytearray(fetched.records)
     records[OFFSET_SYS_FLAG + 3] |= SYS_FLAG_COMPRESSED
-    messages = received(dataclasses.replace(fetched, records=memoryview(records)), QUEUE)
+    messages = decode_messages(dataclasses.replace(fetched, records=memoryview(records)), QUEUE)
     assert [message.body for message in messages] == [b"body-%d" % n for n in range(count)]
 
 
@@ -166,7 +166,7 @@ def test_bodies_are_decompressed_when_somebody_looks_and_not_before(monkeypatch:
     fetched = Fetched(0, 200, 0, 200, memoryview(bytes(flagged) * 200), sizes, np.arange(200), None)
     tracemalloc.start()
     try:
-        messages = received(fetched, QUEUE)
+        messages = decode_messages(fetched, QUEUE)
         assert [message.tags for message in messages] == [None] * 200
         assert tracemalloc.get_traced_memory()[1] < 200 * 2 * len(flagged) + (8 << 20)
     finally:

@@ -19,9 +19,9 @@ from raymq.actors.errors import (
     TopicUnavailable,
 )
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.sender import Terms
+from raymq.actors.sending.sender import SendParameters
 from raymq.client.produce import outbox
-from raymq.client.produce.outbox import _Resting, is_for_good
+from raymq.client.produce.outbox import _TopicBackoffs, is_permanent
 from tests.unit.actors.clock import FakeClock
 
 
@@ -47,20 +47,22 @@ def test_only_a_brokers_own_answer_refuses(
     error: RayMQError, by_anybody: bool, by_a_broker: bool, by_broker: bool
 ) -> None:
     error.refused_by = "broker-a" if by_broker else None
-    terms = Terms(1.0, 0, queue=MessageQueue("t", "broker-a", 0))
-    assert is_for_good(error, terms) == (by_a_broker if by_broker else by_anybody)
+    terms = SendParameters(1.0, 0, queue=MessageQueue("t", "broker-a", 0))
+    assert is_permanent(error, terms) == (by_a_broker if by_broker else by_anybody)
 
 
-@pytest.mark.parametrize("terms", [Terms(1.0, 0), Terms(1.0, 0, sharding_key="k")], ids=["any queue", "a key's queue"])
+@pytest.mark.parametrize(
+    "terms", [SendParameters(1.0, 0), SendParameters(1.0, 0, sharding_key="k")], ids=["any queue", "a key's queue"]
+)
 @pytest.mark.parametrize("error", [QueueNotFound("q"), PermissionDenied("t")])
-def test_a_broker_that_takes_it_no_more_refuses_it_for_no_other(error: RayMQError, terms: Terms) -> None:
+def test_a_broker_that_takes_it_no_more_refuses_it_for_no_other(error: RayMQError, terms: SendParameters) -> None:
     error.refused_by = "broker-a"
-    assert not is_for_good(error, terms)
+    assert not is_permanent(error, terms)
 
 
 def test_a_topic_rests_longer_each_time_and_alone() -> None:
     clock = FakeClock()
-    resting = _Resting(clock)
+    resting = _TopicBackoffs(clock)
     assert (resting.topics(), resting.seconds(1.0)) == ([], 1.0)
     waits = []
     for _ in range(10):

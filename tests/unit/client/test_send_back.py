@@ -22,24 +22,24 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import faults
+from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.send import ConsumerSendMsgBack
-from raymq.client.push import send_back
+from raymq.actors.wire.headers.send_headers import ConsumerSendMsgBack
+from raymq.client.push import send_back_client
 from raymq.client.push.failures import CallFailure
-from raymq.client.push.send_back import SendBack, SentBack
-from tests.served import serving
+from raymq.client.push.send_back_client import SendBackClient, SendBackResult
+from tests.wire_server import serving
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 MESSAGE: Any = SimpleNamespace(topic="t", physical_offset=17, message_id="A" * 32, queue=QUEUE, queue_offset=5)
 
 FAILURE = CallFailure(0, "ValueError", "ValueError: bad")
-GIVEN_UP = SentBack(given_up=True)
+GIVEN_UP = SendBackResult(given_up=True)
 
 
-class Routes:
+class RouteCache:
     """Where broker-a is: topics whose names are in `gone` have no route."""
 
     def __init__(self, address: str, gone: set[str]) -> None:
@@ -54,7 +54,7 @@ class Routes:
 
 def given_back(
     answers: list[Callable[[Command], Command]], gone: frozenset[str] = frozenset()
-) -> tuple[SendBack, SentBack, list[Any], list[ConsumerSendMsgBack]]:
+) -> tuple[SendBackClient, SendBackResult, list[Any], list[ConsumerSendMsgBack]]:
     """What becomes of a message whose broker answers so, one after the other, and the last one for ever."""
     asked: list[ConsumerSendMsgBack] = []
     told: list[Any] = []
@@ -63,12 +63,12 @@ def given_back(
         asked.append(ConsumerSendMsgBack.read(request))
         return answers[min(len(asked), len(answers)) - 1](request)
 
-    async def run() -> tuple[SendBack, SentBack]:
+    async def run() -> tuple[SendBackClient, SendBackResult]:
         async with serving({RequestCode.CONSUMER_SEND_MSG_BACK: handler}) as (_, address):
             pool = ConnectionPool()
             try:
-                mq: Any = SimpleNamespace(routes=Routes(address, set(gone)), pool=pool)
-                back = SendBack(mq, "g", lambda *what: told.append(what))
+                mq: Any = SimpleNamespace(routes=RouteCache(address, set(gone)), pool=pool)
+                back = SendBackClient(mq, "g", lambda *what: told.append(what))
                 async with asyncio.timeout(30):
                     return back, await back(MESSAGE, FAILURE)
             finally:
@@ -79,7 +79,7 @@ def given_back(
 
 
 def error(each: Exception) -> Callable[[Command], Command]:
-    return lambda request: faults.to_response(request, each)
+    return lambda request: error_codec.error_response(request, each)
 
 
 def stored(**fields: object) -> Callable[[Command], Command]:
@@ -113,11 +113,11 @@ def test_what_was_set_aside_ends_it_and_is_told() -> None:
 @pytest.mark.parametrize("each", [ServerBusy("later"), StoreFull("full"), StoreFailed("disk"), OSError("what")])
 def test_what_may_pass_is_asked_again(each: Exception) -> None:
     back, fate, told, asked = given_back([error(each), error(each), stored(deadLetter=True)])
-    assert (fate, len(asked), back.given_up, told) == (SentBack(dead=True), 3, 0, [])
+    assert (fate, len(asked), back.given_up, told) == (SendBackResult(dead=True), 3, 0, [])
 
 
 def test_an_error_without_a_meaning_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_back, "_MOST_REFUSALS", 3)
+    monkeypatch.setattr(send_back_client, "_MAX_REFUSALS", 3)
     back, fate, _, asked = given_back([error(KeyError("a bug"))])
     assert (fate, len(asked), back.given_up) == (GIVEN_UP, 3, 1)
 
@@ -129,11 +129,11 @@ def test_a_broker_is_found_though_the_topic_was_deleted() -> None:
 
 def test_a_send_back_carries_the_reason_and_brings_the_wait() -> None:
     back, fate, _, asked = given_back([stored(deadLetter=False, raymqDelayMillis=10_000)])
-    assert (asked[0].failure, fate) == ("ValueError: bad", SentBack(delay_seconds=10.0))
+    assert (asked[0].failure, fate) == ("ValueError: bad", SendBackResult(delay_seconds=10.0))
     assert back.given_up == 0
 
 
 @pytest.mark.parametrize("wait", ["", "-1", "x", "\u0661"])
 def test_a_wait_that_is_no_number_is_ignored(wait: str) -> None:
     _, fate, _, _ = given_back([stored(deadLetter=False, raymqDelayMillis=wait)])
-    assert fate == SentBack()
+    assert fate == SendBackResult()

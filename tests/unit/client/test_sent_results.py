@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from raymq.actors.errors import NotStored, OutcomeUnknown, SendError
-from raymq.actors.protocol import MessageQueue, Placed, SendStatus
-from raymq.actors.sending.sender import Sent
+from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus
+from raymq.actors.sending.sender import SendOutcome
 from raymq.client import unique_key
 from raymq.client.produce.sent_results import BatchResults, batch_error, results_of
 
 
-def sent(queue_id: int, first: int, count: int) -> Sent:
+def sent(queue_id: int, first: int, count: int) -> SendOutcome:
     offsets = first + np.arange(count)
-    placed = Placed("t", np.full(count, queue_id, np.int32), offsets, offsets * 1_000)
-    return Sent(SendStatus.SEND_OK, MessageQueue("t", "broker-a", queue_id), "127.0.0.1:10911", placed)
+    placed = RecordPositions("t", np.full(count, queue_id, np.int32), offsets, offsets * 1_000)
+    return SendOutcome(SendStatus.SEND_OK, MessageQueue("t", "broker-a", queue_id), "127.0.0.1:10911", placed)
 
 
 def test_results_stand_in_the_messages_order() -> None:

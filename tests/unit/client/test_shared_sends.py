@@ -18,38 +18,40 @@ from raymq.actors.errors import (
     PermissionDenied,
     RayMQError,
 )
-from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
-from raymq.actors.sending.sender import Sent, Terms
+from raymq.actors.protocol import MessageQueue, RecordPositions, SendStatus, TopicRoute
+from raymq.actors.sending.sender import SendOutcome, SendParameters
 from raymq.client.produce import shared_producer
-from raymq.client.produce.shared_producer import SharedSends
+from raymq.client.produce.shared_producer import SharedSender
 
 QUEUE = MessageQueue("t", "broker-b", 0)
 DIED = ConnectionLost("producer", "the actor is dead")
 REFUSED = Attempt("broker-b", QUEUE, "SERVICE_NOT_AVAILABLE", "the disk is full", 0.1)
 
 
-class Routes:
+class RouteCache:
     async def get(self, topic: str, **_: object) -> TopicRoute:
         return TopicRoute(topic, (), {"broker-a": "a:1", "broker-b": "b:1", "broker-c": "c:1"})
 
 
-def sent() -> Sent:
-    return Sent(SendStatus.SEND_OK, QUEUE, "b:1", Placed("t", *(np.zeros(1, np.int64) for _ in range(3))))
+def sent() -> SendOutcome:
+    return SendOutcome(
+        SendStatus.SEND_OK, QUEUE, "b:1", RecordPositions("t", *(np.zeros(1, np.int64) for _ in range(3)))
+    )
 
 
-def send(monkeypatch: pytest.MonkeyPatch, terms: Terms, *answers: Sent | RayMQError) -> Sent:
-    told: Iterator[Sent | RayMQError] = iter(answers)
+def send(monkeypatch: pytest.MonkeyPatch, terms: SendParameters, *answers: SendOutcome | RayMQError) -> SendOutcome:
+    told: Iterator[SendOutcome | RayMQError] = iter(answers)
 
-    async def acall(*_: object, **__: object) -> Sent:
+    async def call_async(*_: object, **__: object) -> SendOutcome:
         answer = next(told)
         if isinstance(answer, RayMQError):
             raise answer
         return answer
 
-    monkeypatch.setattr(shared_producer.handles, "acall", acall)
+    monkeypatch.setattr(shared_producer.actor_calls, "call_async", call_async)
     monkeypatch.setattr(shared_producer, "make_producer", lambda *_: object())
-    mq: Any = SimpleNamespace(namespace="n", name_servers=["n:1"], tls=None, routes=Routes())
-    sends = SharedSends(mq, "g", None, idempotent=False)
+    mq: Any = SimpleNamespace(namespace="n", name_servers=["n:1"], tls=None, routes=RouteCache())
+    sends = SharedSender(mq, "g", None, idempotent=False)
     return asyncio.run(sends.send("t", bytearray(b"r"), np.ones(1, np.int32), terms))
 
 
@@ -58,7 +60,7 @@ def test_what_the_next_actor_refuses_may_be_stored_by_the_one_that_died(
     monkeypatch: pytest.MonkeyPatch, refusal: RayMQError
 ) -> None:
     with pytest.raises(OutcomeUnknown) as raised:
-        send(monkeypatch, Terms(5.0, 2), DIED, refusal)
+        send(monkeypatch, SendParameters(5.0, 2), DIED, refusal)
     assert len(raised.value.attempts) == 2
     assert raised.value.__cause__ is refusal
 
@@ -66,13 +68,13 @@ def test_what_the_next_actor_refuses_may_be_stored_by_the_one_that_died(
 def test_what_the_first_actor_refuses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = NotStored("not stored", [REFUSED])
     with pytest.raises(NotStored) as raised:
-        send(monkeypatch, Terms(5.0, 2), refusal)
+        send(monkeypatch, SendParameters(5.0, 2), refusal)
     assert raised.value is refusal
 
 
 def test_all_brokers_may_have_what_is_to_be_recalled_and_an_actor_that_died_has_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert send(monkeypatch, Terms(5.0, 2, delayed=True), DIED, sent()).doubtful == ("broker-a", "broker-c")
-    assert send(monkeypatch, Terms(5.0, 2, delayed=True), sent()).doubtful == ()
-    assert send(monkeypatch, Terms(5.0, 2), DIED, sent()).doubtful == ()
+    assert send(monkeypatch, SendParameters(5.0, 2, delayed=True), DIED, sent()).doubtful == ("broker-a", "broker-c")
+    assert send(monkeypatch, SendParameters(5.0, 2, delayed=True), sent()).doubtful == ()
+    assert send(monkeypatch, SendParameters(5.0, 2), DIED, sent()).doubtful == ()

@@ -10,9 +10,9 @@ import pytest
 from raymq.actors.errors import ConnectionLost
 from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue
-from raymq.client.push import start_positions
-from raymq.client.push.start_positions import StartPositions
-from raymq.client.requests.offsets import ConsumeFrom
+from raymq.client.push import start_offsets
+from raymq.client.push.start_offsets import StartOffsets
+from raymq.client.requests.offset_requests import ConsumeFrom
 
 FIRST, LAST, TIMESTAMP = ConsumeFrom.FIRST, ConsumeFrom.LAST, ConsumeFrom.TIMESTAMP
 MINIMUM, MIDDLE, END = 3, 5, 8
@@ -48,17 +48,17 @@ class Brokers:
             raise ConnectionLost(queue.broker, "it is closed")
 
 
-def member(brokers: Brokers, rule: ConsumeFrom = LAST, *, clustering: bool = True) -> StartPositions:
-    return StartPositions(brokers, rule, 1.0 if rule is TIMESTAMP else None, clustering=clustering)
+def member(brokers: Brokers, rule: ConsumeFrom = LAST, *, clustering: bool = True) -> StartOffsets:
+    return StartOffsets(brokers, rule, 1.0 if rule is TIMESTAMP else None, clustering=clustering)
 
 
-async def found(starts: StartPositions, queues: Iterable[MessageQueue]) -> list[int]:
+async def found(starts: StartOffsets, queues: Iterable[MessageQueue]) -> list[int]:
     return [(await starts.find(queue))[0] for queue in queues]
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_positions, "_OTHERS_SECONDS", 0.0)
+    monkeypatch.setattr(start_offsets, "_OTHERS_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("clustering", [True, False])

@@ -15,17 +15,17 @@ import pytest
 from raymq.client import Connection, ConsumeFrom, InvalidInput, Message, PushConsumer, arguments
 from raymq.client.timestamps import (
     FAR_FUTURE_MS,
-    due,
-    from_text,
+    checked_due_time,
+    format_duration,
     milliseconds_or_end,
+    parse_duration,
+    parse_time,
     shown,
-    shown_span,
-    span_from_text,
 )
-from raymq.cluster.output import as_people_read
-from raymq.spark_bridge.deliveries import deliveries
-from raymq.spark_bridge.ranges import check_position
-from raymq.spark_bridge.source.options import read_options
+from raymq.cluster.output import format_value
+from raymq.spark_bridge.delivery_columns import delivery_times
+from raymq.spark_bridge.offset_ranges import check_position
+from raymq.spark_bridge.source.source_options import read_options
 
 MILLISECONDS = 1_764_300_000_000
 NOON = datetime(2025, 11, 28, 12, tzinfo=timezone(timedelta(hours=2)))
@@ -37,7 +37,7 @@ def option(value: Any) -> Any:
 
 def column(value: Any) -> Any:
     array = pa.array([value], pa.timestamp("us", "UTC") if isinstance(value, datetime) else pa.float64())
-    return deliveries(pa.table({"at": array}), "at", None)
+    return delivery_times(pa.table({"at": array}), "at", None)
 
 
 def push(value: Any) -> Any:
@@ -55,7 +55,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "spark option": option,
     "spark column": column,
     "push": push,
-    "command line": lambda value: from_text("at", str(value)),
+    "command line": lambda value: parse_time("at", str(value)),
 }
 
 
@@ -108,7 +108,9 @@ def test_infinity_is_the_end_for_resets_alone() -> None:
             CALLS[name](math.inf)
 
 
-@pytest.mark.parametrize("call", [lambda at: due("deliver_at", at), CALLS["message"], CALLS["spark column"]])
+@pytest.mark.parametrize(
+    "call", [lambda at: checked_due_time("deliver_at", at), CALLS["message"], CALLS["spark column"]]
+)
 def test_a_delivery_over_40_days_ahead_is_refused_at_once(call: Callable[[Any], Any]) -> None:
     call(time.time() + 39.9 * 86_400)
     with pytest.raises(InvalidInput, match="seconds since 1970, at most 40 days ahead") as caught:
@@ -120,38 +122,38 @@ def test_texts_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        assert from_text("to", "1700000000.5") == 1_700_000_000.5
-        assert from_text("to", "2025-11-28T12:00:00+02:00") == NOON.timestamp()
-        assert from_text("to", "2025-11-28T10:00:00Z") == NOON.timestamp()
-        assert from_text("to", "2025-11-28 19:00") == NOON.timestamp()  # local
+        assert parse_time("to", "1700000000.5") == 1_700_000_000.5
+        assert parse_time("to", "2025-11-28T12:00:00+02:00") == NOON.timestamp()
+        assert parse_time("to", "2025-11-28T10:00:00Z") == NOON.timestamp()
+        assert parse_time("to", "2025-11-28 19:00") == NOON.timestamp()  # local
         assert shown(NOON.timestamp()) == "2025-11-28T19:00:00.000+09:00"
     finally:
         monkeypatch.undo()
         time.tzset()
     for text, seconds in (("2h", 7_200), ("90s", 90), ("1h30m", 5_400), ("1d 2h", 93_600), ("5 min", 300)):
-        assert from_text("to", text) == pytest.approx(time.time() - seconds, abs=5)
-    assert from_text("to", "inf", end=True) == math.inf
+        assert parse_time("to", text) == pytest.approx(time.time() - seconds, abs=5)
+    assert parse_time("to", "inf", end=True) == math.inf
 
 
 @pytest.mark.parametrize("text", ["soon", "", "2x", "-2h", "h", "inf", "2025-13-01", "2h ago"])
 def test_texts_that_are_no_time_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
-        from_text("to", text)
+        parse_time("to", text)
 
 
 def test_spans() -> None:
-    assert (span_from_text("d", "90s"), span_from_text("d", "2.5"), span_from_text("d", "1h30m")) == (90, 2.5, 5_400)
+    assert (parse_duration("d", "90s"), parse_duration("d", "2.5"), parse_duration("d", "1h30m")) == (90, 2.5, 5_400)
     for text in ("x", "-1", "nan", "400d"):
         with pytest.raises(InvalidInput):
-            span_from_text("d", text)
+            parse_duration("d", text)
 
 
 def test_tables_show_times_spans_and_ratios_as_people_read_them() -> None:
-    assert [shown_span(each) for each in (0.25, 12, 59.7, 180, 3_600, 7_800, 200_000, 350_000)] == [
+    assert [format_duration(each) for each in (0.25, 12, 59.7, 180, 3_600, 7_800, 200_000, 350_000)] == [
         *("0.25 s", "12 s", "1 min", "3 min", "1 h", "2 h 10 min", "2 d 8 h", "4 d 1 h")
     ]
-    assert as_people_read("dead_at", NOON.timestamp()).startswith("2025-11-2")
-    assert as_people_read("last_store_timestamp", 0.0) is None
-    assert as_people_read("disk_ratio", 0.7512) == "75.1%"
-    assert as_people_read("lateness", 180.0) == "3 min"
-    assert as_people_read("lag", 180) == 180
+    assert format_value("dead_at", NOON.timestamp()).startswith("2025-11-2")
+    assert format_value("last_store_timestamp", 0.0) is None
+    assert format_value("disk_ratio", 0.7512) == "75.1%"
+    assert format_value("lateness", 180.0) == "3 min"
+    assert format_value("lag", 180) == 180

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from raymq.client.produce.turns import KeyedTurns
+from raymq.client.produce.keyed_mutex import KeyedMutex
 
 
 def test_turns_come_in_order_and_leave_nothing() -> None:
     """Of each queue and topic a lock was kept for ever."""
 
     async def take_them() -> None:
-        turns: KeyedTurns[str] = KeyedTurns()
+        turns: KeyedMutex[str] = KeyedMutex()
         came: list[tuple[str, int, bool]] = []
         go_on = asyncio.Event()
 
@@ -40,13 +40,13 @@ def test_turns_come_in_order_and_leave_nothing() -> None:
 
 
 def test_a_turn_is_over_whatever_its_work_raises() -> None:
-    async def fail(turns: KeyedTurns[str]) -> None:
+    async def fail(turns: KeyedMutex[str]) -> None:
         async with turns.take("a", 0.0) as in_time:
             assert in_time
             raise ZeroDivisionError
 
     async def fail_again() -> None:
-        turns: KeyedTurns[str] = KeyedTurns()
+        turns: KeyedMutex[str] = KeyedMutex()
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 await fail(turns)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from raymq.cluster import cli, found, noted
+from raymq.cluster import cli, cluster_file, cluster_file_check
 
 COMMAND = [sys.executable, "-c", "from raymq.cluster.command import main; main()", "store", "verify", "/none"]
 
@@ -77,9 +77,9 @@ def ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setattr(cli, "connect", connect)
     for name in ("RAY_ADDRESS", "RAYMQ_NAME_SERVERS", "RAYMQ_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(found.HOME, str(tmp_path))
-    monkeypatch.setattr(noted, "name_servers_of", lambda _, known, __: known.name_servers)
-    found.save("raymq", ["noted:1"], None, None)
+    monkeypatch.setenv(cluster_file.HOME_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(cluster_file_check, "verified_name_servers", lambda _, known, __: known.name_servers)
+    cluster_file.save("raymq", ["noted:1"], None, None)
     return taken
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from raymq.actors.protocol import Tls
 from raymq.client import InvalidInput
-from raymq.cluster.config import ClusterConfig
+from raymq.cluster.cli import main_group
+from raymq.cluster.cluster_config import SETTINGS, ClusterConfig
 
 SHIPPED = ("embedded.yaml", "local.yaml", "durable.yaml")
 
@@ -125,3 +127,70 @@ def test_files_that_are_no_mapping(tmp_path: Path, content: str) -> None:
         ClusterConfig.load(path)
     with pytest.raises(InvalidInput):
         ClusterConfig.load(tmp_path / "missing.yaml")
+
+
+def test_every_setting_says_what_it_does_and_allows_its_default() -> None:
+    for setting in SETTINGS.values():
+        assert setting.description.endswith("."), setting.name
+        assert setting.allowed, setting.name
+        setting.check(setting.default)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"flush": "sometimes"}, 'flush: "async" or "sync"; got \'sometimes\''),
+        ({"port": 70_000}, "port: a whole number from 0 to 65535; got 70000"),
+        ({"disk_refuse_ratio": 0}, "disk_refuse_ratio: a number above 0, at most 1; got 0"),
+        ({"auto_create_topics": "yes"}, "auto_create_topics: true or false; got 'yes'"),
+        ({"delete_at_hour": "24"}, 'delete_at_hour: "00" to "23" or "*"; got \'24\''),
+    ],
+)
+def test_error_names_setting_range_and_value(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        ClusterConfig.load(config)
+    assert str(caught.value) == said
+
+
+def test_misspelt_key_gets_a_suggestion() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        ClusterConfig.load({"retention_hour": 1})
+    assert caught.value.remedy == "did you mean retention_hours?"
+
+
+def test_all_problems_of_a_file_are_found_at_once() -> None:
+    wrong = {"flush": "never", "port": -1, "colour": "red", "index_slots": 7, "max_message_bytes": 0}
+    assert [error.field for error in ClusterConfig.problems(wrong)] == ["flush", "port", "config", "max_message_bytes"]
+    assert ClusterConfig.problems({"tls_cert_file": "own.pem"})[0].field == "tls_cert_file"
+    assert ClusterConfig.problems({"flush": "sync"}) == []
+
+
+def config_command(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main_group, ["config", *arguments])
+    return result.exit_code, result.output
+
+
+def test_config_show_lists_every_setting(repository: Path) -> None:
+    code, told = config_command("show", "--json")
+    assert code == 0
+    assert {each["setting"]: each["value"] for each in json.loads(told)} == ClusterConfig.defaults()
+    code, told = config_command("show", str(repository / "configs" / "durable.yaml"))
+    assert code == 0
+    assert "flush: sync   # default: async" in told
+    assert all(f"\n{name}: " in f"\n{told}" for name in SETTINGS)
+
+
+def test_config_check_names_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("flush: sync\nretention_hours: 24\n")
+    assert config_command("check", str(path)) == (
+        0,
+        f"{path}: fine, 2 of {len(SETTINGS)} settings differ from their defaults\n",
+    )
+    path.write_text("flush: never\nport: -1\n")
+    code, told = config_command("check", str(path), "--json")
+    assert code == 1
+    assert [each["setting"] for each in json.loads(told)["problems"]] == ["flush", "port"]
+    code, told = config_command("check", str(path))
+    assert code == 1
+    assert "a whole number from 0 to 65535" in told

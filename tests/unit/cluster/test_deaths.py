@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray._private import worker as ray_worker
 
-from raymq.cluster import deaths
+from raymq.cluster import actor_deaths
 from tests.polling import poll_until
 
 DEATH = (
@@ -29,7 +29,7 @@ DEATH = (
     ],
 )
 def test_a_death_is_known_by_its_process_id(data: dict[str, Any], pid: int | None) -> None:
-    assert deaths.dead_process(data) == pid
+    assert actor_deaths.dead_worker_pid(data) == pid
 
 
 def actor(name: str, kind: str, pid: int) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def test_only_deaths_of_ours_are_left_out(
 ) -> None:
     written: list[Any] = []
     told: list[str] = []
-    monkeypatch.setattr(deaths, "_rays_own", lambda data, **_: written.append(data))
-    monkeypatch.setattr(deaths, "_tell", lambda dead, *_: told.append(dead["Name"]))
-    monkeypatch.setattr(deaths, "_actors", {})
-    monkeypatch.setattr(deaths.ray_state, "actors", lambda: {each["ActorID"]: each for each in actors})
+    monkeypatch.setattr(actor_deaths, "_original_print", lambda data, **_: written.append(data))
+    monkeypatch.setattr(actor_deaths, "_log_restart", lambda dead, *_: told.append(dead["Name"]))
+    monkeypatch.setattr(actor_deaths, "_actors", {})
+    monkeypatch.setattr(actor_deaths.ray_state, "actors", lambda: {each["ActorID"]: each for each in actors})
     message = {"pid": "raylet", "lines": [DEATH], "is_err": False}
     other = {"pid": "raylet", "lines": ["something else"], "is_err": False}
     for data in (message, other):
-        deaths._write(data, ignore_prefix=False)
+        actor_deaths._write(data, ignore_prefix=False)
     assert written == ([other] if is_ours else [message, other])
 
 
@@ -66,17 +66,17 @@ def test_a_process_is_ours_also_if_its_actor_has_another(monkeypatch: pytest.Mon
     written: list[Any] = []
     told: list[Any] = []
     actors = [actor("broker-a", "Broker", 19_853)]
-    monkeypatch.setattr(deaths, "_rays_own", lambda data, **_: written.append(data))
-    monkeypatch.setattr(deaths, "_tell", lambda dead, pid, _: told.append((dead["Name"], pid)))
-    monkeypatch.setattr(deaths, "_actors", {})
-    monkeypatch.setattr(deaths.ray_state, "actors", lambda: {each["ActorID"]: each for each in actors})
-    deaths.remember()
+    monkeypatch.setattr(actor_deaths, "_original_print", lambda data, **_: written.append(data))
+    monkeypatch.setattr(actor_deaths, "_log_restart", lambda dead, pid, _: told.append((dead["Name"], pid)))
+    monkeypatch.setattr(actor_deaths, "_actors", {})
+    monkeypatch.setattr(actor_deaths.ray_state, "actors", lambda: {each["ActorID"]: each for each in actors})
+    actor_deaths.record_actor_pids()
     actors[0] = actor("broker-a", "Broker", 20_000)
     message = {"pid": "raylet", "lines": [DEATH], "is_err": False}
-    deaths._write(message, ignore_prefix=False)
+    actor_deaths._write(message, ignore_prefix=False)
     poll_until(lambda: told, 10)
     assert (told, written) == ([("broker-a", 19_853)], [])
-    deaths._write(message, ignore_prefix=False)
+    actor_deaths._write(message, ignore_prefix=False)
     assert written == [message], "the process id may be somebody else's by now"
 
 
@@ -85,9 +85,9 @@ def test_a_message_is_written_where_ray_cannot_be_asked(monkeypatch: pytest.Monk
         raise ConnectionError("no GCS")
 
     written: list[Any] = []
-    monkeypatch.setattr(deaths, "_rays_own", lambda data, **_: written.append(data))
-    monkeypatch.setattr(deaths.ray_state, "actors", away)
-    deaths._write({"pid": "raylet", "lines": [DEATH]}, ignore_prefix=False)
+    monkeypatch.setattr(actor_deaths, "_original_print", lambda data, **_: written.append(data))
+    monkeypatch.setattr(actor_deaths.ray_state, "actors", away)
+    actor_deaths._write({"pid": "raylet", "lines": [DEATH]}, ignore_prefix=False)
     assert len(written) == 1
 
 
@@ -95,8 +95,8 @@ def test_rays_function_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None
     def rays_own(data: object, ignore_prefix: bool) -> None: ...
 
     monkeypatch.setattr(ray_worker, "print_to_stdstream", rays_own)
-    monkeypatch.setattr(deaths, "_rays_own", None)
-    deaths.watch("a")
-    deaths.watch("b")
-    assert deaths._rays_own is rays_own
-    assert ray_worker.print_to_stdstream is deaths._write
+    monkeypatch.setattr(actor_deaths, "_original_print", None)
+    actor_deaths.watch("a")
+    actor_deaths.watch("b")
+    assert actor_deaths._original_print is rays_own
+    assert ray_worker.print_to_stdstream is actor_deaths._write

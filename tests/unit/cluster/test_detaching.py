@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from raymq.cluster import cli_cluster, detaching, found
+from raymq.cluster import cli_cluster, cluster_file, detached_process
 from raymq.cluster.cli import main_group
 
 PROGRAM = """
 import logging, os, pathlib, sys
-from raymq.cluster.detaching import LogFile
+from raymq.cluster.detached_process import LogFile
 log = LogFile(pathlib.Path(sys.argv[1]), most_bytes=1_000)
 logging.getLogger().addHandler(log)
 log.take_outputs()
@@ -42,13 +42,13 @@ def test_the_log_file_rotates_and_takes_what_is_printed(tmp_path: Path) -> None:
 
 def test_a_signal_that_is_ignored_stays_so_while_a_cluster_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pass signals on, but none that `nohup` has had ignored."""
-    monkeypatch.setattr(detaching, "_PROGRAM", "print('up')")
+    monkeypatch.setattr(detached_process, "_PROGRAM", "print('up')")
     passed_on = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {which: signal.getsignal(which) for which in passed_on}
     try:
         for which in passed_on:
             signal.signal(which, signal.SIG_IGN if which == signal.SIGHUP else signal.SIG_DFL)
-        assert detaching.start_detached([]) == "up\n"
+        assert detached_process.start_detached([]) == "up\n"
         assert [callable(signal.getsignal(which)) for which in passed_on[:2]] == [True, True]
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
@@ -57,19 +57,19 @@ def test_a_signal_that_is_ignored_stays_so_while_a_cluster_starts(monkeypatch: p
 
 
 def test_notes_keep_the_process_that_has_the_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(found.HOME, str(tmp_path))
-    found.note_process("n", 7)  # nothing is noted of it
-    assert found.load("n") is None
-    found.save("n", ["h:1"], "r:2", None)
-    known = found.load("n")
+    monkeypatch.setenv(cluster_file.HOME_VARIABLE, str(tmp_path))
+    cluster_file.save_process("n", 7)  # nothing is noted of it
+    assert cluster_file.load("n") is None
+    cluster_file.save("n", ["h:1"], "r:2", None)
+    known = cluster_file.load("n")
     assert known is not None
     assert known.pid is None
-    found.note_process("n", 7)
-    assert found.load("n") == found.FoundCluster(("h:1",), "r:2", None, 7)
+    cluster_file.save_process("n", 7)
+    assert cluster_file.load("n") == cluster_file.ClusterEndpoint(("h:1",), "r:2", None, 7)
 
 
 def test_options_reach_the_process_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(found.HOME, str(tmp_path))
+    monkeypatch.setenv(cluster_file.HOME_VARIABLE, str(tmp_path))
     commands = []
     told = {"namespace": "n", "name_servers": ["h:1"], "pid": 1, "log": "l"}
 

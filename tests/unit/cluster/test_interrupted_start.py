@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from raymq.actors.errors import BrokerUnavailable
-from raymq.cluster import bootstrap, cli_cluster, found, launching
+from raymq.cluster import bootstrap, cli_cluster, cluster_file, cluster_launch
 from raymq.cluster.cli import main_group
-from raymq.cluster.config import ClusterConfig
+from raymq.cluster.cluster_config import ClusterConfig
 
 
 class Started:
@@ -56,7 +56,7 @@ def live(asked, started):
     return said.wait(30)
 
 cli_cluster.click.echo = saying
-cli_cluster._uninterrupted(live, "raymq")
+cli_cluster._run_without_signals(live, "raymq")
 """
 
 
@@ -135,7 +135,7 @@ def test_a_start_that_does_not_come_to_its_end_is_broken_off(monkeypatch: pytest
 
     monkeypatch.setattr(bootstrap, "start", start)
     monkeypatch.setattr(cli_cluster, "_FINISH_SECONDS", 0.0)
-    monkeypatch.setattr(cli_cluster, "_break_off", break_off)
+    monkeypatch.setattr(cli_cluster, "_abort_start", break_off)
     CliRunner().invoke(main_group, ["--namespace", "slow", "cluster", "start"])
     assert codes[0] == ("slow", 128 + signal.SIGTERM)
 
@@ -170,15 +170,15 @@ def test_a_start_that_fails_kills_nothing_that_is_being_stopped(
     def make(*_: Any) -> list[str]:
         made.append("broker-a")
         if abandoned:
-            launching.abandon()
+            cluster_launch.skip_rollback()
         raise BrokerUnavailable("broker-a", "it was stopped")
 
-    monkeypatch.setenv(found.HOME, str(tmp_path))
-    monkeypatch.setattr(launching, "_abandoned", threading.Event())
-    monkeypatch.setattr(launching, "_make", make)
-    monkeypatch.setattr(launching, "names", lambda _: list(made))
-    monkeypatch.setattr(launching, "kill", lambda _, names: killed.append(names))
+    monkeypatch.setenv(cluster_file.HOME_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(cluster_launch, "_abandoned", threading.Event())
+    monkeypatch.setattr(cluster_launch, "_make", make)
+    monkeypatch.setattr(cluster_launch, "names", lambda _: list(made))
+    monkeypatch.setattr(cluster_launch, "kill", lambda _, names: killed.append(names))
     arguments = {"brokers": 1, "replicas": 1, "name_servers": 1, "root": str(tmp_path)}
     with pytest.raises(BrokerUnavailable):
-        launching.start("n", tmp_path, ClusterConfig(), arguments)
+        cluster_launch.start("n", tmp_path, ClusterConfig(), arguments)
     assert killed == ([] if abandoned else [["broker-a"]])

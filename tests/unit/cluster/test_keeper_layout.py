@@ -8,45 +8,45 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.wire.commands.keeper import KeeperStatus
-from raymq.client.admin.cluster import keepers_of
-from raymq.cluster import keepers
-from raymq.cluster.keepers import KeeperLayout, how_many
+from raymq.actors.wire.commands.keeper_commands import KeeperStatus
+from raymq.client.admin.cluster_info import keepers_of
+from raymq.cluster import keeper_bootstrap
+from raymq.cluster.keeper_bootstrap import KeeperLayout, keeper_count
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files import json_file
 
 
 @pytest.mark.parametrize(("hosts", "count"), [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (50, 5)])
 def test_the_loss_of_one_host_is_borne_from_three_on(hosts: int, count: int) -> None:
-    assert how_many(hosts) == count
-    layout = KeeperLayout.planned([f"broker_h{each}" for each in range(hosts)])
+    assert keeper_count(hosts) == count
+    layout = KeeperLayout.initial([f"broker_h{each}" for each in range(hosts)])
     assert list(layout.resources) == list(range(1, count + 1))
     assert len(set(layout.resources.values())) == count, "each on a host of its own"
     assert len(set(layout.incarnations.values())) == count
 
 
 def test_a_layout_is_read_as_it_was_written(tmp_path: Path) -> None:
-    file = tmp_path / keepers.LAYOUT_FILE
+    file = tmp_path / keeper_bootstrap.LAYOUT_FILE
     assert json_file.load_as(file, KeeperLayout.from_json) is None
-    planned = KeeperLayout.planned(["a", "b", "c"])
+    initial = KeeperLayout.initial(["a", "b", "c"])
     known = KeeperSet(4, {1: KeeperMember("h:1", "x")}, {1: KeeperMember("h:1", "x"), 2: KeeperMember("h:2", "y")})
-    for layout in (planned, KeeperLayout(planned.resources, planned.incarnations, founded=True, known=known)):
+    for layout in (initial, KeeperLayout(initial.resources, initial.incarnations, is_registered=True, known=known)):
         json_file.save(file, layout.to_json(), KeeperLayout.from_json)
         assert json_file.load_as(file, KeeperLayout.from_json) == layout
 
 
 @pytest.mark.parametrize("text", ['{"resources": {}}', '{"resources": 5, "incarnations": {}, "known": 1}'])
 def test_a_layout_of_another_form_is_damage(tmp_path: Path, text: str) -> None:
-    (tmp_path / keepers.LAYOUT_FILE).write_text(text)
+    (tmp_path / keeper_bootstrap.LAYOUT_FILE).write_text(text)
     with pytest.raises(StoreCorrupt):
-        json_file.load_as(tmp_path / keepers.LAYOUT_FILE, KeeperLayout.from_json)
+        json_file.load_as(tmp_path / keeper_bootstrap.LAYOUT_FILE, KeeperLayout.from_json)
 
 
 def test_keepers_whose_machines_are_missing_are_not_founded(tmp_path: Path) -> None:
-    file = tmp_path / keepers.LAYOUT_FILE
-    json_file.save(file, KeeperLayout.planned(["a", "b", "c"]).to_json(), KeeperLayout.from_json)
+    file = tmp_path / keeper_bootstrap.LAYOUT_FILE
+    json_file.save(file, KeeperLayout.initial(["a", "b", "c"]).to_json(), KeeperLayout.from_json)
     with pytest.raises(BrokerUnavailable, match="b"):
-        keepers.make("x", tmp_path, [("a", "127.0.0.1"), ("c", "127.0.0.1"), ("d", "127.0.0.1")], None, {})
+        keeper_bootstrap.make("x", tmp_path, [("a", "127.0.0.1"), ("c", "127.0.0.1"), ("d", "127.0.0.1")], None, {})
 
 
 def status(

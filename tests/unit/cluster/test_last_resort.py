@@ -9,7 +9,7 @@ import pytest
 
 from raymq import cluster
 from raymq.client import BrokerUnavailable, InvalidInput
-from raymq.cluster import bootstrap, found, launching, ray_runtime
+from raymq.cluster import bootstrap, cluster_file, cluster_launch, ray_runtime
 
 NAMESPACE = "raymq"
 
@@ -20,9 +20,9 @@ def notes_of_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "home"
     folder.mkdir()
     folder.chmod(0o777)
-    monkeypatch.setenv(found.HOME, str(folder))
+    monkeypatch.setenv(cluster_file.HOME_VARIABLE, str(folder))
     with pytest.raises(InvalidInput):
-        found.load(NAMESPACE)
+        cluster_file.load(NAMESPACE)
 
 
 @pytest.fixture(autouse=True)
@@ -34,17 +34,17 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(ray_runtime.ray_utils, "read_ray_address", lambda: None)
     monkeypatch.setattr(ray_runtime, "_join", joined.append)
     monkeypatch.setattr(ray_runtime, "address", lambda: None)
-    monkeypatch.setattr(launching, "addresses", lambda _: ["127.0.0.1:9"])
-    monkeypatch.setattr(launching, "told_arguments", lambda _: {"config": {"tls": None}})
-    monkeypatch.setattr(launching, "names", lambda _: ["broker-a"])
-    monkeypatch.setattr("raymq.cluster.stopping.stop_actors", lambda *_: None)
+    monkeypatch.setattr(cluster_launch, "addresses", lambda _: ["127.0.0.1:9"])
+    monkeypatch.setattr(cluster_launch, "start_arguments", lambda _: {"config": {"tls": None}})
+    monkeypatch.setattr(cluster_launch, "names", lambda _: ["broker-a"])
+    monkeypatch.setattr("raymq.cluster.cluster_stop.stop_actors", lambda *_: None)
     return joined
 
 
 CALLS: list[Callable[[], object]] = [
     lambda: cluster.connect(NAMESPACE).close(),
     lambda: bootstrap.stop(NAMESPACE),
-    lambda: bootstrap.running(NAMESPACE),
+    lambda: bootstrap.running_brokers(NAMESPACE),
 ]
 
 
@@ -65,7 +65,7 @@ def test_where_something_else_leads_to_a_ray_the_notes_are_not_asked(
 
 @pytest.mark.parametrize("call", CALLS, ids=["connect", "stop", "running"])
 def test_where_nothing_else_does_notes_that_anybody_may_write_are_refused(call: Callable[[], object]) -> None:
-    with pytest.raises(InvalidInput, match=found.HOME):
+    with pytest.raises(InvalidInput, match=cluster_file.HOME_VARIABLE):
         call()
 
 

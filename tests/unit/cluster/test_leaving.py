@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 import ray
 
-from raymq.actors import handles
+from raymq.actors import actor_calls
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.protocol import BrokerInfo
 from raymq.cluster.bootstrap import Cluster
-from raymq.cluster.leaving import Left, closed, leave, successor
+from raymq.cluster.host_leave import LeaveResult, choose_successor, close_stores, leave_host
 
 
 def replica(number: int, state: str = "running", in_sync: list[int] | None = None) -> BrokerInfo:
@@ -34,7 +34,7 @@ def replica(number: int, state: str = "running", in_sync: list[int] | None = Non
 )
 def test_the_first_that_runs_and_is_in_sync(in_sync: list[int] | None, states: list[str], chosen: int | None) -> None:
     others = [replica(number, state) for number, state in enumerate(states, 1)]
-    assert successor(replica(0, in_sync=in_sync), others) == chosen
+    assert choose_successor(replica(0, in_sync=in_sync), others) == chosen
 
 
 class Stopping:
@@ -56,9 +56,13 @@ class Stopping:
 
 def test_one_that_cannot_be_closed_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     actors = Stopping()
-    monkeypatch.setattr(handles, "find", actors.find)
-    monkeypatch.setattr(handles, "result", actors.result)
-    done = closed([Left("broker-a", 0), Left("broker-b", 0, 1), Left("broker-c", 2)], "ns", time.monotonic() + 5)
+    monkeypatch.setattr(actor_calls, "find", actors.find)
+    monkeypatch.setattr(actor_calls, "result", actors.result)
+    done = close_stores(
+        [LeaveResult("broker-a", 0), LeaveResult("broker-b", 0, 1), LeaveResult("broker-c", 2)],
+        "ns",
+        time.monotonic() + 5,
+    )
     assert actors.stopped == ["broker-b", "broker-c.2"]
     assert [(each.broker, each.handed_to, each.trouble is None) for each in done] == [
         ("broker-a", None, False),
@@ -72,4 +76,4 @@ def test_a_time_that_cannot_be_closes_nothing(timeout: float, monkeypatch: pytes
     """An endless one ended in a traceback when the stores were being closed."""
     monkeypatch.setattr(ray, "get_runtime_context", lambda: pytest.fail("it has begun"))
     with pytest.raises(InvalidInput, match="timeout"):
-        leave(cast("Cluster", SimpleNamespace(namespace="ns")), timeout)
+        leave_host(cast("Cluster", SimpleNamespace(namespace="ns")), timeout)

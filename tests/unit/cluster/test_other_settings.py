@@ -8,8 +8,8 @@ import pytest
 
 from raymq import cluster
 from raymq.client import InvalidInput
-from raymq.cluster.config import ClusterConfig
-from raymq.cluster.launching import other_settings
+from raymq.cluster.cluster_config import ClusterConfig
+from raymq.cluster.cluster_launch import settings_mismatch
 
 
 def arguments(config: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
@@ -28,14 +28,14 @@ def arguments(config: dict[str, Any] | None = None, **others: Any) -> dict[str, 
     ],
 )
 def test_it_names_what_differs_and_nothing_else(running: dict[str, Any], wanted: dict[str, Any], said: str) -> None:
-    error = other_settings("raymq", running, wanted)
+    error = settings_mismatch("raymq", running, wanted)
     assert f"namespace raymq runs with other settings: {said} (" in str(error)
     assert "cluster.connect() joins it" in error.remedy
     assert error.field == said.partition(" ")[0]
 
 
 def test_brokers_can_be_added_without_a_stop() -> None:
-    error = other_settings("raymq", arguments(brokers=3), arguments({"flush": "sync"}))
+    error = settings_mismatch("raymq", arguments(brokers=3), arguments({"flush": "sync"}))
     assert error.field == "brokers, flush"
     assert "add_broker" in error.remedy
 

@@ -10,7 +10,7 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.spare_process import SPARE_PROCESS
-from raymq.cluster import bootstrap, found, noted, ray_runtime
+from raymq.cluster import bootstrap, cluster_file, cluster_file_check, ray_runtime
 
 PRELOAD = "RAY_preload_python_modules"
 
@@ -75,10 +75,10 @@ def test_a_programs_sigterm_handler_outlives_a_join_that_fails(monkeypatch: pyte
 
 
 def test_a_cluster_that_another_process_runs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = found.FoundCluster(("127.0.0.1:1",), pid=os.getppid())
-    monkeypatch.setattr(found, "load", lambda _: known)
-    monkeypatch.setattr(noted, "name_servers_of", lambda *_: known.name_servers)
+    known = cluster_file.ClusterEndpoint(("127.0.0.1:1",), pid=os.getppid())
+    monkeypatch.setattr(cluster_file, "load", lambda _: known)
+    monkeypatch.setattr(cluster_file_check, "verified_name_servers", lambda *_: known.name_servers)
     with pytest.raises(BrokerUnavailable, match=f"namespace shop already, in process {os.getppid()}"):
         bootstrap._check_not_running("shop")
-    monkeypatch.setattr(noted, "name_servers_of", lambda *_: [])
+    monkeypatch.setattr(cluster_file_check, "verified_name_servers", lambda *_: [])
     bootstrap._check_not_running("shop")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from raymq.actors.errors import BrokerUnavailable
-from raymq.cluster import launching
+from raymq.cluster import cluster_launch
 
 STOPPED = SimpleNamespace(is_stopped=None)
 
@@ -19,24 +19,24 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     now = iter(range(10_000))
     clock = SimpleNamespace(monotonic=lambda: float(next(now)), sleep=lambda _: None)
-    monkeypatch.setattr(launching, "time", clock)
-    monkeypatch.setattr(launching, "kill_process", lambda _, name: found.append(name))
+    monkeypatch.setattr(cluster_launch, "time", clock)
+    monkeypatch.setattr(cluster_launch, "kill_process", lambda _, name: found.append(name))
     return found
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, is_stopped: Callable[[], bool]) -> None:
-    monkeypatch.setattr(launching.handles, "call", lambda *_, **__: is_stopped())
+    monkeypatch.setattr(cluster_launch.actor_calls, "call", lambda *_, **__: is_stopped())
 
 
 def test_one_that_was_stopped_is_killed_once_and_waited_for(monkeypatch: pytest.MonkeyPatch, killed: list[str]) -> None:
     told = iter([True, True, True, False])
     answers(monkeypatch, lambda: next(told))
-    launching.revive("n", "broker-a", STOPPED)
+    cluster_launch.restart_stopped("n", "broker-a", STOPPED)
     assert killed == ["broker-a"]
 
 
 def test_one_that_stays_stopped_is_given_up(monkeypatch: pytest.MonkeyPatch, killed: list[str]) -> None:
     answers(monkeypatch, lambda: True)
     with pytest.raises(BrokerUnavailable, match="no other process came in 120 s"):
-        launching.revive("n", "broker-a", STOPPED)
+        cluster_launch.restart_stopped("n", "broker-a", STOPPED)
     assert killed == ["broker-a"]

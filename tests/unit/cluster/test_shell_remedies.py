@@ -10,7 +10,7 @@ import pytest
 from click import Group
 
 from raymq.actors.errors import (
-    NOBODY_ANSWERS,
+    NO_CLUSTER_HINT,
     BrokerUnavailable,
     TopicUnavailable,
     broker_not_found,
@@ -43,8 +43,8 @@ def test_a_remedy_is_in_the_callers_language(error: Exception, python: str, shel
 
 
 def test_no_answer_names_how_to_start_a_cluster() -> None:
-    assert "cluster.start()" in NOBODY_ANSWERS
-    assert in_shell_words(NOBODY_ANSWERS) == (
+    assert "cluster.start()" in NO_CLUSTER_HINT
+    assert in_shell_words(NO_CLUSTER_HINT) == (
         "`raymq cluster start` starts a cluster; --name-servers names those of another one"
     )
 
@@ -88,8 +88,8 @@ def test_each_call_that_an_error_names_has_a_command() -> None:
 def test_a_send_says_its_remedy_once() -> None:
     plan = SendPlan(lambda: 0.0, timeout=3.0, retries=2)
     for _ in range(3):
-        plan.failed(None, BrokerUnavailable("name server", "connection refused", remedy=NOBODY_ANSWERS), 0.1)
+        plan.failed(None, BrokerUnavailable("name server", "connection refused", remedy=NO_CLUSTER_HINT), 0.1)
     error = plan.outcome()
-    assert error.remedy == NOBODY_ANSWERS
-    assert str(error).count(NOBODY_ANSWERS) == 1
+    assert error.remedy == NO_CLUSTER_HINT
+    assert str(error).count(NO_CLUSTER_HINT) == 1
     assert [attempt.error for attempt in error.attempts] == ["name server: connection refused"] * 3

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from raymq.client.errors import BrokerUnavailable, InvalidInput
-from raymq.cluster import found
-from raymq.cluster.start_lock import alone
+from raymq.cluster import cluster_file
+from raymq.cluster.cluster_lock import cluster_lock
 
 OTHER = """
 import sys
-from raymq.cluster.start_lock import alone
-with alone("one"):
+from raymq.cluster.cluster_lock import cluster_lock
+with cluster_lock("one"):
     print("has it", flush=True)
     sys.stdin.read()
 """
@@ -29,7 +29,7 @@ with alone("one"):
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(found.HOME, str(tmp_path / "home"))
+    monkeypatch.setenv(cluster_file.HOME_VARIABLE, str(tmp_path / "home"))
     return tmp_path / "home"
 
 
@@ -52,7 +52,7 @@ def test_a_start_that_was_stopped_is_named_with_what_to_do() -> None:
         os.kill(other.pid, signal.SIGSTOP)
         with (
             pytest.raises(BrokerUnavailable, match=f"process {other.pid} .* was stopped") as caught,
-            alone("one", 60, 0.1),
+            cluster_lock("one", 60, 0.1),
         ):
             pass
         assert f"kill -CONT {other.pid}" in str(caught.value)
@@ -60,9 +60,12 @@ def test_a_start_that_was_stopped_is_named_with_what_to_do() -> None:
 
 def test_a_start_that_takes_too_long_is_named() -> None:
     with another_start() as other:
-        with pytest.raises(BrokerUnavailable, match=f"process {other.pid} .* has not finished"), alone("one", 0.1, 60):
+        with (
+            pytest.raises(BrokerUnavailable, match=f"process {other.pid} .* has not finished"),
+            cluster_lock("one", 0.1, 60),
+        ):
             pass
-        with alone("another namespace", 0.1):
+        with cluster_lock("another namespace", 0.1):
             pass
 
 
@@ -74,22 +77,22 @@ def test_a_start_that_ends_or_is_killed_lets_the_next_one_in() -> None:
                 other.stdin.close()
             else:
                 other.kill()
-            with alone("one", 30):
+            with cluster_lock("one", 30):
                 pass
-            with alone("one", 0.0):
+            with cluster_lock("one", 0.0):
                 pass
 
 
 def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock() -> None:
     reads, writes = os.pipe()
-    with alone("one", 30):
+    with cluster_lock("one", 30):
         child = os.fork()
         if not child:
             os.close(writes)
             os.read(reads, 1)  # until the parent closes its end
             os._exit(0)
     try:
-        with alone("one", 0.0):
+        with cluster_lock("one", 0.0):
             pass
     finally:
         os.close(writes)
@@ -102,29 +105,32 @@ def test_a_file_system_without_locks_is_told(home: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.raises(InvalidInput, match=f"{found.HOME}.*file system that has locks.*No locks"), alone("one"):
+    with (
+        pytest.raises(InvalidInput, match=f"{cluster_file.HOME_VARIABLE}.*file system that has locks.*No locks"),
+        cluster_lock("one"),
+    ):
         pass
 
 
 def test_a_lock_file_with_anything_in_it_does_not_matter(home: Path) -> None:
     for content in (b"", b"none", b"-1", b"9" * 100):
-        found.lock_file("one").write_bytes(content)
-        with alone("one", 0.0):
-            assert found.lock_file("one").read_text() == str(os.getpid())
+        cluster_file.lock_file("one").write_bytes(content)
+        with cluster_lock("one", 0.0):
+            assert cluster_file.lock_file("one").read_text() == str(os.getpid())
 
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that a user without a home gets, not made yet."""
-    monkeypatch.delenv(found.HOME)
+    monkeypatch.delenv(cluster_file.HOME_VARIABLE)
     monkeypatch.setenv("HOME", "/dev/null/nowhere")
-    monkeypatch.setattr(found.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(cluster_file.tempfile, "tempdir", str(tmp_path))
     return tmp_path / f"raymq-{os.getuid()}"
 
 
 def test_a_user_without_a_home_has_a_folder_of_its_own(temporary: Path) -> None:
-    found.save("one", ["127.0.0.1:9876"], None, None)
-    known = found.load("one")
+    cluster_file.save("one", ["127.0.0.1:9876"], None, None)
+    known = cluster_file.load("one")
     assert known is not None
     assert known.name_servers == ("127.0.0.1:9876",)
     assert temporary.stat().st_mode & 0o777 == 0o700
@@ -151,45 +157,45 @@ def test_a_folder_that_somebody_else_may_have_filled_is_not_believed(
         monkeypatch.setattr(os, "getuid", lambda: mine + 1)
         temporary.rename(tmp_path / f"raymq-{mine + 1}")
     for _ in range(2):
-        with pytest.raises(InvalidInput, match=found.HOME):
-            found.load("one")
-        found.save("one", ["127.0.0.1:9876"], None, None)
-    with pytest.raises(InvalidInput, match=found.HOME), alone("one", 0.0):
+        with pytest.raises(InvalidInput, match=cluster_file.HOME_VARIABLE):
+            cluster_file.load("one")
+        cluster_file.save("one", ["127.0.0.1:9876"], None, None)
+    with pytest.raises(InvalidInput, match=cluster_file.HOME_VARIABLE), cluster_lock("one", 0.0):
         pass
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_a_file_that_another_user_may_write_leads_nobody_anywhere(home: Path, mode: int) -> None:
     """Who may write it could lead this user's programs to a cluster of his own."""
-    found.save("one", ["127.0.0.1:9876"], None, None)
-    file = found.lock_file("one").with_suffix(".json")
+    cluster_file.save("one", ["127.0.0.1:9876"], None, None)
+    file = cluster_file.lock_file("one").with_suffix(".json")
     assert file.stat().st_mode & 0o777 == 0o600
     file.chmod(mode)
     with pytest.raises(InvalidInput, match=f"chmod go-w {file}"):
-        found.load("one")
+        cluster_file.load("one")
     file.chmod(0o644)
-    assert found.load("one") is not None
+    assert cluster_file.load("one") is not None
 
 
 def test_neither_does_a_folder(home: Path) -> None:
-    found.save("one", ["127.0.0.1:9876"], None, None)
-    folder = found.lock_file("one").parent
+    cluster_file.save("one", ["127.0.0.1:9876"], None, None)
+    folder = cluster_file.lock_file("one").parent
     folder.chmod(0o770)
     with pytest.raises(InvalidInput, match=f"chmod go-w {folder}"):
-        found.load("one")
-    with pytest.raises(InvalidInput, match="chmod go-w"), alone("one", 0.0):
+        cluster_file.load("one")
+    with pytest.raises(InvalidInput, match="chmod go-w"), cluster_lock("one", 0.0):
         pass
-    found.forget("one", None)  # the cluster was stopped: that is no reason to fail
+    cluster_file.forget("one", None)  # the cluster was stopped: that is no reason to fail
     folder.chmod(0o755)
-    assert found.load("one") is not None
+    assert cluster_file.load("one") is not None
 
 
 def test_nor_a_file_of_another_user(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found.save("one", ["127.0.0.1:9876"], None, None)
+    cluster_file.save("one", ["127.0.0.1:9876"], None, None)
     mine = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: mine + 1)
-    with pytest.raises(InvalidInput, match=f"set {found.HOME} to another folder"):
-        found.load("one")
+    with pytest.raises(InvalidInput, match=f"set {cluster_file.HOME_VARIABLE} to another folder"):
+        cluster_file.load("one")
 
 
 @pytest.mark.parametrize(
@@ -209,6 +215,6 @@ def test_nor_a_file_of_another_user(home: Path, monkeypatch: pytest.MonkeyPatch)
     ids=range(10),
 )
 def test_a_file_of_anything_else_says_nothing(home: Path, content: str) -> None:
-    found.save("one", ["127.0.0.1:9876"], None, None)
-    found.lock_file("one").with_suffix(".json").write_text(content)
-    assert found.load("one") is None
+    cluster_file.save("one", ["127.0.0.1:9876"], None, None)
+    cluster_file.lock_file("one").with_suffix(".json").write_text(content)
+    assert cluster_file.load("one") is None

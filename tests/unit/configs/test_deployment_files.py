@@ -19,7 +19,7 @@ from ray.autoscaler._private.local.config import prepare_local
 from ray.autoscaler._private.util import fillout_defaults, validate_config
 
 from raymq.cluster.cli import main_group
-from raymq.cluster.config import ClusterConfig
+from raymq.cluster.cluster_config import ClusterConfig
 
 SCHEMAS = Path(__file__).with_name("schemas")
 CLOUDS = ["ray-up-aws.yaml", "ray-up-gcp.yaml"]

@@ -6,9 +6,9 @@ import pytest
 
 from raymq.client import ConsumeResult, Message, ReceivedMessage
 from raymq.demo.counts import Counts
-from raymq.demo.messaging import ROW, RowListener, as_message, wait_until
-from raymq.demo.plan import InputRecord
-from raymq.demo.rule import DirtyRule
+from raymq.demo.demo_messaging import ROW, RowListener, as_message, wait_until
+from raymq.demo.dirty_rule import DirtyRule
+from raymq.demo.input_plan import InputRecord
 from raymq.storage.records.record import decode
 
 RULE = DirtyRule("csv", ("id", "n"), (("n", "int"),), "id")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.demo.input import describe
-from raymq.demo.plan import unique_names
-from raymq.demo.rule import parse_json
+from raymq.demo.demo_input import describe
+from raymq.demo.dirty_rule import parse_json
+from raymq.demo.input_plan import unique_names
 from raymq.storage.errors import InvalidInput
 from tests.demo_records import records_of
 

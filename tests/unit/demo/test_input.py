@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.demo.input import bundled_flights, describe, input_key, message_key, read
-from raymq.demo.plan import MAX_KEY_BYTES
-from raymq.demo.rule import DirtyRule, Format, converts, text_type
+from raymq.demo.demo_input import bundled_flights, describe, input_key, message_key, read
+from raymq.demo.dirty_rule import DirtyRule, Format, converts, text_type
+from raymq.demo.input_plan import MAX_KEY_BYTES
 from raymq.storage.errors import InvalidInput
 from tests.demo_records import records_of, write_parquet
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.demo import jsonl_input
-from raymq.demo.input import describe
+from raymq.demo.demo_input import describe
 from raymq.storage.errors import InvalidInput
 from tests.demo_records import records_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from raymq.demo.input import describe, read
+from raymq.demo.demo_input import describe, read
 from raymq.storage.errors import InvalidInput
 from tests.demo_records import records_of, write_parquet
 

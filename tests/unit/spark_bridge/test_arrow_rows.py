@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raymq.spark_bridge.arrow_row import row_of_stream
-from raymq.spark_bridge.arrow_rows import ArrowRows
-from raymq.spark_bridge.decode import ARROW, BodyDecoder
+from raymq.spark_bridge.arrow_batch_decoder import ArrowBatchDecoder
+from raymq.spark_bridge.arrow_body import decode_arrow_row
+from raymq.spark_bridge.body_decoder import ARROW, BodyDecoder
 
 SCHEMA = pa.schema(
     [
@@ -78,14 +78,14 @@ def decoded(bodies: list[bytes]) -> list[dict[str, Any]]:
 
 def one_by_one(body: bytes) -> dict[str, Any]:
     decoder = BodyDecoder(SCHEMA, ARROW)
-    values = decoder._one_by_one(pa.array([body], pa.binary()), row_of_stream)
+    values = decoder._one_by_one(pa.array([body], pa.binary()), decode_arrow_row)
     value = values[0].as_py()
     return {**(value or dict.fromkeys(SCHEMA.names)), "_corrupt": body if value is None else None}
 
 
 def test_streams_that_are_alike_are_decoded_together() -> None:
     bodies = [stream(row(n)) for n in range(500)]
-    taken, left = ArrowRows(pa.struct(list(SCHEMA))).decode(pa.array(bodies, pa.binary()))
+    taken, left = ArrowBatchDecoder(pa.struct(list(SCHEMA))).decode(pa.array(bodies, pa.binary()))
     assert (len(taken), len(left)) == (1, 0)
     assert decoded(bodies) == [one_by_one(body) for body in bodies]
 
@@ -101,7 +101,7 @@ def test_what_is_decoded_together_is_what_comes_one_by_one_in_the_same_order() -
 
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_odd_is_left(odd: str) -> None:
-    taken, left = ArrowRows(pa.struct(list(SCHEMA))).decode(pa.array([ODD[odd]] * 2, pa.binary()))
+    taken, left = ArrowBatchDecoder(pa.struct(list(SCHEMA))).decode(pa.array([ODD[odd]] * 2, pa.binary()))
     assert (taken, left.tolist()) == ([], [0, 1])
 
 

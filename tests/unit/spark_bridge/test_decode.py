@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raymq.client.errors import InvalidInput
-from raymq.spark_bridge import decode
-from raymq.spark_bridge.decode import ARROW, JSON, MSGPACK, BodyDecoder
-from raymq.storage.records.compression import MAX_DECOMPRESSED_BYTES
+from raymq.spark_bridge import body_decoder
+from raymq.spark_bridge.body_decoder import ARROW, JSON, MSGPACK, BodyDecoder
+from raymq.storage.records.body_compression import MAX_DECOMPRESSED_BYTES
 
 SCHEMA = pa.schema(
     [
@@ -164,14 +164,14 @@ def test_every_message_is_decoded_by_its_own_content_type() -> None:
 def test_content_types_of_which_every_message_has_another_cost_no_pass_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch was looked through once for each of them: 60,000 took 4 s."""
     passes = 0
-    look = decode.np.flatnonzero
+    look = body_decoder.np.flatnonzero
 
     def counted(mask: Any) -> Any:
         nonlocal passes
         passes += 1
         return look(mask)
 
-    monkeypatch.setattr(decode.np, "flatnonzero", counted)
+    monkeypatch.setattr(body_decoder.np, "flatnonzero", counted)
     bodies = [b'{"i": %d}' % n for n in range(3_000)]
     kinds = [f"application/JSON ; n={n}" if n % 2 else f"text/x-{n}" for n in range(3_000)]
     columns = BodyDecoder(SCHEMA, JSON).decode(pa.array(bodies), pa.array(kinds))
@@ -269,7 +269,7 @@ def test_arrow_with_forged_offsets_is_corrupt_and_not_read(first: int, last: int
     program = """
 import sys
 import pyarrow as pa
-from raymq.spark_bridge.decode import ARROW, BodyDecoder
+from raymq.spark_bridge.body_decoder import ARROW, BodyDecoder
 bodies = pa.array([bytes.fromhex(each) for each in sys.stdin.read().split()])
 columns = BodyDecoder(pa.schema([("a", pa.string())]), ARROW).decode(bodies, pa.nulls(len(bodies), pa.string()))
 print(columns[0].to_pylist() == ["Z" * 40, None, "Z" * 40], columns[1].is_valid().to_pylist())
@@ -409,4 +409,4 @@ def test_sliced_bodies_are_their_own_rows_only() -> None:
 
 
 def test_formats_name_content_types() -> None:
-    assert decode.FORMATS == {"json": JSON, "msgpack": MSGPACK, "arrow": ARROW}
+    assert body_decoder.FORMATS == {"json": JSON, "msgpack": MSGPACK, "arrow": ARROW}

@@ -8,37 +8,37 @@ from typing import Any
 
 import pytest
 
-from raymq.spark_bridge import finished
-from raymq.spark_bridge.finished import FinishedBatches
+from raymq.spark_bridge import completed_batches
+from raymq.spark_bridge.completed_batches import CompletedBatches
 
 
 @pytest.fixture
-def batches() -> FinishedBatches:
+def batches() -> CompletedBatches:
     session: Any = SimpleNamespace(streams=SimpleNamespace(addListener=lambda _: None))
-    return FinishedBatches(session)
+    return CompletedBatches(session)
 
 
 def progress(query: str, batch: int) -> Any:
     return SimpleNamespace(progress=SimpleNamespace(id=query, batchId=batch, batchDuration=7))
 
 
-def test_the_last_batch_counts_whoever_tells_of_it(batches: FinishedBatches) -> None:
-    assert batches.last_of("q") == -1
+def test_the_last_batch_counts_whoever_tells_of_it(batches: CompletedBatches) -> None:
+    assert batches.last_completed("q") == -1
     batches.onQueryProgress(progress("q", 3))
-    batches.note("q", 5)
+    batches.record("q", 5)
     batches.onQueryProgress(progress("q", 4))  # Spark's call comes late
-    assert (batches.last_of("q"), batches.last_of("other")) == (5, -1)
+    assert (batches.last_completed("q"), batches.last_completed("other")) == (5, -1)
 
 
-def test_so_many_queries_are_remembered(batches: FinishedBatches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finished, "_MOST_QUERIES", 2)
+def test_so_many_queries_are_remembered(batches: CompletedBatches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completed_batches, "_MAX_QUERIES", 2)
     for query in "abac":
-        batches.note(query, 1)
-    assert [query for query in "abc" if batches.last_of(query) == 1] == ["a", "c"]
+        batches.record(query, 1)
+    assert [query for query in "abc" if batches.last_completed(query) == 1] == ["a", "c"]
 
 
 def test_the_end_of_a_query_is_no_warning_which_python_would_print(
-    batches: FinishedBatches, caplog: pytest.LogCaptureFixture
+    batches: CompletedBatches, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error is raised where the program waits for the query; one that is stopped within a batch has one, too."""
     with caplog.at_level(logging.DEBUG):

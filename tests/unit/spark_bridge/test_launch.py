@@ -7,7 +7,7 @@ import shlex
 import pytest
 from raydp.spark.ray_cluster import SparkCluster
 
-from raymq.spark_bridge.launch import _Application
+from raymq.spark_bridge.spark_application import _SparkCluster
 
 
 def test_an_installation_under_a_path_with_a_blank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +16,7 @@ def test_an_installation_under_a_path_with_a_blank(monkeypatch: pytest.MonkeyPat
         self._configs["spark.driver.extraJavaOptions"] = "-Done -javaagent:/home/a b/agent.jar -Dtwo"
 
     monkeypatch.setattr(SparkCluster, "_prepare_spark_configs", as_raydp_does)
-    application = _Application.__new__(_Application)
+    application = _SparkCluster.__new__(_SparkCluster)
     application._configs = {}
     application._prepare_spark_configs()
     options = shlex.split(application.settings["spark.driver.extraJavaOptions"])

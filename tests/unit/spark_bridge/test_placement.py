@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from raymq.spark_bridge.placement import _folder_for_sockets, _raylets_of_this_machine
+from raymq.spark_bridge.spark_placement import _folder_for_sockets, _raylets_of_this_machine
 from tests.polling import poll_until
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.actors.wire.commands.stream_plans import QueueBounds, TopicBounds
+from raymq.actors.wire.commands.stream_plan_commands import QueueBounds, TopicBounds
 from raymq.client import MessageQueue
 from raymq.client.errors import RayMQError
-from raymq.spark_bridge.plan import Goal, Plan
-from raymq.spark_bridge.planning import StreamBroken, check_plan, next_plan, share, turn_after
+from raymq.spark_bridge.batch_plan import BatchPlan, RunEnd
+from raymq.spark_bridge.batch_planner import StreamBroken, allocate_messages, next_plan, rotation_after, verify_plan
 
 A0, A1, B0 = (MessageQueue("t", f"broker-{broker}", number) for broker, number in (("a", 0), ("a", 1), ("b", 0)))
 U0 = MessageQueue("u", "broker-a", 0)
@@ -29,14 +29,14 @@ def found(held: Held, topic_id: str = "first", epoch: int = 7) -> dict[tuple[str
     return {origin: TopicBounds(topic_id, epoch, queues) for origin, queues in by_origin.items()}
 
 
-def before(ends: Mapping[MessageQueue, int], topic_id: str = "first", goal: Goal | None = None) -> Plan:
+def before(ends: Mapping[MessageQueue, int], topic_id: str = "first", goal: RunEnd | None = None) -> BatchPlan:
     """A batch that has read up to these offsets."""
     origins = {(queue.topic, queue.broker): (topic_id, 7) for queue in ends}
-    return Plan({queue: (0, end) for queue, end in ends.items()}, origins, goal)
+    return BatchPlan({queue: (0, end) for queue, end in ends.items()}, origins, goal)
 
 
 @pytest.mark.parametrize(
-    ("previous", "held", "starts", "expected"),
+    ("previous", "held", "start_offsets", "expected"),
     [
         pytest.param(None, {A0: (3, 9), B0: (0, 0)}, None, {A0: (3, 9), B0: (0, 0)}, id="earliest: what is there"),
         pytest.param(None, {A0: (3, 9)}, {A0: 9}, {A0: (9, 9)}, id="latest: what comes after"),
@@ -74,19 +74,19 @@ def before(ends: Mapping[MessageQueue, int], topic_id: str = "first", goal: Goal
     ],
 )
 def test_where_the_queues_go_on(
-    previous: Plan | None,
+    previous: BatchPlan | None,
     held: Held,
-    starts: dict[MessageQueue, int] | None,
+    start_offsets: dict[MessageQueue, int] | None,
     expected: dict[MessageQueue, tuple[int, int]],
 ) -> None:
-    plan = next_plan(4, previous, found(held), starts)
+    plan = next_plan(4, previous, found(held), start_offsets)
     assert plan.ranges == expected
     assert plan.goal is None
     assert plan.origins == {(queue.topic, queue.broker): ("first", 7) for queue in held}
 
 
 @pytest.mark.parametrize(
-    ("previous", "answers", "starts", "said"),
+    ("previous", "answers", "start_offsets", "said"),
     [
         pytest.param(before({A0: 5}), found({A0: (6, 9)}), None, "expired", id="expired"),
         pytest.param(before({A0: 5}), found({A0: (9, 9)}), None, "expired", id="all of it expired"),
@@ -112,17 +112,17 @@ def test_where_the_queues_go_on(
     ],
 )
 def test_what_is_gone_is_an_error_and_never_passed_over(
-    previous: Plan | None,
+    previous: BatchPlan | None,
     answers: dict[tuple[str, str], TopicBounds],
-    starts: dict[MessageQueue, int] | None,
+    start_offsets: dict[MessageQueue, int] | None,
     said: str,
 ) -> None:
     with pytest.raises(StreamBroken, match=said):
-        next_plan(4, previous, answers, starts)
+        next_plan(4, previous, answers, start_offsets)
 
 
 @pytest.mark.parametrize(
-    ("previous", "answers", "starts", "expected", "skipped"),
+    ("previous", "answers", "start_offsets", "expected", "skipped"),
     [
         pytest.param(before({A0: 5}), found({A0: (7, 9)}), None, {A0: (7, 9)}, {A0: 2}, id="expired"),
         pytest.param(None, found({A0: (6, 9)}), {A0: 5}, {A0: (6, 9)}, {A0: 1}, id="expired since the start was fixed"),
@@ -144,21 +144,21 @@ def test_what_is_gone_is_an_error_and_never_passed_over(
     ],
 )
 def test_a_stream_may_skip_what_is_gone_and_says_so(
-    previous: Plan | None,
+    previous: BatchPlan | None,
     answers: dict[tuple[str, str], TopicBounds],
-    starts: dict[MessageQueue, int] | None,
+    start_offsets: dict[MessageQueue, int] | None,
     expected: dict[MessageQueue, tuple[int, int]],
     skipped: dict[MessageQueue, int],
 ) -> None:
-    plan = next_plan(4, previous, answers, starts, skip_losses=True)
+    plan = next_plan(4, previous, answers, start_offsets, skip_losses=True)
     assert plan.ranges == expected
     assert {queue: each.messages for queue, each in plan.skipped.items()} == skipped
-    assert Plan.unpack(plan.pack()) == plan
+    assert BatchPlan.unpack(plan.pack()) == plan
     now = {
         origin: each._replace(queues={number: queue._replace(kept=None) for number, queue in each.queues.items()})
         for origin, each in answers.items()
     }
-    following = next_plan(5, plan, now, starts, skip_losses=True)
+    following = next_plan(5, plan, now, start_offsets, skip_losses=True)
     assert following.skipped == plan.skipped, "what was skipped once is kept in mind and not skipped again"
     assert all(start == end for start, end in following.ranges.values())
 
@@ -181,11 +181,11 @@ def test_a_deleted_topic_is_skipped_until_it_is_there_again() -> None:
 
 
 def test_what_was_planned_long_ago_is_read_if_it_is_still_the_same() -> None:
-    plan = Plan(
+    plan = BatchPlan(
         {A0: (5, 8), A1: (3, 3), B0: (0, 0)}, {("t", "broker-a"): ("first", 7), ("t", "broker-b"): ("first", 7)}
     )
-    check_plan(plan, found({A0: (5, 20), A1: (9, 9)}))  # of the others nothing is to be read
-    check_plan(plan, found({A0: QueueBounds(0, 20, kept=8, readable=False)}))
+    verify_plan(plan, found({A0: (5, 20), A1: (9, 9)}))  # of the others nothing is to be read
+    verify_plan(plan, found({A0: QueueBounds(0, 20, kept=8, readable=False)}))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_what_was_planned_and_is_not_there_any_more_is_an_error(
     answers: dict[tuple[str, str], TopicBounds], said: str
 ) -> None:
     with pytest.raises(StreamBroken, match=said):
-        check_plan(Plan({A0: (5, 8)}, {("t", "broker-a"): ("first", 7)}), answers)
+        verify_plan(BatchPlan({A0: (5, 8)}, {("t", "broker-a"): ("first", 7)}), answers)
 
 
 @pytest.mark.parametrize(
@@ -218,24 +218,24 @@ def test_a_topic_of_another_id_is_another_topic_wherever_its_offsets_are(first: 
 
 def test_a_start_is_a_place_between_messages_that_were_there_then() -> None:
     """The query is started later than its start was fixed, or a topic is added to it."""
-    starts, started = {A0: 5, U0: 5}, {("t", "broker-a"): ("first", 7), ("u", "broker-a"): ("first", 7)}
+    start_offsets, start_epochs = {A0: 5, U0: 5}, {("t", "broker-a"): ("first", 7), ("u", "broker-a"): ("first", 7)}
     held = {A0: (0, 9), U0: (0, 9)}
-    assert next_plan(0, None, found(held), starts, started=started).ranges == {A0: (5, 9), U0: (5, 9)}
+    assert next_plan(0, None, found(held), start_offsets, start_epochs=start_epochs).ranges == {A0: (5, 9), U0: (5, 9)}
     with pytest.raises(StreamBroken, match="made anew"):
-        next_plan(0, None, found(held, "second"), starts, started=started)
+        next_plan(0, None, found(held, "second"), start_offsets, start_epochs=start_epochs)
     with pytest.raises(StreamBroken, match="loss of power"):
-        next_plan(0, None, found({A0: QueueBounds(0, 9, kept=4), U0: (0, 9)}), starts, started=started)
+        next_plan(0, None, found({A0: QueueBounds(0, 9, kept=4), U0: (0, 9)}), start_offsets, start_epochs=start_epochs)
     # What was read before goes on there: of its topic the start says nothing.
     previous = before({A0: 7}, "second")
     only = {("t", "broker-a"): TopicBounds("second", 7, {0: QueueBounds(0, 9)})}
-    assert next_plan(1, previous, only, starts, started=started).ranges == {A0: (7, 9)}
+    assert next_plan(1, previous, only, start_offsets, start_epochs=start_epochs).ranges == {A0: (7, 9)}
     with pytest.raises(StreamBroken, match="topic u was deleted and made anew"):
-        next_plan(1, previous, only | found({U0: (0, 9)}, "third"), starts, started=started)
+        next_plan(1, previous, only | found({U0: (0, 9)}, "third"), start_offsets, start_epochs=start_epochs)
 
 
 def test_a_run_that_ends_by_itself_reads_what_was_there_when_it_began() -> None:
     first = next_plan(0, None, found({A0: (0, 10), B0: (0, 4)}), None, 7, "run-1")
-    assert first.goal == Goal("run-1", {A0: 10, B0: 4})
+    assert first.goal == RunEnd("run-1", {A0: 10, B0: 4})
     assert not first.is_last_of("run-1")
     # Messages, a queue and a broker have come since.
     later = found({A0: (0, 99), A1: (0, 9), B0: (0, 99)})
@@ -254,26 +254,28 @@ held_now = st.dictionaries(queues, st.integers(0, 1 << 40), max_size=8)
 
 
 @given(held_now, st.integers(1, 1 << 41), st.integers(0, 99))
-def test_a_limit_is_used_up_and_never_passed(backlogs: dict[MessageQueue, int], most: int, turn: int) -> None:
-    taken = share(backlogs, most, turn)
+def test_a_limit_is_used_up_and_never_passed(backlogs: dict[MessageQueue, int], max_messages: int, turn: int) -> None:
+    taken = allocate_messages(backlogs, max_messages, turn)
     assert taken.keys() == backlogs.keys()
     assert all(0 <= taken[queue] <= backlogs[queue] for queue in backlogs)
-    assert sum(taken.values()) == min(most, sum(backlogs.values()))
+    assert sum(taken.values()) == min(max_messages, sum(backlogs.values()))
 
 
 @given(st.dictionaries(queues, st.integers(1, 1 << 20), min_size=1, max_size=8), st.integers(1, 10))
 def test_every_queue_that_has_something_is_read_within_as_many_batches_as_there_are_queues(
-    backlogs: dict[MessageQueue, int], most: int
+    backlogs: dict[MessageQueue, int], max_messages: int
 ) -> None:
     read = dict.fromkeys(backlogs, 0)
     for turn in range(len(backlogs)):
-        for queue, count in share(backlogs, most, turn).items():  # the backlogs stay: as much comes as is read
+        for queue, count in allocate_messages(
+            backlogs, max_messages, turn
+        ).items():  # the backlogs stay: as much comes as is read
             read[queue] += count
     assert all(read.values())
 
 
 def test_queues_are_read_through_at_the_same_time() -> None:
-    assert share({A0: 1_000, A1: 3_000, B0: 0}, 400, 0) == {A0: 100, A1: 300, B0: 0}
+    assert allocate_messages({A0: 1_000, A1: 3_000, B0: 0}, 400, 0) == {A0: 100, A1: 300, B0: 0}
 
 
 @given(st.data())
@@ -281,33 +283,33 @@ def test_batch_after_batch_reads_every_message_once_and_in_order(data: st.DataOb
     """Whatever comes between them, and wherever a batch is planned again from its predecessor."""
     ends: dict[MessageQueue, int] = {}
     read: dict[MessageQueue, int] = {}
-    plan: Plan | None = None
+    plan: BatchPlan | None = None
     for batch in range(data.draw(st.integers(1, 8))):
         for queue in data.draw(st.lists(queues, min_size=1, max_size=4)):
             ends[queue] = ends.get(queue, 0) + data.draw(st.integers(0, 50))
-        most = data.draw(st.none() | st.integers(1, 60))
+        max_messages = data.draw(st.none() | st.integers(1, 60))
         answers = found({queue: (0, end) for queue, end in ends.items()})
-        plan = next_plan(batch, None if plan is None else Plan.unpack(plan.pack()), answers, None, most)
+        plan = next_plan(batch, None if plan is None else BatchPlan.unpack(plan.pack()), answers, None, max_messages)
         for queue, (start, end) in plan.ranges.items():
             assert start == read.get(queue, 0)
             read[queue] = end
-        assert most is None or sum(end - start for start, end in plan.ranges.values()) <= most
+        assert max_messages is None or sum(end - start for start, end in plan.ranges.values()) <= max_messages
     answers = found({queue: (0, end) for queue, end in ends.items()})
     assert {queue: end for queue, (_, end) in next_plan(99, plan, answers, None).ranges.items()} == ends
 
 
 plans = st.builds(
-    Plan,
+    BatchPlan,
     st.dictionaries(queues, st.tuples(st.integers(0, 1 << 62), st.integers(0, 1 << 62))),
     st.dictionaries(st.tuples(st.sampled_from("tu"), st.text()), st.tuples(st.text(), st.integers(0, 9))),
-    st.none() | st.builds(Goal, st.text(), held_now),
+    st.none() | st.builds(RunEnd, st.text(), held_now),
     st.text(),
 )
 
 
 @given(plans)
-def test_a_plan_comes_back_as_it_was_kept(plan: Plan) -> None:
-    assert Plan.unpack(plan.pack()) == plan
+def test_a_plan_comes_back_as_it_was_kept(plan: BatchPlan) -> None:
+    assert BatchPlan.unpack(plan.pack()) == plan
 
 
 @pytest.mark.parametrize(
@@ -316,7 +318,7 @@ def test_a_plan_comes_back_as_it_was_kept(plan: Plan) -> None:
 )
 def test_what_is_no_plan_is_an_error(packed: bytes) -> None:
     with pytest.raises(RayMQError, match="plan"):
-        Plan.unpack(packed)
+        BatchPlan.unpack(packed)
 
 
 def test_in_a_stream_that_does_not_count_its_batches_no_queue_waits_for_ever_beside_others() -> None:
@@ -325,5 +327,5 @@ def test_in_a_stream_that_does_not_count_its_batches_no_queue_waits_for_ever_bes
     plan = before(dict.fromkeys(queues, 0))
     for batch in range(12):
         held = {queues[0]: (0, 10_000), queues[1]: (0, 1 + batch), queues[2]: (0, 1), queues[3]: (0, 1)}
-        plan = next_plan(turn_after(plan, 4), plan, found(held), None, most=4)
+        plan = next_plan(rotation_after(plan, 4), plan, found(held), None, max_messages=4)
     assert [plan.ranges[queue][1] for queue in queues[2:]] == [1, 1]

@@ -15,7 +15,15 @@ from rich.console import Console
 
 pytest.importorskip("pyspark")
 
-from raymq.spark_bridge.progress_bars import LINE_SECONDS, Bar, MessagesShown, PlainLines, Ticks, tasks_shown, terminal
+from raymq.spark_bridge.progress_bars import (
+    LINE_SECONDS,
+    MessageProgress,
+    PeriodicThread,
+    PlainLines,
+    ProgressBar,
+    progress_console,
+    task_progress,
+)
 from tests.polling import poll_until
 
 
@@ -71,7 +79,7 @@ def test_a_write_is_shown_by_its_tasks_and_the_thread_s_group_is_as_before(
     console: Console, screen: io.StringIO
 ) -> None:
     spark: Any = Spark()
-    with tasks_shown(spark, "write orders", "ours", console):
+    with task_progress(spark, "write orders", "ours", console):
         assert spark.properties == {"spark.jobGroup.id": "ours"}
         poll_until(lambda: (5, 10) in counts(screen))
         spark.stages[2] = (6, 6)
@@ -87,7 +95,7 @@ def test_a_write_that_fails_ends_its_bar_where_it_is(console: Console, screen: i
         poll_until(lambda: (5, 10) in counts(screen))
         raise RuntimeError
 
-    with pytest.raises(RuntimeError), tasks_shown(spark, "write orders", "ours", console):
+    with pytest.raises(RuntimeError), task_progress(spark, "write orders", "ours", console):
         fail()
     assert counts(screen)[-1] == (5, 10)
     assert "raymq-spark-progress" not in {thread.name for thread in threading.enumerate()}
@@ -100,8 +108,8 @@ def test_without_a_terminal_nothing_is_asked_and_nothing_written(
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert terminal() is None
-    with tasks_shown(None, "write orders", "ours", terminal()):  # type: ignore[arg-type]
+    assert progress_console() is None
+    with task_progress(None, "write orders", "ours", progress_console()):  # type: ignore[arg-type]
         pass
     assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
     assert capsys.readouterr() == ("", "")
@@ -110,7 +118,7 @@ def test_without_a_terminal_nothing_is_asked_and_nothing_written(
 def test_a_read_is_shown_by_its_messages_anew_for_each_action(console: Console, screen: io.StringIO) -> None:
     spark: Any = Spark()
     spark.active = [1]
-    shown = MessagesShown(spark, "read orders", 30, console)
+    shown = MessageProgress(spark, "read orders", 30, console)
     total = 0
     for _ in range(2):
         for _ in range(3):
@@ -125,7 +133,7 @@ def test_a_read_is_shown_by_its_messages_anew_for_each_action(console: Console, 
 def test_a_read_that_is_given_up_ends_its_bar(console: Console, screen: io.StringIO) -> None:
     spark: Any = Spark()
     spark.active = [1]
-    shown = MessagesShown(spark, "read orders", 30, console)
+    shown = MessageProgress(spark, "read orders", 30, console)
     shown.addInPlace(0, 10)
     poll_until(lambda: (10, 30) in counts(screen))
     spark.active = []
@@ -135,10 +143,10 @@ def test_a_read_that_is_given_up_ends_its_bar(console: Console, screen: io.Strin
 
 
 def test_a_task_only_counts(console: Console) -> None:
-    shown = MessagesShown(Spark(), "read orders", 30, console)  # type: ignore[arg-type]
+    shown = MessageProgress(Spark(), "read orders", 30, console)  # type: ignore[arg-type]
     in_task = pickle.loads(pickle.dumps(shown))
     assert (in_task.zero(5), in_task.addInPlace(3, 4)) == (0, 7)
-    assert not isinstance(in_task, MessagesShown)
+    assert not isinstance(in_task, MessageProgress)
 
 
 def test_a_closed_spark_ends_the_looking() -> None:
@@ -148,18 +156,18 @@ def test_a_closed_spark_ends_the_looking() -> None:
         ended.set()
         raise RuntimeError("the JVM is gone")
 
-    ticks = Ticks(look, 0.001)
+    ticks = PeriodicThread(look, 0.001)
     assert ended.wait(10)
     ticks.close()
 
 
 def test_a_bar_that_nobody_has_shown_writes_nothing(console: Console, screen: io.StringIO) -> None:
-    Bar(console, "x").close()
+    ProgressBar(console, "x").close()
     assert screen.getvalue() == ""
 
 
 def test_a_dumb_terminal_gets_lines_without_control_sequences(screen: io.StringIO) -> None:
-    bar = Bar(console_of(screen, "dumb"), "read [orders]")
+    bar = ProgressBar(console_of(screen, "dumb"), "read [orders]")
     for done in (0, 1, 10):
         bar.show(done, 10)
     bar.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raymq.client import InvalidInput, MessageQueue
-from raymq.spark_bridge.ranges import check_position
+from raymq.spark_bridge.offset_ranges import check_position
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 

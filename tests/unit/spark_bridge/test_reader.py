@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from raymq.client.errors import InvalidInput
-from raymq.spark_bridge.reader import checked_topics, select
+from raymq.spark_bridge.bounded_read import check_topics, select
 
 
 @pytest.mark.parametrize("tags", [5, ["a"], b"a", "", True])
@@ -21,15 +21,15 @@ def test_tags_are_text(tags: Any) -> None:
 @pytest.mark.parametrize("topics", [5, None, [], "", ["t", "t"], [""], {"t": 1}])
 def test_topics_are_names_each_once(topics: Any) -> None:
     with pytest.raises(InvalidInput, match="topic"):
-        checked_topics(topics)
+        check_topics(topics)
 
 
 @pytest.mark.parametrize("topics", [[5], [["t"]], b"t"])
 def test_a_topic_that_is_no_text_is_a_type_error_as_everywhere(topics: Any) -> None:
     with pytest.raises(TypeError, match="topic must be str"):
-        checked_topics(topics)
+        check_topics(topics)
 
 
 def test_one_topic_or_several() -> None:
-    assert checked_topics("t") == ["t"]
-    assert checked_topics(("t", "u")) == ["t", "u"]
+    assert check_topics("t") == ["t"]
+    assert check_topics(("t", "u")) == ["t", "u"]

@@ -16,20 +16,20 @@ from raymq.actors.request_limits import PART_BYTES
 from raymq.actors.sending.sender import queue_of_sharding_key
 from raymq.client import MessageQueue
 from raymq.client.errors import InvalidInput
-from raymq.spark_bridge.key_queues import ANYWHERE, queues_of_keys
-from raymq.spark_bridge.row_chunks import Chunk, RowChunks
+from raymq.spark_bridge.chunk_builder import ChunkBuilder, RecordChunk
+from raymq.spark_bridge.key_partitioner import NO_KEY, queues_for_keys
 from raymq.storage.records import record
 
 QUEUES = [MessageQueue("t", broker, number) for broker in ("a", "b") for number in range(3)]
 TEXTS = pa.map_(pa.string(), pa.string())
 
 
-def chunks_of(tables: Sequence[pa.Table], first: int = 0, queues: Sequence[MessageQueue] = QUEUES) -> list[Chunk]:
-    maker = RowChunks(queues, first, tables[0].column_names)
-    return [*(chunk for table in tables for chunk in maker.add(table)), *maker.rest()]
+def chunks_of(tables: Sequence[pa.Table], first: int = 0, queues: Sequence[MessageQueue] = QUEUES) -> list[RecordChunk]:
+    maker = ChunkBuilder(queues, first, tables[0].column_names)
+    return [*(chunk for table in tables for chunk in maker.add(table)), *maker.flush()]
 
 
-def records_of(chunk: Chunk) -> list[record.Record]:
+def records_of(chunk: RecordChunk) -> list[record.Record]:
     starts = (np.cumsum(chunk.sizes) - chunk.sizes).tolist()
     return [record.decode(chunk.records, start) for start in starts]
 
@@ -47,7 +47,7 @@ def test_rows_of_many_small_batches_share_a_chunk() -> None:
 
 def test_a_large_partition_goes_round_all_queues_in_full_chunks() -> None:
     table = pa.table({"body": [b"x" * 1_000] * 2_000})
-    maker = RowChunks(QUEUES, 0, ["body"])
+    maker = ChunkBuilder(QUEUES, 0, ["body"])
     sizes, queues = [], Counter[MessageQueue]()
     for _ in range(40):
         for chunk in maker.add(table):
@@ -62,7 +62,7 @@ def test_a_large_partition_goes_round_all_queues_in_full_chunks() -> None:
 @pytest.mark.parametrize("columns", [["body"], ["body", "keys"]])
 def test_what_is_held_does_not_grow_with_the_partition(columns: list[str]) -> None:
     table = rows(20_000, keys=[f"k{n}" for n in range(20_000)]).select(columns)
-    maker = RowChunks(QUEUES, 0, columns)
+    maker = ChunkBuilder(QUEUES, 0, columns)
     most = pa.total_allocated_bytes()
     seen = []
     for _ in range(60):  # 150 MB of records
@@ -70,7 +70,7 @@ def test_what_is_held_does_not_grow_with_the_partition(columns: list[str]) -> No
             assert len(chunk.records) <= PART_BYTES
         seen.append(pa.total_allocated_bytes() - most)
     assert max(seen) < 24 << 20
-    assert sum(len(chunk.sizes) for chunk in maker.rest()) < 200_000
+    assert sum(len(chunk.sizes) for chunk in maker.flush()) < 200_000
 
 
 def test_small_writes_use_all_queues_in_turn() -> None:
@@ -121,8 +121,8 @@ def test_rows_without_a_key_go_anywhere() -> None:
 @given(st.lists(st.none() | st.text(max_size=12)), st.integers(1, 64))
 def test_the_queue_of_each_key_is_a_producers(keys: list[str | None], count: int) -> None:
     queues = [MessageQueue("t", "a", number) for number in range(count)]
-    expected = [queue_of_sharding_key(queues, key).queue_id if key else ANYWHERE for key in keys]
-    assert queues_of_keys(pa.array(keys, pa.string()), count).tolist() == expected
+    expected = [queue_of_sharding_key(queues, key).queue_id if key else NO_KEY for key in keys]
+    assert queues_for_keys(pa.array(keys, pa.string()), count).tolist() == expected
 
 
 def large(column: pa.Array) -> pa.Array:

@@ -12,8 +12,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import ArrayType, IntegerType, MapType, StringType, StructField, StructType
 
 from raymq.client.errors import InvalidInput
-from raymq.spark_bridge.decode import JSON, BodyDecoder
-from raymq.spark_bridge.schema import arrow_schema, message_schema, parse_schema
+from raymq.spark_bridge.body_decoder import JSON, BodyDecoder
+from raymq.spark_bridge.dataframe_schema import arrow_schema, message_schema, parse_schema
 
 INNER = StructType([StructField("b", IntegerType(), nullable=False)])
 #: Every place of a schema that can say "never null".

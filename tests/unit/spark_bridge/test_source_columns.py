@@ -25,9 +25,9 @@ from pyspark.sql.types import (
 from raymq.client import InvalidInput
 from raymq.client.errors import RayMQError
 from raymq.spark_bridge import register_source
-from raymq.spark_bridge.schema import message_schema
-from raymq.spark_bridge.source.columns import checked_columns, selected
-from raymq.spark_bridge.source.register import has_data_sources
+from raymq.spark_bridge.dataframe_schema import message_schema
+from raymq.spark_bridge.source.source_columns import check_columns, selection_of_schema
+from raymq.spark_bridge.source.source_registration import has_data_sources
 
 TEXT = StringType()
 
@@ -37,14 +37,14 @@ def schema(**columns: DataType) -> StructType:
 
 
 def test_the_messages_own_columns_are_all_of_a_read_without_schema() -> None:
-    selection = selected(message_schema(), "json", None, None)
+    selection = selection_of_schema(message_schema(), "json", None, None)
     assert selection.columns == message_schema()
     assert selection.decoder is None
 
 
 def test_other_columns_are_decoded_from_the_body() -> None:
     wanted = schema(id=LongType(), offset=LongType(), _corrupt=BinaryType())
-    selection = selected(wanted, "msgpack", "a || b", None)
+    selection = selection_of_schema(wanted, "msgpack", "a || b", None)
     assert selection.columns == wanted
     assert selection.decoder is not None
     assert selection.decoder.names == ["id", "_corrupt"]
@@ -65,7 +65,7 @@ def test_other_columns_are_decoded_from_the_body() -> None:
 )
 def test_a_schema_that_no_message_has_is_refused(wanted: StructType, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        selected(wanted, "json", None, None)
+        selection_of_schema(wanted, "json", None, None)
 
 
 def test_columns_are_parts_of_the_message_by_their_names() -> None:
@@ -73,8 +73,8 @@ def test_columns_are_parts_of_the_message_by_their_names() -> None:
         keys=ArrayType(TEXT), tags=TEXT, properties=MapType(TEXT, TEXT), sharding_key=TEXT, body=BinaryType(),
         deliver_at=TimestampType(), delay_level=IntegerType(),
     )  # fmt: skip
-    assert checked_columns(all_of_them) == tuple(all_of_them.names)
-    assert checked_columns(schema(body=schema(a=MapType(TEXT, DoubleType())), deliver_at=DoubleType()))
+    assert check_columns(all_of_them) == tuple(all_of_them.names)
+    assert check_columns(schema(body=schema(a=MapType(TEXT, DoubleType())), deliver_at=DoubleType()))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_columns_are_parts_of_the_message_by_their_names() -> None:
 )
 def test_a_column_of_another_type_is_refused_by_its_name(columns: dict[str, DataType], field: str) -> None:
     with pytest.raises(InvalidInput) as raised:
-        checked_columns(schema(**columns))
+        check_columns(schema(**columns))
     assert raised.value.field == field
 
 

@@ -9,8 +9,14 @@ import pytest
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.protocol import MessageQueue
-from raymq.spark_bridge.plan import Plan
-from raymq.spark_bridge.source.offsets import initial_offset, offset_after, offset_of, plan_at, plan_between
+from raymq.spark_bridge.batch_plan import BatchPlan
+from raymq.spark_bridge.source.checkpoint_offsets import (
+    end_offset,
+    initial_offset,
+    offset_after,
+    plan_between,
+    previous_plan,
+)
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 ORIGINS = {("t", "a"): ("", 2**62 + 1), ("t", "b"): ("made", 4)}
@@ -22,42 +28,42 @@ def through_json(offset: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_end_of_a_batch_is_the_start_of_the_next_one() -> None:
-    first = Plan({A0: (5, 10), B0: (0, 0)}, ORIGINS)
-    second = Plan({A0: (10, 12), B0: (0, 7)}, ORIGINS)
-    start, end = through_json(offset_of(first, ())), through_json(offset_of(second, first.ranges))
-    assert plan_at(start) == Plan({A0: (10, 10), B0: (0, 0)}, ORIGINS)
+    first = BatchPlan({A0: (5, 10), B0: (0, 0)}, ORIGINS)
+    second = BatchPlan({A0: (10, 12), B0: (0, 7)}, ORIGINS)
+    start, end = through_json(end_offset(first, ())), through_json(end_offset(second, first.ranges))
+    assert previous_plan(start) == BatchPlan({A0: (10, 10), B0: (0, 0)}, ORIGINS)
     assert plan_between(start, end) == second
 
 
 def test_a_queue_that_is_new_begins_where_its_plan_says() -> None:
-    first = Plan({A0: (5, 10)}, ORIGINS)
-    second = Plan({A0: (10, 10), A1: (3, 8)}, ORIGINS)
-    end = through_json(offset_of(second, first.ranges))
-    assert plan_between(offset_of(first, ()), end) == second
-    third = Plan({A0: (10, 11), A1: (8, 9)}, ORIGINS)
-    assert plan_between(end, offset_of(third, second.ranges)) == third
+    first = BatchPlan({A0: (5, 10)}, ORIGINS)
+    second = BatchPlan({A0: (10, 10), A1: (3, 8)}, ORIGINS)
+    end = through_json(end_offset(second, first.ranges))
+    assert plan_between(end_offset(first, ()), end) == second
+    third = BatchPlan({A0: (10, 11), A1: (8, 9)}, ORIGINS)
+    assert plan_between(end, end_offset(third, second.ranges)) == third
 
 
 @pytest.mark.parametrize("begin", [12, 0], ids=["expired", "made anew"])
 def test_a_batch_begins_behind_what_it_skips(begin: int) -> None:
-    start = offset_of(Plan({A0: (5, 10), B0: (0, 3)}, ORIGINS), ())
-    plan = Plan({A0: (begin, begin + 2), B0: (3, 4)}, ORIGINS)
+    start = end_offset(BatchPlan({A0: (5, 10), B0: (0, 3)}, ORIGINS), ())
+    plan = BatchPlan({A0: (begin, begin + 2), B0: (3, 4)}, ORIGINS)
     end = through_json(offset_after(plan, start, [A0, B0]))
     assert plan_between(start, end) == plan
-    following = Plan({A0: (begin + 2, begin + 3), B0: (4, 4)}, ORIGINS)
+    following = BatchPlan({A0: (begin + 2, begin + 3), B0: (4, 4)}, ORIGINS)
     assert plan_between(end, offset_after(following, end, [A0, B0])) == following
 
 
 def test_two_batches_may_be_read_as_one() -> None:
-    plans = [Plan({A0: (0, 4)}, ORIGINS), Plan({A0: (4, 9)}, ORIGINS), Plan({A0: (9, 20)}, ORIGINS)]
-    assert plan_between(offset_of(plans[0], ()), offset_of(plans[2], [A0])).ranges == {A0: (4, 20)}
+    plans = [BatchPlan({A0: (0, 4)}, ORIGINS), BatchPlan({A0: (4, 9)}, ORIGINS), BatchPlan({A0: (9, 20)}, ORIGINS)]
+    assert plan_between(end_offset(plans[0], ()), end_offset(plans[2], [A0])).ranges == {A0: (4, 20)}
 
 
 def test_a_topic_that_is_read_no_longer_is_left_out() -> None:
     other = MessageQueue("gone", "a", 0)
-    start = offset_of(Plan({A0: (0, 4), other: (0, 9)}, {**ORIGINS, ("gone", "a"): ("", 1)}), ())
-    end = offset_of(Plan({A0: (4, 5)}, ORIGINS), [A0, other])
-    assert plan_between(start, end) == Plan({A0: (4, 5)}, ORIGINS)
+    start = end_offset(BatchPlan({A0: (0, 4), other: (0, 9)}, {**ORIGINS, ("gone", "a"): ("", 1)}), ())
+    end = end_offset(BatchPlan({A0: (4, 5)}, ORIGINS), [A0, other])
+    assert plan_between(start, end) == BatchPlan({A0: (4, 5)}, ORIGINS)
 
 
 @pytest.mark.parametrize(
@@ -72,21 +78,21 @@ def test_a_topic_that_is_read_no_longer_is_left_out() -> None:
 )
 def test_another_checkpoint_is_refused(offset: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="checkpoint"):
-        plan_at(offset)
+        previous_plan(offset)
 
 
 def test_a_batch_that_ends_before_it_begins_is_refused() -> None:
-    first, second = offset_of(Plan({A0: (0, 4)}, ORIGINS), ()), offset_of(Plan({A0: (4, 9)}, ORIGINS), [A0])
+    first, second = end_offset(BatchPlan({A0: (0, 4)}, ORIGINS), ()), end_offset(BatchPlan({A0: (4, 9)}, ORIGINS), [A0])
     with pytest.raises(ProtocolError, match="checkpoint"):
         plan_between(second, first)
 
 
 def test_the_first_batch_begins_where_it_began_wherever_a_query_would_begin_now() -> None:
     """Spark asks for the beginning again when it runs the first batch again."""
-    begun, later = Plan({A0: (4, 4)}, ORIGINS), Plan({A0: (90, 90)}, ORIGINS)
+    begun, later = BatchPlan({A0: (4, 4)}, ORIGINS), BatchPlan({A0: (90, 90)}, ORIGINS)
     start = through_json(initial_offset(begun))
-    end = through_json(offset_after(Plan({A0: (4, 20)}, ORIGINS), start, begun.ranges))
+    end = through_json(offset_after(BatchPlan({A0: (4, 20)}, ORIGINS), start, begun.ranges))
     for each in (start, through_json(initial_offset(later))):
         assert plan_between(each, end).ranges == {A0: (4, 20)}
-    following = through_json(offset_after(Plan({A0: (20, 25)}, ORIGINS), end, [A0]))
+    following = through_json(offset_after(BatchPlan({A0: (20, 25)}, ORIGINS), end, [A0]))
     assert plan_between(end, following).ranges == {A0: (20, 25)}

@@ -9,7 +9,7 @@ import pytest
 
 from raymq.actors.protocol import Tls
 from raymq.client import InvalidInput, MessageQueue
-from raymq.spark_bridge.source.options import (
+from raymq.spark_bridge.source.source_options import (
     ClusterAddress,
     read_options,
     sink_options,
@@ -28,7 +28,7 @@ def test_what_is_not_said_is_as_in_the_bridges_own_calls() -> None:
     assert (read.cluster, read.topics, read.start, read.end) == (CLUSTER, ("orders",), "earliest", "latest")
     assert (read.format, read.tags, read.filter) == ("json", None, None)
     stream = stream_options({"topic": "orders"}, SERVERS)
-    assert (stream.topics, stream.start, stream.most) == (("orders",), "latest", None)
+    assert (stream.topics, stream.start, stream.max_messages) == (("orders",), "latest", None)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ pytest.importorskip("pyspark")
 from rich.console import Console
 
 from raymq.client.errors import BrokerUnavailable
-from raymq.spark_bridge import stream_bars
-from raymq.spark_bridge.stream_bars import QueryPosition, StreamBars
+from raymq.spark_bridge import stream_progress_bars
+from raymq.spark_bridge.stream_progress_bars import QueryPosition, StreamProgressBars
 from tests.polling import poll_until
 
 
@@ -26,7 +26,7 @@ class Streams:
         self.away = False
         environment = {"TERM": "xterm"}  # whatever the terminal of the tests is
         console = Console(file=self.screen, force_terminal=True, width=100, color_system=None, _environ=environment)
-        self.bars = StreamBars(console, self.standing)
+        self.bars = StreamProgressBars(console, self.standing)
 
     def standing(self, stream: str) -> QueryPosition | None:
         if self.away:
@@ -41,7 +41,7 @@ class Streams:
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    monkeypatch.setattr(stream_bars, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(stream_progress_bars, "_POLL_SECONDS", 0.01)
     return Streams()
 
 
@@ -66,7 +66,7 @@ def test_a_broker_that_is_away_leaves_a_line_as_it_is(streams: Streams) -> None:
     streams.bars.watch("totals")
     poll_until(lambda: streams.last("totals") == (0, 10))
     streams.away = True
-    assert all(streams.bars.look() for _ in range(20))
+    assert all(streams.bars.refresh() for _ in range(20))
     streams.away = False
     streams.at["totals"] = QueryPosition("q1", 10, 10)
     poll_until(lambda: streams.last("totals") == (10, 10))
@@ -88,34 +88,34 @@ def test_a_query_that_is_started_again_at_once_keeps_its_line_and_one_that_ended
     streams = Streams()
     streams.bars._streams = ["totals"]  # nobody looks but this test
     streams.at["totals"] = QueryPosition("q1", 5, 10)
-    assert streams.bars.look()
+    assert streams.bars.refresh()
     display = streams.bars._progress
     streams.at["totals"] = None
-    for _ in range(stream_bars._MISSED_LOOKS - 1):
-        assert streams.bars.look()
+    for _ in range(stream_progress_bars._MAX_MISSED - 1):
+        assert streams.bars.refresh()
     streams.at["totals"] = QueryPosition("q1", 10, 10)
-    assert streams.bars.look()
+    assert streams.bars.refresh()
     assert streams.bars._progress is display
     streams.at["totals"] = None
-    for _ in range(stream_bars._MISSED_LOOKS):
-        assert streams.bars.look()
+    for _ in range(stream_progress_bars._MAX_MISSED):
+        assert streams.bars.refresh()
     assert streams.bars._progress is None
     assert streams.last("totals") == (5, 5)
     streams.at["totals"] = QueryPosition("q1", 10, 12)
-    assert streams.bars.look()
+    assert streams.bars.refresh()
     assert streams.bars._progress is not None
     streams.bars.close()
-    assert not streams.bars.look()
+    assert not streams.bars.refresh()
     assert streams.bars._progress is None
 
 
 def test_a_dumb_terminal_gets_lines_without_control_sequences() -> None:
     screen, at = io.StringIO(), {"totals": QueryPosition("q1", 5, 10)}
     console = Console(file=screen, force_terminal=True, width=100, color_system=None, _environ={"TERM": "dumb"})
-    bars = StreamBars(console, at.get)
+    bars = StreamProgressBars(console, at.get)
     bars._streams = ["totals"]  # nothing looks but this test
-    assert bars.look()
+    assert bars.refresh()
     at["totals"] = QueryPosition("q1", 9, 12)
-    assert bars.look()
+    assert bars.refresh()
     bars.close()
     assert screen.getvalue() == "stream totals 0/5 0:00:00\nstream totals 4/7 0:00:00\n"

@@ -21,8 +21,8 @@ from pyspark.sql.types import (
 )
 
 from raymq.client.errors import InvalidInput
-from raymq.spark_bridge.table_types import difference, schema_of_dataframe, schema_of_tables
-from raymq.spark_bridge.tables import Gathered, batches_of, in_schema
+from raymq.spark_bridge.table_batches import TableBuilder, cast_table, split_batches
+from raymq.spark_bridge.table_types import schema_difference, schema_of_dataframe, schema_of_tables
 
 #: What both sides have in the same form.
 COMMON = {
@@ -44,7 +44,7 @@ COMMON = {
 
 def test_the_common_types_come_back_as_they_were() -> None:
     schema = pa.schema(list(COMMON.items()))
-    assert difference(schema_of_dataframe(schema_of_tables(schema)), schema) is None
+    assert schema_difference(schema_of_dataframe(schema_of_tables(schema)), schema) is None
     berlin = pa.schema([("at", pa.timestamp("us", "Europe/Berlin"))])
     assert schema_of_dataframe(schema_of_tables(berlin)) == pa.schema([("at", pa.timestamp("us", "UTC"))])
     fields = StructType(
@@ -112,21 +112,21 @@ def test_no_columns_and_two_of_one_name_are_refused() -> None:
 def test_a_table_of_another_schema_is_told_by_its_column() -> None:
     wanted = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.field("element", pa.string())))])
     named = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.list_(pa.field("item", pa.string())))])
-    assert difference(named, wanted) is None
-    assert difference(wanted.set(0, pa.field("a", pa.int32())), wanted) == "column a of int32, not int64"
-    assert "columns ['b', 'a']" in str(difference(pa.schema([wanted.field(1), wanted.field(0)]), wanted))
+    assert schema_difference(named, wanted) is None
+    assert schema_difference(wanted.set(0, pa.field("a", pa.int32())), wanted) == "column a of int32, not int64"
+    assert "columns ['b', 'a']" in str(schema_difference(pa.schema([wanted.field(1), wanted.field(0)]), wanted))
 
 
 def test_batches_become_tables_of_some_size_in_their_order() -> None:
     schema = pa.schema([("n", pa.int64())])
     batches = [pa.record_batch({"n": list(range(start, start + 100))}, schema=schema) for start in range(0, 1_000, 100)]
     batches.insert(3, batches[0].slice(0, 0))
-    tables = list(Gathered(schema, 2_000).tables(batches))
+    tables = list(TableBuilder(schema, 2_000).tables(batches))
     assert [table.num_rows for table in tables] == [300, 300, 300, 100]
     assert [value for table in tables for value in table.column("n").to_pylist()] == list(range(1_000))
-    assert list(Gathered(schema, 2_000).tables([])) == []
-    assert [batch.num_rows for batch in batches_of(tables[0], 800)] == [100, 100, 100]
-    assert list(batches_of(schema.empty_table())) == []
+    assert list(TableBuilder(schema, 2_000).tables([])) == []
+    assert [batch.num_rows for batch in split_batches(tables[0], 800)] == [100, 100, 100]
+    assert list(split_batches(schema.empty_table())) == []
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_more_nulls_within_lists_than_there_are_rows_stay_as_they_are(kind: pa.D
         value = [(str(number), None) for number in range(3)]
     schema = pa.schema([("v", kind)])
     batches = [pa.record_batch([pa.array([value, None], kind)], schema=schema)] * 2
-    (made,) = Gathered(schema).tables(batches)
-    for table in (made, in_schema(made, schema)):
+    (made,) = TableBuilder(schema).tables(batches)
+    for table in (made, cast_table(made, schema)):
         table.validate(full=True)
         assert table["v"].to_pylist() == [value, None] * 2

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 from raymq.client import MessageQueue, RayMQError
-from raymq.client.bulk.wish import Lived, Wish
-from raymq.spark_bridge import tasks
+from raymq.client.bulk.read_spec import ReadFence, ReadSpec
+from raymq.spark_bridge import worker_tasks
 from raymq.spark_bridge.envelope import ENVELOPE, envelope_column
-from raymq.spark_bridge.ranges import Range, cut
-from raymq.spark_bridge.tasks import FetchRanges, StageRows
+from raymq.spark_bridge.offset_ranges import OffsetRange, split_ranges
+from raymq.spark_bridge.worker_tasks import FetchRanges, StageRows
 from raymq.storage.records import record
-from raymq.storage.records.table import records_from_table, table_from_records
-from raymq.storage.records.unique_keys import UniqueKeys
+from raymq.storage.records.record_table import records_from_table, table_from_records
+from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 
@@ -27,7 +27,7 @@ A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 def stored(queue: MessageQueue, first: int, count: int) -> pa.Table:
     """A table of messages as a broker serves them."""
     bodies = pa.table({"b": [b"%d" % n for n in range(first, first + count)]})
-    records, sizes = records_from_table(bodies, topic="t", queue_id=0, body="b", unique_keys=UniqueKeys())
+    records, sizes = records_from_table(bodies, topic="t", queue_id=0, body="b", unique_keys=UniqueKeyGenerator())
     data = bytearray(records)
     for number, start in enumerate((np.cumsum(sizes) - sizes).tolist()):
         record.QUEUE_AND_PHYSICAL_OFFSET.pack_into(data, start + record.OFFSET_QUEUE_OFFSET, first + number, 0)
@@ -47,18 +47,18 @@ class FakeReader:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def table(self, queue: MessageQueue, start: int, end: int, wish: Wish, _: Lived) -> Iterator[pa.Table]:
+    def table(self, queue: MessageQueue, start: int, end: int, wish: ReadSpec, _: ReadFence) -> Iterator[pa.Table]:
         for at in range(start, end, 3):
             if at != self.missing:
                 yield stored(queue, at, min(3, end - at))
 
 
 def fetch(monkeypatch: pytest.MonkeyPatch, reader: type[FakeReader], numbers: list[int]) -> list[dict[str, Any]]:
-    monkeypatch.setattr(tasks, "RangeReader", reader)
+    monkeypatch.setattr(worker_tasks, "RangeReader", reader)
     names = (*ENVELOPE, "body")
     columns = [envelope_column(stored(A, 0, 1), name).type for name in ENVELOPE]
     schema = pa.schema(list(zip(names, [*columns, pa.binary()], strict=True)))
-    task = FetchRanges(("host:1",), (Range(A, 5, 12), Range(B, 0, 2)), schema, None)
+    task = FetchRanges(("host:1",), (OffsetRange(A, 5, 12), OffsetRange(B, 0, 2)), schema, None)
     task = pickle.loads(pickle.dumps(task))
     batches = [pa.RecordBatch.from_arrays([pa.array(numbers)], names=["id"])]
     return [row for batch in task(iter(batches)) for row in batch.to_pylist()]
@@ -82,8 +82,10 @@ def test_columns_of_nulls_within_lists_are_read(monkeypatch: pytest.MonkeyPatch)
         def decode(self, bodies: pa.Array, _: pa.Array) -> list[pa.Array]:
             return [pa.array([[None, None]] * len(bodies), pa.list_(pa.null())), bodies]
 
-    monkeypatch.setattr(tasks, "RangeReader", FakeReader)
-    task = FetchRanges(("host:1",), (Range(A, 0, 3),), pa.schema([("v", pa.list_(pa.null()))]), cast("Any", Decoder()))
+    monkeypatch.setattr(worker_tasks, "RangeReader", FakeReader)
+    task = FetchRanges(
+        ("host:1",), (OffsetRange(A, 0, 3),), pa.schema([("v", pa.list_(pa.null()))]), cast("Any", Decoder())
+    )
     (batch,) = task(iter([pa.RecordBatch.from_arrays([pa.array([0])], names=["id"])]))
     batch.validate(full=True)
     assert batch.column(0).to_pylist() == [[None, None]] * 3
@@ -137,7 +139,7 @@ def test_rows_are_staged_and_counted_by_broker(monkeypatch: pytest.MonkeyPatch) 
     class Writer(FakeWriter):
         staged: ClassVar[list[Any]] = []
 
-    monkeypatch.setattr(tasks, "StagedWriter", Writer)
+    monkeypatch.setattr(worker_tasks, "StagedWriter", Writer)
     bodies = [bytes([n]) * (1 << 20) for n in range(10)]
     batch = pa.RecordBatch.from_arrays([pa.array(bodies)], names=["body"])
     task = pickle.loads(pickle.dumps(StageRows(("host:1",), "tx", (A, B), ("body",), home="home")))
@@ -185,7 +187,7 @@ def test_rows_of_any_sizes_are_staged_in_chunks_that_brokers_take(
             assert len(records) <= 4 << 20 or len(sizes) == 1
             sizes_of_chunks.append(len(records))
 
-    monkeypatch.setattr(tasks, "StagedWriter", Writer)
+    monkeypatch.setattr(worker_tasks, "StagedWriter", Writer)
     rows = pa.RecordBatch.from_pydict(batch)
     (result,) = StageRows(("host:1",), "tx", (A,), tuple(batch), home="home")(iter([rows]))
     bodies = [body for *_, chunk in Writer.staged for body in chunk]
@@ -199,17 +201,20 @@ def test_no_rows_stage_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Writer(FakeWriter):
         staged: ClassVar[list[Any]] = []
 
-    monkeypatch.setattr(tasks, "StagedWriter", Writer)
+    monkeypatch.setattr(worker_tasks, "StagedWriter", Writer)
     (result,) = StageRows(("host:1",), "tx", (A,), ("body",), home="home")(iter([]))
     assert (result.num_rows, Writer.staged) == (0, [])
 
 
 def test_ranges_are_cut_for_the_tasks_that_can_run() -> None:
-    whole = [Range(A, 7, 100_007), Range(B, 3, 3)]
-    parts = cut(whole, tasks=4)
+    whole = [OffsetRange(A, 7, 100_007), OffsetRange(B, 3, 3)]
+    parts = split_ranges(whole, tasks=4)
     assert [(part.start, part.end) for part in parts] == [
         (7, 25_007), (25_007, 50_007), (50_007, 75_007), (75_007, 100_007)
     ]  # fmt: skip
-    assert cut([Range(A, 0, 12_000)], tasks=100) == [Range(A, 0, 10_000), Range(A, 10_000, 12_000)]
-    assert len(cut([Range(A, 0, 10_000_000)], tasks=1)) == 40
-    assert cut([Range(A, 5, 5)], tasks=1) == []
+    assert split_ranges([OffsetRange(A, 0, 12_000)], tasks=100) == [
+        OffsetRange(A, 0, 10_000),
+        OffsetRange(A, 10_000, 12_000),
+    ]
+    assert len(split_ranges([OffsetRange(A, 0, 10_000_000)], tasks=1)) == 40
+    assert split_ranges([OffsetRange(A, 5, 5)], tasks=1) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from raymq.spark_bridge.watch import ExecutorWatch
+from raymq.spark_bridge.executor_watchdog import ExecutorWatchdog
 
 
 def watch(counts: list[int | None], patience: float) -> int:
@@ -21,7 +21,7 @@ def watch(counts: list[int | None], patience: float) -> int:
             over.set()
             return 1
 
-    running = ExecutorWatch(executors, lambda: gave_up.append(None), patience=patience, interval=0.001)
+    running = ExecutorWatchdog(executors, lambda: gave_up.append(None), patience=patience, interval=0.001)
     assert over.wait(10.0)
     running.close()
     return len(gave_up)
@@ -37,6 +37,6 @@ def test_short_absence_and_unknown_counts_are_waited_for() -> None:
 
 
 def test_a_closed_watch_has_ended() -> None:
-    running = ExecutorWatch(lambda: 1, lambda: None, interval=3600.0)
+    running = ExecutorWatchdog(lambda: 1, lambda: None, interval=3600.0)
     running.close()
     assert "raymq-spark-watch" not in {thread.name for thread in threading.enumerate()}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.spark_bridge.worker_daemon import keep_unchanged_archives
+from raymq.spark_bridge.worker_daemon import cache_unchanged_archives
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_an_archive_is_read_anew_once_it_has_changed(
     archive(path, raymq_first="value = 1")
     monkeypatch.syspath_prepend(str(path))
     assert importlib.import_module("raymq_first").value == 1
-    keep_unchanged_archives()
+    cache_unchanged_archives()
     reads.clear()
     for _ in range(3):
         importlib.invalidate_caches()
@@ -67,7 +67,7 @@ def test_an_archive_that_is_gone_has_nothing_in_it(
     archive(path, raymq_gone="value = 1")
     monkeypatch.syspath_prepend(str(path))
     assert importlib.util.find_spec("raymq_gone") is not None
-    keep_unchanged_archives()
+    cache_unchanged_archives()
     path.unlink()
     importlib.invalidate_caches()
     assert importlib.util.find_spec("raymq_gone") is None

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.age_clock import HELD_MS, AgeClock
 from raymq.storage.log import retention as retention_of
+from raymq.storage.retention_clock import HELD_MS, RetentionClock
 from raymq.storage.store import Store
-from tests.stored import EXPIRING, append, make_record
+from tests.store_records import EXPIRING, append, make_record
 
 MINUTE, HOUR = 60_000, 3_600_000
 START = 1_700_000_000_000
@@ -37,8 +37,8 @@ class Machine:
     def elapsed(self) -> float:
         return self.since_start / 1000
 
-    def clock(self, path: Path, newest_ms: int = 0) -> AgeClock:
-        return AgeClock(path, lambda: self.wall, self.elapsed, newest_ms, boot=lambda: self.boot)
+    def clock(self, path: Path, newest_ms: int = 0) -> RetentionClock:
+        return RetentionClock(path, lambda: self.wall, self.elapsed, newest_ms, boot=lambda: self.boot)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def machine() -> Machine:
     return Machine()
 
 
-def ages_by(clock: AgeClock, machine: Machine, steps: list[tuple[int, int]]) -> list[int]:
+def ages_by(clock: RetentionClock, machine: Machine, steps: list[tuple[int, int]]) -> list[int]:
     """After each step (by how much the wall clock is set, how much time passes then) how far it is off the wall."""
     off = []
     for jump, passes in steps:
@@ -165,7 +165,7 @@ def test_messages_that_nobody_has_read_outlive_a_clock_that_was_four_days_ahead(
         machine.wall += 96 * HOUR
         for _ in range(5):
             assert store.delete_expired(asked=asked).log_files == 0
-            assert store.leaving_before() == 0, "what waits in these files need not be stored anew"
+            assert store.next_expiry_offset() == 0, "what waits in these files need not be stored anew"
             machine.passes(10_000)
         used[0] = 90
         assert store.delete_expired().reason == "forced", "a full disk makes room whatever the time is"

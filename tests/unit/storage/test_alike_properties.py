@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.storage.records import batch as record_batch
-from raymq.storage.records import compiled, record
-from raymq.storage.records import table as record_table
-from raymq.storage.records.alike_properties import alike_properties
-from raymq.storage.records.table import table_from_records
+from raymq.storage.records import native_kernels, record, record_batch, record_table
+from raymq.storage.records.record_table import table_from_records
+from raymq.storage.records.uniform_properties import alike_properties
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
@@ -46,7 +44,7 @@ def batch(*properties: dict[str, str]) -> record_batch.Batch:
 def test_the_same_table_as_by_searching(properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     others = {name: value[:-1] + "9" for name, value in properties.items()}
     alike = batch(properties, others)
-    if properties and compiled.kernels is not None:
+    if properties and native_kernels.kernels is not None:
         assert alike_properties(alike) is not None
     whole = alike.records, alike.sizes.astype(np.int32)
     table = table_from_records(*whole, broker="b")

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage import checkpointing
+from raymq.storage import checkpointer
 from raymq.storage.errors import OffsetOutOfRange, QueueNotFound
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
 
@@ -66,7 +66,7 @@ def test_what_is_stored_after_a_loss_of_power_is_not_of_an_append_before_it(
 ) -> None:
     """Also where the clock has not moved, and they lie back to back."""
     clock = Clock()
-    monkeypatch.setattr(checkpointing, "boot_id", lambda: "an earlier boot")
+    monkeypatch.setattr(checkpointer, "boot_id", lambda: "an earlier boot")
     with Store.open(tmp_path / "0", CONFIG, now_ms=clock) as store:
         result = append(store, *[make_record(b"x", born_host=born_host)] * 10)
         shutil.copytree(tmp_path / "0", tmp_path / "1")

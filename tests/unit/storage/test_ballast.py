@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.files import fileutil
-from raymq.storage.files.ballast import Ballast
+from raymq.storage.files.disk_reserve import DiskReserve
 
 
 class Died(BaseException):
@@ -20,14 +20,14 @@ def test_one_whose_maker_died_before_it_had_its_room_is_made_anew(
     def dies(*_: object) -> None:
         raise Died
 
-    ballast, path = Ballast(tmp_path / "ballast", 1 << 20), tmp_path / "ballast"
+    disk_reserve, path = DiskReserve(tmp_path / "ballast", 1 << 20), tmp_path / "ballast"
     with monkeypatch.context() as patched:
         patched.setattr(fileutil, "allocate", dies)
         with pytest.raises(Died):
-            ballast.make()
-    assert not ballast.is_there
-    ballast.make()
-    assert ballast.is_there
+            disk_reserve.make()
+    assert not disk_reserve.exists
+    disk_reserve.make()
+    assert disk_reserve.exists
     assert path.stat().st_blocks * 512 >= 1 << 20
-    assert ballast.release()
+    assert disk_reserve.release()
     assert list(tmp_path.iterdir()) == []

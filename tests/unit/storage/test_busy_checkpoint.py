@@ -17,7 +17,7 @@ from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from raymq.storage.tables.journal import Journal
 from tests.crash.power_loss import Disk
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, index_entries=10_000, flush_interval_ms=3_600_000)
 
@@ -67,7 +67,7 @@ def test_keys_are_found_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytes
         disk.fails_once(store._save_checkpoint, "/index/")
         store.close()
     disk.close()
-    for module in ("raymq.storage.assembly.boot_id", "raymq.storage.checkpointing.boot_id"):
+    for module in ("raymq.storage.store_parts.boot_id", "raymq.storage.checkpointer.boot_id"):
         monkeypatch.setattr(module, lambda: "another")
     with Store.open(tmp_path / "lost", CONFIG) as store:
         assert len(bodies(store)) == 100
@@ -94,7 +94,7 @@ def test_the_name_of_a_journal_beside_is_synced_after_all(tmp_path: Path) -> Non
         journal.append(("a",))
         journal.sync()
         disk.remember_all()
-        journal.divert()
+        journal.rotate()
         journal.append(("b",))
         disk.fails_once(journal.sync, "/s$", "/j[.]beside$")
         journal.close()

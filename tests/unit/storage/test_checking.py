@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from raymq.storage.errors import InvalidInput
-from raymq.storage.log.checking import Checker, Single
-from tests.stored import make_record
+from raymq.storage.log.record_checker import CheckedRecord, RecordChecker
+from tests.store_records import make_record
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
@@ -27,7 +27,7 @@ def found(call: object) -> object:
     """What a check finds: the record's parts, or what is said of it."""
     assert callable(call)
     try:
-        single: Single = call()
+        single: CheckedRecord = call()
     except InvalidInput as error:
         return error.field, error.limit, str(error.actual)
     return bytes(single.record), *single[1:]
@@ -36,7 +36,7 @@ def found(call: object) -> object:
 @pytest.mark.parametrize("zeros", [1, 600])
 def test_long_properties_hold_no_zeros(zeros: int) -> None:
     """Recovery must be able to tell them from a sector that did not get to the disk."""
-    checker = Checker(100, 1 << 16)
+    checker = RecordChecker(100, 1 << 16)
     checker.one(memoryview(RECORDS["key"]), True)
     sound = make_record(unique_key="U1", keys="k" * 600)
     bad = make_record(unique_key="U1", keys="k" * (600 - zeros) + "\0" * zeros)
@@ -54,7 +54,7 @@ def test_long_properties_hold_no_zeros(zeros: int) -> None:
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_damaged_byte_and_every_cut(name: str, check_crc: bool) -> None:
     record = RECORDS[name]
-    checker = Checker(100, 1 << 16)
+    checker = RecordChecker(100, 1 << 16)
     checker.one(memoryview(RECORDS["key"]), True)  # its topic is known from now on
     variants = [record, record + b"x", *(record[:end] for end in range(len(record)))]
     for at in range(len(record)):

@@ -13,7 +13,7 @@ from raymq.storage.errors import MessageNotFound, OffsetOutOfRange
 from raymq.storage.log.consume_queue import FILLER_SIZE, ConsumeQueue, make_entries
 from raymq.storage.records.java_hash import java_hash
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 #: The background never flushes by itself.
 SYNC = replace(SMALL, flush="sync", flush_interval_ms=3_600_000)
@@ -120,7 +120,7 @@ def test_reach_is_the_first_entry_beyond(tmp_path: Path, seed: int) -> None:
     places, sizes = zip(*entries, strict=True)
     queue.put(0, make_entries(places, sizes, np.zeros(len(entries))))
     for point in [0, end, *(random_.randrange(end + 1) for _ in range(30))]:
-        assert queue.reach(point) == sum(each <= point for each in ends)
+        assert queue.end_offset_at(point) == sum(each <= point for each in ends)
     queue.close()
 
 

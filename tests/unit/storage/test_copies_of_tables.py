@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from raymq.storage.store import Store
-from raymq.storage.tables.in_flight import Lent
-from tests.stored import SMALL, append, make_record
+from raymq.storage.tables.in_flight_messages import InFlightMessage
+from tests.store_records import SMALL, append, make_record
 
 MANY = 500
 
@@ -67,7 +67,7 @@ def test_consumers_progress(store: Store) -> None:
 
 def test_what_is_out(store: Store) -> None:
     for number in range(MANY):
-        store.in_flight.deliver((f"g{number}", "t", 0), 1, {0: Lent(1, 2, 0, 16, 1)})
+        store.in_flight.deliver((f"g{number}", "t", 0), 1, {0: InFlightMessage(1, 2, 0, 16, 1)})
     queues = store.in_flight._queues
     with when_the_collector_runs(lambda number: queues.__setitem__((f"g{number}", "t", 0), queues["g0", "t", 0])):
         told = list(store.in_flight._entries())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.counted_time import SAVED_SECONDS, CountedTime
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.uptime_clock import SAVED_SECONDS, UptimeClock
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.clock import FakeClock
 
@@ -17,7 +17,7 @@ def test_it_goes_on_over_restarts(tmp_path: Path) -> None:
     counted = 0.0
     for start in (5_000.0, 30.0, 900_000.0):  # of the machine's own clock
         elapsed = FakeClock(start)
-        clock = CountedTime(tmp_path, elapsed)
+        clock = UptimeClock(tmp_path, elapsed)
         assert clock() == pytest.approx(counted)
         for _ in range(100):
             elapsed.advance(SAVED_SECONDS)
@@ -30,11 +30,11 @@ def test_it_goes_on_over_restarts(tmp_path: Path) -> None:
 
 def test_it_does_not_count_while_nobody_runs(tmp_path: Path) -> None:
     elapsed = FakeClock()
-    clock = CountedTime(tmp_path, elapsed)
+    clock = UptimeClock(tmp_path, elapsed)
     elapsed.advance(SAVED_SECONDS)
     clock.save()
     elapsed.advance(10 * 86_400.0)
-    assert CountedTime(tmp_path, elapsed)() == pytest.approx(SAVED_SECONDS)
+    assert UptimeClock(tmp_path, elapsed)() == pytest.approx(SAVED_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_it_does_not_count_while_nobody_runs(tmp_path: Path) -> None:
 def test_what_cannot_be_read_counts_for_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "raymq").mkdir()
     (tmp_path / "raymq" / "counted_time.json").write_bytes(content)
-    assert CountedTime(tmp_path, FakeClock())() == 0.0
+    assert UptimeClock(tmp_path, FakeClock())() == 0.0
 
 
 def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
     elapsed = FakeClock()
-    clock = CountedTime(tmp_path, elapsed)
+    clock = UptimeClock(tmp_path, elapsed)
     elapsed.advance(SAVED_SECONDS)
     with replaced(FaultyCalls("open", 1, errno.ENOSPC)):
         clock.save()
     assert clock() == pytest.approx(SAVED_SECONDS)
     clock.save()
-    assert CountedTime(tmp_path, elapsed)() == pytest.approx(SAVED_SECONDS)
+    assert UptimeClock(tmp_path, elapsed)() == pytest.approx(SAVED_SECONDS)

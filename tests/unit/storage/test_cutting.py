@@ -9,27 +9,27 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFollows, StoreFull
-from raymq.storage.state import told_deletions
+from raymq.storage.state import topic_deletion_journal
 from raymq.storage.store import Store
-from raymq.storage.tables import epoch_starts
-from raymq.storage.tables.ordered_cut import OrderedCut
-from tests.replicas import fill, log_content, parted, seen, ship
-from tests.stored import SMALL, append, make_record
+from raymq.storage.tables import leader_epoch_checkpoint
+from raymq.storage.tables.pending_truncation import PendingTruncation
+from tests.store_records import SMALL, append, make_record
+from tests.store_replication import diverge_brokers, fill, log_content, read_bodies, ship
 
 CONFIG = replace(SMALL, index_slots=500, index_entries=400, flush_interval_ms=3_600_000)
 
 
 def test_a_cut_former_master_is_a_copy_of_the_new_one(tmp_path: Path) -> None:
     """Trap 1, 3, 11: log, queues, index, groups' offsets, delay levels, deletions end there; after a start, too."""
-    both = parted(tmp_path, CONFIG)
+    both = diverge_brokers(tmp_path, CONFIG)
     with Store.open(both.former, CONFIG) as former:
         assert former.topics() == ["SCHEDULE_TOPIC_XXXX", "orders", "parts"]
-        former.order_cut(both.place)
+        former.order_truncation(both.place)
     with Store.open(both.former, CONFIG) as former:
         assert former.max_physical_offset == both.place
-        assert seen(former)["gone", 0] == [b"gone"]
+        assert read_bodies(former)["gone", 0] == [b"gone"]
         assert former.incarnation("gone") == 0
-        assert former.delay_progress.get(1) == 2
+        assert former.delay_offsets.get(1) == 2
     shutil.copytree(both.former, tmp_path / "copy")
     with Store.open(both.former, CONFIG) as former:
         assert both.check(former)
@@ -52,17 +52,17 @@ def test_a_log_is_cut_where_a_record_begins_or_ends(tmp_path: Path, file: int) -
         whole = b"".join(log_content(tmp_path / "whole").values())
         for wrong in (first.physical_offset + 1, first.physical_offset + first.size - 1, -1, 1 << 40):
             with pytest.raises(InvalidInput):
-                store.order_cut(wrong)
+                store.order_truncation(wrong)
     for number, place in enumerate(sorted(places)):
         shutil.copytree(tmp_path / "whole", tmp_path / str(number))
         with Store.open(tmp_path / str(number), CONFIG) as store:
-            store.order_cut(place)
+            store.order_truncation(place)
         with Store.open(tmp_path / str(number), CONFIG) as store:
             assert store.max_physical_offset == place
             found = b"".join(log_content(tmp_path / str(number)).values())
             assert found[:place] == whole[:place]
             assert not any(found[place:])
-            assert {lane: len(bodies) for lane, bodies in seen(store).items() if bodies} == {
+            assert {lane: len(bodies) for lane, bodies in read_bodies(store).items() if bodies} == {
                 lane: count
                 for lane in {(record.topic, record.queue_id) for record in records}
                 if (count := sum((r.topic, r.queue_id) == lane for r in records if r.physical_offset < place))
@@ -70,7 +70,7 @@ def test_a_log_is_cut_where_a_record_begins_or_ends(tmp_path: Path, file: int) -
             with Store.open(tmp_path / "whole", CONFIG, read_only=True) as master:
                 store.follow()
                 ship(master, store)
-                assert seen(store) == seen(master)
+                assert read_bodies(store) == read_bodies(master)
 
 
 def test_a_store_to_be_cut_takes_nothing(tmp_path: Path) -> None:
@@ -78,19 +78,19 @@ def test_a_store_to_be_cut_takes_nothing(tmp_path: Path) -> None:
         append(store, make_record(b"0"))
         end = store.max_physical_offset
         append(store, make_record(b"1"))
-        store.order_cut(end)
+        store.order_truncation(end)
         with pytest.raises(StoreFollows):
             append(store, make_record(b"2"))
-        for refused in (store.lead, lambda: store.take_log(store.received_offset, b"x")):
+        for refused in (store.become_leader, lambda: store.append_replicated(store.received_offset, b"x")):
             with pytest.raises(InvalidInput):
                 refused()
     with Store.open(tmp_path / "s", CONFIG, read_only=True) as store:
-        assert seen(store) == {("orders", 0): [b"0"]}
+        assert read_bodies(store) == {("orders", 0): [b"0"]}
     with Store.open(tmp_path / "s", CONFIG) as store:
         append(store, make_record(b"2"))
-        assert seen(store) == {("orders", 0): [b"0", b"2"]}
+        assert read_bodies(store) == {("orders", 0): [b"0", b"2"]}
     with Store.open(tmp_path / "s", CONFIG) as store:
-        assert seen(store) == {("orders", 0): [b"0", b"2"]}
+        assert read_bodies(store) == {("orders", 0): [b"0", b"2"]}
 
 
 def test_the_masters_epochs_are_cut_with_the_log(tmp_path: Path) -> None:
@@ -98,18 +98,18 @@ def test_the_masters_epochs_are_cut_with_the_log(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s", CONFIG) as store:
         append(store, make_record(b"0"))
         for path in paths:
-            epoch_starts.save(path, [(1, 0), (2, store.max_physical_offset)])
-            epoch_starts.save(path, [(1, 0), (2, store.max_physical_offset), (3, store.max_physical_offset)])
-        store.order_cut(store.max_physical_offset, last_epoch=1)
-        assert all(len(epoch_starts.load(path)) == 3 for path in paths)
+            leader_epoch_checkpoint.save(path, [(1, 0), (2, store.max_physical_offset)])
+            leader_epoch_checkpoint.save(path, [(1, 0), (2, store.max_physical_offset), (3, store.max_physical_offset)])
+        store.order_truncation(store.max_physical_offset, last_epoch=1)
+        assert all(len(leader_epoch_checkpoint.load(path)) == 3 for path in paths)
     Store.open(tmp_path / "s", CONFIG).close()
-    assert [epoch_starts.load(path) for path in paths] == [[(1, 0)], [(1, 0)]]
+    assert [leader_epoch_checkpoint.load(path) for path in paths] == [[(1, 0)], [(1, 0)]]
 
 
 def test_an_order_that_cannot_be_read_is_no_order_to_go_on(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s", CONFIG) as store:
         append(store, make_record(b"0"))
-        store.order_cut(0)
+        store.order_truncation(0)
         order = tmp_path / "s" / "raymq" / "cut.json"
     for content in (b"", b"{}", b"[1]", b'{"offset":"x","lastEpoch":1}', b"\xff"):
         order.write_bytes(content)
@@ -120,11 +120,11 @@ def test_an_order_that_cannot_be_read_is_no_order_to_go_on(tmp_path: Path) -> No
 def test_a_cut_of_what_the_log_has_let_go_of_leaves_nothing_behind_its_beginning(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s", CONFIG) as store:
         fill(store, 20)
-        store.order_cut(0)
+        store.order_truncation(0)
     (tmp_path / "s" / "commitlog" / f"{0:020d}").unlink()
     with Store.open(tmp_path / "s", CONFIG) as store:
         assert (store.min_physical_offset, store.max_physical_offset) == (4096, 4096)
-        assert not any(seen(store).values())
+        assert not any(read_bodies(store).values())
 
 
 def test_where_the_order_finds_no_room_the_store_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +134,13 @@ def test_where_the_order_finds_no_room_the_store_goes_on(tmp_path: Path, monkeyp
     with Store.open(tmp_path / "s", CONFIG) as store:
         append(store, make_record(b"0"))
         with monkeypatch.context() as broken:
-            broken.setattr(OrderedCut, "save", full)
+            broken.setattr(PendingTruncation, "save", full)
             with pytest.raises(StoreFull):
-                store.order_cut(0)
-        store.lead()
+                store.order_truncation(0)
+        store.become_leader()
         append(store, make_record(b"1"))
     with Store.open(tmp_path / "s", CONFIG) as store:
-        assert seen(store) == {("orders", 0): [b"0", b"1"]}
+        assert read_bodies(store) == {("orders", 0): [b"0", b"1"]}
 
 
 def rolled_index(directory: Path) -> int:
@@ -149,7 +149,7 @@ def rolled_index(directory: Path) -> int:
         append(store, make_record(b"first", keys="k"))
         place = store.max_physical_offset
         append(store, *(make_record(b"never was", keys=f"k{each}") for each in range(60)))
-        store.order_cut(place)
+        store.order_truncation(place)
     return place
 
 
@@ -170,8 +170,8 @@ def test_a_damaged_index_is_made_anew_where_queues_are_too(tmp_path: Path) -> No
         append(store, make_record(b"first", keys="k"))
     (index,) = (tmp_path / "index").iterdir()
     index.write_bytes(b"\xff" * 40 + index.read_bytes()[40:])
-    told_deletions.save(tmp_path / "raymq" / "rebuild_queues", [])
-    with Store.open(tmp_path, SMALL, follows=True) as store:
+    topic_deletion_journal.save(tmp_path / "raymq" / "rebuild_queues", [])
+    with Store.open(tmp_path, SMALL, is_replica=True) as store:
         assert len(store.query("orders", "k", 0, 1 << 60, 9)) == 1
 
 
@@ -188,10 +188,10 @@ def test_a_topic_that_was_deleted_and_made_anew_behind_the_cut_is_what_it_was(tm
         append(store, make_record(b"never was"))
         store.delete_topic("v")
         append(store, *[make_record(b"never was", topic="v")] * 5)
-        store.order_cut(place)
+        store.order_truncation(place)
     for _ in range(2):
         with Store.open(tmp_path, SMALL) as store:
-            assert seen(store)["v", 0] == [b"old", b"kept", b"kept too"]
+            assert read_bodies(store)["v", 0] == [b"old", b"kept", b"kept too"]
 
 
 def test_of_a_queue_that_begins_late_no_entry_from_behind_the_cut_is_left(tmp_path: Path) -> None:
@@ -202,13 +202,13 @@ def test_of_a_queue_that_begins_late_no_entry_from_behind_the_cut_is_left(tmp_pa
         store.flush()
         store._age.now_ms = lambda: 1 << 60  # type: ignore[method-assign]
         assert store.delete_expired(asked=True).log_files
-        expected, low = seen(store)["v", 0], store.min_offset("v", 0)
+        expected, low = read_bodies(store)["v", 0], store.min_offset("v", 0)
         assert low > 0
         place = store.max_physical_offset
         append(store, make_record(b"never was"))
         store.delete_topic("v")
         append(store, make_record(b"never was", topic="v"))
-        store.order_cut(place)
+        store.order_truncation(place)
     with Store.open(tmp_path, SMALL) as store:
         assert store.min_offset("v", 0) == low
-        assert seen(store)["v", 0] == expected
+        assert read_bodies(store)["v", 0] == expected

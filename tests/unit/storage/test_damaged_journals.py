@@ -8,9 +8,9 @@ import pytest
 
 from raymq.storage.config import StoreConfig
 from raymq.storage.store import Store
-from raymq.storage.tables.frames import framed, read_frames
-from raymq.storage.tables.in_flight import InFlight, Lent
+from raymq.storage.tables.in_flight_messages import InFlightMessage, InFlightTable
 from raymq.storage.tables.journal import Journal
+from raymq.storage.tables.journal_frames import decode_frames, encode_frame
 from raymq.storage.tables.topic_config import TopicConfig
 
 CONFIG = StoreConfig(commitlog_file_bytes=1 << 16, consume_queue_file_entries=100, index_slots=10, index_entries=100)
@@ -41,13 +41,13 @@ def middle_of_frame(path: Path, number: int) -> int:
 
 
 def test_a_bit_that_flips_anywhere_costs_the_frame_that_it_is_in() -> None:
-    content = b"".join(map(framed, ENTRIES))
+    content = b"".join(map(encode_frame, ENTRIES))
     each = len(content) // len(ENTRIES)
     for at in range(len(content)):
         for bit in range(8):
             changed = bytearray(content)
             changed[at] ^= 1 << bit
-            found, damaged = read_frames(bytes(changed)), at // each
+            found, damaged = decode_frames(bytes(changed)), at // each
             assert found.entries + found.behind == ENTRIES[:damaged] + ENTRIES[damaged + 1 :]
             assert len(found.entries) == damaged
             # The last one may as well be one that was not written whole, if it is its length that has changed.
@@ -55,12 +55,12 @@ def test_a_bit_that_flips_anywhere_costs_the_frame_that_it_is_in() -> None:
             assert all(begin == damaged * each for begin, _ in found.damage)
 
 
-@pytest.mark.parametrize("cut", range(1, len(framed(ENTRIES[0]))))
+@pytest.mark.parametrize("cut", range(1, len(encode_frame(ENTRIES[0]))))
 def test_a_frame_that_was_not_written_whole_is_no_damage(cut: int) -> None:
-    content = b"".join(map(framed, ENTRIES))
-    found = read_frames(content[:-cut])
+    content = b"".join(map(encode_frame, ENTRIES))
+    found = decode_frames(content[:-cut])
     assert (found.entries, found.behind, found.damage) == (ENTRIES[:-1], [], [])
-    assert found.length == len(content) - len(framed(ENTRIES[-1]))
+    assert found.length == len(content) - len(encode_frame(ENTRIES[-1]))
 
 
 def test_what_is_appended_behind_damage_is_heard_by_the_next_opening(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_is_appended_behind_damage_is_heard_by_the_next_opening(tmp_path: P
     for expected in (ENTRIES[2:3], ENTRIES[2:4]):
         journal = Journal(path, writable=True)
         assert (journal.entries, journal.behind) == (ENTRIES[:1], expected)
-        assert [(file, at) for file, at, _ in journal.damage] == [(path, len(framed(ENTRIES[0])))]
+        assert [(file, at) for file, at, _ in journal.damage] == [(path, len(encode_frame(ENTRIES[0])))]
         journal.append(ENTRIES[3])
         journal.close()
 
@@ -111,12 +111,12 @@ def test_topics_that_were_made_behind_a_bit_that_flipped_are_there(tmp_path: Pat
         assert not store.recovery.corruption
 
 
-def opened(path: Path) -> InFlight:
-    return InFlight(path, writable=True)
+def opened(path: Path) -> InFlightTable:
+    return InFlightTable(path, writable=True)
 
 
-def lent(offsets: range) -> dict[int, Lent]:
-    return {offset: Lent(1_000, 2_000, 0, 16, 1_000) for offset in offsets}
+def lent(offsets: range) -> dict[int, InFlightMessage]:
+    return {offset: InFlightMessage(1_000, 2_000, 0, 16, 1_000) for offset in offsets}
 
 
 @pytest.mark.parametrize("damaged", range(1, 5))
@@ -157,7 +157,7 @@ def test_what_was_acknowledged_behind_a_flipped_bit_stays_so(tmp_path: Path) -> 
 def test_the_place_of_a_damaged_base_is_told(tmp_path: Path) -> None:
     path, queue = tmp_path / "in_flight.journal", ("g", "t", 0)
     base = path.with_name(path.name + ".base")
-    base.write_bytes(b"".join(map(framed, [("d", *queue, 10, [[9, 1, 2, 0, 16, 1]]), ("d", "h", "t", 0, 5, [])])))
+    base.write_bytes(b"".join(map(encode_frame, [("d", *queue, 10, [[9, 1, 2, 0, 16, 1]]), ("d", "h", "t", 0, 5, [])])))
     base.write_bytes(base.read_bytes()[:-3])
     table = opened(path)
     assert list(table.queues[queue].deliveries) == [9]

@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage.log.delay_tables import UNKNOWN_MS, DelayTables
+from raymq.storage.log.delay_level_history import UNKNOWN_MS, DelayLevelHistory
 
 
-def started(path: Path, *starts: tuple[str, int, int]) -> DelayTables:
+def started(path: Path, *starts: tuple[str, int, int]) -> DelayLevelHistory:
     """After starts with these tables, at which the log began and ended there."""
     for table, log_min, log_end in starts:
-        made = DelayTables(path / "delay_levels.json", table)
+        made = DelayLevelHistory(path / "delay_levels.json", table)
         made.begin(log_min, log_end, writable=True)
     return made
 
 
-def delays(tables: DelayTables, queue_id: int, *places: int) -> list[int]:
+def delays(tables: DelayLevelHistory, queue_id: int, *places: int) -> list[int]:
     found: list[int] = (tables.delays_ms(queue_id, np.array(places, np.int64)) // 1000).tolist()
     return found
 
@@ -45,7 +45,9 @@ def test_the_table_of_a_place(
 ) -> None:
     tables = started(tmp_path, *starts)
     assert delays(tables, 0, *places) == expected
-    assert delays(DelayTables(tmp_path / "delay_levels.json", starts[-1][0]), 0, *places) == expected, "written down"
+    assert delays(DelayLevelHistory(tmp_path / "delay_levels.json", starts[-1][0]), 0, *places) == expected, (
+        "written down"
+    )
 
 
 def test_of_a_level_that_its_table_did_not_have_nothing_is_known(tmp_path: Path) -> None:

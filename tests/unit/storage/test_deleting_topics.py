@@ -22,7 +22,7 @@ from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 from tests.polling import poll_until
-from tests.stored import SMALL, append, bodies, make_record, write_entries
+from tests.store_records import SMALL, append, bodies, make_record, write_entries
 
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, index_entries=10_000, flush_interval_ms=3_600_000)
 
@@ -141,7 +141,7 @@ def losing_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float) -
         disk.after_power_loss(tmp_path / "lost", random.Random(7), luck)
         store.close()
     disk.close()
-    for module in ("raymq.storage.assembly.boot_id", "raymq.storage.checkpointing.boot_id"):
+    for module in ("raymq.storage.store_parts.boot_id", "raymq.storage.checkpointer.boot_id"):
         monkeypatch.setattr(module, lambda: "another")
 
 

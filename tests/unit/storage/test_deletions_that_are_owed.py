@@ -15,25 +15,29 @@ import pytest
 
 from raymq.storage.files import json_file
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables.in_flight import InFlight, Lent
+from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
+from raymq.storage.tables.in_flight_messages import InFlightMessage, InFlightTable
 from raymq.storage.tables.journal import Journal
-from raymq.storage.tables.progress import Progress
-from raymq.storage.tables.remains import Remains
+from raymq.storage.tables.recovery_bounds import RecoveryBounds
 from tests.faulty_calls import FaultyCalls
 
 QUEUE = ("g", "t", 0)
 
 
-def progress_of(directory: Path, **deleted: int) -> Progress:
-    remains = Remains(1 << 40, deleted_topics=deleted)
-    return Progress(directory / "config", directory / "progress.journal", writable=True, remains=remains)
+def progress_of(directory: Path, **deleted: int) -> ConsumerOffsetStore:
+    recovery_bounds = RecoveryBounds(1 << 40, deleted_topics=deleted)
+    return ConsumerOffsetStore(
+        directory / "config", directory / "progress.journal", writable=True, recovery_bounds=recovery_bounds
+    )
 
 
-def in_flight_of(directory: Path, **deleted: int) -> InFlight:
-    return InFlight(directory / "in_flight.journal", writable=True, remains=Remains(1 << 40, deleted_topics=deleted))
+def in_flight_of(directory: Path, **deleted: int) -> InFlightTable:
+    return InFlightTable(
+        directory / "in_flight.journal", writable=True, recovery_bounds=RecoveryBounds(1 << 40, deleted_topics=deleted)
+    )
 
 
-def deleted_without_room(table: Progress | InFlight, topic: str, log_end: int) -> None:
+def deleted_without_room(table: ConsumerOffsetStore | InFlightTable, topic: str, log_end: int) -> None:
     with replaced(FaultyCalls("write", 1, errno.ENOSPC)):
         table.forget_topic(topic, log_end)
 
@@ -79,8 +83,8 @@ def test_offsets_of_a_topic_deleted_during_a_fold_do_not_come_back(
 
 def test_what_pop_had_out_of_a_topic_deleted_during_a_rewrite_does_not_come_back(tmp_path: Path) -> None:
     table = in_flight_of(tmp_path)
-    table._journal.divert()
-    table.deliver(QUEUE, 3, {0: Lent(1_000, 2_000, 0, 16)})
+    table._journal.rotate()
+    table.deliver(QUEUE, 3, {0: InFlightMessage(1_000, 2_000, 0, 16)})
     deleted_without_room(table, "t", 100)
     table._settle()
     table._journal.close()
@@ -93,7 +97,7 @@ def test_what_is_committed_after_an_owed_deletion_stays(tmp_path: Path, folds: i
     """The frame that is owed outlives every way in which the journal is written anew."""
     progress, table = progress_of(tmp_path), in_flight_of(tmp_path)
     progress.consumer_offsets.commit(*QUEUE, 15)
-    table.deliver(QUEUE, 16, {15: Lent(1_000, 2_000, 0, 16)})
+    table.deliver(QUEUE, 16, {15: InFlightMessage(1_000, 2_000, 0, 16)})
     deleted_without_room(progress, "t", 100)
     deleted_without_room(table, "t", 100)
     for _ in range(folds):
@@ -104,7 +108,7 @@ def test_what_is_committed_after_an_owed_deletion_stays(tmp_path: Path, folds: i
             progress.fold()
         table._rewrite()
     progress.consumer_offsets.commit(*QUEUE, 12)
-    table.deliver(QUEUE, 13, {12: Lent(1_000, 2_000, 0, 16)})
+    table.deliver(QUEUE, 13, {12: InFlightMessage(1_000, 2_000, 0, 16)})
     for _ in range(2):
         progress.journal.close()
         table._journal.close()
@@ -117,7 +121,7 @@ def test_a_deletion_that_a_first_life_could_not_write_down_holds(tmp_path: Path)
     """There is no file of offsets yet; the journal itself says that deletions are told in it."""
     progress, table = progress_of(tmp_path), in_flight_of(tmp_path)
     progress.consumer_offsets.commit(*QUEUE, 15)
-    table.deliver(QUEUE, 16, {15: Lent(1_000, 2_000, 0, 16)})
+    table.deliver(QUEUE, 16, {15: InFlightMessage(1_000, 2_000, 0, 16)})
     progress.journal.close()
     table._journal.close()
     assert progress_of(tmp_path, t=100).consumer_offsets.get(*QUEUE) is None

@@ -13,27 +13,27 @@ from raymq.actors.broker.replica.service import ReplicaService
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.protocol import BrokerSpec
 from raymq.storage import directory_format
-from raymq.storage.backup.making import back_up
-from raymq.storage.backup.manifest import decode
-from raymq.storage.backup.pruning import prune
-from raymq.storage.backup.reading import read_catalog
-from raymq.storage.backup.restoring import restore
-from raymq.storage.backup.source import StoppedDirectory
-from raymq.storage.backup.target import FolderTarget
-from raymq.storage.backup.verifying import verify_backups
+from raymq.storage.backup.backup_manifest import decode
+from raymq.storage.backup.backup_reader import read_catalog
+from raymq.storage.backup.backup_restore import restore
+from raymq.storage.backup.backup_retention import prune_backups
+from raymq.storage.backup.backup_source import StoppedDirectory
+from raymq.storage.backup.backup_target import FolderTarget
+from raymq.storage.backup.backup_verification import verify_backups
+from raymq.storage.backup.backup_writer import create_backup
 from raymq.storage.directory_format import DirectoryFormat, read_format, write_format
+from raymq.storage.emergency_cleaner import EmergencyCleaner
+from raymq.storage.empty_log import create_empty_log
 from raymq.storage.errors import FormatTooNew, StoreCorrupt
 from raymq.storage.files import json_file
-from raymq.storage.log_beginning import begin_log
-from raymq.storage.making_room import RoomMaker
 from raymq.storage.state.state_files import is_state
 from raymq.storage.store import Store
 from raymq.storage.table_repair import find_broken, repair
 from raymq.storage.version import VERSION
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
-HERE = DirectoryFormat(directory_format.CURRENT, VERSION)
-NEWER = DirectoryFormat(directory_format.CURRENT + 1, "9.8.7")
+HERE = DirectoryFormat(directory_format.CURRENT_FORMAT, VERSION)
+NEWER = DirectoryFormat(directory_format.CURRENT_FORMAT + 1, "9.8.7")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def files_of(directory: Path) -> dict[str, tuple[bytes, int]]:
 
 def both(directory: Path) -> list[Path]:
     path = directory_format.path_of(directory)
-    return [path, json_file.spare_of(path)]
+    return [path, json_file.backup_path_of(path)]
 
 
 def test_a_new_directory_says_the_present_format(directory: Path) -> None:
@@ -96,14 +96,14 @@ async def start_replica(directory: Path) -> None:
     [
         pytest.param(lambda directory: Store.open(directory, SMALL), id="open"),
         pytest.param(lambda directory: Store.open(directory, SMALL, read_only=True), id="read-only"),
-        pytest.param(lambda directory: Store.open(directory, SMALL, follows=True), id="follow"),
+        pytest.param(lambda directory: Store.open(directory, SMALL, is_replica=True), id="follow"),
         pytest.param(lambda directory: asyncio.run(start_broker(directory)), id="broker"),
         pytest.param(lambda directory: asyncio.run(start_replica(directory)), id="replica"),
         pytest.param(StoppedDirectory, id="backup"),
         pytest.param(find_broken, id="find-broken"),
         pytest.param(repair, id="repair"),
-        pytest.param(lambda directory: begin_log(directory, SMALL, 0), id="begin-log"),
-        pytest.param(lambda directory: RoomMaker(directory, SMALL, lambda: 0).step(), id="make-room"),
+        pytest.param(lambda directory: create_empty_log(directory, SMALL, 0), id="begin-log"),
+        pytest.param(lambda directory: EmergencyCleaner(directory, SMALL, lambda: 0).step(), id="make-room"),
     ],
 )
 def test_a_newer_directory_is_refused_and_nothing_in_it_changes(directory: Path, use: Callable[[Path], object]) -> None:
@@ -120,7 +120,7 @@ def test_whoever_makes_a_directory_newer_while_another_one_waits_for_its_lock_is
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was looked at before the lock was taken may be another one's of before."""
-    from raymq.storage import paths as layout
+    from raymq.storage import store_paths as layout
 
     class Taken(layout.DirectoryLock):
         def __init__(self, path: Path, pid_hint: Path) -> None:
@@ -136,7 +136,7 @@ def test_whoever_makes_a_directory_newer_while_another_one_waits_for_its_lock_is
 
 
 def test_an_older_directory_is_raised_by_who_writes_there(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_format, "CURRENT", 2)
+    monkeypatch.setattr(directory_format, "CURRENT_FORMAT", 2)
     with Store.open(directory, SMALL, read_only=True):
         assert read_format(directory) == HERE
     with Store.open(directory, SMALL) as store:
@@ -203,7 +203,7 @@ def test_no_master_ships_it(directory: Path) -> None:
 def target(tmp_path: Path, directory: Path) -> FolderTarget:
     made = FolderTarget(tmp_path / "target")
     with StoppedDirectory(directory) as source:
-        back_up(source, made, name="one")
+        create_backup(source, made, name="one")
     return made
 
 
@@ -220,11 +220,11 @@ def test_a_backup_of_a_newer_directory_is_not_restored(
     tmp_path: Path, directory: Path, target: FolderTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(directory_format, "CURRENT", 2)
+        newer.setattr(directory_format, "CURRENT_FORMAT", 2)
         newer.setattr(directory_format, "VERSION", "9.8.7")
         Store.open(directory, SMALL).close()
         with StoppedDirectory(directory) as source:
-            back_up(source, target, name="two")
+            create_backup(source, target, name="two")
     for dry_run in (True, False):
         with pytest.raises(FormatTooNew, match=r"backup two of .* by RayMQ 9.8.7 in format 2"):
             restore(target, tmp_path / "restored", dry_run=dry_run)
@@ -236,12 +236,12 @@ def test_a_backup_of_a_newer_directory_is_not_restored(
 def test_backups_in_a_newer_form_are_named_and_nothing_of_theirs_goes(
     tmp_path: Path, directory: Path, target: FolderTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raymq.storage.backup.manifest.FORMAT", 2)
-    monkeypatch.setattr("raymq.storage.backup.manifest.VERSION", "9.8.7")
+    monkeypatch.setattr("raymq.storage.backup.backup_manifest.FORMAT", 2)
+    monkeypatch.setattr("raymq.storage.backup.backup_manifest.VERSION", "9.8.7")
     with Store.open(directory, SMALL) as store:
         append(store, make_record(b"two"))
     with StoppedDirectory(directory) as source:
-        back_up(source, target, name="two")
+        create_backup(source, target, name="two")
     monkeypatch.undo()
     objects = target.objects()
     with pytest.raises(FormatTooNew, match=r"RayMQ 9\.8\.7"):
@@ -253,6 +253,6 @@ def test_backups_in_a_newer_form_are_named_and_nothing_of_theirs_goes(
     (bad,) = verify_backups(target).bad
     assert bad.object.endswith("two.json")
     with StoppedDirectory(directory) as source, pytest.raises(FormatTooNew):
-        back_up(source, target)
-    prune(target, 1)
+        create_backup(source, target)
+    prune_backups(target, 1)
     assert target.objects() == objects

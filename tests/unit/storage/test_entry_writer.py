@@ -17,7 +17,7 @@ from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.log import entry_writer
 from raymq.storage.store import Store
 from tests.polling import poll_until
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, index_entries=10_000, flush_interval_ms=3_600_000)
 
@@ -161,7 +161,7 @@ def test_a_disk_that_takes_no_queue_refuses_appends_and_loses_none(tmp_path: Pat
 
 
 def test_too_much_in_memory_makes_the_append_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_writer, "_MOST_UNWRITTEN_BYTES", 400)
+    monkeypatch.setattr(entry_writer, "_MAX_UNWRITTEN_BYTES", 400)
     monkeypatch.setattr(entry_writer, "_PAUSE_SECONDS", 3_600.0)
     store = Store.open(tmp_path, CONFIG)
     for number in range(100):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import checkpointing as checkpointing_module
+from raymq.storage import checkpointer as checkpointing_module
 from raymq.storage import store as store_module
 from raymq.storage.store import Store
-from raymq.storage.tables.epochs import Epochs
-from tests.machine import Machine
-from tests.stored import SMALL, append, make_record
+from raymq.storage.tables.recovery_epochs import RecoveryEpochs
+from tests.fake_machine import Machine
+from tests.store_records import SMALL, append, make_record
 
 
 @pytest.fixture
@@ -27,45 +27,45 @@ def vanish(store: Store) -> None:
 
 
 def test_a_cut_is_told_to_who_read_before_it(tmp_path: Path) -> None:
-    epochs = Epochs(tmp_path / "epochs.json")
+    epochs = RecoveryEpochs(tmp_path / "epochs.json")
     known = [epochs.current]
-    assert (epochs.cut_at_open, epochs.cut_since(known[0])) == (None, None)
+    assert (epochs.truncated_at_open, epochs.truncated_since(known[0])) == (None, None)
     epochs.cut(500)
     known.append(epochs.current)
-    assert epochs.cut_at_open == 500
+    assert epochs.truncated_at_open == 500
     for log_end in (300, 900):
-        epochs = Epochs(tmp_path / "epochs.json")
-        assert (epochs.current, epochs.cut_at_open) == (known[-1], None)
+        epochs = RecoveryEpochs(tmp_path / "epochs.json")
+        assert (epochs.current, epochs.truncated_at_open) == (known[-1], None)
         epochs.cut(log_end)
         known.append(epochs.current)
     # Who read in the first epoch has lost all behind the smallest cut since, who read in the third behind its end.
-    assert [epochs.cut_since(epoch) for epoch in known] == [300, 300, 900, None]
+    assert [epochs.truncated_since(epoch) for epoch in known] == [300, 300, 900, None]
 
 
 def test_an_election_is_noted_with_its_cut(tmp_path: Path) -> None:
     path = tmp_path / "epochs.json"
-    epochs = Epochs(path)
+    epochs = RecoveryEpochs(path)
     assert epochs.election == 0
     epochs.cut(500, election=7)
     epochs.cut(600)
-    assert [each.election for each in (epochs, Epochs(path))] == [7, 7]
+    assert [each.election for each in (epochs, RecoveryEpochs(path))] == [7, 7]
 
 
 def test_who_comes_from_before_all_that_is_known_can_rely_on_nothing(tmp_path: Path) -> None:
-    epochs = Epochs(tmp_path / "epochs.json")
+    epochs = RecoveryEpochs(tmp_path / "epochs.json")
     known = [epochs.current]
     for number in range(200):
         epochs.cut(1000 + number)
         known.append(epochs.current)
-    epochs = Epochs(tmp_path / "epochs.json")
-    assert [epochs.cut_since(known[number]) for number in (0, 135, 136, 199, 200)] == [0, 0, 1136, 1199, None]
+    epochs = RecoveryEpochs(tmp_path / "epochs.json")
+    assert [epochs.truncated_since(known[number]) for number in (0, 135, 136, 199, 200)] == [0, 0, 1136, 1199, None]
 
 
 @pytest.mark.parametrize("left", [None, b"", b"{", b"[]", b'{"epoch":7,"first":6,"cuts":[[5,400]]}'])
 def test_an_epoch_is_never_given_twice_whatever_becomes_of_the_file(tmp_path: Path, left: bytes | None) -> None:
     """Who has read in an epoch that is forgotten reads again, also if the log was cut since."""
     path = tmp_path / "epochs.json"
-    epochs = Epochs(path)
+    epochs = RecoveryEpochs(path)
     known = [epochs.current]
     epochs.cut(500)
     known.append(epochs.current)
@@ -73,34 +73,34 @@ def test_an_epoch_is_never_given_twice_whatever_becomes_of_the_file(tmp_path: Pa
         path.unlink()
     else:
         path.write_bytes(left)
-    anew = Epochs(path).current
+    anew = RecoveryEpochs(path).current
     assert anew not in known
-    epochs = Epochs(path)
-    assert [epochs.cut_since(epoch) for epoch in (*known, 1, anew)] == [0, 0, 0, None]
+    epochs = RecoveryEpochs(path)
+    assert [epochs.truncated_since(epoch) for epoch in (*known, 1, anew)] == [0, 0, 0, None]
     epochs.cut(300)
-    assert [epochs.cut_since(epoch) for epoch in (*known, 1, anew, epochs.current)] == [0, 0, 0, 300, None]
+    assert [epochs.truncated_since(epoch) for epoch in (*known, 1, anew, epochs.current)] == [0, 0, 0, 300, None]
 
 
 def test_an_older_file_than_the_last_is_not_taken_for_it(tmp_path: Path) -> None:
     """As if the newest content was lost: who read in the newest epoch is told, and not only from the next cut on."""
     path = tmp_path / "epochs.json"
-    epochs = Epochs(path)
+    epochs = RecoveryEpochs(path)
     first, before = epochs.current, path.read_bytes()
     epochs.cut(500)
     newest = epochs.current
     assert not path.with_name("epochs.json.bak").exists()
     path.write_bytes(before)
-    epochs = Epochs(path)
-    assert epochs.cut_since(newest) == 0
+    epochs = RecoveryEpochs(path)
+    assert epochs.truncated_since(newest) == 0
     epochs.cut(900)
     assert epochs.current not in (first, newest)
-    assert epochs.cut_since(newest) == 0
+    assert epochs.truncated_since(newest) == 0
 
 
 def test_epochs_that_were_counted_are_still_known(tmp_path: Path) -> None:
     path = tmp_path / "epochs.json"
     path.write_text('{"epoch":3,"cuts":[[2,500],[3,700]]}')
-    assert [Epochs(path).cut_since(epoch) for epoch in (1, 2, 3, 4)] == [500, 700, None, 0]
+    assert [RecoveryEpochs(path).truncated_since(epoch) for epoch in (1, 2, 3, 4)] == [500, 700, None, 0]
 
 
 def test_neither_a_clean_stop_nor_a_kill_raises_the_epoch(tmp_path: Path, machine: Machine) -> None:
@@ -114,7 +114,7 @@ def test_neither_a_clean_stop_nor_a_kill_raises_the_epoch(tmp_path: Path, machin
     vanish(store)
     with Store.open(tmp_path / "s", SMALL) as store:
         assert store.epoch == first
-        assert store.kept_to("orders", 0, first) is store.kept_at_open("orders", 0) is None
+        assert store.valid_to("orders", 0, first) is store.valid_at_open("orders", 0) is None
 
 
 def test_a_loss_of_power_raises_the_epoch_and_tells_what_each_queue_kept(tmp_path: Path, machine: Machine) -> None:
@@ -131,13 +131,13 @@ def test_a_loss_of_power_raises_the_epoch_and_tells_what_each_queue_kept(tmp_pat
     assert newest != first
     append(store, *(make_record(b"new %d" % n, queue_id=n % 2) for n in range(10)))
     assert store.max_offset("orders", 0) == 8
-    assert [store.kept_to("orders", queue_id, first) for queue_id in range(3)] == [3, 3, 0]
-    assert [store.kept_at_open("orders", queue_id) for queue_id in range(3)] == [3, 3, 0]
-    assert store.kept_to("orders", 0, store.epoch) is None
+    assert [store.valid_to("orders", queue_id, first) for queue_id in range(3)] == [3, 3, 0]
+    assert [store.valid_at_open("orders", queue_id) for queue_id in range(3)] == [3, 3, 0]
+    assert store.valid_to("orders", 0, store.epoch) is None
     store.close()
     with Store.open(tmp_path / "s", SMALL) as store:  # A clean start changes nothing for who comes only now.
-        assert (store.epoch, store.kept_to("orders", 0, first)) == (newest, 3)
-        assert store.kept_at_open("orders", 0) is None
+        assert (store.epoch, store.valid_to("orders", 0, first)) == (newest, 3)
+        assert store.valid_at_open("orders", 0) is None
 
 
 @pytest.mark.parametrize("point", ["open.before_checkpoint", "checkpoint.before_state"])
@@ -166,7 +166,7 @@ def test_the_epoch_is_written_before_the_state_says_that_this_boot_has_seen_the_
             Store.open(tmp_path / "s", SMALL)
     with Store.open(tmp_path / "s", SMALL) as store:
         assert store.epoch != first
-        assert store.kept_to("orders", 0, first) == 1
+        assert store.valid_to("orders", 0, first) == 1
 
 
 def test_looking_at_a_directory_changes_nothing(tmp_path: Path, machine: Machine) -> None:

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from raymq.storage.errors import StoreBusy, StoreFailed
-from raymq.storage.log import flush as flush_of
+from raymq.storage.log import flush as make_flush
 from raymq.storage.log.flush import Flusher
 from tests.polling import poll_until
 
@@ -22,7 +22,7 @@ ERRORS = (
 
 def test_a_turn_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread ended with what is no error of the disk's, and what was appended from then on stayed in memory."""
-    monkeypatch.setattr(flush_of, "_AT_MOST_SECONDS", 0.01)
+    monkeypatch.setattr(make_flush, "_AT_MOST_SECONDS", 0.01)
     turns = {"flush": 0, "checkpoint": 0}
 
     def fail(kind: str) -> None:

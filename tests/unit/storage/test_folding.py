@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.files.file_calls import FileCalls, replaced
-from raymq.storage.tables import progress as progress_module
-from raymq.storage.tables.progress import Progress
+from raymq.storage.tables import consumer_offset_store as progress_module
+from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
 from tests.faulty_calls import FaultyCalls
 
 
@@ -42,11 +42,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "_FOLD_BYTES", 400)
 
 
-def opened(directory: Path) -> Progress:
-    return Progress(directory / "config", directory / "raymq" / "progress.journal", writable=True)
+def opened(directory: Path) -> ConsumerOffsetStore:
+    return ConsumerOffsetStore(directory / "config", directory / "raymq" / "progress.journal", writable=True)
 
 
-def state(progress: Progress) -> object:
+def state(progress: ConsumerOffsetStore) -> object:
     return progress.consumers, progress.resets, progress.delays, progress.log_end
 
 
@@ -80,7 +80,7 @@ def test_commits_go_on_while_a_fold_waits_for_the_disk(tmp_path: Path, name: str
             number += 1
             progress.consumer_offsets.commit("g", "t", number % 5, number)
             progress.consumer_offsets.delete(f"g{number % 7}", "t")
-            progress.delay_progress.commit(number % 3, number, 10 * number)
+            progress.delay_offsets.commit(number % 3, number, 10 * number)
         shutil.copytree(tmp_path / "s", tmp_path / "1")
         expected.append(copy.deepcopy(state(progress)))
         assert disk.own_syncs == 0

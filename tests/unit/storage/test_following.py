@@ -12,9 +12,9 @@ from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed, StoreF
 from raymq.storage.log.consume_queue import ConsumeQueue
 from raymq.storage.state.state_files import is_state
 from raymq.storage.store import Store
-from tests.machine import Machine
-from tests.replicas import fill, log_content, pieces, seen, ship
-from tests.stored import SMALL, append, bodies, make_record
+from tests.fake_machine import Machine
+from tests.store_records import SMALL, append, bodies, make_record
+from tests.store_replication import fill, iter_pieces, log_content, read_bodies, ship
 
 LARGER = replace(SMALL, index_slots=500, index_entries=400)
 
@@ -38,7 +38,7 @@ def test_the_files_of_a_replica_are_its_masters(tmp_path: Path, master: Store, r
     fill(master, 20, seed=1)
     ship(master, replica, seed=1, most=most)
     assert replica.max_physical_offset == master.max_physical_offset > 4 * 4096
-    assert seen(replica) == seen(master)
+    assert read_bodies(replica) == read_bodies(master)
     for number in (0, 7, 19):
         assert [r.body for r in replica.query("orders", f"k{number}.0", 0, 1 << 60, 9)] == [
             r.body for r in master.query("orders", f"k{number}.0", 0, 1 << 60, 9)
@@ -59,14 +59,14 @@ def test_a_replica_that_becomes_master_goes_on_where_the_log_ends(master: Store,
         append(replica, make_record(b"own"))
     with pytest.raises(StoreFollows):
         append(replica, make_record(b"own"), make_record(b"own"))
-    replica.lead()
+    replica.become_leader()
     last = list(master.walk(0))[-1]
     placed = append(replica, make_record(b"own"))
     assert placed.queue_offsets[0] == master.max_offset("orders", 0)
     assert placed.store_timestamp_ms >= last.store_timestamp_ms
     assert bodies(replica)[-1] == b"own"
     with pytest.raises(InvalidInput):
-        replica.take_log(replica.max_physical_offset, b"x")
+        replica.append_replicated(replica.max_physical_offset, b"x")
     master.close()
     replica.close()
 
@@ -75,33 +75,33 @@ def test_only_whole_records_are_in_the_log(master: Store, replica: Store) -> Non
     """What a replica says that it has can be read; a record's beginning waits for its end, and is no more than that."""
     fill(master, 10)
     ends = {0, *range(0, 1 << 16, 4096)} | {record.physical_offset + record.size for record in master.walk(0)}
-    for offset, content in pieces(master, 0, random.Random(5), 90):
-        replica.take_log(offset, content)
+    for offset, content in iter_pieces(master, 0, random.Random(5), 90):
+        replica.append_replicated(offset, content)
         assert replica.max_physical_offset in ends
         assert replica.received_offset == offset + len(content)
     half = make_record(b"x" * 500)
     append(master, half)
     end = replica.max_physical_offset
-    with master.log_bytes(end, end + 40) as found:
-        replica.take_log(end, bytes(found.view))
+    with master.log_slice(end, end + 40) as found:
+        replica.append_replicated(end, bytes(found.view))
     assert (replica.max_physical_offset, replica.received_offset) == (end, end + 40)
     replica.follow()
     assert replica.received_offset == end
     ship(master, replica)
-    assert seen(replica) == seen(master)
+    assert read_bodies(replica) == read_bodies(master)
     master.close()
     replica.close()
 
 
 def test_bytes_lie_exactly_where_the_log_ends(master: Store, replica: Store) -> None:
     fill(master, 3)
-    first = next(pieces(master, 0, random.Random(0)))
+    first = next(iter_pieces(master, 0, random.Random(0)))
     for wrong in (1, -1, 4096):
         with pytest.raises(InvalidInput):
-            replica.take_log(wrong, first[1])
+            replica.append_replicated(wrong, first[1])
     ship(master, replica)
     with pytest.raises(InvalidInput):
-        replica.take_log(*first)
+        replica.append_replicated(*first)
     master.close()
     replica.close()
 
@@ -113,15 +113,15 @@ def test_a_flipped_bit_is_not_taken(master: Store, replica: Store, at: int) -> N
     ship(master, replica)
     end = master.max_physical_offset
     append(master, make_record(b"1" * 400))
-    with master.log_bytes(end, master.max_physical_offset) as found:
+    with master.log_slice(end, master.max_physical_offset) as found:
         whole = bytes(found.view)
     wrong = bytearray(whole)
     wrong[at] ^= 0x40
     with pytest.raises(StoreCorrupt):
-        replica.take_log(end, bytes(wrong) + bytes(2_000))
+        replica.append_replicated(end, bytes(wrong) + bytes(2_000))
     assert replica.max_physical_offset == replica.received_offset == end
-    replica.take_log(end, whole)
-    assert seen(replica) == seen(master)
+    replica.append_replicated(end, whole)
+    assert read_bodies(replica) == read_bodies(master)
     master.close()
     replica.close()
 
@@ -142,7 +142,7 @@ def test_readers_of_a_replica_see_what_is_confirmed(tmp_path: Path, master: Stor
     assert replica.confirmed.offset == half
     replica.close()
     with Store.open(tmp_path / "replica", LARGER) as again:
-        again.confirmed.hold(again.confirmed_before)
+        again.confirmed.hold(again.last_high_watermark)
         assert bodies(again) == [b"0", b"1"]
         assert again.max_offset("orders", 0, written=True) == 3
         again.confirmed.advance(1 << 40)
@@ -169,22 +169,22 @@ def test_a_write_that_fails_half_way_ends_all_writing(
     with Store.open(replica.directory, LARGER) as again:
         again.follow()
         ship(master, again)
-        assert seen(again) == seen(master)
+        assert read_bodies(again) == read_bodies(master)
     master.close()
 
 
-@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("is_replica", [True, False])
 def test_a_replica_that_has_lost_power_has_the_recovery_epochs_of_its_master(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follows: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replica: bool
 ) -> None:
     """Nobody has read from it. With epochs of its own it would send all readers back once it is master."""
     machine = Machine(monkeypatch)
     with Store.open(tmp_path, SMALL) as store:
         append(store, make_record(b"a"), make_record(b"b"))
         epoch, end = store.epoch, store.max_physical_offset
-    Store.open(tmp_path, SMALL, follows=True).close()  # it is left as by a process that was killed
+    Store.open(tmp_path, SMALL, is_replica=True).close()  # it is left as by a process that was killed
     machine.lose_power(tmp_path, end // 2)
-    with Store.open(tmp_path, SMALL, follows=follows) as store:
+    with Store.open(tmp_path, SMALL, is_replica=is_replica) as store:
         assert store.max_physical_offset == end // 2
-        assert (store.epoch == epoch) is follows
+        assert (store.epoch == epoch) is is_replica
     assert is_state("raymq/epochs.json")

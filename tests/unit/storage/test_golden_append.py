@@ -17,7 +17,7 @@ from raymq.storage.store import Store
 from tests import golden_stores as golden
 from tests import rocketmq_index
 from tests.golden_stores import Answers
-from tests.stored import append, make_record
+from tests.store_records import append, make_record
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 

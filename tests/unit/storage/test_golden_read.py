@@ -13,7 +13,7 @@ import pytest
 from raymq.storage.errors import MessageExpired, MessageNotFound, OffsetOutOfRange, QueueNotFound
 from raymq.storage.log.checkpoint import Checkpoint
 from raymq.storage.records import message_id
-from raymq.storage.records.compression import decompress
+from raymq.storage.records.body_compression import decompress
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 from raymq.storage.verify import verify

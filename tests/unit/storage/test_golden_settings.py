@@ -41,7 +41,7 @@ def test_offsets_topics_and_groups(tmp_path: Path, name: str, read_only: bool) -
             for topic in offsets.topics_of(group)
         }
         assert table == expected["consumer_offsets"]
-        delays = {str(level): store.delay_progress.get(level) for level in range(1, 19)}
+        delays = {str(level): store.delay_offsets.get(level) for level in range(1, 19)}
         assert {level: offset for level, offset in delays.items() if offset is not None} == expected["delay_offsets"]
 
         topics = {
@@ -115,7 +115,7 @@ def test_offset_files_keep_their_shape(tmp_path: Path, name: str) -> None:
     others = {path.name: path.read_bytes() for path in config.iterdir() if "Offset" not in path.name}
     with Store.open(directory, golden.config(name)) as store:
         store.consumer_offsets.commit("raymq_group", "orders", 3, 17)
-        store.delay_progress.commit(18, 4, store.max_physical_offset)
+        store.delay_offsets.commit(18, 4, store.max_physical_offset)
     after = {path.name: json_file.load(path) for path in config.glob("*.json")}
     for file in ("consumerOffset.json", "delayOffset.json"):
         assert shape(after[file]["dataVersion"]) == shape(

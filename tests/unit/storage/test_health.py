@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreFailed
-from raymq.storage.files import health as health_module
+from raymq.storage.files import disk_health as health_module
+from raymq.storage.files.disk_health import DiskHealth
 from raymq.storage.files.file_calls import FileCalls, replaced
-from raymq.storage.files.health import Health
 
 
 class ReadOnly(FileCalls):
@@ -28,29 +28,29 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("calls", [FileCalls(), ReadOnly()], ids=["writable", "read-only"])
 def test_a_failure_is_known_to_the_next_opening(tmp_path: Path, calls: FileCalls) -> None:
     marker = tmp_path / "healthy"
-    health = Health(marker)
-    assert not health.was_good
+    health = DiskHealth(marker)
+    assert not health.was_healthy
     health.certify()
-    assert Health(marker).was_good
+    assert DiskHealth(marker).was_healthy
     with replaced(calls):
         health.fail(OSError(5, "Input/output error"))
     with pytest.raises(StoreFailed):
         health.check()
-    assert not Health(marker).was_good
-    again = Health(marker)
+    assert not DiskHealth(marker).was_healthy
+    again = DiskHealth(marker)
     again.certify()
-    assert Health(marker).was_good, "what is on disk is known again"
+    assert DiskHealth(marker).was_healthy, "what is on disk is known again"
 
 
 def test_a_store_in_the_place_of_one_that_failed_is_another(tmp_path: Path) -> None:
     marker = tmp_path / "healthy"
-    health = Health(marker)
+    health = DiskHealth(marker)
     health.certify()
     with replaced(ReadOnly()):
         health.fail(OSError(5, "Input/output error"))
     (tmp_path / "another").write_bytes(b"")
     (tmp_path / "another").replace(marker)
-    assert Health(marker).was_good
+    assert DiskHealth(marker).was_healthy
 
 
 @pytest.mark.parametrize("opened_again", [False, True])
@@ -59,10 +59,10 @@ def test_a_disk_of_which_nothing_can_be_asked_is_known_to_have_failed(
 ) -> None:
     """Where the machine is told was worked out when the disk was gone, and so nobody was told."""
     marker = tmp_path / "healthy"
-    health = Health(marker)
+    health = DiskHealth(marker)
     health.certify()
     if opened_again:
-        health = Health(marker)
+        health = DiskHealth(marker)
     stat = Path.stat
 
     def gone(path: Path, **how: bool) -> object:
@@ -73,4 +73,4 @@ def test_a_disk_of_which_nothing_can_be_asked_is_known_to_have_failed(
     with monkeypatch.context() as patched, replaced(ReadOnly()):
         patched.setattr(Path, "stat", gone)
         health.fail(StoreFailed("fsync"))
-    assert not Health(marker).was_good
+    assert not DiskHealth(marker).was_healthy

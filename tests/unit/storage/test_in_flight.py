@@ -8,16 +8,16 @@ import pytest
 
 from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
-from raymq.storage.tables.in_flight import InFlight, Lent, Outstanding
+from raymq.storage.tables.in_flight_messages import InFlightMessage, InFlightQueue, InFlightTable
 from raymq.storage.tables.journal import Journal
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 QUEUE = ("g", "t", 0)
-FIRST = Lent(1_000, 2_000, 0, 16)
+FIRST = InFlightMessage(1_000, 2_000, 0, 16)
 
 
 def test_a_table_is_what_its_changes_made_it(tmp_path: Path) -> None:
-    table = InFlight(tmp_path / "journal", writable=True)
+    table = InFlightTable(tmp_path / "journal", writable=True)
     table.deliver(QUEUE, 3, {0: FIRST, 2: FIRST})
     table.deliver(("h", "t", 1), 9, {8: FIRST})
     table.acknowledge(QUEUE, [0])
@@ -26,11 +26,11 @@ def test_a_table_is_what_its_changes_made_it(tmp_path: Path) -> None:
     table.forget(("x", "t", 0))
     table.forget(("never", "t", 0))
     table.acknowledge(("h", "t", 1), [8])
-    expected = {QUEUE: Outstanding(5, {2: Lent(1_500, 2_000, 0, 16), 4: FIRST})}
+    expected = {QUEUE: InFlightQueue(5, {2: InFlightMessage(1_500, 2_000, 0, 16), 4: FIRST})}
     assert table.queues == expected
     for rewrite in (False, True, False):
         table.close(rewrite=rewrite)
-        table = InFlight(tmp_path / "journal", writable=True)
+        table = InFlightTable(tmp_path / "journal", writable=True)
         assert table.queues == expected
     table.close(rewrite=True)
 
@@ -48,7 +48,7 @@ def test_a_store_opened_read_only_shows_it_and_changes_nothing(tmp_path: Path) -
 
 def test_a_torn_end_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    table = InFlight(path, writable=True)
+    table = InFlightTable(path, writable=True)
     table.deliver(QUEUE, 1, {0: FIRST})
     whole = path.stat().st_size
     table.acknowledge(QUEUE, [0])
@@ -56,7 +56,7 @@ def test_a_torn_end_is_cut(tmp_path: Path) -> None:
     for size in range(whole, path.stat().st_size):
         copy = tmp_path / f"copy-{size}"
         copy.write_bytes(path.read_bytes()[:size])
-        assert list(InFlight(copy, writable=False).queues) == [QUEUE]
+        assert list(InFlightTable(copy, writable=False).queues) == [QUEUE]
 
 
 def test_deliveries_of_older_versions_do_not_say_for_how_long_they_were_lent(tmp_path: Path) -> None:
@@ -64,6 +64,6 @@ def test_deliveries_of_older_versions_do_not_say_for_how_long_they_were_lent(tmp
     journal = Journal(path, writable=True)
     journal.append(("d", *QUEUE, 5, [[2, 1_000, 2_000, 0, 16]]))
     journal.close()
-    table = InFlight(path, writable=False)
-    assert table.queues[QUEUE].deliveries == {2: Lent(1_000, 2_000, 0, 16, 0)}
+    table = InFlightTable(path, writable=False)
+    assert table.queues[QUEUE].deliveries == {2: InFlightMessage(1_000, 2_000, 0, 16, 0)}
     table.close(rewrite=False)

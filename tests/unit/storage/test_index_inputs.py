@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.storage.records.batch import BadRecord, Batch, parse
-from raymq.storage.records.index_inputs import derive
+from raymq.storage.records.index_inputs import derive_index_inputs
 from raymq.storage.records.java_hash import index_hash, tags_code
 from raymq.storage.records.record import encode
+from raymq.storage.records.record_batch import BadRecord, Batch, parse
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
@@ -67,7 +67,7 @@ def test_not_alike(shape: str) -> None:
 
 def assert_derived(properties: list[bytes]) -> None:
     batch = batch_of(properties)
-    derived, alone = derive(batch), [derive(batch_of([each])) for each in properties]
+    derived, alone = derive_index_inputs(batch), [derive_index_inputs(batch_of([each])) for each in properties]
     assert derived.tags_codes.tolist() == [code for each in alone for code in each.tags_codes.tolist()]
     hashes: list[list[int]] = [[] for _ in properties]
     for owner, key_hash in zip(derived.key_owners.tolist(), derived.key_hashes.tolist(), strict=True):
@@ -77,7 +77,7 @@ def assert_derived(properties: list[bytes]) -> None:
 
 
 def test_hashes_are_those_of_java() -> None:
-    derived = derive(batch_of(SHAPES["all"]))
+    derived = derive_index_inputs(batch_of(SHAPES["all"]))
     expected = [index_hash(f"orders#{key}") for n in range(40) for key in (f"7F00{n * 77777:028X}", f"order-{n:05}")]
     assert derived.key_hashes.tolist() == expected
     assert derived.key_owners.tolist() == [n for n in range(40) for _ in range(2)]

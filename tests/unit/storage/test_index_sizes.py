@@ -13,7 +13,7 @@ from raymq.storage.log import index_sizes
 from raymq.storage.log.index_file import file_bytes
 from raymq.storage.store import Store
 from tests import golden_stores as golden
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 
 @pytest.mark.parametrize("name", golden.NAMES)

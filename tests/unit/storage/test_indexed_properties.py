@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.storage.records.byte_rows import pieces, rows_before
-from raymq.storage.records.indexed_properties import Spans, find, tags_and_keys
+from raymq.storage.records.indexed_properties import Spans, find_tags_and_keys, tags_and_keys
 
 #: Stands in front of the properties, as a record's header does.
 HEADER = b"\x02KEYS\x01no\x02TAGS\x01no\x02"
@@ -56,7 +56,7 @@ def check(records: list[bytes]) -> None:
     buffer = b"".join(head + record for head, record in zip(lead, records, strict=True))
     ends = np.cumsum([len(head) + len(record) for head, record in zip(lead, records, strict=True)], dtype=np.int64)
     starts = ends - np.array([len(record) for record in records], np.int64)
-    found = find(buffer, starts, ends)
+    found = find_tags_and_keys(buffer, starts, ends)
 
     def texts(spans: Spans) -> list[tuple[int, bytes]]:
         triples = zip(spans.owners.tolist(), spans.starts.tolist(), spans.ends.tolist(), strict=True)

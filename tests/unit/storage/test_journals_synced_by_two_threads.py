@@ -84,7 +84,7 @@ def opened(disk: Stopping) -> Journal:
 def test_a_sync_does_not_trust_the_name_to_one_that_is_not_done(disk: Stopping, at: int) -> None:
     """The first of two took the name on itself, and the second one promised frames in a file that had none on disk."""
     journal = opened(disk)
-    journal.divert()
+    journal.rotate()
     journal.append(("b",))
     with disk.stopped(journal.sync, at):
         journal.sync()
@@ -96,9 +96,9 @@ def test_a_sync_does_not_trust_the_name_to_one_that_is_not_done(disk: Stopping, 
 @pytest.mark.parametrize("at", range(1, 7))
 def test_a_sync_beside_the_writing_of_what_is_left(disk: Stopping, at: int) -> None:
     journal = opened(disk)
-    journal.divert()
+    journal.rotate()
     journal.append(("b",))
-    with disk.stopped(lambda: journal.settle([("all of a",)]), at):
+    with disk.stopped(lambda: journal.compact([("all of a",)]), at):
         journal.append(("c",))
         journal.sync()
         found = after_power_loss(disk), after_power_loss(disk, 0.5)

@@ -10,39 +10,39 @@ import msgpack
 import numpy as np
 import pytest
 
-from raymq.storage.tables.homes import Homes
-from raymq.storage.tables.kept_twice import kept_twice, told_by
-from raymq.storage.tables.staging import DecidedCommit, StagedRecords
-from raymq.storage.tables.stream_plans import StreamPlans
-from raymq.storage.tables.write_records import SeriesEnd, WriteDecision, WriteRecord, WriteRecords
+from raymq.storage.tables.coordinator_table import CoordinatorTable
+from raymq.storage.tables.mirrored_file import decode_mirrored, kept_twice
+from raymq.storage.tables.staged_records import CommitDecision, StagedRecords
+from raymq.storage.tables.stream_plan_store import StreamPlanStore
+from raymq.storage.tables.write_transactions import SeriesCommit, WriteState, WriteTransaction, WriteTransactionStore
 
-RECORD = WriteRecord("tx", "t", WriteDecision.COMMITTED, 5.0, "s", 3, {"a": {"p1": 100, "p2": 200}})
-COMMIT = DecidedCommit(("p1", "p2"), {("t", 0): 17}, 4096, {"t": "id"}, None, 300, 0)
+RECORD = WriteTransaction("tx", "t", WriteState.COMMITTED, 5.0, "s", 3, {"a": {"p1": 100, "p2": 200}})
+COMMIT = CommitDecision(("p1", "p2"), {("t", 0): 17}, 4096, {"t": "id"}, None, 300, 0)
 #: The file, and what is read of it.
 Kept = tuple[Path, Callable[[], Any]]
 
 
 def write(root: Path) -> Kept:
-    WriteRecords(root).put(RECORD)
-    return root / "raymq" / "writes" / "tx", lambda: WriteRecords(root).read("tx")
+    WriteTransactionStore(root).put(RECORD)
+    return root / "raymq" / "writes" / "tx", lambda: WriteTransactionStore(root).read("tx")
 
 
 def series(root: Path) -> Kept:
-    WriteRecords(root).put_end(SeriesEnd("s", 7, "tx", 300))
+    WriteTransactionStore(root).put_series_commit(SeriesCommit("s", 7, "tx", 300))
     [path] = (root / "raymq" / "series").iterdir()
-    return path, lambda: WriteRecords(root).end("s")
+    return path, lambda: WriteTransactionStore(root).end("s")
 
 
 def plans(root: Path) -> Kept:
-    StreamPlans(root).put("stream", "query", 1, b"a plan")
+    StreamPlanStore(root).put("stream", "query", 1, b"a plan")
     path = root / "raymq" / "streams" / "stream" / "query"
-    return path, lambda: StreamPlans(root).kept("stream", "query")
+    return path, lambda: StreamPlanStore(root).kept("stream", "query")
 
 
 def home(root: Path) -> Kept:
-    Homes(root).remember("sink", "key", "broker-a")
+    CoordinatorTable(root).remember("sink", "key", "broker-a")
     [path] = (root / "raymq" / "homes").iterdir()
-    return path, lambda: Homes(root).find("sink", "key")
+    return path, lambda: CoordinatorTable(root).find("sink", "key")
 
 
 def commit(root: Path) -> Kept:
@@ -67,18 +67,18 @@ def test_no_bit_that_flips_is_believed(tmp_path: Path, keep: Callable[[Path], Ke
 
 
 def test_the_turn_of_a_stream_is_read_as_before(tmp_path: Path) -> None:
-    plans = StreamPlans(tmp_path)
+    plans = StreamPlanStore(tmp_path)
     plans.put("stream", "older", 1, b"a plan")
     plans.put("stream", "newer", 1, b"a plan")
-    assert StreamPlans(tmp_path).latest_query("stream") == "newer"
+    assert StreamPlanStore(tmp_path).latest_query("stream") == "newer"
     (tmp_path / "raymq" / "streams" / "stream" / "older").write_bytes(msgpack.packb([9, [[1, b"of an older version"]]]))
-    assert StreamPlans(tmp_path).latest_query("stream") == "older"
+    assert StreamPlanStore(tmp_path).latest_query("stream") == "older"
 
 
 def test_what_an_older_version_kept_is_read(tmp_path: Path) -> None:
-    assert told_by(msgpack.packb(["t", 1]), tmp_path) == ["t", 1]
+    assert decode_mirrored(msgpack.packb(["t", 1]), tmp_path) == ["t", 1]
     path, read = write(tmp_path)
-    [told] = told_by(path.read_bytes(), path)
+    [told] = decode_mirrored(path.read_bytes(), path)
     path.write_bytes(msgpack.packb(told))
     assert read() == RECORD
 
@@ -94,4 +94,4 @@ def test_two_damages_are_told(tmp_path: Path) -> None:
     content[9] ^= 1
     content[-1] ^= 1
     with pytest.raises(ValueError, match="extra data"):
-        told_by(bytes(content), tmp_path)
+        decode_mirrored(bytes(content), tmp_path)

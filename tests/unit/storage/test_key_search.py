@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.log import reading
+from raymq.storage.cooperative_steps import Steps, run_steps
+from raymq.storage.log import message_reader
 from raymq.storage.records import record as layout
 from raymq.storage.records.record import Record
-from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
-from tests.stored import EXPIRING, append, make_record
+from tests.store_records import EXPIRING, append, make_record
 
 START_MS = 1_700_000_000_000
 EVER_MS = 1 << 60
@@ -150,8 +150,8 @@ def steps_of(search: Steps[list[Record]], between: list[tuple[int, int]], looked
 
 def test_no_step_looks_at_more_than_it_may(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 13.27: the loop belongs to all."""
-    monkeypatch.setattr(reading, "_BYTES_A_STEP", 10 * reading._BYTES_A_RECORD)
-    monkeypatch.setattr(reading, "_ENTRIES_A_STEP", 64)
+    monkeypatch.setattr(message_reader, "_BYTES_A_STEP", 10 * message_reader._BYTES_A_RECORD)
+    monkeypatch.setattr(message_reader, "_ENTRIES_A_STEP", 64)
     fill(store, clock, 1_000)
     looked = Looked(monkeypatch)
     between: list[tuple[int, int]] = []
@@ -164,7 +164,7 @@ def test_no_step_looks_at_more_than_it_may(store: Store, clock: Clock, monkeypat
 def test_a_step_beside_the_loop_looks_at_a_bounded_number_of_entries(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_ENTRIES_A_STEP", 64)
+    monkeypatch.setattr(message_reader, "_ENTRIES_A_STEP", 64)
     fill(store, clock, 1_000)
     looked_at = list(store._dispatcher.index.find("orders", "hot", START_MS, START_MS))
     assert len(looked_at) >= 1_000, "each entry that is passed over counts"
@@ -192,7 +192,7 @@ def test_a_search_maps_no_index_file(tmp_path: Path, clock: Clock) -> None:
 def test_between_steps_messages_are_stored_and_files_go(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_ENTRIES_A_STEP", 16)
+    monkeypatch.setattr(message_reader, "_ENTRIES_A_STEP", 16)
     config = replace(CONFIG, index_entries=100)
     with Store.open(tmp_path, config, now_ms=clock) as store:
         fill(store, clock, 2_000)
@@ -219,5 +219,5 @@ def test_its_limits(store: Store, clock: Clock, most: int, of_bytes: float | Non
     """`of_bytes` in records."""
     fill(store, clock, 20)
     max_bytes = None if of_bytes is None else int(of_bytes * len(make_record(b"00", keys="hot")))
-    found = finish(store.search("orders", "hot", 0, EVER_MS, most, max_bytes))
+    found = run_steps(store.search("orders", "hot", 0, EVER_MS, most, max_bytes))
     assert numbers(found) == list(range(19, 19 - expected, -1))

@@ -12,21 +12,21 @@ import pytest
 
 from raymq.storage.errors import StoreBusy, StoreError
 from raymq.storage.files import fileutil
-from raymq.storage.files.descriptors import RESERVE
+from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
-from raymq.storage.tables.remains import EVERYTHING
-from raymq.storage.tables.staging import StagedRecords
+from raymq.storage.tables.recovery_bounds import UNBOUNDED
+from raymq.storage.tables.staged_records import StagedRecords
 from raymq.storage.timers.timer_log import TimerLog
 from tests.faulty_calls import FaultyCalls
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
 
 
 @pytest.fixture(autouse=True)
 def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RESERVE, "give", lambda: False)
+    monkeypatch.setattr(DESCRIPTOR_RESERVE, "release_one", lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_rows_that_were_staged_are_not_passed_over_where_their_folder_cannot_be_
     with replaced(FaultyCalls("scan", 1, errno.EMFILE)), pytest.raises(StoreBusy):
         staged.chunks("tx", "part")
     with replaced(FaultyCalls("scan", 1, errno.EMFILE)), pytest.raises(StoreBusy):
-        staged.clamp(EVERYTHING)
+        staged.clamp(UNBOUNDED)
     [chunk] = staged.chunks("tx", "part")
     staged.finish(chunk, 10)
     assert staged.chunks("tx", "part") == []

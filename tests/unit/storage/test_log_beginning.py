@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from raymq.storage.empty_log import create_empty_log
 from raymq.storage.errors import InvalidInput, StoreLocked
-from raymq.storage.log_beginning import begin_log
 from raymq.storage.store import Store
-from tests.replicas import log_content, seen, ship
-from tests.stored import EXPIRING, append, make_record
+from tests.store_records import EXPIRING, append, make_record
+from tests.store_replication import log_content, read_bodies, ship
 
 FILE = EXPIRING.commitlog_file_bytes
 
@@ -25,14 +25,14 @@ def test_a_replica_begins_where_its_masters_log_does(tmp_path: Path) -> None:
         assert master.delete_expired().log_files > 3
         assert master.wait_for_removals(10)
         begin = master.min_physical_offset
-        begin_log(tmp_path / "replica", EXPIRING, begin)
-        begin_log(tmp_path / "replica", EXPIRING, begin)
+        create_empty_log(tmp_path / "replica", EXPIRING, begin)
+        create_empty_log(tmp_path / "replica", EXPIRING, begin)
         for _ in range(2):
             with Store.open(tmp_path / "replica", EXPIRING) as replica:
                 replica.follow()
                 assert begin == replica.min_physical_offset
                 ship(master, replica, most=20_000)
-                assert seen(replica) == seen(master)
+                assert read_bodies(replica) == read_bodies(master)
                 for queue_id in (0, 1):
                     assert replica.min_offset("orders", queue_id) == master.min_offset("orders", queue_id) > 0
                 assert [r.queue_offset for r in replica.query("orders", "k59", 0, 1 << 60, 9)] == [29]
@@ -41,16 +41,16 @@ def test_a_replica_begins_where_its_masters_log_does(tmp_path: Path) -> None:
 
 def test_only_a_directory_without_a_log_gets_a_beginning(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput):
-        begin_log(tmp_path / "s", EXPIRING, FILE + 1)
-    begin_log(tmp_path / "s", EXPIRING, 3 * FILE)
+        create_empty_log(tmp_path / "s", EXPIRING, FILE + 1)
+    create_empty_log(tmp_path / "s", EXPIRING, 3 * FILE)
     with pytest.raises(InvalidInput):
-        begin_log(tmp_path / "s", EXPIRING, 4 * FILE)
+        create_empty_log(tmp_path / "s", EXPIRING, 4 * FILE)
     with Store.open(tmp_path / "s", EXPIRING) as store:
         append(store, make_record(b"x"))
         with pytest.raises(StoreLocked):
-            begin_log(tmp_path / "s", EXPIRING, 3 * FILE)
+            create_empty_log(tmp_path / "s", EXPIRING, 3 * FILE)
     with pytest.raises(InvalidInput):
-        begin_log(tmp_path / "s", EXPIRING, 3 * FILE)
+        create_empty_log(tmp_path / "s", EXPIRING, 3 * FILE)
 
 
 @pytest.mark.parametrize("size", [0, 100])
@@ -58,6 +58,6 @@ def test_a_beginning_that_was_cut_short_is_made_again(tmp_path: Path, size: int)
     file = tmp_path / "s" / "commitlog" / f"{3 * FILE:020d}"
     file.parent.mkdir(parents=True)
     file.write_bytes(bytes(size))
-    begin_log(tmp_path / "s", EXPIRING, 3 * FILE)
+    create_empty_log(tmp_path / "s", EXPIRING, 3 * FILE)
     with Store.open(tmp_path / "s", EXPIRING) as store:
         assert (store.min_physical_offset, store.max_physical_offset) == (3 * FILE, 3 * FILE)

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreBusy, StoreFailed
-from raymq.storage.files import health as health_module
-from raymq.storage.files.health import Health
-from raymq.storage.files.room import ROOM
-from raymq.storage.log.retention import Remover
+from raymq.storage.files import disk_health as health_module
+from raymq.storage.files.disk_health import DiskHealth
+from raymq.storage.files.enospc_fallback import ENOSPC_FALLBACK
+from raymq.storage.log.retention import FileRemover
 from raymq.storage.store import Store
-from raymq.storage.tables import in_flight as in_flight_module
-from raymq.storage.tables import progress as progress_module
-from raymq.storage.tables.in_flight import Lent
+from raymq.storage.tables import consumer_offset_store as progress_module
+from raymq.storage.tables import in_flight_messages as in_flight_module
+from raymq.storage.tables.in_flight_messages import InFlightMessage
 from tests.polling import poll_until
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
 #: Whose log files are large enough for a thread that prepares them.
@@ -36,13 +36,13 @@ def test_a_commit_is_done_whether_or_not_a_thread_can_fold(tmp_path: Path, monke
         patch.setattr(threading.Thread, "start", _no_thread)
         for number in range(1, 100):
             store.consumer_offsets.commit("g", "orders", 0, number)
-            store.in_flight.deliver(queue, number + 1, {number: Lent(1, 2, 0, 16)})
+            store.in_flight.deliver(queue, number + 1, {number: InFlightMessage(1, 2, 0, 16)})
     assert store.consumer_offsets.get("g", "orders", 0) == 99
-    assert store._parts.progress.journal.is_diverted
+    assert store._parts.progress.journal.is_rotated
     for number in range(100):
         store.consumer_offsets.commit("h", "orders", 0, number)
         store.in_flight.acknowledge(queue, [number])
-    poll_until(lambda: not store._parts.progress.journal.is_diverted, 10, "it is folded after all")
+    poll_until(lambda: not store._parts.progress.journal.is_rotated, 10, "it is folded after all")
     store.close()
     with Store.open(tmp_path / "s", CONFIG) as store:
         assert store.consumer_offsets.get("g", "orders", 0) == 99
@@ -97,7 +97,7 @@ def test_what_could_not_be_removed_for_want_of_a_thread_goes_with_what_follows(
     files = [tmp_path / name for name in "ab"]
     for file in files:
         file.write_bytes(b"x")
-    remover = Remover(threading.Lock())
+    remover = FileRemover(threading.Lock())
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", _no_thread)
         remover.add([(files[0], None)])
@@ -114,7 +114,7 @@ def test_a_marker_that_cannot_be_looked_at_is_a_failure_of_the_disk(
     """A raw OSError left the opening."""
     monkeypatch.setattr(health_module, "_MEMORY", tmp_path)
     marker = tmp_path / "healthy"
-    Health(marker).certify()
+    DiskHealth(marker).certify()
     stat = Path.stat
 
     def failing(path: Path, **options: bool) -> object:
@@ -125,8 +125,8 @@ def test_a_marker_that_cannot_be_looked_at_is_a_failure_of_the_disk(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "stat", failing)
         with pytest.raises(StoreFailed, match="EIO"):
-            Health(marker)
-    assert Health(marker).was_good
+            DiskHealth(marker)
+    assert DiskHealth(marker).was_healthy
 
 
 def _no_thread(_: threading.Thread) -> None:
@@ -146,7 +146,7 @@ def test_an_opening_that_made_room_and_then_finds_no_thread_leaves_nothing_open(
 
     def opened_by_who_needs_the_room(store: Store, *arguments: object) -> None:
         with monkeypatch.context() as needed:
-            needed.setattr(type(ROOM), "was_given", lambda *_: True)
+            needed.setattr(type(ENOSPC_FALLBACK), "was_released", lambda *_: True)
             opening(store, *arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
@@ -166,6 +166,6 @@ def test_a_log_that_found_no_thread_to_prepare_its_files_asks_again(
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", _no_thread)
             with pytest.raises(StoreBusy):
-                store.keep_ballast()
-        store.keep_ballast()
+                store.keep_disk_reserve()
+        store.keep_disk_reserve()
         assert store._log._ahead is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage.timers.oldest_waiting import oldest_waiting
+from raymq.storage.timers.oldest_pending_timer import find_oldest_pending
 from tests.unit.storage.timer_logs import HOUR, START_MS, checkpoint, entry, opened
 
 LOG_END = 1 << 40
@@ -20,4 +20,4 @@ def test_what_went_with_its_log_file_keeps_no_other_one(tmp_path: Path, log_min:
     log.append(np.concatenate([entry(START_MS + HOUR, number, place) for number, place in enumerate((100, 300))]))
     checkpoint(log, LOG_END)
     log.close()
-    assert oldest_waiting(tmp_path, log_min=log_min, before=1000, log_end=LOG_END)[0] == oldest
+    assert find_oldest_pending(tmp_path, log_min=log_min, before=1000, log_end=LOG_END)[0] == oldest

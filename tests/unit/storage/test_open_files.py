@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage.files.file_work import Ahead
+from raymq.storage.files.background_preparer import BackgroundPreparer
 from raymq.storage.files.mapped_file import MappedFile
 from raymq.storage.log import commit_log, key_index
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 from tests.polling import poll_until
-from tests.stored import SMALL
+from tests.store_records import SMALL
 
 CONFIG = replace(SMALL, consume_queue_file_entries=1000, index_slots=8, index_entries=64)
 
@@ -91,7 +91,7 @@ def test_an_index_file_that_was_not_needed_goes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pages", [1, 6])
 def test_a_growing_file_gets_its_next_blocks_ahead(tmp_path: Path, pages: int) -> None:
-    ahead = Ahead()
+    ahead = BackgroundPreparer()
     ahead.start()
     path = tmp_path / "file"
     file = MappedFile(path, 0, 1 << 20, writable=True, allocate_step_bytes=4096, ahead=ahead)
@@ -99,7 +99,7 @@ def test_a_growing_file_gets_its_next_blocks_ahead(tmp_path: Path, pages: int) -
         for page in range(pages):
             file.allocate(page * 4096, page * 4096 + 20)
         done: list[int] = []
-        ahead.ask(lambda: done.append(1))
+        ahead.submit(lambda: done.append(1))
         poll_until(lambda: bool(done))
         # One that got a single entry is left alone.
         assert (path.stat().st_blocks * 512 > pages * 4096) == (pages > 1)

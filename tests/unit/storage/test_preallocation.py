@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from raymq.storage.errors import StoreFull
-from raymq.storage.files import open_files
+from raymq.storage.files import mapped_file_cache
 from raymq.storage.files.mapped_file_queue import MappedFileQueue, file_name
 from raymq.storage.files.preallocation import BLOCKS_BYTES, WINDOW_BYTES, Preallocator
 from raymq.storage.store import Store
 from tests.polling import poll_until
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 MIB = 1 << 20
 LARGE = replace(SMALL, commitlog_file_bytes=16 * MIB)
@@ -92,7 +92,7 @@ def test_no_room_for_the_next_file_is_no_failure(tmp_path: Path, monkeypatch: py
 
 
 def test_more_queues_than_mapped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files.OpenFiles.__init__, "__defaults__", (4,))
+    monkeypatch.setattr(mapped_file_cache.MappedFileCache.__init__, "__defaults__", (4,))
     config = replace(SMALL, commitlog_file_bytes=MIB, index_slots=500, index_entries=5000)
     before = len(os.listdir("/proc/self/fd"))
     with Store.open(tmp_path, config) as store:

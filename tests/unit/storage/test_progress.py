@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 from raymq.storage.files import json_file
-from raymq.storage.tables.progress import Progress
+from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
 
 
-def opened(directory: Path, *, writable: bool = True) -> Progress:
-    return Progress(directory / "config", directory / "raymq" / "progress.journal", writable=writable)
+def opened(directory: Path, *, writable: bool = True) -> ConsumerOffsetStore:
+    return ConsumerOffsetStore(directory / "config", directory / "raymq" / "progress.journal", writable=writable)
 
 
 def test_committed_without_close_is_there(tmp_path: Path) -> None:
@@ -18,23 +18,23 @@ def test_committed_without_close_is_there(tmp_path: Path) -> None:
     progress.consumer_offsets.commit("g", "orders", 3, 17)
     progress.consumer_offsets.commit("g", "other", 0, 1)
     progress.consumer_offsets.commit("g", "orders", 3, 12)
-    progress.delay_progress.commit(5, 99, 1234)
+    progress.delay_offsets.commit(5, 99, 1234)
 
     again = opened(tmp_path, writable=False)
     assert again.consumer_offsets.get("g", "orders", 3) == 12
     assert again.consumer_offsets.of("g", "orders") == {3: 12}
     assert again.consumer_offsets.topics_of("g") == ["orders", "other"]
     assert again.consumer_offsets.groups() == ["g"]
-    assert again.delay_progress.get(5) == 99
-    assert again.delay_progress.get(6) is None
-    assert again.delay_progress.log_end == 1234
+    assert again.delay_offsets.get(5) == 99
+    assert again.delay_offsets.get(6) is None
+    assert again.delay_offsets.log_end == 1234
     assert again.consumer_offsets.get("g", "orders", 0) is None
 
 
 def test_folding_leaves_rocketmqs_files_and_an_empty_journal(tmp_path: Path) -> None:
     progress = opened(tmp_path)
     progress.consumer_offsets.commit("g", "orders", 3, 17)
-    progress.delay_progress.commit(1, 2, 3)
+    progress.delay_offsets.commit(1, 2, 3)
     progress.close(fold=True)
 
     assert (tmp_path / "raymq" / "progress.journal").stat().st_size == 0
@@ -53,7 +53,7 @@ def test_offsets_of_rocketmq(tmp_path: Path) -> None:
     progress = opened(tmp_path, writable=False)
     assert progress.consumer_offsets.of("g_billing", "orders") == {0: 17, 1: 42, 3: 5}
     assert progress.consumer_offsets.of("g", "%RETRY%g") == {0: 1}
-    assert (progress.delay_progress.get(1), progress.delay_progress.get(18)) == (17, 0)
+    assert (progress.delay_offsets.get(1), progress.delay_offsets.get(18)) == (17, 0)
 
 
 def test_journal_cut_at_every_byte(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_nothing_goes_back_behind_what_rocketmq_has_written_since(tmp_path: Path
     progress.consumer_offsets.commit("g", "orders", 1, 7)
     progress.consumer_offsets.reset("g", "orders", 2, 1)
     progress.consumer_offsets.commit("g", "mine", 0, 3)
-    progress.delay_progress.commit(1, 4, 100)
-    progress.delay_progress.commit(2, 9, 100)
+    progress.delay_offsets.commit(1, 4, 100)
+    progress.delay_offsets.commit(2, 9, 100)
     progress.journal.close()  # as a kill leaves it
     version = {"counter": 1, "stateVersion": 0, "timestamp": 1}
     told = {"orders@g": {"0": 15, "1": 6, "2": 30}}
@@ -104,7 +104,7 @@ def test_nothing_goes_back_behind_what_rocketmq_has_written_since(tmp_path: Path
         again = opened(tmp_path)
         assert again.consumer_offsets.of("g", "orders") == {0: 15, 1: 7, 2: 30}
         assert again.consumer_offsets.of("g", "mine") == {0: 3}
-        assert not again.consumer_offsets.awaits("g", "orders", 2)
+        assert not again.consumer_offsets.is_reset_pending("g", "orders", 2)
         assert again.delays == {1: 8, 2: 9}
         again.consumer_offsets.commit("g", "orders", 1, 2)  # ours may go back again
         assert opened(tmp_path, writable=False).consumer_offsets.get("g", "orders", 1) == 2
@@ -115,10 +115,10 @@ def test_nothing_goes_back_behind_what_rocketmq_has_written_since(tmp_path: Path
 def test_of_places_behind_damage_none_says_that_the_copies_of_all_levels_are_known(tmp_path: Path) -> None:
     """What was damaged may have said that another level had delivered: a start has to look for its copies."""
     progress = opened(tmp_path)
-    progress.delay_progress.commit(2, 1, 100)
+    progress.delay_offsets.commit(2, 1, 100)
     damaged = progress.journal.length
-    progress.delay_progress.commit(1, 5, 1000)
-    progress.delay_progress.commit(2, 3, 2000)
+    progress.delay_offsets.commit(1, 5, 1000)
+    progress.delay_offsets.commit(2, 3, 2000)
     progress.close(fold=False)
     journal = tmp_path / "raymq" / "progress.journal"
     content = bytearray(journal.read_bytes())
@@ -126,6 +126,6 @@ def test_of_places_behind_damage_none_says_that_the_copies_of_all_levels_are_kno
     journal.write_bytes(content)
     for _ in range(2):
         again = opened(tmp_path)
-        assert (again.delay_progress.get(1), again.delay_progress.get(2)) == (None, 3)
-        assert again.delay_progress.log_end == 100
+        assert (again.delay_offsets.get(1), again.delay_offsets.get(2)) == (None, 3)
+        assert again.delay_offsets.log_end == 100
         again.close(fold=True)

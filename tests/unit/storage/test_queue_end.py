@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.storage.log.queue_end import ENTRY, LOOK, first_empty
+from raymq.storage.log.queue_end import ENTRY, PROBE_ENTRIES, first_empty
 
 COUNT = 300_000
 
@@ -29,26 +29,26 @@ class File:
     [
         (0, COUNT, 1),
         (1, COUNT, 1),
-        (LOOK - 1, COUNT, 1),
-        (LOOK, COUNT, 3),
-        (LOOK + 1, COUNT, 3),
-        (2 * LOOK, COUNT, 3),
-        (2 * LOOK + 1, COUNT, 5),
+        (PROBE_ENTRIES - 1, COUNT, 1),
+        (PROBE_ENTRIES, COUNT, 3),
+        (PROBE_ENTRIES + 1, COUNT, 3),
+        (2 * PROBE_ENTRIES, COUNT, 3),
+        (2 * PROBE_ENTRIES + 1, COUNT, 5),
         (628, COUNT, 5),
         (5_000, COUNT, 12),
         (COUNT - 1, COUNT, 24),
         (COUNT, COUNT, 24),
         (16, 16, 1),
         (7, 16, 1),
-        (LOOK, LOOK, 1),
-        (LOOK + 30, LOOK + 31, 2),
+        (PROBE_ENTRIES, PROBE_ENTRIES, 1),
+        (PROBE_ENTRIES + 30, PROBE_ENTRIES + 31, 2),
     ],
 )
 def test_the_first_empty_entry(written: int, count: int, reads: int) -> None:
     file = File(written, count)
     assert first_empty(file.read, count) == written
     assert len(file.reads) <= reads
-    assert all(length <= LOOK * ENTRY.itemsize for _, length in file.reads)
+    assert all(length <= PROBE_ENTRIES * ENTRY.itemsize for _, length in file.reads)
 
 
 def test_a_hole_in_the_first_page_ends_a_queue() -> None:

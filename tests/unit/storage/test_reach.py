@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raymq.storage.log.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue, make_entries
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 #: What an entry is: a message, a filler, zeros, a damaged size.
 KINDS = st.sampled_from("mmmmffffff0-")
@@ -51,7 +51,7 @@ def test_a_queue_reaches_as_far_as_a_loop_says(kinds: str, messages: int, data: 
     expected = reach_by_a_loop(queue, log_end)
     following = queue.first_message(expected, queue.max_offset)
     least = data.draw(st.integers(0, expected))
-    assert expected <= queue.reach(log_end, least) <= following
+    assert expected <= queue.end_offset_at(log_end, least) <= following
     if following < queue.max_offset:
         assert queue.entry(following)[0] + 100 > log_end
 
@@ -80,8 +80,8 @@ def test_a_long_run_of_fillers_is_passed_over_in_few_looks(monkeypatch: pytest.M
             return _whole(*arguments)
 
         monkeypatch.setattr(queue, name, looking)
-    assert at < queue.reach(1 << 40) <= 100_000
-    assert queue.reach(0) <= at
+    assert at < queue.end_offset_at(1 << 40) <= 100_000
+    assert queue.end_offset_at(0) <= at
     assert queue.first_message(0, 100_000) == at
     assert looks < 250
 

@@ -10,12 +10,12 @@ import pytest
 
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.log import reading
-from raymq.storage.records import batch as record_batch
+from raymq.storage.log import message_reader
+from raymq.storage.records import record_batch
 from raymq.storage.records.java_hash import tags_code
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
-from tests.stored import SMALL
+from tests.store_records import SMALL
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
@@ -50,7 +50,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(len(sizes))
         return record_batch.parse(records, sizes, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(reading, "parse", counting)
+    monkeypatch.setattr(message_reader, "parse", counting)
     return calls
 
 

@@ -12,15 +12,15 @@ import pytest
 
 from raymq.storage.errors import StoreError
 from raymq.storage.files import fileutil
-from raymq.storage.files.descriptors import RESERVE
+from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
-from raymq.storage.tables.set_aside import Note, SetAsideFile
+from raymq.storage.tables.quarantine_file import QuarantineEntry, QuarantineFile
 from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.timers.timer_log import TimerLog
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 CONFIG = replace(SMALL, delay_levels="1m 5m", flush_interval_ms=3_600_000)
 TABLES = (
@@ -81,7 +81,7 @@ def tables(directory: Path) -> dict[str, object]:
         return {
             "epoch": store.epoch,
             "offset": store.consumer_offsets.get("g", "t", 0),
-            "levels": store.delay_tables._told,
+            "levels": store.delay_level_history._told,
             "incarnation": store.incarnation("none"),
         }
 
@@ -92,7 +92,7 @@ def test_a_table_that_cannot_be_read_now_fails_the_start_and_is_left_alone(
     used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: int
 ) -> None:
     """A descriptor too few for a moment made the epochs and the table of delay levels anew."""
-    monkeypatch.setattr(RESERVE, "give", lambda: False)
+    monkeypatch.setattr(DESCRIPTOR_RESERVE, "release_one", lambda: False)
     directory = tmp_path / "store"
     shutil.copytree(used, directory)
     before = tables(directory)
@@ -112,12 +112,12 @@ def test_a_table_that_cannot_be_read_now_fails_the_start_and_is_left_alone(
 def test_notes_and_timers_that_cannot_be_read_now_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    monkeypatch.setattr(RESERVE, "give", lambda: False)
+    monkeypatch.setattr(DESCRIPTOR_RESERVE, "release_one", lambda: False)
     notes = tmp_path / "set_aside.jsonl"
-    SetAsideFile(notes).put([Note("retry", "g", "t", 0, 1, 2, "", "test", 3)])
+    QuarantineFile(notes).put([QuarantineEntry("retry", "g", "t", 0, 1, 2, "", "test", 3)])
     with replaced(Unreadable(notes, error)), pytest.raises(StoreError):
-        SetAsideFile(notes)
-    assert len(SetAsideFile(notes).notes()) == 1
+        QuarantineFile(notes)
+    assert len(QuarantineFile(notes).notes()) == 1
     TimerLog(tmp_path / "timers", log_end=0, queue_end=0, memory_lost=False).close()
     state = tmp_path / "timers" / "state.json"
     if state.exists():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.records import record as layout
 from raymq.storage.records.record import decode, decode_properties, encode, encode_properties, measure, split
-from tests.stored import make_record
+from tests.store_records import make_record
 
 #: The first record of a store that RocketMQ 5.3.3 wrote.
 GOLDEN = bytes.fromhex(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.records import columns, record
+from raymq.storage.records import columnar_encoder, record
 from raymq.storage.records.record import header_dtype
 
 #: What the compiled code calls what `record` calls otherwise than AT_X and OFFSET_X.
@@ -21,7 +21,7 @@ NAMES = {
     "STORE_IPV6": record.SYS_FLAG_STORE_IPV6,
     "IPV6_SHIFT": record.IPV6_SHIFT,
     "CRC_MASK": record.CRC_MASK,
-    "MOST_PROPERTIES": record.MAX_PROPERTIES_BYTES,
+    "MAX_PROPERTIES": record.MAX_PROPERTIES_BYTES,
     "SECTOR": record.SECTOR_BYTES,
     "NAME_END": record.encode_properties({"n": "v"})[1],
     "PAIR_END": record.encode_properties({"n": "v"})[3],
@@ -50,7 +50,7 @@ def test_the_compiled_code_says_the_layout_once(repository: Path) -> None:
 
 def test_a_numpy_header_is_made_of_the_codecs_table() -> None:
     whole = header_dtype()
-    assert whole == columns._HEADER
+    assert whole == columnar_encoder._HEADER
     assert whole.itemsize == record.HEADER.size == record.OFFSET_BODY
     assert whole.fields is not None
     assert sum(kind.itemsize for kind, _ in whole.fields.values()) == record.HEADER.size, "a byte is in no field"

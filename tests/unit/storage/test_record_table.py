@@ -16,12 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.records import compression, record
+from raymq.storage.records import body_compression, record, record_table
 from raymq.storage.records import property_names as names
-from raymq.storage.records import table as record_table
 from raymq.storage.records.property_columns import split_properties
-from raymq.storage.records.table import checked_rows, records_from_table, table_from_records
-from raymq.storage.records.unique_keys import UniqueKeys
+from raymq.storage.records.record_table import checked_rows, records_from_table, table_from_records
+from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
@@ -42,7 +41,7 @@ tags = st.none() | text.filter(lambda t: t.strip() and "||" not in t)
 rows = st.lists(st.tuples(st.binary(min_size=1, max_size=40), keys, tags, st.none() | user), max_size=12)
 
 
-class SameKeys(UniqueKeys):
+class SameKeys(UniqueKeyGenerator):
     """Hands out keys that a test can say beforehand."""
 
     def __init__(self) -> None:
@@ -234,7 +233,7 @@ def test_compressed_bodies_are_decompressed(kind: str, flag: int) -> None:
         pytest.param(b"plain", 0x701, id="of a kind that nobody knows"),
         pytest.param(b"", 0x301, id="empty"),
         pytest.param(zlib.compress(b"many the same bytes " * 400)[:-6], 0x301, id="cut off"),
-        pytest.param(zlib.compress(bytes(compression.MAX_DECOMPRESSED_BYTES + 1), 9), 0x301, id="too large"),
+        pytest.param(zlib.compress(bytes(body_compression.MAX_DECOMPRESSED_BYTES + 1), 9), 0x301, id="too large"),
     ],
 )
 def test_a_body_that_does_not_decompress_is_given_as_it_is_stored_and_holds_up_nothing(body: bytes, flag: int) -> None:
@@ -303,7 +302,7 @@ def test_no_records_are_an_empty_table() -> None:
 def send(column: Any, **options: Any) -> tuple[memoryview, Any]:
     columns = {"b": column} | {name: options.pop(name) for name in ("k", "t", "p") if name in options}
     table = column if isinstance(column, pa.Table) else pa.table(columns)
-    return records_from_table(table, topic="orders", queue_id=0, body="b", unique_keys=UniqueKeys(), **options)
+    return records_from_table(table, topic="orders", queue_id=0, body="b", unique_keys=UniqueKeyGenerator(), **options)
 
 
 def test_struct_bodies_are_msgpack() -> None:
@@ -335,12 +334,14 @@ def test_a_field_of_properties_that_has_no_value_at_all_is_left_out() -> None:
 def test_slices_and_chunks_are_their_own_rows_only() -> None:
     whole = pa.chunked_array([[b"a", b"bb"], [b"ccc", b"dddd"]])
     table = pa.table({"b": whole, "k": pa.chunked_array([["1", "2"], ["3", "4"]])}).slice(1, 2)
-    buffer, sizes = records_from_table(table, topic="o", queue_id=0, body="b", keys="k", unique_keys=UniqueKeys())
+    buffer, sizes = records_from_table(
+        table, topic="o", queue_id=0, body="b", keys="k", unique_keys=UniqueKeyGenerator()
+    )
     assert [(m.body, m.keys) for m in map(record.decode, split(buffer, sizes))] == [(b"bb", ["2"]), (b"ccc", ["3"])]
     array = pa.array([None, [("a", "1")], [("b", "2")]], MAP)
     sliced = pa.table({"b": pa.array(["x", "y", "z"]), "p": array}).slice(1)
     buffer, sizes = records_from_table(
-        sliced, topic="o", queue_id=0, body="b", properties="p", unique_keys=UniqueKeys()
+        sliced, topic="o", queue_id=0, body="b", properties="p", unique_keys=UniqueKeyGenerator()
     )
     found = [{n: v for n, v in record.decode(d).properties.items() if n != "UNIQ_KEY"} for d in split(buffer, sizes)]
     assert found == [{"a": "1"}, {"b": "2"}]
@@ -351,7 +352,7 @@ def test_the_sizes_of_records_are_known_before_they_are_made() -> None:
     for columns in ({"keys": "k"}, {}, {"content_type": "text/plain"}):
         rows = checked_rows(table, body="b", **columns)
         for part in (rows, rows.slice(1, 3), rows.slice(2, 2)):
-            _, sizes = part.encode("topic", 0, unique_keys=UniqueKeys(), born_host=HOST)
+            _, sizes = part.encode("topic", 0, unique_keys=UniqueKeyGenerator(), born_host=HOST)
             assert part.record_sizes("topic").tolist() == sizes.tolist()
 
 
@@ -405,7 +406,7 @@ def test_integer_keys_are_written_as_text() -> None:
 
 
 def test_unique_keys_rise_and_never_repeat() -> None:
-    source = UniqueKeys(bytes(range(10)))
+    source = UniqueKeyGenerator(bytes(range(10)))
     counts = [1, 0, 70_000, random.randrange(1, 50), 3]  # more than the counter's 65,536
     taken = [key for count in counts for key in source.take(count).to_pylist()]
     assert taken == sorted(set(taken))
@@ -414,7 +415,7 @@ def test_unique_keys_rise_and_never_repeat() -> None:
 
 
 def test_two_sources_do_not_share_keys() -> None:
-    assert UniqueKeys().take(1)[0].as_py()[:20] != UniqueKeys().take(1)[0].as_py()[:20]
+    assert UniqueKeyGenerator().take(1)[0].as_py()[:20] != UniqueKeyGenerator().take(1)[0].as_py()[:20]
 
 
 def test_a_property_without_a_value_is_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records.record import MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, decode, encode, pack_host
-from raymq.storage.records.template import RecordTemplate, record_template
+from raymq.storage.records.record_template import RecordTemplate, record_template
 
 HOSTS = [pack_host("10.0.0.1", 0), pack_host("127.0.0.1", 65_535), pack_host("2001:db8::7", 5)]
 

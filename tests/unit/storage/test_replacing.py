@@ -9,7 +9,7 @@ import pytest
 
 from raymq.storage.errors import StoreBusy, StoreFailed
 from raymq.storage.files import fileutil
-from raymq.storage.files.descriptors import RESERVE
+from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
 from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import FaultyCalls
 
@@ -17,7 +17,7 @@ from tests.faulty_calls import FaultyCalls
 @pytest.fixture(autouse=True)
 def nothing_held_back() -> None:
     """No descriptors are kept for this process by stores of other tests."""
-    RESERVE.close()
+    DESCRIPTOR_RESERVE.close()
 
 
 def test_a_folder_that_cannot_be_opened_is_told_as_the_disks_failure(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_so_many_may_be_set_and_those_that_are_nothing_of_their_own_do_not_count
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anybody may set them: 100,000 were a file that each further one wrote anew in a second of the loop."""
-    monkeypatch.setattr(request_mode, "MOST_MODES", 3)
+    monkeypatch.setattr(request_mode, "MAX_MODES", 3)
     modes = RequestModes(tmp_path / "m.json", writable=True)
     for number in range(10):
         modes.put(RequestMode("t", f"pull{number}"))
@@ -54,7 +54,7 @@ def test_so_many_may_be_set_and_those_that_are_nothing_of_their_own_do_not_count
     found = {key: again.get(*key) for key in (("t", "g0"), ("t", "g1"), ("t", "g2"), ("u", "g"))}
     assert [each.mode for each in found.values()] == [POP, PULL, POP, POP]
     assert found["t", "g0"].pop_share_queues == 5
-    monkeypatch.setattr(request_mode, "MOST_MODES", 1)
+    monkeypatch.setattr(request_mode, "MAX_MODES", 1)
     again.put(RequestMode("t", "g2", POP, 1))  # there are more than there may be, and none is added
 
 

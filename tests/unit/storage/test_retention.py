@@ -16,46 +16,50 @@ import pytest
 from raymq.storage import topic_deletions as deletions_module
 from raymq.storage.errors import MessageExpired, OffsetOutOfRange, StoreError, StoreFull
 from raymq.storage.log import retention as retention_of
-from raymq.storage.log.retention import Decision, Disk, Remover, Retention
+from raymq.storage.log.retention import DiskUsage, FileRemover, Retention, RetentionDecision
 from raymq.storage.records.record import OFFSET_STORE_TIMESTAMP
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 HOUR = 3_600_000
 NOW = 1_000 * HOUR
 FILE = 1 << 30
 #: A disk of 100 files.
-PART = {share: Disk(int(share * 100 * FILE), int((1 - share) * 100 * FILE)) for share in (0.5, 0.75, 0.849, 0.85, 0.95)}
+PART = {
+    share: DiskUsage(int(share * 100 * FILE), int((1 - share) * 100 * FILE)) for share in (0.5, 0.75, 0.849, 0.85, 0.95)
+}
 OLD, YOUNG = NOW - 73 * HOUR, NOW - 71 * HOUR
 
 
 @pytest.mark.parametrize(
     ("hour", "at_hour", "share", "newest_ms", "asked", "expected"),
     [
-        (4, "04", 0.5, [OLD, OLD, YOUNG], False, Decision(2, "hour")),
-        (5, "04", 0.5, [OLD, OLD, YOUNG], False, Decision()),
-        (5, "*", 0.5, [OLD, OLD, YOUNG], False, Decision(2, "hour")),
-        (5, "04", 0.5, [OLD, OLD, YOUNG], True, Decision(2, "asked")),
-        (5, "04", 0.75, [OLD, OLD, YOUNG], False, Decision(2, "early")),
-        (5, "04", 0.849, [YOUNG, YOUNG], False, Decision()),
+        (4, "04", 0.5, [OLD, OLD, YOUNG], False, RetentionDecision(2, "hour")),
+        (5, "04", 0.5, [OLD, OLD, YOUNG], False, RetentionDecision()),
+        (5, "*", 0.5, [OLD, OLD, YOUNG], False, RetentionDecision(2, "hour")),
+        (5, "04", 0.5, [OLD, OLD, YOUNG], True, RetentionDecision(2, "asked")),
+        (5, "04", 0.75, [OLD, OLD, YOUNG], False, RetentionDecision(2, "early")),
+        (5, "04", 0.849, [YOUNG, YOUNG], False, RetentionDecision()),
         # The first file that has not expired ends it, also if a later one looks older: no holes.
-        (4, "04", 0.5, [YOUNG, OLD], False, Decision()),
-        (4, "04", 0.5, [OLD, YOUNG, OLD], False, Decision(1, "hour")),
-        (4, "04", 0.5, [], False, Decision()),
-        (4, "04", 0.95, [], True, Decision()),
+        (4, "04", 0.5, [YOUNG, OLD], False, RetentionDecision()),
+        (4, "04", 0.5, [OLD, YOUNG, OLD], False, RetentionDecision(1, "hour")),
+        (4, "04", 0.5, [], False, RetentionDecision()),
+        (4, "04", 0.95, [], True, RetentionDecision()),
         # Exactly as old as it may become.
-        (4, "04", 0.5, [NOW - 72 * HOUR], False, Decision()),
-        (4, "04", 0.5, [NOW - 72 * HOUR - 1], False, Decision(1, "hour")),
+        (4, "04", 0.5, [NOW - 72 * HOUR], False, RetentionDecision()),
+        (4, "04", 0.5, [NOW - 72 * HOUR - 1], False, RetentionDecision(1, "hour")),
         # Forced: as many as bring the disk below the mark, whatever their age; one at least.
-        (5, "04", 0.85, [YOUNG, YOUNG], False, Decision(1, "forced")),
-        (5, "04", 0.95, [YOUNG] * 30, False, Decision(10, "forced")),
-        (5, "04", 0.95, [YOUNG] * 3, False, Decision(3, "forced")),
-        (5, "04", 0.85, [OLD, OLD, YOUNG], False, Decision(2, "early")),
+        (5, "04", 0.85, [YOUNG, YOUNG], False, RetentionDecision(1, "forced")),
+        (5, "04", 0.95, [YOUNG] * 30, False, RetentionDecision(10, "forced")),
+        (5, "04", 0.95, [YOUNG] * 3, False, RetentionDecision(3, "forced")),
+        (5, "04", 0.85, [OLD, OLD, YOUNG], False, RetentionDecision(2, "early")),
         # At most ten in a run.
-        (4, "04", 0.5, [OLD] * 30, False, Decision(10, "hour")),
+        (4, "04", 0.5, [OLD] * 30, False, RetentionDecision(10, "hour")),
     ],
 )
-def test_decision(hour: int, at_hour: str, share: float, newest_ms: list[int], asked: bool, expected: Decision) -> None:
+def test_decision(
+    hour: int, at_hour: str, share: float, newest_ms: list[int], asked: bool, expected: RetentionDecision
+) -> None:
     rules = Retention(72, at_hour)
     decided = rules.decide(newest_ms, FILE, NOW, PART[share], asked=asked, hour_of=lambda now_ms: hour)
     assert decided == expected
@@ -69,10 +73,10 @@ def roomy_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_disk_is_what_df_shows(tmp_path: Path) -> None:
-    disk = Disk.of(tmp_path)
+    disk = DiskUsage.of(tmp_path)
     assert 0 < disk.ratio < 1
-    assert Disk(3, 1).ratio == 0.75
-    assert Disk(0, 0).ratio == 0
+    assert DiskUsage(3, 1).ratio == 0.75
+    assert DiskUsage(0, 0).ratio == 0
 
 
 class Clock:
@@ -111,14 +115,14 @@ def finish(store: Store) -> None:
 def test_expired_files_go_and_everything_else_stays(tmp_path: Path) -> None:
     clock = Clock()
     with filled(tmp_path, clock) as store:
-        assert store.delete_expired() == retention_of.Deleted()
+        assert store.delete_expired() == retention_of.RetentionResult()
         store._save_checkpoint()
         before = names(tmp_path / "commitlog")
         all_bodies = [record.body for record in store.walk(0)]
         # Expired: what was stored in the first two of the five minutes.
         clock.now_ms = NOW + 72 * HOUR + 120_000
         first = store.delete_expired()
-        assert (first.log_files, first.reason) == (retention_of.FILES_A_RUN, "hour") or first.log_files < 10
+        assert (first.log_files, first.reason) == (retention_of.MAX_FILES_PER_RUN, "hour") or first.log_files < 10
         finish(store)
         after = names(tmp_path / "commitlog")
         assert after == before[-len(after) :]
@@ -214,7 +218,7 @@ def test_a_flipped_bit_in_a_store_time_takes_no_file_before_its_time(tmp_path: P
     with filled(tmp_path, clock, 0) as store:
         append(store, make_record(b"later"))
         store.flush()
-        assert store.delete_expired(asked=True) == retention_of.Deleted()
+        assert store.delete_expired(asked=True) == retention_of.RetentionResult()
         clock.now_ms += 73 * HOUR
         finish(store)
         assert store.min_physical_offset > 0
@@ -295,7 +299,7 @@ def test_files_that_a_crash_left_go_the_next_time(tmp_path: Path, monkeypatch: p
         store.flush()
         clock.now_ms += 100 * HOUR
         with monkeypatch.context() as patched:
-            patched.setattr(Remover, "add", lambda self, removals: None)
+            patched.setattr(FileRemover, "add", lambda self, removals: None)
             assert store.delete_expired().log_files > 5
         minimum = store.min_physical_offset
     with Store.open(tmp_path, SMALL, now_ms=clock) as store:
@@ -325,11 +329,11 @@ def test_a_run_that_cannot_open_the_files_of_queues_leaves_no_gap_in_the_log(tmp
         clock.now_ms += 73 * HOUR
         append(store, make_record(b"later"))
         store.flush()
-        assert store.delete_expired().log_files == retention_of.FILES_A_RUN
-        assert store._log.expirable(retention_of.FILES_A_RUN), "they are mapped"
+        assert store.delete_expired().log_files == retention_of.MAX_FILES_PER_RUN
+        assert store._log.expirable(retention_of.MAX_FILES_PER_RUN), "they are mapped"
         queues = len(names(tmp_path / "consumequeue" / "orders" / "0"))
         with no_descriptors():
-            assert store.delete_expired().log_files == retention_of.FILES_A_RUN
+            assert store.delete_expired().log_files == retention_of.MAX_FILES_PER_RUN
         append(store, *(make_record(b"x" * 500) for _ in range(20)))
         store.flush()
         clock.now_ms += 73 * HOUR
@@ -377,7 +381,7 @@ def test_a_removal_that_fails_is_tried_again_before_the_next(tmp_path: Path, mon
     first, second = tmp_path / "1", tmp_path / "2"
     first.touch()
     second.touch()
-    remover = Remover(threading.Lock())
+    remover = FileRemover(threading.Lock())
 
     def fail(_path: Path) -> None:
         raise StoreError("no")
@@ -413,7 +417,7 @@ def test_a_removal_that_fails_with_no_error_of_the_disk_is_tried_again_too(tmp_p
     paths = [tmp_path / str(number) for number in range(2)]
     for path in paths:
         path.touch()
-    remover, unclosed = Remover(threading.Lock()), Unclosed()
+    remover, unclosed = FileRemover(threading.Lock()), Unclosed()
     remover.add([(paths[0], unclosed)])
     assert remover.wait(30)
     remover.add([(paths[1], None)])

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.storage.errors import InvalidInput
-from raymq.storage.records import batch as record_batch
+from raymq.storage.records import record_batch
 from raymq.storage.records.record import Record, decode, encode, encode_properties
-from raymq.storage.records.rewrite_destination import readdressed
+from raymq.storage.records.rewrite_destination import rewrite_destinations
 from raymq.storage.store import Store
-from tests.stored import SMALL
+from tests.store_records import SMALL
 
 HOSTS = [("10.0.0.1", 5), ("fe80::1", 6)]
 LONG = "%RETRY%" + "g" * 140
@@ -55,7 +55,7 @@ def test_all_but_the_address_stays(told: list[tuple]) -> None:
         for topic, _, _, body, own, host in told
     ]
     further = [encode_properties({"MORE": f"{n}", "x": "last"}) for n in range(len(told))]
-    moved = decoded(*readdressed(batch_of(*records), [t[1] for t in told], [t[2] for t in told], further))
+    moved = decoded(*rewrite_destinations(batch_of(*records), [t[1] for t in told], [t[2] for t in told], further))
     for number, (record, (_, topic, queue_id, _, own, _)) in enumerate(zip(records, told, strict=True)):
         was = decode(record)
         expected = replace(
@@ -72,7 +72,7 @@ def test_all_but_the_address_stays(told: list[tuple]) -> None:
 def test_properties_without_a_last_separator(tmp_path: Path) -> None:
     record = encode("t", 0, b"b", b"a\x011\x02b\x012", born_timestamp_ms=1, born_host=HOSTS[0])
     bare = encode("t", 0, b"b", b"", born_timestamp_ms=1, born_host=HOSTS[0])
-    records, sizes = readdressed(batch_of(record, bare), ["u", "u"], [0, 0], [b"c\x013\x02"] * 2)
+    records, sizes = rewrite_destinations(batch_of(record, bare), ["u", "u"], [0, 0], [b"c\x013\x02"] * 2)
     first, second = decoded(records, sizes)
     assert first.properties == {"a": "1", "b": "2", "c": "3"}
     assert second.properties == {"c": "3"}
@@ -84,4 +84,4 @@ def test_properties_without_a_last_separator(tmp_path: Path) -> None:
 def test_properties_that_become_too_long() -> None:
     record = encode("t", 0, b"b", encode_properties({"a": "x" * 32_700}), born_timestamp_ms=1, born_host=HOSTS[0])
     with pytest.raises(InvalidInput, match="properties"):
-        readdressed(batch_of(record), ["u"], [0], [encode_properties({"b": "y" * 100})])
+        rewrite_destinations(batch_of(record), ["u"], [0], [encode_properties({"b": "y" * 100})])

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.tables.progress import Progress
+from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
 
 
-def opened(root: Path, *, writable: bool = False) -> Progress:
-    return Progress(root / "config", root / "progress.journal", writable=writable)
+def opened(root: Path, *, writable: bool = False) -> ConsumerOffsetStore:
+    return ConsumerOffsetStore(root / "config", root / "progress.journal", writable=writable)
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def root(tmp_path: Path) -> Path:
     for offset in (1, 1042):
         progress = opened(tmp_path, writable=True)
         progress.consumer_offsets.commit("g", "t", 0, offset)
-        progress.delay_progress.commit(1, offset, 0)
+        progress.delay_offsets.commit(1, offset, 0)
         progress.close(fold=True)
     return tmp_path
 
@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 def offsets(root: Path) -> tuple[int | None, int | None]:
     progress = opened(root)
     try:
-        return progress.consumer_offsets.get("g", "t", 0), progress.delay_progress.get(1)
+        return progress.consumer_offsets.get("g", "t", 0), progress.delay_offsets.get(1)
     finally:
         progress.close(fold=False)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from raymq.storage.cooperative_steps import Steps, run_steps
 from raymq.storage.errors import QueueNotFound
 from raymq.storage.log.commit_log import CommitLog
-from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 COUNT = 3_000
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, consume_queue_file_entries=1_000)
@@ -45,15 +45,15 @@ def test_a_step_looks_at_few_records_and_the_answer_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = [0]
-    is_marked = CommitLog.is_marked
+    has_record_header = CommitLog.has_record_header
 
     def counting(log: CommitLog, place: int) -> bool:
         looked[-1] += 1
-        return is_marked(log, place)
+        return has_record_header(log, place)
 
     with damaged(tmp_path) as store:
         before_ms, behind_ms = times(store)
-        monkeypatch.setattr(CommitLog, "is_marked", counting)
+        monkeypatch.setattr(CommitLog, "has_record_header", counting)
         for at_ms, lower in ((before_ms, 499), (before_ms + 1, 500), (behind_ms, 500), (behind_ms + 1, 2_901)):
             steps, looked[:] = store.search_time("orders", 0, at_ms), [0]
             assert told(steps, looked) == lower == store.offset_at_time("orders", 0, at_ms)
@@ -84,4 +84,4 @@ def test_a_queue_that_is_deleted_between_two_steps_is_not_found(tmp_path: Path, 
         if made_again:
             append(store, make_record(b"another"))
         with pytest.raises(QueueNotFound):
-            finish(steps)
+            run_steps(steps)

@@ -8,21 +8,21 @@ import pytest
 
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables import set_aside
-from raymq.storage.tables.set_aside import Note, SetAsideFile
+from raymq.storage.tables import quarantine_file
+from raymq.storage.tables.quarantine_file import QuarantineEntry, QuarantineFile
 from tests.faulty_calls import FaultyCalls
 
 
 @pytest.fixture(autouse=True)
 def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(set_aside, "KEPT", 10)
+    monkeypatch.setattr(quarantine_file, "KEPT", 10)
 
 
-def note(number: int) -> Note:
-    return Note("retry", "g", "t", 0, number, number, "", "no room", 5)
+def note(number: int) -> QuarantineEntry:
+    return QuarantineEntry("retry", "g", "t", 0, number, number, "", "no room", 5)
 
 
-def offsets(notes: SetAsideFile) -> list[int]:
+def offsets(notes: QuarantineFile) -> list[int]:
     return [each.offset for each in notes.notes()]
 
 
@@ -30,14 +30,14 @@ def test_no_write_grows_with_the_notes(tmp_path: Path) -> None:
     """Every 10,000 notes all of them were written anew, which held the broker up for 0.4 s."""
     path = tmp_path / "raymq" / "set_aside.jsonl"
     path.parent.mkdir()
-    notes = SetAsideFile(path)
+    notes = QuarantineFile(path)
     for number in range(95):
         calls = FaultyCalls()
         with replaced(calls):
             assert notes.put([note(number)]) == [note(number)]
         assert calls.counts["write"] == 1
         assert calls.counts["fsync"] + calls.counts["fdatasync"] == 0
-        assert offsets(SetAsideFile(path)) == offsets(notes) == list(range(max(0, number - 9), number + 1))
+        assert offsets(QuarantineFile(path)) == offsets(notes) == list(range(max(0, number - 9), number + 1))
     assert sum(len(each.read_bytes().splitlines()) for each in path.parent.iterdir()) <= 20
     calls = FaultyCalls()
     with replaced(calls):
@@ -48,17 +48,17 @@ def test_no_write_grows_with_the_notes(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_does_not_let_them_go_keeps_them(tmp_path: Path) -> None:
-    notes = SetAsideFile(tmp_path / "set_aside.jsonl")
+    notes = QuarantineFile(tmp_path / "set_aside.jsonl")
     notes.put(map(note, range(10)))
     with replaced(FaultyCalls("rename", 1, 5)):
         notes.put([note(10)])
     notes.put([note(11)])
-    assert offsets(SetAsideFile(tmp_path / "set_aside.jsonl")) == list(range(2, 12))
+    assert offsets(QuarantineFile(tmp_path / "set_aside.jsonl")) == list(range(2, 12))
 
 
 def test_what_cannot_be_kept_is_told(tmp_path: Path) -> None:
-    notes = SetAsideFile(tmp_path / "set_aside.jsonl")
+    notes = QuarantineFile(tmp_path / "set_aside.jsonl")
     with replaced(FaultyCalls("short_write", 1, 28)), pytest.raises(StoreFull):
         notes.put([note(1)])
     notes.put([note(1)])
-    assert offsets(SetAsideFile(tmp_path / "set_aside.jsonl")) == [1]
+    assert offsets(QuarantineFile(tmp_path / "set_aside.jsonl")) == [1]

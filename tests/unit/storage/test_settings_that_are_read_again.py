@@ -13,12 +13,12 @@ import pytest
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.paths import Paths
 from raymq.storage.store import Store
+from raymq.storage.store_paths import StorePaths
 from raymq.storage.table_repair import find_broken, repair
 from raymq.storage.tables.group_config import GroupConfig
 from raymq.storage.tables.journal import Journal
-from raymq.storage.tables.settings_table import MOST_LINE
+from raymq.storage.tables.settings_table import MAX_LINE
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 
@@ -91,7 +91,7 @@ def strange(rng: random.Random) -> Any:
         case 0:
             return nested(rng.randrange(50, 80))
         case 1:
-            return "x" * rng.randrange(MOST_LINE - 1_000, MOST_LINE + 1_000)
+            return "x" * rng.randrange(MAX_LINE - 1_000, MAX_LINE + 1_000)
         case 2:
             return rng.choice([float("nan"), float("inf"), 1e308, 10**400, -0.0])
         case 3:
@@ -106,9 +106,9 @@ def strange(rng: random.Random) -> Any:
 
 def test_one_group_is_not_the_whole_memory(tmp_path: Path) -> None:
     with Store.open(tmp_path, CONFIG) as store:
-        with pytest.raises(InvalidInput, match=f"groupRetryPolicy: settings of at most {MOST_LINE} characters"):
-            store.group_configs.put(group("g", "groupRetryPolicy", "x" * MOST_LINE))
-        store.group_configs.put(group("g", "groupRetryPolicy", "x" * (MOST_LINE - 1_000)))
+        with pytest.raises(InvalidInput, match=f"groupRetryPolicy: settings of at most {MAX_LINE} characters"):
+            store.group_configs.put(group("g", "groupRetryPolicy", "x" * MAX_LINE))
+        store.group_configs.put(group("g", "groupRetryPolicy", "x" * (MAX_LINE - 1_000)))
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def unread(tmp_path: Path) -> Path:
         store.topic_configs.put(TopicConfig("orders", 4, 4))
         store.group_configs.put(GroupConfig("billing", retry_max_times=3))
         counter = store.group_configs.version.counter
-    journal = Journal(Paths(directory).changed_groups, writable=True)
+    journal = Journal(StorePaths(directory).changed_groups, writable=True)
     good, deep = (json.dumps(each.to_json()) for each in (GroupConfig("a"), group("b", "groupRetryPolicy", nested(70))))
     number = json.dumps({"retryMaxTimes": "many"})
     for entry in (
@@ -145,7 +145,7 @@ def test_a_change_that_cannot_be_read_is_set_aside_alone(unread: Path, caplog: p
     told = [record.getMessage() for record in caplog.records if "groups.journal" in record.getMessage()]
     assert len(told) == 4
     assert ["the change of b cannot be read" in each for each in told].count(True) == 1
-    kept = [json.loads(path.read_bytes()) for path in sorted(Paths(unread).damaged.iterdir())]
+    kept = [json.loads(path.read_bytes()) for path in sorted(StorePaths(unread).damaged.iterdir())]
     assert [each["name"] for each in kept] == ["b", "billing", "", ""]
     assert json.loads(kept[0]["told"])["groupRetryPolicy"] == nested(70)
     caplog.clear()
@@ -159,7 +159,7 @@ def test_a_start_that_is_killed_keeps_it_once(unread: Path) -> None:
         store = Store.open(unread, CONFIG)
         store._flusher.stop()
         store._abandon()
-    assert len(list(Paths(unread).damaged.iterdir())) == 4
+    assert len(list(StorePaths(unread).damaged.iterdir())) == 4
 
 
 def test_where_it_cannot_be_kept_the_start_goes_on(unread: Path) -> None:
@@ -176,10 +176,10 @@ def test_where_it_cannot_be_kept_the_start_goes_on(unread: Path) -> None:
 def test_the_repair_tells_of_journals_too(unread: Path) -> None:
     """It found nothing where a broker did not start for its journal."""
     [found] = find_broken(unread)
-    assert found.file == str(Paths(unread).changed_groups)
+    assert found.file == str(StorePaths(unread).changed_groups)
     assert found.problem.startswith("4 changes cannot be read")
     assert "b, billing" in found.lost
-    assert not Paths(unread).damaged.exists(), "looking changes nothing"
+    assert not StorePaths(unread).damaged.exists(), "looking changes nothing"
     [done] = repair(unread)
     assert len(done.set_aside) == 4
     assert find_broken(unread) == repair(unread) == []
@@ -188,7 +188,7 @@ def test_the_repair_tells_of_journals_too(unread: Path) -> None:
 
 
 def test_the_repair_of_a_table_and_of_its_journal(unread: Path) -> None:
-    config = Paths(unread).groups
+    config = StorePaths(unread).groups
     for path in (config, config.with_name(config.name + ".bak")):
         path.write_bytes(b"{")
     assert [Path(each.file).name for each in find_broken(unread)] == ["subscriptionGroup.json", "groups.journal"]

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.files.file_calls import FileCalls, replaced
-from raymq.storage.tables import in_flight as in_flight_module
-from raymq.storage.tables.in_flight import InFlight, Lent
+from raymq.storage.tables import in_flight_messages as in_flight_module
+from raymq.storage.tables.in_flight_messages import InFlightMessage, InFlightTable
 from tests.faulty_calls import FaultyCalls
 
 QUEUES = [("g", "t", 0), ("g", "t", 1), ("h", "t", 0)]
@@ -57,30 +57,30 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight_module, "_STEP_DELIVERIES", 3)
 
 
-def opened(directory: Path) -> InFlight:
-    return InFlight(directory / "in_flight.journal", writable=True)
+def opened(directory: Path) -> InFlightTable:
+    return InFlightTable(directory / "in_flight.journal", writable=True)
 
 
-def change(table: InFlight, rng: random.Random) -> None:
+def change(table: InFlightTable, rng: random.Random) -> None:
     """What a broker may do with one queue: lend new messages, or lent ones again, end some, or forget the queue."""
     queue = rng.choice(QUEUES)
     known = table.queues.get(queue)
     if known is None:
         begin = rng.randrange(50)  # a group may be sent back
-        table.deliver(queue, begin + 3, {begin + n: Lent(rng.randrange(1000), 2, 0, 16) for n in range(3)})
+        table.deliver(queue, begin + 3, {begin + n: InFlightMessage(rng.randrange(1000), 2, 0, 16) for n in range(3)})
     elif rng.random() < 0.4:
         following = known.next_offset + rng.randrange(1, 4)
-        table.deliver(queue, following, {n: Lent(3, 4, 0, 16) for n in range(known.next_offset, following)})
+        table.deliver(queue, following, {n: InFlightMessage(3, 4, 0, 16) for n in range(known.next_offset, following)})
     elif rng.random() < 0.2:
         again = rng.choice(list(known.deliveries))
-        table.deliver(queue, known.next_offset, {again: Lent(rng.randrange(1000), 5, 1, 16)})
+        table.deliver(queue, known.next_offset, {again: InFlightMessage(rng.randrange(1000), 5, 1, 16)})
     elif rng.random() < 0.1:
         table.forget(queue)
     else:
         table.acknowledge(queue, rng.sample(list(known.deliveries), rng.randrange(1, len(known.deliveries) + 1)))
 
 
-def state(table: InFlight) -> object:
+def state(table: InFlightTable) -> object:
     return {queue: (each.next_offset, list(each.deliveries.items())) for queue, each in table.queues.items()}
 
 

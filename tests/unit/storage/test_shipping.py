@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from raymq.storage.errors import InvalidInput, MessageExpired
-from raymq.storage.log.record_runs import record_sizes
+from raymq.storage.log.record_scan import record_sizes
 from raymq.storage.store import Store
-from tests.replicas import fill, log_content
-from tests.stored import EXPIRING, SMALL, append, make_record
+from tests.store_records import EXPIRING, SMALL, append, make_record
+from tests.store_replication import fill, log_content
 
 
 def test_shipments_are_the_files_and_end_with_them(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_shipments_are_the_files_and_end_with_them(tmp_path: Path) -> None:
         fill(store, 40)
         begin, shipped = 0, b""
         while begin < store.max_physical_offset:
-            with store.log_bytes(begin, store.max_physical_offset) as found:
+            with store.log_slice(begin, store.max_physical_offset) as found:
                 assert found.offset == begin
                 assert found.end == min(begin + 4096 - begin % 4096, store.max_physical_offset)
                 shipped += bytes(found.view)
@@ -41,7 +41,7 @@ def test_where_it_is_asked_for_a_shipment_ends_with_a_record(tmp_path: Path) -> 
             begin, steps = 0, 0
             while begin < store.max_physical_offset:
                 end = min(begin + most, store.max_physical_offset)
-                found = store.log_bytes(begin, end, whole=True)
+                found = store.log_slice(begin, end, whole=True)
                 assert len(found) > 0
                 assert found.end in ends
                 begin, steps = found.end, steps + 1
@@ -53,7 +53,7 @@ def test_a_shipment_outlives_the_file_that_retention_removes(tmp_path: Path) -> 
     with Store.open(tmp_path / "s", EXPIRING, now_ms=lambda: now[0]) as store:
         for number in range(4):
             append(store, make_record(bytes([number]) * 60_000))
-        held = store.log_bytes(0, 60_000)
+        held = store.log_slice(0, 60_000)
         before = bytes(held.view)
         store.flush()
         now[0] += 7_200_000
@@ -62,7 +62,7 @@ def test_a_shipment_outlives_the_file_that_retention_removes(tmp_path: Path) -> 
         gc.collect()
         assert bytes(held.view) == before
         with pytest.raises(MessageExpired):
-            store.log_bytes(0, 10)
+            store.log_slice(0, 10)
         held.release()
 
 
@@ -72,7 +72,7 @@ def test_there_is_nothing_to_ship_behind_the_end(tmp_path: Path) -> None:
         end = store.max_physical_offset
         for wrong in ((end, end), (end, end + 1), (0, end + 1), (5, 4)):
             with pytest.raises(InvalidInput):
-                store.log_bytes(*wrong)
+                store.log_slice(*wrong)
 
 
 def test_what_looks_like_a_record_within_a_body_is_none(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_what_looks_like_a_record_within_a_body_is_none(tmp_path: Path) -> None:
         inner = make_record(b"inner") * 100
         append(store, make_record(inner), make_record(b"last"))
         whole = [record.size for record in store.walk(0)]
-        with store.log_bytes(0, store.max_physical_offset) as found:
+        with store.log_slice(0, store.max_physical_offset) as found:
             assert record_sizes(found.view, 0).tolist() == whole
             assert record_sizes(found.view[:-1], 0).tolist() == whole[:-1]
             assert np.array_equal(record_sizes(found.view[1:], 1), [])

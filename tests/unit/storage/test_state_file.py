@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.log.checkpoint import State
+from raymq.storage.log.checkpoint import CheckpointState
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "null", '"x"', "[]", "9" * 5000])
@@ -18,7 +18,7 @@ def test_numbers_that_are_none(tmp_path: Path, number: str) -> None:
         append(store, make_record(b"0"), make_record(b"1"))
     path = tmp_path / "raymq" / "state.json"
     path.write_text(re.sub(r'"dispatched_to": \d+', f'"dispatched_to": {number}', path.read_text()))
-    assert State.load(path) is None
+    assert CheckpointState.load(path) is None
     with Store.open(tmp_path, SMALL) as store:
         assert bodies(store) == [b"0", b"1"]
 
@@ -28,13 +28,13 @@ def test_any_flipped_bit(tmp_path: Path) -> None:
         append(store, make_record(b"0", topic="a"), make_record(b"1", topic="b", queue_id=3))
     path = tmp_path / "raymq" / "state.json"
     whole = path.read_bytes()
-    assert State.load(path) is not None
+    assert CheckpointState.load(path) is not None
     for at in range(len(whole)):
         for bit in range(8):
             damaged = bytearray(whole)
             damaged[at] ^= 1 << bit
             path.write_bytes(damaged)
-            found = State.load(path)
+            found = CheckpointState.load(path)
             # Where the checksum's own name is damaged it is one of before there were any: nothing else may be.
             assert found is None or b'"crc"' not in damaged
 
@@ -43,8 +43,8 @@ def test_one_of_before_there_were_checksums(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         append(store, make_record(b"0"))
     path = tmp_path / "raymq" / "state.json"
-    before = State.load(path)
+    before = CheckpointState.load(path)
     path.write_text(re.sub(r', "crc": \d+', "", path.read_text()))
-    assert State.load(path) == before
+    assert CheckpointState.load(path) == before
     assert before is not None
     assert before.queues == {"orders": {0: 1}}

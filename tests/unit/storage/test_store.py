@@ -28,7 +28,7 @@ from raymq.storage.records.java_hash import tags_code
 from raymq.storage.records.record import MAGIC_BLANK, encode, encode_properties
 from raymq.storage.store import Store
 from raymq.storage.verify import verify
-from tests.stored import SMALL, append, bodies, flip, log_file, make_record, write_entries
+from tests.store_records import SMALL, append, bodies, flip_byte, log_file, make_record, write_entries
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
@@ -408,8 +408,8 @@ def test_verify(tmp_path: Path) -> None:
         append(store, *[GOOD] * 80)
         live = verify(tmp_path)
         assert (live.records, live.bad) == (80, [])
-    flip(log_file(tmp_path), 5 * len(GOOD) + 90)
-    flip(log_file(tmp_path, 4096), 4)
+    flip_byte(log_file(tmp_path), 5 * len(GOOD) + 90)
+    flip_byte(log_file(tmp_path, 4096), 4)
     report = verify(tmp_path)
     assert report.records == 78
     assert report.bad_records == 2

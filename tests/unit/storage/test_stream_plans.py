@@ -12,23 +12,23 @@ import pytest
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFull
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables import stream_plans
-from raymq.storage.tables.stream_plans import MOST_PLAN_BYTES, StreamPlans
+from raymq.storage.tables import stream_plan_store
+from raymq.storage.tables.stream_plan_store import MAX_PLAN_BYTES, StreamPlanStore
 from tests.full_disk import FullDisk
 
 
 def test_the_first_plan_of_a_batch_stands_over_restarts(tmp_path: Path) -> None:
-    plans = StreamPlans(tmp_path)
+    plans = StreamPlanStore(tmp_path)
     assert plans.kept("agg", "q1") == []
     assert plans.put("agg", "q1", 0, b"first") == b"first"
     assert plans.put("agg", "q1", 0, b"second") == b"first"
-    again = StreamPlans(tmp_path)
+    again = StreamPlanStore(tmp_path)
     assert again.put("agg", "q1", 0, b"third") == b"first"
     assert again.kept("agg", "q1") == [(0, b"first")]
 
 
 def test_of_many_who_plan_a_batch_at_once_all_get_the_same_plan(tmp_path: Path) -> None:
-    plans = StreamPlans(tmp_path)
+    plans = StreamPlanStore(tmp_path)
     with ThreadPoolExecutor(8) as threads:
         standing = list(threads.map(lambda number: plans.put("agg", "q", 3, b"%d" % number), range(32)))
     assert len(set(standing)) == 1
@@ -36,7 +36,7 @@ def test_of_many_who_plan_a_batch_at_once_all_get_the_same_plan(tmp_path: Path) 
 
 def test_the_last_two_batches_are_kept_and_an_older_one_is_refused(tmp_path: Path) -> None:
     """Batches without data are not planned, so that numbers are left out."""
-    plans = StreamPlans(tmp_path)
+    plans = StreamPlanStore(tmp_path)
     for batch in (0, 1, 5):
         plans.put("agg", "q", batch, b"plan %d" % batch)
     assert plans.kept("agg", "q") == [(1, b"plan 1"), (5, b"plan 5")]
@@ -48,7 +48,7 @@ def test_the_last_two_batches_are_kept_and_an_older_one_is_refused(tmp_path: Pat
 
 
 def test_queries_of_one_stream_do_not_disturb_each_other(tmp_path: Path) -> None:
-    plans = StreamPlans(tmp_path)
+    plans = StreamPlanStore(tmp_path)
     plans.put("agg", "q1", 7, b"a")
     plans.put("agg", "q2", 0, b"b")
     plans.put("other", "q1", 0, b"c")
@@ -63,14 +63,14 @@ def clock_was_wrong(tmp_path: Path, seconds: int) -> None:
 
 
 def test_the_query_that_was_planned_last_is_found(tmp_path: Path) -> None:
-    plans = StreamPlans(tmp_path)
+    plans = StreamPlanStore(tmp_path)
     assert plans.latest_query("agg") is None
     for query in ("q3", "q1", "q2"):
         plans.put("agg", query, 0, b"")
     assert plans.latest_query("agg") == "q2"
     (tmp_path / "raymq" / "streams" / "agg" / "q1.tmp").write_bytes(b"a death left it")
     assert plans.latest_query("agg") == "q2"
-    again = StreamPlans(tmp_path)
+    again = StreamPlanStore(tmp_path)
     assert again.latest_query("agg") == "q2"
     again.put("agg", "q3", 1, b"")
     assert again.latest_query("agg") == "q3"
@@ -82,13 +82,13 @@ def test_of_queries_and_streams_those_planned_last_are_kept_whatever_the_clock_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, restarts: bool
 ) -> None:
     """A clock that was an hour ahead made the plans of the query that runs the oldest: the next one took them away."""
-    monkeypatch.setattr(stream_plans, "MOST_QUERIES", 3)
-    monkeypatch.setattr(stream_plans, "MOST_STREAMS", 2)
-    plans = StreamPlans(tmp_path)
+    monkeypatch.setattr(stream_plan_store, "MAX_QUERIES", 3)
+    monkeypatch.setattr(stream_plan_store, "MAX_STREAMS", 2)
+    plans = StreamPlanStore(tmp_path)
 
-    def later() -> StreamPlans:
+    def later() -> StreamPlanStore:
         clock_was_wrong(tmp_path, seconds)
-        return StreamPlans(tmp_path) if restarts else plans
+        return StreamPlanStore(tmp_path) if restarts else plans
 
     for query in "abc":
         plans.put("s1", query, 0, b"")
@@ -111,14 +111,14 @@ def test_of_queries_and_streams_those_planned_last_are_kept_whatever_the_clock_s
 
 
 def test_plans_that_cannot_be_read_give_way_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_plans, "MOST_QUERIES", 3)
+    monkeypatch.setattr(stream_plan_store, "MAX_QUERIES", 3)
     for content in (b"", b"\x90", b"\xc1", b"\x92\xa1x\x90", b"\x92"):
-        plans = StreamPlans(tmp_path)
+        plans = StreamPlanStore(tmp_path)
         for query in "abc":
             plans.put("s", query, 0, b"")
         (tmp_path / "raymq" / "streams" / "s" / "b").write_bytes(content)
         assert plans.latest_query("s") == "c"
-        plans = StreamPlans(tmp_path)
+        plans = StreamPlanStore(tmp_path)
         plans.put("s", "d", 0, b"")
         assert [query for query in "abcd" if plans.kept("s", query)] == ["a", "c", "d"]
         shutil.rmtree(tmp_path / "raymq")
@@ -126,7 +126,7 @@ def test_plans_that_cannot_be_read_give_way_first(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 65, "ä", "a.tmp", "a b"])
 def test_a_name_that_is_no_file_s_is_refused(tmp_path: Path, name: str) -> None:
-    plans = StreamPlans(tmp_path)
+    plans = StreamPlanStore(tmp_path)
     for call in (
         lambda: plans.put(name, "q", 0, b""),
         lambda: plans.put("s", name, 0, b""),
@@ -140,12 +140,12 @@ def test_a_name_that_is_no_file_s_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_a_number_that_is_none_and_a_plan_that_is_too_long_are_refused(tmp_path: Path) -> None:
-    plans = StreamPlans(tmp_path)
+    plans = StreamPlanStore(tmp_path)
     for batch in (-1, 1 << 63):
         with pytest.raises(InvalidInput, match="batch"):
             plans.put("s", "q", batch, b"")
     with pytest.raises(InvalidInput, match="plan"):
-        plans.put("s", "q", 0, bytes(MOST_PLAN_BYTES + 1))
+        plans.put("s", "q", 0, bytes(MAX_PLAN_BYTES + 1))
     assert plans.kept("s", "q") == []
 
 
@@ -162,7 +162,7 @@ def test_a_number_that_is_none_and_a_plan_that_is_too_long_are_refused(tmp_path:
 )
 def test_a_damaged_file_is_told_and_never_taken_for_no_plans(tmp_path: Path, content: bytes) -> None:
     """Without plans the query would begin anew."""
-    plans = StreamPlans(tmp_path)
+    plans = StreamPlanStore(tmp_path)
     plans.put("s", "q", 0, b"plan")
     (tmp_path / "raymq" / "streams" / "s" / "q").write_bytes(content)
     with pytest.raises(StoreCorrupt):
@@ -172,10 +172,10 @@ def test_a_damaged_file_is_told_and_never_taken_for_no_plans(tmp_path: Path, con
 
 
 def test_a_disk_without_room_takes_no_plan_and_keeps_those_that_it_has(tmp_path: Path) -> None:
-    plans = StreamPlans(tmp_path)
+    plans = StreamPlanStore(tmp_path)
     plans.put("s", "q", 0, b"first")
     with replaced(FullDisk(0)), pytest.raises(StoreFull):
         plans.put("s", "q", 1, b"second")
     assert plans.kept("s", "q") == [(0, b"first")]
     assert plans.put("s", "q", 1, b"third") == b"third"
-    assert StreamPlans(tmp_path).kept("s", "q") == [(0, b"first"), (1, b"third")]
+    assert StreamPlanStore(tmp_path).kept("s", "q") == [(0, b"first"), (1, b"third")]

@@ -17,13 +17,13 @@ from raymq.storage.files import json_file
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
 from raymq.storage.table_repair import find_broken, repair
-from raymq.storage.tables.broker_identity import read_identity, write_identity
+from raymq.storage.tables.broker_identity import read_port_epoch, write_identity
 from raymq.storage.tables.group_config import GroupConfig
 from raymq.storage.tables.request_mode import RequestMode
 from raymq.storage.tables.topic_config import TopicConfig
-from raymq.storage.timers import state as timer_state
+from raymq.storage.timers import timer_state
 from tests.faulty_calls import FaultyCalls
-from tests.stored import append, make_record
+from tests.store_records import append, make_record
 
 CONFIG = StoreConfig(commitlog_file_bytes=1 << 20, index_slots=100, index_entries=1_000)
 TABLES = ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"]
@@ -38,7 +38,7 @@ def directory(tmp_path: Path) -> Path:
         for queue_id in range(3):
             append(store, make_record(queue_id=queue_id))
         store.consumer_offsets.commit("billing", "orders", 1, 1)
-        store.delay_progress.commit(3, 0, 0)
+        store.delay_offsets.commit(3, 0, 0)
     return tmp_path / "store"
 
 
@@ -64,7 +64,7 @@ def test_a_table_that_is_empty_after_its_first_writing_keeps_no_store_closed(dir
 
 
 def break_both(directory: Path, name: str, content: bytes = b"") -> None:
-    for path in ((file := directory / "config" / name), json_file.spare_of(file)):
+    for path in ((file := directory / "config" / name), json_file.backup_path_of(file)):
         path.write_bytes(content)
 
 
@@ -120,7 +120,7 @@ def test_whatever_a_table_says_it_is_read_or_offered_for_repair(directory: Path,
         "another form": UNREADABLE[name],
     }[kind]
     file = directory / name
-    for path in (file, json_file.spare_of(file)):
+    for path in (file, json_file.backup_path_of(file)):
         path.write_bytes(content)
     [found] = find_broken(directory)
     assert found.file == str(file)
@@ -136,7 +136,7 @@ def test_whatever_a_table_says_it_is_read_or_offered_for_repair(directory: Path,
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_a_table_of_another_form_is_read_from_its_spare(directory: Path, name: str) -> None:
     file = directory / name
-    spare = json_file.spare_of(file)
+    spare = json_file.backup_path_of(file)
     if not spare.exists():
         spare.write_bytes(b"{}")
     file.write_bytes(UNREADABLE[name])
@@ -150,7 +150,7 @@ def test_a_file_of_another_form_never_takes_the_place_of_its_spare(
 ) -> None:
     """It was a JSON object, so the next writing made the spare of it: a crash then left two that nobody can read."""
     file = directory / name
-    spare = json_file.spare_of(file)
+    spare = json_file.backup_path_of(file)
     write(directory, name)
     good = spare.read_bytes()
     file.write_bytes(UNREADABLE[name])
@@ -172,14 +172,14 @@ def test_a_file_of_another_form_never_takes_the_place_of_its_spare(
 def write(directory: Path, name: str) -> None:
     """Have a file written once more."""
     if name == "raymq/broker.json":
-        port, epoch = read_identity(directory / name)
+        port, epoch = read_port_epoch(directory / name)
         write_identity(directory / name, name="b", cluster="c", host="h", port=port, epoch=epoch + 1)
         return
     with Store.open(directory, CONFIG) as store:
         store.topic_configs.put(TopicConfig("more", 1, 1))
         store.group_configs.put(GroupConfig("more"))
         store.consumer_offsets.commit("billing", "orders", 1, 2)
-        store.delay_progress.commit(3, 0, 0)
+        store.delay_offsets.commit(3, 0, 0)
         store.request_modes.put(RequestMode("orders", "billing"))
 
 

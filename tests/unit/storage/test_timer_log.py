@@ -14,11 +14,11 @@ from raymq.storage.errors import FormatTooNew
 from raymq.storage.files import file_calls
 from raymq.storage.files.file_calls import FileCalls
 from raymq.storage.timers import timer_log
-from raymq.storage.timers.entry import ENTRY, HOUR_MS, LEAST_KEY, NO_ENTRIES, EntryKind, key_of
-from raymq.storage.timers.over import Over
-from raymq.storage.timers.run import TimerRun
+from raymq.storage.timers.expiry_watermark import ExpiryWatermark
+from raymq.storage.timers.timer_entry import ENTRY, HOUR_MS, MIN_KEY, NO_ENTRIES, EntryKind, key_of
+from raymq.storage.timers.timer_run import TimerRun
 from tests.faulty_calls import FaultyCalls
-from tests.stored import flip
+from tests.store_records import flip_byte
 from tests.unit.storage.timer_logs import EVER_MS, HOUR, START_MS, checkpoint, entry, offsets, opened, waiting
 
 
@@ -127,9 +127,9 @@ def test_what_is_due_next_is_read_without_what_is_due_later(tmp_path: Path, monk
     taken = []
     part = TimerRun.part
     monkeypatch.setattr(TimerRun, "part", lambda run, *which: taken.append(which) or part(run, *which))
-    found, following = log.waiting((START_MS + 100, LEAST_KEY), START_MS + 200, 1_000)
-    assert (offsets(found), following) == (list(range(100, 200)), (START_MS + 200, LEAST_KEY))
-    found, following = log.waiting((START_MS + 100, LEAST_KEY), START_MS + 20_000, 1_000)
+    found, following = log.waiting((START_MS + 100, MIN_KEY), START_MS + 200, 1_000)
+    assert (offsets(found), following) == (list(range(100, 200)), (START_MS + 200, MIN_KEY))
+    found, following = log.waiting((START_MS + 100, MIN_KEY), START_MS + 20_000, 1_000)
     assert len(found) == 1_000
     assert following == (START_MS + 1_100, 7)
     assert taken == [(100, 200), (100, 1_100)]
@@ -185,14 +185,14 @@ def test_what_is_over_goes(tmp_path: Path) -> None:
     log.append(entry(START_MS + HOUR_MS, 10))
     checkpoint(log, 1)
     log.append(entry(START_MS + 5, 11))
-    checkpoint(log, 2, Over(START_MS + HOUR_MS, 11, 1))
+    checkpoint(log, 2, ExpiryWatermark(START_MS + HOUR_MS, 11, 1))
     assert waiting(log) == [11, 10], "what came since then is kept"
     assert sum(map(len, log.runs)) == 2
     log.append(entry(START_MS + 5, 11, kind=EntryKind.DELIVERED))
     log.append(entry(START_MS + HOUR_MS, 10, kind=EntryKind.DELIVERED))
     checkpoint(log, 3)
     log.enqueued = 12
-    checkpoint(log, 4, Over(EVER_MS, 12, 3))
+    checkpoint(log, 4, ExpiryWatermark(EVER_MS, 12, 3))
     assert (list(log.runs), waiting(log)) == ([], [])
     assert waiting(opened(tmp_path)) == []
 
@@ -253,12 +253,12 @@ def test_what_is_damaged_is_told_anew_from_the_first_message_on(tmp_path: Path, 
     elif damage == "short":
         path.write_bytes(path.read_bytes()[:-1])
     elif damage == "flipped":
-        flip(path, 50)
+        flip_byte(path, 50)
     else:
         state.write_text(damage)
     for _ in range(2):
         log = opened(tmp_path)
-        assert (log.enqueued, log.log_end, log.begin_ms, log.over_ms) == (0, 0, 0, 0)
+        assert (log.enqueued, log.log_end, log.begin_ms, log.expired_before_ms) == (0, 0, 0, 0)
         assert waiting(log) == []
         assert not list(tmp_path.glob("run.*"))
         log.append(NO_ENTRIES)

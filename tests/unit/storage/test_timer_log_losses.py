@@ -12,10 +12,10 @@ import pytest
 from raymq.storage.errors import StoreError, StoreFailed, StoreFull
 from raymq.storage.files import file_calls
 from raymq.storage.timers import timer_log
-from raymq.storage.timers.entry import ENTRY, HOUR_MS, LEAST_KEY, EntryKind
+from raymq.storage.timers.timer_entry import ENTRY, HOUR_MS, MIN_KEY, EntryKind
 from raymq.storage.timers.timer_log import TimerLog
 from tests.faulty_calls import FaultyCalls
-from tests.stored import flip
+from tests.store_records import flip_byte
 from tests.unit.storage.timer_logs import START_MS, checkpoint, entry, opened, waiting
 
 
@@ -82,7 +82,7 @@ def test_any_byte_of_a_journal_that_flips_is_noticed(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "state.json").write_bytes(state)
         (folder / path.name).write_bytes(content)
-        flip(folder / path.name, place)
+        flip_byte(folder / path.name, place)
         log = opened(folder)
         told = (log.enqueued, log.log_end, waiting(log))
         assert told == ((0, 0, []) if place < saved else (2, 40, [1]))
@@ -202,7 +202,7 @@ def test_a_loss_of_memory_takes_the_journal_back_to_what_was_synced(tmp_path: Pa
     log.close()
     again = TimerLog(tmp_path, log_end=0x1000, queue_end=4, memory_lost=True)
     assert again.enqueued == 1
-    found, _ = again.waiting((0, LEAST_KEY), 2 * HOUR_MS, 100)
+    found, _ = again.waiting((0, MIN_KEY), 2 * HOUR_MS, 100)
     assert found["queue_offset"].tolist() == [0]
     again.close()
     shorter = TimerLog(tmp_path, log_end=0x1000, queue_end=0, memory_lost=True)

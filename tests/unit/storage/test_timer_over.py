@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from raymq.storage.timers import timer_log
-from raymq.storage.timers.entry import ENTRY, LEAST_KEY, Entries, EntryKind
-from raymq.storage.timers.over import Over, is_over, with_over
+from raymq.storage.timers.expiry_watermark import ExpiryWatermark, add_watermark, is_expired
+from raymq.storage.timers.timer_entry import ENTRY, MIN_KEY, Entries, EntryKind
 from raymq.storage.timers.timer_log import TimerLog
 
 
@@ -34,30 +34,32 @@ def entry(due_ms: int, offset: int, kind: EntryKind = EntryKind.WAITS) -> Entrie
 def test_of_what_is_over_only_that_is_kept_which_says_more(
     known: list[tuple[int, int, int]], new: tuple[int, int, int], left: list[tuple[int, int, int]]
 ) -> None:
-    assert [tuple(each) for each in with_over([Over(*each) for each in known], Over(*new))] == left
+    assert [
+        tuple(each) for each in add_watermark([ExpiryWatermark(*each) for each in known], ExpiryWatermark(*new))
+    ] == left
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_all_that_was_ever_said_to_be_over_stays_so(seed: int) -> None:
     random_ = random.Random(seed)
-    said, known, offset = [], tuple[Over, ...](), 0
+    said, known, offset = [], tuple[ExpiryWatermark, ...](), 0
     entries = np.concatenate([entry(due, at) for due, at in itertools.product(range(12), range(30))])
     for _ in range(20):
         offset += random_.randrange(3)
-        over = Over(random_.randrange(12), offset, 0)
+        over = ExpiryWatermark(random_.randrange(12), offset, 0)
         said.append(over)
-        known = with_over(known, over)
+        known = add_watermark(known, over)
         expected = [any(e["due_ms"] < o.due_ms and e["queue_offset"] < o.queue_offset for o in said) for e in entries]
-        assert is_over(entries, known).tolist() == expected
+        assert is_expired(entries, known).tolist() == expected
         assert len(known) <= 12
 
 
 def test_with_too_many_steps_backwards_nothing_more_is_over() -> None:
-    known = tuple[Over, ...]()
+    known = tuple[ExpiryWatermark, ...]()
     for number in range(100):
-        known = with_over(known, Over(1_000 - number, number + 1, 0))
-    assert (len(known), known[0], known[-1]) == (64, Over(1_000, 1, 0), Over(937, 64, 0))
-    assert with_over(known, Over(2_000, 200, 0)) == (Over(2_000, 200, 0),)
+        known = add_watermark(known, ExpiryWatermark(1_000 - number, number + 1, 0))
+    assert (len(known), known[0], known[-1]) == (64, ExpiryWatermark(1_000, 1, 0), ExpiryWatermark(937, 64, 0))
+    assert add_watermark(known, ExpiryWatermark(2_000, 200, 0)) == (ExpiryWatermark(2_000, 200, 0),)
 
 
 @pytest.mark.parametrize(("log_end", "queue_end", "waits"), [(1_000, 10, [2]), (499, 10, [0, 2]), (1_000, 0, [0, 2])])
@@ -69,11 +71,11 @@ def test_what_is_over_holds_as_far_as_log_and_queue_are_there(
     log = TimerLog(tmp_path, log_end=1_000)
     log.append(np.concatenate([entry(50, 0), entry(50, 2)]))
     log.enqueued = 3
-    write = log.checkpoint(500, over=Over(100, 1, 500))
+    write = log.checkpoint(500, over=ExpiryWatermark(100, 1, 500))
     assert write is not None
     write()
     log.close()
     log = TimerLog(tmp_path, log_end=log_end, queue_end=queue_end)
-    found, _ = log.waiting((0, LEAST_KEY), 200, 100)
+    found, _ = log.waiting((0, MIN_KEY), 200, 100)
     assert found["queue_offset"].tolist() == waits
     assert log.find(50, 7)["queue_offset"].tolist() == waits

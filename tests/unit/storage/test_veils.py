@@ -9,7 +9,7 @@ import pytest
 
 from raymq.storage.errors import MessageNotFound, OffsetOutOfRange
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, bodies, make_record
+from tests.store_records import SMALL, append, bodies, make_record
 
 EVER = (0, 1 << 60)
 TIMER_QUEUE = ("orders", 0)
@@ -23,7 +23,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 def test_no_reader_sees_what_is_behind_a_veil(store: Store) -> None:
     append(store, make_record(b"0", keys="k"))
     store.flush()
-    assert store.veils.lower("tx", {TIMER_QUEUE: None}) == {TIMER_QUEUE: 1}
+    assert store.read_barrier.block("tx", {TIMER_QUEUE: None}) == {TIMER_QUEUE: 1}
     placed = append(store, make_record(b"1", keys="k"))
     place = int(placed.physical_offsets[0])
     store.flush()
@@ -41,8 +41,8 @@ def test_no_reader_sees_what_is_behind_a_veil(store: Store) -> None:
     assert store.offset_at_time(*TIMER_QUEUE, placed.store_timestamp_ms + 1) == 1
     assert store.max_offset(*TIMER_QUEUE, written=True) == 2
     assert len(store.query("orders", "k", *EVER, 9, written=True)) == 2
-    assert store.veils.lift("tx") == [TIMER_QUEUE]
-    assert not store.veils.are_down
+    assert store.read_barrier.unblock("tx") == [TIMER_QUEUE]
+    assert not store.read_barrier.is_active
     assert store.max_offset(*TIMER_QUEUE) == 2
     assert bodies(store) == [b"0", b"1"]
     assert store.read_at(place).body == b"1"
@@ -51,7 +51,7 @@ def test_no_reader_sees_what_is_behind_a_veil(store: Store) -> None:
 
 
 def test_other_queues_are_seen(store: Store) -> None:
-    store.veils.lower("tx", {TIMER_QUEUE: None})
+    store.read_barrier.block("tx", {TIMER_QUEUE: None})
     append(store, make_record(b"0"), make_record(b"1", queue_id=1))
     store.flush()
     assert (bodies(store), bodies(store, queue_id=1)) == ([], [b"1"])
@@ -60,39 +60,39 @@ def test_other_queues_are_seen(store: Store) -> None:
 
 def test_a_queue_that_two_commits_hide_is_seen_when_both_are_through(store: Store) -> None:
     """The second one's begin lies behind a part of the first one's."""
-    store.veils.lower("first", {TIMER_QUEUE: None})
+    store.read_barrier.block("first", {TIMER_QUEUE: None})
     append(store, make_record(b"first"))
-    assert store.veils.lower("second", {TIMER_QUEUE: None}) == {TIMER_QUEUE: 0}
+    assert store.read_barrier.block("second", {TIMER_QUEUE: None}) == {TIMER_QUEUE: 0}
     append(store, make_record(b"second"), make_record(b"first"))
     store.flush()
-    assert store.veils.lift("first") == []
+    assert store.read_barrier.unblock("first") == []
     assert bodies(store) == []
-    assert store.veils.lift("second") == [TIMER_QUEUE]
+    assert store.read_barrier.unblock("second") == [TIMER_QUEUE]
     assert len(bodies(store)) == 3
     store.close()
 
 
 def test_a_queue_that_was_never_written_is_empty_under_its_veil(store: Store) -> None:
-    assert store.veils.lower("tx", {("orders", 7): 5}, with_room=False) == {("orders", 7): 0}
+    assert store.read_barrier.block("tx", {("orders", 7): 5}, with_room=False) == {("orders", 7): 0}
     assert (store.min_offset("orders", 7), store.max_offset("orders", 7)) == (0, 0)
     store.close()
 
 
 def test_a_topic_that_is_made_again_has_no_veil(store: Store) -> None:
-    store.veils.lower("tx", {TIMER_QUEUE: None})
+    store.read_barrier.block("tx", {TIMER_QUEUE: None})
     append(store, make_record(b"0"))
     store.delete_topic("orders")
     append(store, make_record(b"new"))
     store.flush()
     assert bodies(store) == [b"new"]
-    assert store.veils.lift("tx") == [TIMER_QUEUE]
+    assert store.read_barrier.unblock("tx") == [TIMER_QUEUE]
     store.close()
 
 
 def test_what_expires_under_a_veil_is_no_end_before_the_begin(store: Store) -> None:
     append(store, make_record(b"0"))
     store.flush()
-    store.veils.lower("tx", {TIMER_QUEUE: 0})
+    store.read_barrier.block("tx", {TIMER_QUEUE: 0})
     queue = store._dispatcher.get(*TIMER_QUEUE)
     queue.min_offset = 1
     assert store.max_offset(*TIMER_QUEUE) == 1

@@ -9,7 +9,7 @@ import pytest
 from raymq.storage import verify as module
 from raymq.storage.files.mapped_file_queue import files_of
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 
 def test_files_that_expire_meanwhile_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

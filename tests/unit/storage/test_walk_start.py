@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.log import recovery, walk_start
-from raymq.storage.log.walk_start import WalkStart
+from raymq.storage.log import recovery, recovery_start
+from raymq.storage.log.recovery_start import RecoveryStart
 from raymq.storage.records.record import OFFSET_BODY
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, bodies, flip, make_record
+from tests.store_records import SMALL, append, bodies, flip_byte, make_record
 
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, flush_interval_ms=3_600_000)
 WINDOW = 2_000
@@ -23,8 +23,8 @@ WINDOW = 2_000
 
 @pytest.fixture(autouse=True)
 def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk_start, "WALKED_BYTES", WINDOW)
-    monkeypatch.setattr(walk_start, "_APART_BYTES", 300)
+    monkeypatch.setattr(recovery_start, "MIN_RECHECK_BYTES", WINDOW)
+    monkeypatch.setattr(recovery_start, "_APART_BYTES", 300)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_where_to_begin(first: int, noted: list[int], end: int, expected: int) -> None:
-    start = WalkStart(first)
+    start = RecoveryStart(first)
     for place in noted:
         start.note(place)
     assert start.before(end) == expected
@@ -88,7 +88,7 @@ def test_a_start_walks_the_newest_part(tmp_path: Path, end: str) -> None:
 def test_damage_before_it_is_found_by_who_reads_it(tmp_path: Path) -> None:
     with filled(tmp_path, 400) as store:
         place = int(store.entries("orders", 0, 100, 1)[0][0])
-    flip(tmp_path / "commitlog" / ("0" * 20), place + OFFSET_BODY)
+    flip_byte(tmp_path / "commitlog" / ("0" * 20), place + OFFSET_BODY)
     with Store.open(tmp_path, CONFIG) as store:
         assert store.recovery.walked_from > place
         with pytest.raises(StoreCorrupt) as caught, store.read("orders", 0, 100, 1):

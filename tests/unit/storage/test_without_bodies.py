@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from raymq.storage.records.body_stripping import without_bodies
 from raymq.storage.records.record import SYS_FLAG_COMPRESSED, Record, decode, encode, encode_properties
-from raymq.storage.records.table import SCHEMA, tables_from_records
-from raymq.storage.records.without_bodies import without_bodies
+from raymq.storage.records.record_table import SCHEMA, tables_from_records
 
 
 def made() -> list[bytes]:

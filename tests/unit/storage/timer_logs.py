@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.storage.timers.entry import ENTRY, HOUR_MS, LEAST_KEY, Entries, EntryKind
-from raymq.storage.timers.over import Over
+from raymq.storage.timers.expiry_watermark import ExpiryWatermark
+from raymq.storage.timers.timer_entry import ENTRY, HOUR_MS, MIN_KEY, Entries, EntryKind
 from raymq.storage.timers.timer_log import TimerLog
 
 HOUR = 400_000
@@ -30,15 +30,15 @@ def offsets(entries: Entries) -> list[int]:
 def waiting(log: TimerLog, until_ms: int = EVER_MS, begin_ms: int = 0, most: int = 1 << 20) -> list[int]:
     """The offsets of what waits, however many calls it takes."""
     found: list[int] = []
-    begin = (begin_ms, LEAST_KEY)
-    while begin < (until_ms, LEAST_KEY):
+    begin = (begin_ms, MIN_KEY)
+    while begin < (until_ms, MIN_KEY):
         part, following = log.waiting(begin, until_ms, most)
         assert following > begin
         found, begin = found + offsets(part), following
     return found
 
 
-def checkpoint(log: TimerLog, log_end: int, over: Over | None = None) -> None:
+def checkpoint(log: TimerLog, log_end: int, over: ExpiryWatermark | None = None) -> None:
     write = log.checkpoint(log_end, over=over)
     assert write is not None
     write()

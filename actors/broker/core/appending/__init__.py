@@ -1,10 +1,13 @@
-"""From an append to a record: what is accepted, refused, numbered, staged.
+"""Append messages: admission, encoding, deduplication and staging.
 
 What is in it, in the order to read it:
-    admission: how much may be under way; append_under_way: one append from its admission to its answer.
-    inbound_message, foreign_send: a message of a RocketMQ client becomes a record; batch_body, batch_records: many
-    do.
-    idempotence, producer_history: what is known of producers that number their batches; cut_batch: what is missing of
-    one of these; staging: what waits for a commit, stored_rows: what of it is in the log; staged_delays: what is
-    to wait longer.
+    admission: limit the appends in progress.
+    append_scope: one append from its admission to its response.
+    inbound_message, send_message_processor: turn a message of a RocketMQ client into a record.
+    batch_body, batch_records: the same for a batch of messages.
+    idempotence, producer_state_journal: the state of idempotent producers, in memory and on disk.
+    partial_batch: complete a batch of which a crash left only a part.
+    staged_transaction_writer: the records that wait for a commit.
+    commit_deduplicator: find the rows of a commit that are in the log already.
+    staged_delays: staged records that wait for a delay after their commit.
 """

@@ -1,7 +1,8 @@
-"""Which appends a broker takes on: bounds on what is under way, and honesty about being late. No I/O, injected clock.
+"""Limit the appends in progress, and refuse appends when the event loop is late.
 
-What is refused is answered with SYSTEM_BUSY, at once and before anything is read or stored, so that the producer waits
-or goes elsewhere instead of running into its time-out. A full disk is the store's own answer (SERVICE_NOT_AVAILABLE).
+A refused append gets the response SYSTEM_BUSY at once, before anything is read or stored. So the producer waits or
+chooses another broker instead of reaching its time-out. A full disk is reported by the store itself
+(SERVICE_NOT_AVAILABLE). No I/O, injected clock.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ from raymq.actors.errors import RayMQError, ServerBusy
 from raymq.actors.protocol import APPEND_WAIT_MS
 from raymq.storage.errors import StoreBusy, StoreFailed, StoreFull
 
-#: How often the event loop says that it is alive.
+#: The interval between two beats of the event loop.
 BEAT_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """The bounds. Source of the last three: RocketMQ's sendThreadPoolQueueCapacity, waitTimeMillsInSendQueue and
+    """The limits of `Admission`.
+
+    Source of the last three: RocketMQ's sendThreadPoolQueueCapacity, waitTimeMillsInSendQueue and
     osPageCacheBusyTimeOutMills.
 
     Attributes:
-        bytes_under_way: of appends that are not answered yet.
-        appends_under_way: how many of them.
-        age_seconds: an append that may have waited longer than this before it was looked at is refused.
-        stall_seconds: an append that takes longer than this is blamed on the page cache.
+        bytes_under_way: of the appends that are not answered yet.
+        appends_under_way: the number of these appends.
+        age_seconds: an append that may have waited longer than this before it was processed is refused.
+        stall_seconds: an append that takes longer than this is attributed to a busy page cache.
     """
 
     bytes_under_way: int = 256 << 20
@@ -38,34 +41,38 @@ class AdmissionLimits:
 
 
 class Admission:
-    """One broker's, used from its event loop. `clock` is monotonic, in seconds."""
+    """The appends in progress on one broker; used from its event loop.
+
+    `clock` is monotonic, in seconds.
+    """
 
     def __init__(self, clock: Callable[[], float], limits: AdmissionLimits | None = None) -> None:
         self._clock = clock
         self.limits = limits or AdmissionLimits()
         self.bytes_under_way = 0
         self.appends_under_way = 0
-        #: How many appends were let in so far.
+        #: How many appends were admitted so far.
         self.entered = 0
-        #: When the next beat should come.
+        #: When the next beat is due.
         self._due = math.inf
         self._was_late = 0.0
         self._last_append_seconds = 0.0
 
     def beat(self) -> None:
-        """The event loop came round; due every `BEAT_SECONDS`. Without a first beat nothing counts as late.
+        """Record one beat of the event loop, which is due every `BEAT_SECONDS`.
 
-        After a late one what is looked at until the next may have waited just as long.
+        Without a first beat no append counts as late. After a late beat, each request until the next beat may have
+        waited just as long.
         """
         now = self._clock()
         self._was_late = max(0.0, now - self._due)
         self._due = now + BEAT_SECONDS
 
     def enter(self, size: int) -> None:
-        """Let an append of so many bytes in; `leave` must follow once it is answered.
+        """Admit an append of `size` bytes; `leave` must follow once it is answered.
 
         Raises:
-            ServerBusy: a bound is reached, or the loop is so late that the request may have waited for too long.
+            ServerBusy: a limit is reached, or the event loop is so late that the request may have waited too long.
         """
         limits = self.limits
         if self.appends_under_way >= limits.appends_under_way:
@@ -88,29 +95,32 @@ class Admission:
         self.appends_under_way += 1
         self.entered += 1
 
-    def stay(self, size: int) -> None:
-        """Count an append that was let in once more: it leaves twice."""
+    def extend(self, size: int) -> None:
+        """Count an admitted append once more; `leave` must then be called twice."""
         self.bytes_under_way += size
         self.appends_under_way += 1
 
     def appended(self, began: float) -> None:
-        """The store has taken an append that began then."""
+        """Record that the store has finished an append that started at `began`."""
         self._last_append_seconds = self._clock() - began
 
     def leave(self, size: int) -> None:
-        """An append that was let in is answered, well or not."""
+        """Record that an admitted append is answered, with success or not."""
         self.bytes_under_way -= size
         self.appends_under_way -= 1
 
     def validate(self) -> None:
-        """Nothing leaves that did not enter."""
+        """Assert that `leave` was not called more often than `enter` and `extend`."""
         assert self.appends_under_way >= 0
         assert self.bytes_under_way >= 0
         assert self.appends_under_way or not self.bytes_under_way
 
 
-def cause_of(refusal: RayMQError) -> str:
-    """What a refused append is counted under: the bound that it met, else the name of its response code."""
+def refusal_cause(refusal: RayMQError) -> str:
+    """Return the cause under which a refused append is counted.
+
+    It is the limit that was reached, else the name of the response code.
+    """
     if isinstance(refusal, StoreBusy):
         return "no_descriptors"
     if isinstance(refusal, StoreFull):

@@ -1,8 +1,9 @@
-"""The body of a batch: messages as a client packs them, without the places that only a broker knows.
+"""Decode the body of a batch: messages as a client packs them.
 
     size i4 | magic i4 | body CRC i4 | flag i4 | body length i4 + body | properties length i2 + properties
 
-one behind the other. Magic and CRC are 0 from RocketMQ's clients and mean nothing.
+The messages follow each other without gaps. They have no queues or offsets, which only a broker can assign. RocketMQ's
+clients send magic and CRC as 0, without a meaning.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Final, NamedTuple
 
 from raymq.actors.errors import MessageIllegal
 from raymq.actors.request_limits import check_batch
-from raymq.storage.steps import Steps, finish
+from raymq.storage.cooperative_steps import Steps, run_steps
 
 _HEAD = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">H")
 _LEAST = _HEAD.size + _PROPERTIES_LENGTH.size
-#: So many messages are one step of work.
+#: How many messages one step of work handles.
 AT_ONCE: Final = 1_000
 
 
 class BatchMember(NamedTuple):
-    """One message of a batch; `properties` as a record has them."""
+    """One message of a batch; `properties` are encoded as in a record."""
 
     flag: int
     body: bytes
@@ -30,16 +31,16 @@ class BatchMember(NamedTuple):
 
 
 def split(batch: bytes) -> list[BatchMember]:
-    """The messages of a batch, at least one.
+    """Return the messages of a batch, at least one.
 
     Raises:
-        MessageIllegal: the lengths contradict each other or the size of the whole, or there are too many.
+        MessageIllegal: the lengths contradict each other or the total size, or there are too many messages.
     """
-    return finish(splitting(batch))
+    return run_steps(split_steps(batch))
 
 
-def splitting(batch: bytes) -> Steps[list[BatchMember]]:
-    """`split` in steps."""
+def split_steps(batch: bytes) -> Steps[list[BatchMember]]:
+    """Do `split` in steps."""
     members: list[BatchMember] = []
     position, end = 0, len(batch)
     while position < end:

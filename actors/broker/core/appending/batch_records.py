@@ -1,4 +1,7 @@
-"""The records of a batch: what they have in common is encoded once, the rest of each with three small packs."""
+"""Encode the records of a batch.
+
+The fields that all records share are encoded once, the rest of each record with three small packs.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.broker.core.appending.batch_body import AT_ONCE, BatchMember
-from raymq.actors.broker.core.appending.inbound_message import Draft
+from raymq.actors.broker.core.appending.inbound_message import InboundMessage
+from raymq.storage.cooperative_steps import Steps
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records import crc
 from raymq.storage.records import record as layout
-from raymq.storage.steps import Steps
 
-#: The fields in front of those that are the same in all records of a batch: size, magic, CRC, queue id, flag.
+#: The fields before those that are the same in all records of a batch: size, magic, CRC, queue id, flag.
 _FIRST = struct.Struct(">iiiii")
 _INT = struct.Struct(">i")
 _PROPERTIES_LENGTH = struct.Struct(">H")
 
 
-def encoding(batch: Draft, members: Sequence[BatchMember]) -> Steps[tuple[bytes, npt.NDArray[np.int32]]]:
-    """The members as records for the batch's queue, in one buffer, and their sizes; in steps.
+def encode_batch_steps(
+    batch: InboundMessage, members: Sequence[BatchMember]
+) -> Steps[tuple[bytes, npt.NDArray[np.int32]]]:
+    """Encode the members as records of the batch's queue; return buffer and sizes, in steps.
 
     Raises:
-        InvalidInput: properties too long, or a number of the batch out of its field's range.
+        InvalidInput: properties are too long, or a number of the batch is out of its field's range.
     """
     empty = layout.encode(
         batch.topic,

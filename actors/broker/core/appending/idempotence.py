@@ -1,10 +1,12 @@
-"""What a broker remembers of its idempotent producers, so that a batch sent twice is stored once. No I/O.
+"""Recognise repeated batches of idempotent producers, so that each is stored once. No I/O.
 
-A lane is one producer in one queue. Its producer numbers the lane's messages from 0, epoch by epoch; the last results
-are kept, and a batch that is sent again gets the first one's. A producer that lost count begins a new epoch at 0.
+A lane (`ProducerKey`) is one producer in one queue. The producer numbers the lane's messages from 0 in each epoch. The
+last results are kept, and a repeated batch gets the result of the first one. A producer that lost its count begins a
+new epoch at 0.
 
-Of a lane's last batch a death may have left a part: it is *cut*. Nothing follows it but what is missing of it, which is
-stored when the batch is sent again; then it lies at two places. A batch of which nothing is left never was.
+A crash may have left only a part of a lane's last batch in the log: the batch is *cut*. Then only its missing messages
+may follow. They are stored when the batch is sent again; the batch then lies at two places. A batch of which nothing is
+left counts as never sent.
 """
 
 from __future__ import annotations
@@ -17,22 +19,23 @@ from typing import Any, Final
 from raymq.actors.errors import SequenceGap
 from raymq.storage.records.producer_sequence import ProducerSequence
 
-#: How many batches of a lane can be asked for again. A producer has one under way per lane, so one would do for ours.
+#: How many batches of a lane can be repeated. RayMQ's producers need one: they have one in progress per lane.
 KEPT_RESULTS: Final = 5
-#: A lane that was silent for this long is forgotten; a send's budget ends long before.
+#: A lane that was unused for this long is forgotten; the time-out of a send is much shorter.
 EXPIRY_SECONDS: Final = 3_600.0
-#: Above this many lanes the one that was silent longest is forgotten.
-MAX_LANES: Final = 100_000
+#: Above this many lanes the least recently used one is forgotten.
+MAX_PRODUCER_KEYS: Final = 100_000
 
 #: producer id, topic, queue id: as the producer addressed it.
-Lane = tuple[str, str, int]
+ProducerKey = tuple[str, str, int]
 
 
 @dataclass(slots=True)  # not frozen, as `ProducerSequence`
 class StoredBatch:
-    """Where a batch lies: `count` messages from `offset` on (delayed ones wait in the schedule topic).
+    """The place of a batch: `count` messages from `offset` on.
 
-    `rest` is where those behind them lie that were stored when a batch that had been cut was sent again.
+    Delayed messages wait in the schedule topic. `rest` is the place of the batch's later messages, which were stored
+    when a cut batch was sent again.
     """
 
     topic: str
@@ -43,20 +46,23 @@ class StoredBatch:
 
     @property
     def places(self) -> list[StoredBatch]:
-        """Each part of it, in their order."""
+        """Return each part of the batch, in order."""
         return [self] if self.rest is None else [self, *self.rest.places]
 
     @property
     def total(self) -> int:
-        """How many messages lie at all of its places."""
+        """Return the number of messages at all places of the batch."""
         return self.count if self.rest is None else self.count + self.rest.total
 
     def joined(self, rest: StoredBatch) -> StoredBatch:
-        """The same with what was missing, which lies at `rest`."""
+        """Return the batch with its missing messages, which lie at `rest`."""
         return replace(self, rest=rest if self.rest is None else self.rest.joined(rest))
 
     def left(self, there: Callable[[StoredBatch], int]) -> StoredBatch | None:
-        """What is left of it where of a place's messages only the first `there` are; None if nothing is."""
+        """Return what is left of the batch, or None if nothing is.
+
+        `there` returns how many messages of a place exist, counted from its first.
+        """
         count = there(self)
         if count < self.count:
             return replace(self, count=count, rest=None) if count > 0 else None
@@ -64,38 +70,42 @@ class StoredBatch:
 
 
 @dataclass(slots=True)
-class _History:
+class _ProducerState:
     epoch: int
     next: int
     used: float
     results: deque[tuple[int, StoredBatch]] = field(default_factory=lambda: deque(maxlen=KEPT_RESULTS))
-    #: How many messages are missing of the last batch: above 0 it is cut.
+    #: How many messages of the last batch are missing; above 0 the batch is cut.
     missing: int = 0
 
 
-class ProducerTable:
-    """Used from the broker's thread. `clock` is wall time without steps, in seconds."""
+class ProducerStateTable:
+    """The state of all idempotent producers; used from the broker's thread.
 
-    def __init__(self, clock: Callable[[], float], *, max_lanes: int = MAX_LANES) -> None:
+    `clock` is wall time without jumps, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, max_lanes: int = MAX_PRODUCER_KEYS) -> None:
         self._clock = clock
         self._max_lanes = max_lanes
         #: Least recently used first.
-        self._lanes: OrderedDict[Lane, _History] = OrderedDict()
-        #: All of them, so that to forget a topic costs what it has.
-        self._by_topic: dict[str, set[Lane]] = {}
-        #: The lanes that are not as they were when `take_changed` was called.
-        self._changed: dict[Lane, None] = {}
+        self._lanes: OrderedDict[ProducerKey, _ProducerState] = OrderedDict()
+        #: All lanes by topic, so that the cost of forgetting a topic depends on its lanes only.
+        self._by_topic: dict[str, set[ProducerKey]] = {}
+        #: The lanes that have changed since the last call of `take_dirty`.
+        self._changed: dict[ProducerKey, None] = {}
 
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def check(self, lane: Lane, sequence: ProducerSequence) -> StoredBatch | None:
-        """None for the batch that comes next, the first result for one that is here already.
+    def check(self, lane: ProducerKey, sequence: ProducerSequence) -> StoredBatch | None:
+        """Return None for the next batch, and the first result for a batch already stored.
 
-        Of a batch that is cut it has fewer messages than `sequence`: those behind them are to be stored.
+        The result of a cut batch has fewer messages than `sequence`: the messages after them are to be stored.
 
         Raises:
-            SequenceGap: batches are missing before it, it is of an epoch that is over, or its result is not kept.
+            SequenceGap: earlier batches are missing, the batch is of an older epoch, or its result is not kept any
+                more.
         """
         history = self._lanes.get(lane)
         results: Iterable[tuple[int, StoredBatch]]
@@ -114,12 +124,14 @@ class ProducerTable:
                 return stored
         raise SequenceGap(f"producer {lane[0]}: message {following} comes next, the batch begins with {sequence.first}")
 
-    def remember(self, lane: Lane, sequence: ProducerSequence, stored: StoredBatch, at: float | None = None) -> None:
-        """A batch that `check` let through is stored; `at` is when, now if None."""
+    def remember(
+        self, lane: ProducerKey, sequence: ProducerSequence, stored: StoredBatch, at: float | None = None
+    ) -> None:
+        """Record that a batch is stored that `check` allowed; `at` is when, now if None."""
         used = self._clock() if at is None else at
         history = self._lanes.get(lane)
         if history is None or history.epoch < sequence.epoch:
-            history = self._lanes[lane] = _History(sequence.epoch, 0, used)
+            history = self._lanes[lane] = _ProducerState(sequence.epoch, 0, used)
             self._by_topic.setdefault(lane[1], set()).add(lane)
         history.next = sequence.first + sequence.count
         history.used = used
@@ -128,8 +140,8 @@ class ProducerTable:
         self._changed[lane] = None
         self._keep_within()
 
-    def complete(self, lane: Lane, rest: StoredBatch, at: float | None = None) -> StoredBatch:
-        """Of the messages that are missing of the lane's last batch those at `rest` are stored; where all lie now."""
+    def complete(self, lane: ProducerKey, rest: StoredBatch, at: float | None = None) -> StoredBatch:
+        """Record that missing messages of the last batch lie at `rest`; return all places."""
         history = self._lanes[lane]
         first, stored = history.results.pop()
         whole = stored.joined(rest)
@@ -138,10 +150,11 @@ class ProducerTable:
         self.remember(lane, sequence, whole, at)
         return whole
 
-    def replay(self, lane: Lane, sequence: ProducerSequence, stored: StoredBatch, at: float) -> None:
-        """The log has a batch, in the order of the log. Copies of older ones (delivered, retried) change nothing.
+    def replay(self, lane: ProducerKey, sequence: ProducerSequence, stored: StoredBatch, at: float) -> None:
+        """Record a batch found in the log; call it in the order of the log.
 
-        `stored` has fewer messages than `sequence` where the log lost the others.
+        Copies of older batches (delivered, retried) change nothing. `stored` has fewer messages than `sequence` if the
+        log lost the others.
         """
         history = self._lanes.get(lane)
         if history is not None:
@@ -158,11 +171,11 @@ class ProducerTable:
         self._lanes[lane].missing = sequence.count - stored.count
 
     def expire(self) -> None:
-        """Forget the lanes that were silent too long."""
+        """Forget the lanes that were unused too long."""
         now = self._clock()
         while self._lanes:
             lane, history = next(iter(self._lanes.items()))
-            history.used = min(history.used, now)  # the clock was ahead then: silent since now, for all that is known
+            history.used = min(history.used, now)  # the clock was ahead then: count the lane as used now
             if history.used > now - EXPIRY_SECONDS:
                 return
             self._drop(lane)
@@ -171,7 +184,7 @@ class ProducerTable:
         while len(self._lanes) > self._max_lanes:
             self._drop(next(iter(self._lanes)))
 
-    def _drop(self, lane: Lane) -> None:
+    def _drop(self, lane: ProducerKey) -> None:
         del self._lanes[lane]
         of_topic = self._by_topic[lane[1]]
         of_topic.discard(lane)
@@ -179,26 +192,29 @@ class ProducerTable:
             del self._by_topic[lane[1]]
 
     def forget_topic(self, topic: str) -> None:
-        """The topic was deleted: its offsets begin anew."""
+        """Forget the lanes of a deleted topic, whose offsets begin again at 0."""
         for lane in self._by_topic.pop(topic, ()):
             del self._lanes[lane]
             self._changed[lane] = None
 
-    def take_changed(self) -> dict[Lane, None]:
-        """The lanes that changed or were forgotten with their topic since the last call, or since the start."""
+    def take_dirty(self) -> dict[ProducerKey, None]:
+        """Return the lanes that changed since the last call, or since the start.
+
+        Lanes that were forgotten with their topic count as changed.
+        """
         changed, self._changed = self._changed, {}
         return changed
 
-    def give_back(self, changed: Mapping[Lane, None]) -> None:
-        """These were taken by `take_changed` and could not be saved."""
+    def restore_dirty(self, changed: Mapping[ProducerKey, None]) -> None:
+        """Mark lanes as changed again that `take_dirty` returned and that could not be saved."""
         self._changed |= changed
 
-    def lanes(self) -> list[Lane]:
-        """All of them."""
+    def lanes(self) -> list[ProducerKey]:
+        """Return all lanes."""
         return list(self._lanes)
 
-    def rows(self, lanes: Iterable[Lane]) -> list[Any]:
-        """These lanes as plain data, those that are not there any more as their name alone."""
+    def rows(self, lanes: Iterable[ProducerKey]) -> list[Any]:
+        """Return these lanes as plain data, of a forgotten lane only its key."""
         rows: list[Any] = []
         for lane in lanes:
             h = self._lanes.get(lane)
@@ -210,20 +226,22 @@ class ProducerTable:
         return rows
 
     def load(self, rows: Iterable[Sequence[Any]], there: Callable[[StoredBatch], int]) -> bool:
-        """Fill an empty table with `rows`, of each lane the last one; whether it is less than they say.
+        """Fill an empty table with `rows`; return True if less was kept than they contain.
+
+        The last row of each lane counts.
 
         Args:
-            there: how many messages of a place, from its first one on, the log and its queues still have. What they
-                have lost of a lane's batches never was: the first of these is cut, those behind it are forgotten.
+            there: returns how many messages of a place, from its first one on, the log and its queues still have. The
+                first batch of a lane that lost messages is cut, and the batches after it are forgotten.
         """
-        known: dict[Lane, _History] = {}
+        known: dict[ProducerKey, _ProducerState] = {}
         for producer, topic, queue_id, *rest in rows:
             lane = producer, topic, queue_id
             if not rest:
                 known.pop(lane, None)
                 continue
             epoch, following, used, results, *missing = rest
-            history = known[lane] = _History(epoch, following, used, missing=missing[0] if missing else 0)
+            history = known[lane] = _ProducerState(epoch, following, used, missing=missing[0] if missing else 0)
             history.results.extend((first, _from_plain(*stored)) for first, *stored in results)
         is_less = False
         for lane, history in sorted(known.items(), key=lambda each: each[1].used):
@@ -234,7 +252,7 @@ class ProducerTable:
         return is_less
 
     def validate(self) -> None:
-        """Results follow each other without a hole and end where the next batch begins, or what is missing."""
+        """Assert that results are contiguous and end at the next batch or the missing part."""
         for history in self._lanes.values():
             ends = [first + stored.total for first, stored in history.results]
             assert [*[first for first, _ in history.results][1:], history.next] == ends or not ends
@@ -245,7 +263,7 @@ class ProducerTable:
 
 
 def _plain(stored: StoredBatch) -> list[Any]:
-    """Four fields for each place, one place behind the other."""
+    """Return four fields for each place, one place after the other."""
     return [told for place in stored.places for told in (place.topic, place.queue_id, place.offset, place.count)]
 
 
@@ -253,8 +271,8 @@ def _from_plain(topic: str, queue_id: int, offset: int, count: int, *rest: Any) 
     return StoredBatch(topic, queue_id, offset, count, _from_plain(*rest) if rest else None)
 
 
-def _keep_what_is_left(history: _History, there: Callable[[StoredBatch], int]) -> bool:
-    """Forget what is not there any more; whether that was anything."""
+def _keep_what_is_left(history: _ProducerState, there: Callable[[StoredBatch], int]) -> bool:
+    """Forget the messages that no longer exist; return True if there were any."""
     results = list(history.results)
     for number, (first, stored) in enumerate(results):
         left = stored.left(there)

@@ -1,8 +1,8 @@
-"""A message on its way from its sender into the log, and the detours that it may take.
+"""Represent a message on its way from its sender into the log.
 
-A message that does not come to its queue at once waits elsewhere in the log: in the schedule topic, in the topic of
-half messages, in the timer's. Whoever keeps such messages gives `Accepting.detours` a function that turns a draft of
-its kind into what waits; nothing else of the way in has to know of it.
+A message that is not delivered to its queue at once is first stored in another topic: the schedule topic, the topic of
+half messages, or the timer's. The service of such a topic adds a function to `SendMessageProcessor.put_message_hooks`,
+which turns a draft of its kind into the message that waits. No other part of the append path depends on the service.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TIMER_NAMES = (names.TIMER_DELIVER_MS, names.TIMER_DELAY_MS, names.TIMER_DELAY_S
 
 
 class MessageKind(enum.Enum):
-    """What a sender wants of a message, beside that it is stored."""
+    """When a message is to be delivered."""
 
     NORMAL = "comes at once"
     HALF = "comes when its transaction is committed"
@@ -27,16 +27,19 @@ class MessageKind(enum.Enum):
 
 
 @dataclass(slots=True)
-class Draft:
-    """A message, or a batch, as its sender told it. A detour may change it before it is stored.
+class InboundMessage:
+    """A message, or a batch, as its sender sent it.
+
+    A hook may change it before it is stored.
 
     Attributes:
-        queue_id: below 0: any.
-        properties: parsed; those of a batch are what its messages have in common.
+        queue_id: below 0 for any queue.
+        properties: parsed; those of a batch are common to its messages.
         born_host: packed, 4 or 16 bytes address and 4 bytes port.
         max_reconsume_times: the sender's own; None takes the group's.
-        default_topic, default_queues: the model of a topic that is not there yet, and the queues wanted of it.
-        recall_handle: by which the sender may withdraw it; a detour sets it.
+        default_topic, default_queues: the template of a topic that does not exist yet, and its requested number of
+            queues.
+        recall_handle: with it the sender may withdraw the message; a hook sets it.
     """
 
     topic: str
@@ -55,12 +58,15 @@ class Draft:
 
     @property
     def kind(self) -> MessageKind:
-        """What is asked for; MessageIllegal as `delay_level`."""
+        """Return the kind of the message. Raise MessageIllegal as `delay_level`."""
         return kind_of(self.properties, self.reconsume_times)
 
 
 def kind_of(properties: Mapping[str, str], reconsume_times: int) -> MessageKind:
-    """What is asked for. A delay level wins over a time, and a half message that is retried is none any more."""
+    """Return the kind of a message with these properties.
+
+    A delay level overrides a delivery time. A half message that is retried is no longer a half message.
+    """
     level = delay_level(properties)
     if properties.get(names.TRAN_MSG, "").lower() == "true" and not (level > 0 and reconsume_times > 0):
         return MessageKind.HALF
@@ -72,7 +78,10 @@ def kind_of(properties: Mapping[str, str], reconsume_times: int) -> MessageKind:
 
 
 def delay_level(properties: Mapping[str, str]) -> int:
-    """The delay level asked for; 0 and below: none. MessageIllegal if it is no number."""
+    """Return the requested delay level; 0 or below means none.
+
+    Raise MessageIllegal if it is not a number.
+    """
     told = properties.get(names.DELAY)
     try:
         return 0 if told is None else int(told)
@@ -80,5 +89,5 @@ def delay_level(properties: Mapping[str, str]) -> int:
         raise MessageIllegal(names.DELAY, "a whole number", told) from None
 
 
-#: Puts a draft where it waits, by changing it. Its topic and queue id are those that it shall come to.
-Detour = Callable[[Draft], None]
+#: Redirects a draft, in place, to the queue where it waits. Its topic and queue id are the final ones before the call.
+PutMessageHook = Callable[[InboundMessage], None]

@@ -1,7 +1,8 @@
-"""Staged records that are to wait for a time or a level after their commit.
+"""Stage records that wait for a delivery time or a delay level after their commit.
 
-They become what waits when they are staged: their commit appends them like any others, only to the queue in which they
-wait. So a crash in the middle of a commit is no other case for them, and a level's wait begins with the commit.
+Their waiting copies are made when they are staged. The commit appends these copies like any other records, only to the
+queue in which they wait. So a crash during a commit is not a special case for them, and the wait of a delay level
+begins with the commit.
 """
 
 from __future__ import annotations
@@ -11,40 +12,51 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.broker.core.copies.rewriting import join
-from raymq.actors.broker.core.delay.schedule import Schedule
+from raymq.actors.broker.core.copies.record_copy import join
+from raymq.actors.broker.core.delay.schedule_message_service import ScheduleMessageService
+from raymq.actors.broker.core.delay.timer_message_store import TimerMessageStore
 from raymq.actors.broker.core.delay.timer_records import TIMER_QUEUE
-from raymq.actors.broker.core.delay.timers import Timers
 from raymq.actors.errors import InvalidInput
+from raymq.storage.cooperative_steps import Steps, map_steps
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import Record, decode
-from raymq.storage.steps import Steps, mapped
 
-#: Records that are made anew in one step of the loop: some 30 us each.
+#: How many records are re-encoded in one step of the event loop: some 30 us each.
 _AT_ONCE: Final = 64
 
 
-def waiting_chunk(
-    schedule: Schedule, timers: Timers, topic_queue: tuple[str, int], records: memoryview, sizes: npt.NDArray[np.int32]
+def delay_chunk_steps(
+    schedule: ScheduleMessageService,
+    timers: TimerMessageStore,
+    topic_queue: tuple[str, int],
+    records: memoryview,
+    sizes: npt.NDArray[np.int32],
 ) -> Steps[tuple[tuple[str, int], memoryview, npt.NDArray[np.int32]]]:
-    """The topic_queue, the records and their sizes that records of `topic_queue`, which are sound, are to be staged as.
+    """Copy delayed records for their waiting queue, in steps; return queue, copies and sizes.
+
+    The given records belong to `topic_queue` and must be valid.
 
     Raises:
-        InvalidInput: they do not all wait for a time, or all for the same level.
-        MessageIllegal: one cannot wait as it is: a time too far ahead, or no room for what its copies get.
+        InvalidInput: not all of them have a delivery time, or not all the same delay level.
+        MessageIllegal: a record cannot wait as it is: its time is too far ahead, or there is no room for the properties
+            of its copies.
     """
     ends = np.cumsum(sizes, dtype=np.int64)
     starts = (ends - sizes).tolist()
     waits_a_level = names.DELAY in decode(records, check_crc=False).properties
 
-    def put_off(start: int) -> tuple[int, bytes]:
+    def defer_record(start: int) -> tuple[int, bytes]:
         record = decode(records, start, check_crc=False)
         if (names.DELAY in record.properties) is not waits_a_level:
             raise _mixed(record)
-        return schedule.put_off(record, topic_queue) if waits_a_level else (0, timers.put_off(record, topic_queue)[1])
+        return (
+            schedule.defer_record(record, topic_queue)
+            if waits_a_level
+            else (0, timers.defer_record(record, topic_queue)[1])
+        )
 
-    made = yield from mapped(put_off, starts, _AT_ONCE)
+    made = yield from map_steps(defer_record, starts, _AT_ONCE)
     levels = {level for level, _ in made}
     if len(levels) > 1:
         raise InvalidInput("records", "one delay level in a chunk", sorted(levels))

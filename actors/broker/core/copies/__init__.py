@@ -1,6 +1,7 @@
-"""Copies of stored messages, made for whoever moves them on.
+"""Make copies of stored messages for services that move messages to another queue.
 
 What is in it, in the order to read it:
-    copying: a copy is made, or its message is put aside; rewriting: a record made anew; marked_records: finding
-    copies again.
+    republisher: make and append copies; quarantine messages that cannot be copied.
+    record_copy: re-encode a record.
+    property_scan: find copies again at startup.
 """

@@ -1,8 +1,10 @@
-"""Messages that wait: the fixed levels, times of their own, and calling them back; meant_for: their topic.
+"""Delayed messages: the fixed delay levels, messages with a delivery time, and recalls.
 
 What is in it, in the order to read it:
-    schedule, due_times: the fixed levels.
-    timers, timer_wheel, timer_records: times of messages' own; recall, recalled: calling them back.
-    meant_for: which topic of a name a waiting message is for.
-    delivered: what a start has to know of copies; rescue: what waits outlives its log file.
+    schedule_message_service, due_times: the fixed delay levels.
+    timer_message_store, timer_wheel, timer_records: messages with a delivery time of their own.
+    recall_processor, recent_recalls: withdraw such messages.
+    topic_incarnation: for which topic of a name a waiting message is meant.
+    delivery_recovery: find the copies that were delivered before a crash.
+    delayed_message_relocator: store waiting messages again before their log file is deleted.
 """

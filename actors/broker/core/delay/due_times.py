@@ -1,8 +1,9 @@
-"""When the entries of one delay level are due: what their queue says, unless it cannot be. No I/O.
+"""Determine when the entries of one delay level are due. No I/O.
 
-An entry says when it is due by the clock of the broker that stored it. If that is further off than the whole delay of
-its level, the clock was set back since, or was ahead then; how long the message has waited nobody can know. It must not
-come early, so it waits its whole delay from when it is seen, together with all that are behind it by then.
+An entry has its due time by the clock of the broker that stored it. If that is further ahead than the whole delay of
+its level, the clock was set back since, or was ahead then; then it is unknown how long the message has waited. It must
+not be delivered early, so it waits its whole delay from the time when this is noticed, together with all later entries
+that exist then.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ _Int64s = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class DueTimes:
-    """One level."""
+    """The due times of one level."""
 
-    #: Entries before this offset are due a whole delay behind that time at the latest.
+    #: Entries before this offset are due at most a whole delay after `_seen_ms`.
     _seen_to: int = 0
     _seen_ms: int = 0
 
     def of(self, begin: int, told_ms: _Int64s, delays_ms: _Int64s, end: int, now_ms: int) -> _Int64s:
-        """When entries from offset `begin` on are due.
+        """Return when the entries from offset `begin` on are due.
 
         Args:
-            told_ms: what they say.
-            delays_ms: how long each waits, by the table of levels that it was stored under.
-            end: where their queue ends.
+            told_ms: their stored due times.
+            delays_ms: how long each waits, by the table of levels under which it was stored.
+            end: the end of their queue.
         """
         if (begin >= self._seen_to or self._seen_ms > now_ms) and (told_ms > now_ms + delays_ms).any():
             self._seen_to, self._seen_ms = end, now_ms

@@ -1,4 +1,4 @@
-"""What the records of the timer topic say, and the properties by which they say it. Pure."""
+"""Parse the records of the timer topic, and build their properties. No I/O."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.actors.broker.core.copies.rewriting import check_room
-from raymq.actors.broker.core.delay.delivered import origin_of
+from raymq.actors.broker.core.copies.record_copy import check_properties_size
+from raymq.actors.broker.core.delay.delivery_recovery import parse_origin
 from raymq.actors.errors import MessageIllegal
 from raymq.actors.naming import TIMER_TOPIC
-from raymq.storage.records import batch as record_batch
-from raymq.storage.records import limits
+from raymq.storage.records import message_limits, record_batch
 from raymq.storage.records import property_names as names
 from raymq.storage.records.property_columns import properties_of_batch
 from raymq.storage.records.record import encode_properties
-from raymq.storage.timers.entry import ENTRY, HOUR_MS, Entries, EntryKind, key_of
+from raymq.storage.timers.timer_entry import ENTRY, HOUR_MS, Entries, EntryKind, key_of
 
-#: Where all of them wait.
+#: The queue in which all timed messages wait.
 TIMER_QUEUE: Final = (TIMER_TOPIC, 0)
-#: The level that `DELIVERED_FROM` names for these messages: no delay level has it.
+#: The level in `DELIVERED_FROM` for these messages, which is not the number of a delay level.
 TIMER_LEVEL: Final = 0
 #: How far ahead a message may be due.
-MAX_AHEAD_MS: Final = limits.MOST_DAYS_AHEAD * 24 * HOUR_MS
-#: A due time from here on, in some thousand years, is none that anybody named.
+MAX_AHEAD_MS: Final = message_limits.MAX_DAYS_AHEAD * 24 * HOUR_MS
+#: Due times from here on, some thousand years ahead, are invalid.
 _NEVER_MS: Final = 10**14
 
 
 def due_of(told: Mapping[str, str], now_ms: int) -> int | None:
-    """When a message with these properties is due, at the earliest at 0; None: it names no time.
+    """Return when a message with these properties is due, at least 0.
+
+    The result is None if they name no time.
 
     Raises:
-        MessageIllegal: a time is no number, or too far ahead.
+        MessageIllegal: a time is not a number, or is too far ahead.
     """
     for name, unit_ms, since_ms in (
         (names.TIMER_DELAY_SEC, 1_000, now_ms),
@@ -50,28 +51,34 @@ def due_of(told: Mapping[str, str], now_ms: int) -> int | None:
         except ValueError:
             raise MessageIllegal(name, "a whole number", text) from None
         if due_ms > now_ms + MAX_AHEAD_MS:
-            raise MessageIllegal(name, f"at most {limits.MOST_DAYS_AHEAD} days ahead", text)
+            raise MessageIllegal(name, f"at most {message_limits.MAX_DAYS_AHEAD} days ahead", text)
         return max(0, due_ms)
     return None
 
 
 def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, due_ms: int) -> dict[str, str]:
-    """The properties of what waits for (`topic`, `queue_id`). MessageIllegal: there is no room for them."""
+    """Return the properties of a message that waits for (`topic`, `queue_id`).
+
+    Raise MessageIllegal if there is no room for them.
+    """
     kept = {name: value for name, value in told.items() if name != names.DELIVERED_FROM}
     kept |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id), names.TIMER_OUT_MS: str(due_ms)}
-    check_room(kept)
+    check_properties_size(kept)
     return kept
 
 
 def moved_properties(told: Mapping[str, str], due_ms: int, origin: str) -> dict[str, str]:
-    """The properties of what waited a delay level, as those say that it `told`, and is to wait for that time."""
+    """Return the properties of a delay-level message that is moved to the timer topic.
+
+    `told` are its properties so far, `due_ms` is when it is due, and `origin` names its entry in the delay level.
+    """
     kept = {name: value for name, value in told.items() if name != names.TIMER_DEL_UNIQKEY}
     return kept | {names.TIMER_OUT_MS: str(min(due_ms, _NEVER_MS - 1)), names.DELIVERED_FROM: origin}
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawal:
-    """Messages of that key that are due then, and came before this one, are not to be delivered."""
+class Cancellation:
+    """A record that withdraws earlier messages with its key and due time."""
 
     key: int
     due_ms: int
@@ -80,17 +87,23 @@ class Withdrawal:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What records of the timer topic say: these wait, these were withdrawn, these moved, these say nothing."""
+class ParsedTimerRecords:
+    """Parsed records of the timer topic.
+
+    `waits` are waiting messages, `withdrawals` withdraw others, `moved` are the entries of messages that wait at
+    another offset now, and `silent` are records without a valid time.
+    """
 
     waits: Entries
-    withdrawals: Sequence[Withdrawal]
+    withdrawals: Sequence[Cancellation]
     moved: Entries
     silent: Entries
 
 
-def read_waiting(records: memoryview, sizes: npt.NDArray[np.int32], queue_offsets: npt.NDArray[np.int64]) -> Told:
-    """What contiguous records of the timer queue say; those that name no time that can be say nothing."""
+def parse_timer_records(
+    records: memoryview, sizes: npt.NDArray[np.int32], queue_offsets: npt.NDArray[np.int64]
+) -> ParsedTimerRecords:
+    """Parse contiguous records of the timer queue."""
     batch = record_batch.parse(records, sizes, check_crc=False)
     columns = properties_of_batch(batch)
     due_ms = numbers(columns.last(names.TIMER_OUT_MS))
@@ -110,51 +123,54 @@ def read_waiting(records: memoryview, sizes: npt.NDArray[np.int32], queue_offset
     entries["queue_offset"] = queue_offsets
     entries["physical_offset"] = batch.physical_offsets
     entries["key"] = [
-        key_of(delete_key(topic, unique_key if delete is None else withdrawn_key(topic, delete)))
+        key_of(delete_key(topic, unique_key if delete is None else cancelled_key(topic, delete)))
         for topic, unique_key, delete in zip(topics, unique_keys, deletes, strict=True)
     ]
     entries["size"] = sizes
     entries["kind"] = EntryKind.WAITS
     is_delete = np.array([delete is not None for delete in deletes])
     withdrawals = [
-        Withdrawal(*(int(entry[name]) for name in ("key", "due_ms", "queue_offset", "physical_offset")))
+        Cancellation(*(int(entry[name]) for name in ("key", "due_ms", "queue_offset", "physical_offset")))
         for entry in entries[is_delete & (due_ms >= 0)]
     ]
     has_moved = (moved_from >= 0) & (due_ms >= 0)
     moved = entries[has_moved]
     moved["kind"] = EntryKind.MOVED
     moved["queue_offset"] = moved_from[has_moved]
-    return Told(entries[~is_delete & (due_ms >= 0)], withdrawals, moved, entries[due_ms < 0])
+    return ParsedTimerRecords(entries[~is_delete & (due_ms >= 0)], withdrawals, moved, entries[due_ms < 0])
 
 
 def _moved_from(text: str | None, offset: int) -> int:
-    """Under which offset the message at `offset` of the timer queue waited before, -1 if it always waited there."""
-    origin = None if text is None else origin_of({names.DELIVERED_FROM: text})
+    """Return the earlier offset of a message that was relocated within the timer queue.
+
+    The result is -1 if the message always waited at `offset`.
+    """
+    origin = None if text is None else parse_origin({names.DELIVERED_FROM: text})
     return origin.offset if origin is not None and origin.level == TIMER_LEVEL and origin.offset < offset else -1
 
 
 def delete_key(topic: str | None, unique_key: str | None) -> str:
-    """What a waiting message is called by that is to be withdrawn."""
+    """Return the key that names a waiting message in a withdrawal."""
     return f"{topic}_{unique_key}"
 
 
-def withdrawn_key(topic: str | None, told: str) -> str:
-    """The unique key of the message of a topic that a record withdraws, which calls it `told`.
+def cancelled_key(topic: str | None, told: str) -> str:
+    """Return the unique key of the message that a withdrawal with key `told` names.
 
-    RocketMQ's brokers write "<topic>+<unique key>"; those before 5.3 had other forms, the unique key alone among them.
+    RocketMQ's brokers write "<topic>+<unique key>"; those before 5.3 used other forms, among them the unique key alone.
     """
     separator = "+" if told.startswith(f"{topic}+") else "_"
     return told.removeprefix(f"{topic}{separator}")
 
 
 def origins_of(entries: Entries) -> list[bytes]:
-    """The property that says what a copy was made from, of each, as it is stored."""
+    """Return, for the copy of each entry, the encoded property that names its origin."""
     pattern = encode_properties({names.DELIVERED_FROM: f"{TIMER_LEVEL}:%d"})
     return [pattern % offset for offset in entries["queue_offset"].tolist()]
 
 
 def numbers(texts: pa.Array) -> npt.NDArray[np.int64]:
-    """Decimal numbers; -1 for what is none."""
+    """Return decimal numbers; -1 for texts that are not numbers."""
     return np.array(
         [int(text) if text is not None and text.isdecimal() and len(text) < 19 else -1 for text in texts.to_pylist()],
         np.int64,

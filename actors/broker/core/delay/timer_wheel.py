@@ -1,15 +1,18 @@
-"""The near part of the timers: what is due within the next minute, in memory, in the order of due times. Pure."""
+"""Keep the timers due within the next minute in memory, by due time. No I/O."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage.timers.entry import NO_ENTRIES, Entries
+from raymq.storage.timers.timer_entry import NO_ENTRIES, Entries
 
 
 class TimerWheel:
-    """Entries of the timer log by due time and queue offset; each queue offset at most once."""
+    """Entries of the timer log by due time and queue offset.
+
+    Each queue offset occurs at most once.
+    """
 
     def __init__(self) -> None:
         self._set(NO_ENTRIES)
@@ -19,11 +22,11 @@ class TimerWheel:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the first one is due; None if none waits."""
+        """Return when the first entry is due, or None if there is none."""
         return int(self._dues[0]) if len(self._dues) else None
 
     def add(self, entries: Entries) -> None:
-        """Put entries in; those that are there already count once."""
+        """Add entries; those that are present already are ignored."""
         if not len(entries):
             return
         first, stop = self._range(entries)
@@ -34,14 +37,20 @@ class TimerWheel:
         self._set(np.concatenate([self._waiting[:first], mixed[order], self._waiting[stop:]]))
 
     def due(self, now_ms: int, most: int, most_bytes: int) -> Entries:
-        """What is due at `now_ms`, the earliest first: at least one if there is one, then up to both limits."""
+        """Return the entries that are due at `now_ms`, earliest first, within both limits.
+
+        At least one is returned if any is due.
+        """
         first = self._waiting[:most]
         first = first[first["due_ms"] <= now_ms]
         within = int(np.searchsorted(np.cumsum(first["size"], dtype=np.int64), most_bytes, "right"))
         return first[: max(1, within)]
 
     def discard(self, entries: Entries) -> None:
-        """Take out what waits no more, as far as it is here: most often what comes first."""
+        """Remove entries that wait no more, if they are present.
+
+        Most often they are the first ones.
+        """
         offsets = entries["queue_offset"]
         if np.array_equal(self._waiting["queue_offset"][: len(offsets)], offsets):
             self._set(self._waiting[len(offsets) :])
@@ -53,21 +62,21 @@ class TimerWheel:
                 self._set(np.concatenate([self._waiting[:first], left, self._waiting[stop:]]))
 
     def clear(self) -> None:
-        """Take out all."""
+        """Remove all entries."""
         self._set(NO_ENTRIES)
 
     def _range(self, entries: Entries) -> tuple[int, int]:
-        """Where what is due when `entries` are stands, and all between."""
+        """Return the index range of the entries whose due times lie within those of `entries`."""
         dues = entries["due_ms"].astype(np.int64)
         first, stop = np.searchsorted(self._dues, dues.min(), "left"), np.searchsorted(self._dues, dues.max(), "right")
         return int(first), int(stop)
 
     def _set(self, waiting: Entries) -> None:
         self._waiting = waiting
-        #: Their due times, side by side.
+        #: The due times of the entries, as a contiguous array.
         self._dues: npt.NDArray[np.int64] = waiting["due_ms"].astype(np.int64)
 
     def validate(self) -> None:
-        """Invariants, asserted after every unit test."""
+        """Assert the invariants; called after every unit test."""
         assert bool((self._dues[1:] >= self._dues[:-1]).all())
         assert len(np.unique(self._waiting["queue_offset"])) == len(self._waiting)

@@ -1,7 +1,9 @@
-"""Pop: messages lent to whichever member asks, and taken back.
+"""Pop consumption: messages are delivered to any member of a group under a lease.
 
 What is in it, in the order to read it:
-    pop, request: a pop and its answer; queue: one queue as one group pops it; alarms: when to look at which; reading:
-    what a pop delivers.
-    buried: which of the dead are dead letters already.
+    pop_service, pop_request: serve pop requests; a request and its result.
+    unacked_queue: the unacknowledged messages of one queue in one group.
+    deadline_heap: when to check which queue.
+    pop_reader: read the records that a pop delivers.
+    dead_letter_recovery: find the dead messages that already have a dead letter.
 """

@@ -1,14 +1,15 @@
-"""Parked fetches and pulls: who waits for which queue, and until when. No I/O, injected clock.
+"""Park fetches and pulls until messages arrive or a deadline passes.
 
-A parked request waits for any of its queues. It is woken by the first arrival, by its deadline, or, where it belongs to
-a session, by a newer one of that session, so that a client changes what it waits for without waiting. One whose
-connection ends is taken out by whoever parked it. A *standing* one stays through arrivals: it is woken by the first of
-those that it has not taken yet. It may also be offered a single message that was just stored, and if it takes that, it
-is not woken for it.
+A parked request waits for any of its queues. It is woken by the first arrival or by its deadline. If it belongs to a
+session, a newer request of that session wakes it too, so that a client can change its queues without delay. If its
+connection ends, the code that parked it removes it. A *standing* request stays parked through arrivals: it is woken by
+the first arrival after its last `take_arrivals`. It may also be offered a single message that was just stored; if it
+takes that message, it is not woken for it.
 
-Parking, waking and taking out cost the same however many are parked: an arrival touches the waiters of its queue, and a
-sweep those whose time is over. Where these are very many they are woken in steps, between which others have the loop:
-arrivals that come meanwhile have all of them woken once more, however many arrivals there are.
+The cost of parking, waking and removing does not depend on the number of parked requests: an arrival touches only the
+requests of its queue, and a sweep only those whose deadline has passed. If very many have to be woken, this is done in
+steps, between which the event loop serves others. If more messages arrive meanwhile, all requests of the queue are
+woken once more, however many arrivals there are. No I/O, injected clock.
 """
 
 from __future__ import annotations
@@ -22,29 +23,30 @@ from typing import Final, TypeVar
 
 _Key = TypeVar("_Key")
 QueueKey = tuple[str, int]
-#: Told the queue, the message's offset there, where it lies in the log, and its record's bytes.
+#: Called with the queue, the message's offset, its physical offset and its record's size in bytes.
 TakeNext = Callable[[QueueKey, int, int, int], bool]
 
-#: Deadlines are kept in steps of this; a parked request is woken at most this long (and a sweep's pause) after its own.
+#: The granularity of deadlines; a request is woken at most this long (and a sweep's pause) after its deadline.
 TICK_SECONDS = 0.1
-#: With so many requests parked, another one is answered at once (RocketMQ's maxPopPollingSize).
+#: When this many requests are parked, another one is answered at once (RocketMQ's maxPopPollingSize).
 MAX_PARKED = 100_000
-#: In one step so many are woken, those that wait for many queues counting more: some ten milliseconds.
+#: How many requests one step wakes, where those of many queues count more: some ten milliseconds.
 _STEP_WORK: Final = 4_000
-#: So many of those who wait are offered a message that was just stored.
-_MOST_OFFERS: Final = 64
+#: To how many parked requests a message that was just stored is offered.
+_MAX_OFFERS: Final = 64
 
 
 def _at_once(call: Callable[[], None]) -> None:
-    """When the next step is made where nobody else waits for the loop."""
+    """Run `call` at once; the default of `later` if nothing else needs the event loop."""
     call()
 
 
 @dataclass(slots=True, eq=False)
-class Parked:
-    """One parked request. `wake` is called once, when an arrival, the deadline or its session ends its wait.
+class ParkedRequest:
+    """One parked request, with the function `wake`.
 
-    Of a standing one it is called again for arrivals after each `take_arrivals`, and a last time when it ends.
+    `wake` is called once: at an arrival, at the deadline, or because of a newer request of the session. For a standing
+    request, `wake` is called again for arrivals after each `take_arrivals`, and a last time when the request ends.
     """
 
     queues: tuple[QueueKey, ...]
@@ -52,23 +54,23 @@ class Parked:
     wake: Callable[[], None]
     session: str | None
     standing: bool = False
-    #: Offered what comes next in one of the queues, before the store's readers see it; whether it took that.
+    #: Called with the next message of one of the queues before readers see it; returns whether the request took it.
     take_next: TakeNext | None = None
-    #: It waits for all queues of these, besides.
+    #: The topics for all of whose queues the request waits, in addition to `queues`.
     topics: tuple[str, ...] = ()
-    #: It is parked no more;
+    #: Whether the request is no longer parked.
     ended: bool = False
-    #: because of a newer one of its session.
+    #: Whether it ended because of a newer request of its session.
     superseded: bool = False
     _arrivals: dict[QueueKey, None] = field(default_factory=dict)
 
     def take_arrivals(self) -> Collection[QueueKey]:
-        """The queues that got something since the last call, in the order of their arrivals."""
+        """Return the queues that got messages since the last call, in the order of arrival."""
         taken, self._arrivals = self._arrivals, {}
         return taken
 
     def arrived(self, queue: QueueKey) -> None:
-        """For `LongPolls`: one of the queues got something."""
+        """Record an arrival in one of the queues; for `LongPollingService`."""
         new = not self._arrivals
         self._arrivals[queue] = None
         if new:
@@ -76,26 +78,26 @@ class Parked:
 
 
 @dataclass(slots=True)
-class LongPolls:
+class LongPollingService:
     """All parked requests of a broker. `clock` is monotonic seconds."""
 
     clock: Callable[[], float]
-    #: Has the next step made in a later turn of the loop.
+    #: Runs the next step in a later iteration of the event loop.
     later: Callable[[Callable[[], None]], object] = _at_once
-    #: The broker is stopping: nobody should park again.
+    #: Whether the broker is stopping; no request should park then.
     closed: bool = False
-    _by_queue: dict[QueueKey, set[Parked]] = field(default_factory=dict)
-    _by_topic: dict[str, set[Parked]] = field(default_factory=dict)
-    _by_tick: dict[int, set[Parked]] = field(default_factory=dict)
-    _by_session: dict[str, Parked] = field(default_factory=dict)
+    _by_queue: dict[QueueKey, set[ParkedRequest]] = field(default_factory=dict)
+    _by_topic: dict[str, set[ParkedRequest]] = field(default_factory=dict)
+    _by_tick: dict[int, set[ParkedRequest]] = field(default_factory=dict)
+    _by_session: dict[str, ParkedRequest] = field(default_factory=dict)
     _swept: int = 0
     _count: int = 0
-    #: Who took the message whose arrival comes next.
-    _taker: Parked | None = None
-    #: By queue, those who are still to be woken for what has arrived; and where more has arrived since.
-    _waking: dict[QueueKey, list[Parked]] = field(default_factory=dict)
+    #: The request that took the message whose arrival is reported next.
+    _taker: ParkedRequest | None = None
+    #: By queue, the requests still to be woken for an arrival; and the queues with further arrivals since.
+    _waking: dict[QueueKey, list[ParkedRequest]] = field(default_factory=dict)
     _again: set[QueueKey] = field(default_factory=set)
-    #: Deadlines that have passed.
+    #: The ticks of the deadlines that have passed.
     _due: deque[int] = field(default_factory=deque)
     _expiring: bool = False
 
@@ -107,7 +109,7 @@ class LongPolls:
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody should park besides those who do."""
+        """Return True if no further request should park."""
         return self._count >= MAX_PARKED
 
     def park(
@@ -120,14 +122,16 @@ class LongPolls:
         standing: bool = False,
         take_next: TakeNext | None = None,
         topics: Iterable[str] = (),
-    ) -> Parked:
-        """Wait for any of `queues` until `deadline` (by the clock); an older request of `session` is woken now.
+    ) -> ParkedRequest:
+        """Park a request on any of `queues` until `deadline`, a time of the clock.
+
+        An older request of `session` is woken now.
 
         Args:
-            topics: wait for whatever queue of these, besides, at the price of one.
+            topics: also wait for all queues of these topics, at the cost of one queue each.
         """
         tick = max(math.ceil(deadline / TICK_SECONDS), self._swept + 1)
-        parked = Parked(tuple(queues), tick, wake, session, standing, take_next, tuple(topics))
+        parked = ParkedRequest(tuple(queues), tick, wake, session, standing, take_next, tuple(topics))
         if session is not None:
             self.supersede(session)
             self._by_session[session] = parked
@@ -140,7 +144,7 @@ class LongPolls:
         return parked
 
     def supersede(self, session: str) -> None:
-        """Wake what `session` has parked, if anything."""
+        """Wake the parked request of `session`, if there is one."""
         older = self._by_session.get(session)
         if older is not None:
             self.remove(older)
@@ -148,25 +152,32 @@ class LongPolls:
             older.wake()
 
     def offer(self, queue: QueueKey, offset: int, physical_offset: int, size: int) -> None:
-        """A message was stored, and its arrival comes next: let somebody who waits for it take it at once."""
-        if not self._count:  # as for most that are stored one by one
+        """Offer a message that was just stored to the parked requests of its queue.
+
+        The arrival of the message has to be reported next. The first request that takes the message is not woken for
+        it.
+        """
+        if not self._count:  # the usual case for messages that are stored one by one
             return
-        for parked in islice(self._by_queue.get(queue, ()), _MOST_OFFERS):
+        for parked in islice(self._by_queue.get(queue, ()), _MAX_OFFERS):
             if parked.take_next is not None and parked.take_next(queue, offset, physical_offset, size):
                 self._taker = parked
                 return
 
     def end_offer(self) -> None:
-        """Whether or not an arrival came of what was offered: the next one is of another message."""
+        """End an offer, so that the next arrival counts as another message.
+
+        Call it whether or not the arrival of the offered message was reported.
+        """
         self._taker = None
 
     def arrived(self, queues: Iterable[QueueKey]) -> None:
-        """Messages arrived: wake everyone who waits for one of `queues`, and has not taken what was offered."""
+        """Wake all requests parked on `queues`, except one that took the offered message."""
         taker, self._taker = self._taker, None
         if not self._count:
             return
         goes_on, work = bool(self._waking), _STEP_WORK
-        fresh: dict[QueueKey, list[Parked]] = {}
+        fresh: dict[QueueKey, list[ParkedRequest]] = {}
         for queue in queues:
             if queue in self._waking:
                 self._again.add(queue)
@@ -178,18 +189,20 @@ class LongPolls:
                 work = self._wake(queue, waiting, work, taker)
                 if not waiting:
                     del self._waking[queue]
-        finally:  # also where one could not be woken: the others are, in the next turn
+        finally:  # if a `wake` raised, the others are woken in the next turn
             if self._waking and not goes_on:
                 self.later(self._wake_more)
 
-    def _waiting_for(self, queue: QueueKey) -> list[Parked]:
+    def _waiting_for(self, queue: QueueKey) -> list[ParkedRequest]:
         waiting = list(self._by_queue.get(queue, ()))
         if self._by_topic:
             waiting += self._by_topic.get(queue[0], ())
         return waiting
 
-    def _wake(self, queue: QueueKey, waiting: list[Parked], work: int, taker: Parked | None = None) -> int:
-        """Wake some of those who wait for a queue, and take them from the list; what is left of the step's work."""
+    def _wake(
+        self, queue: QueueKey, waiting: list[ParkedRequest], work: int, taker: ParkedRequest | None = None
+    ) -> int:
+        """Wake some of a queue's requests and remove them from `waiting`; return the remaining work."""
         while waiting and work > 0:
             parked = waiting.pop()
             work -= 1
@@ -210,7 +223,7 @@ class LongPolls:
                 if waiting:
                     break
                 del self._waking[queue]
-                if queue in self._again:  # behind those of other queues
+                if queue in self._again:  # after those of other queues
                     self._again.discard(queue)
                     if waiting := self._waiting_for(queue):
                         self._waking[queue] = waiting
@@ -219,7 +232,7 @@ class LongPolls:
                 self.later(self._wake_more)
 
     def expire(self) -> None:
-        """Wake those whose time is over."""
+        """Wake the requests whose deadline has passed."""
         now = math.floor(self.clock() / TICK_SECONDS)
         self._due.extend(range(self._swept + 1, now + 1))
         self._swept = now
@@ -245,15 +258,15 @@ class LongPolls:
                 self.later(self._expire)
 
     def close(self) -> None:
-        """The broker is stopping: wake everyone."""
+        """Wake all requests, because the broker is stopping."""
         self.closed = True
         for waiting in list(self._by_tick.values()):
             for parked in list(waiting):
                 self.remove(parked)
                 parked.wake()
 
-    def remove(self, parked: Parked) -> None:
-        """Take one out without waking it; nothing if it has gone already."""
+    def remove(self, parked: ParkedRequest) -> None:
+        """Remove a request without waking it; do nothing if it was removed already."""
         self._count -= not parked.ended
         parked.ended = True
         if parked.session is not None and self._by_session.get(parked.session) is parked:
@@ -265,7 +278,7 @@ class LongPolls:
         _discard(self._by_tick, parked.tick, parked)
 
     def validate(self) -> None:
-        """Invariants, asserted after every unit test."""
+        """Assert the invariants; called after every unit test."""
         parked = {p for waiting in self._by_tick.values() for p in waiting}
         assert len(parked) == self._count
         assert {p for waiting in self._by_queue.values() for p in waiting} == {p for p in parked if p.queues}
@@ -276,7 +289,7 @@ class LongPolls:
         assert all(self._by_tick.values()), "an empty set stays listed"
 
 
-def _discard(table: dict[_Key, set[Parked]], key: _Key, parked: Parked) -> None:
+def _discard(table: dict[_Key, set[ParkedRequest]], key: _Key, parked: ParkedRequest) -> None:
     waiting = table.get(key)
     if waiting is not None:
         waiting.discard(parked)

@@ -1,5 +1,7 @@
-"""What follows a failure: the ladder of waits, and the dead letters.
+"""Redelivery after a failure: retries with growing delays, and dead letters.
 
 What is in it, in the order to read it:
-    retry: what follows from a failure; redelivery: does it; dead_letters: gives them to their group once more.
+    retry: decide what follows a failure.
+    redelivery: store the retry or the dead letter.
+    dead_letter_redrive: redrive dead letters to their group, or delete them.
 """

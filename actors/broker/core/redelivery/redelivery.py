@@ -1,6 +1,7 @@
-"""A failed message goes back: to the group's retry topic through the schedule topic, or to its dead-letter queue.
+"""Send a failed message back to the retry topic, or to its dead-letter queue.
 
-Source of the properties and of the rules: RocketMQ's consumerSendMsgBack and handleRetryAndDLQ.
+A retry waits in the schedule topic first. Source of the properties and of the rules: RocketMQ's consumerSendMsgBack and
+handleRetryAndDLQ.
 """
 
 from __future__ import annotations
@@ -8,11 +9,18 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from raymq.actors.broker.core.copies.copying import RETRY, Copying, Duty, Place, place_of, reason_of
-from raymq.actors.broker.core.copies.rewriting import SPARE_DEAD, Append, encode_fitting, join
-from raymq.actors.broker.core.delay.schedule import DELIVERED_FROM, Schedule
-from raymq.actors.broker.core.groups.locks import QueueLocks
-from raymq.actors.broker.core.groups.settings import GroupSettings
+from raymq.actors.broker.core.copies.record_copy import DROPPABLE_DEAD_LETTER, RecordAppender, join, reencode_trimmed
+from raymq.actors.broker.core.copies.republisher import (
+    RETRY,
+    CopyPurpose,
+    MessageLocation,
+    Republisher,
+    location_of,
+    rejection_reason,
+)
+from raymq.actors.broker.core.delay.schedule_message_service import DELIVERED_FROM, ScheduleMessageService
+from raymq.actors.broker.core.groups.group_settings import GroupSettings
+from raymq.actors.broker.core.groups.rebalance_lock_manager import RebalanceLockManager
 from raymq.actors.broker.core.redelivery import retry
 from raymq.actors.errors import NotFoundError, PermissionDenied, StoreCorrupt
 from raymq.actors.naming import dlq_topic, retry_topic
@@ -28,14 +36,14 @@ from raymq.storage.tables.topic_config import TopicConfig
 
 @dataclass(slots=True)
 class Redelivery:
-    """Takes messages back on one broker."""
+    """The redelivery of failed messages on one broker."""
 
     _store: Store
     _groups: GroupSettings
-    _schedule: Schedule
-    _locks: QueueLocks
-    _append: Append
-    _copying: Copying
+    _schedule: ScheduleMessageService
+    _locks: RebalanceLockManager
+    _append: RecordAppender
+    _copying: Republisher
 
     def send_back(
         self,
@@ -44,59 +52,63 @@ class Redelivery:
         delay_level: int,
         max_reconsume_times: int | None = None,
         failure: str = "",
-    ) -> retry.Later | retry.Dead | retry.PutAside | None:
-        """Store the message at `physical_offset` anew for `group`; what was decided, None if it wants no retries.
+    ) -> retry.RetryLater | retry.MoveToDlq | retry.Quarantined | None:
+        """Store the failed message at `physical_offset` again for `group`; return the decision.
 
-        A copy that there is no room for becomes a dead letter; what that cannot be made of either is set aside.
+        The result is None if the group has no retries. If the copy does not fit, the message becomes a dead letter; if
+        that is not possible either, the message is quarantined.
 
         Args:
-            delay_level: see `retry.after_failure`.
+            delay_level: see `retry.decide_retry`.
             max_reconsume_times: the consumer's own; None takes the group's.
-            failure: why it failed, which is kept with the copy or is the reason of the dead letter; "" if unknown.
+            failure: why the message failed, which is kept with the copy or is the reason of the dead letter; "" if
+                unknown.
 
         Raises:
-            GroupNotFound, MessageExpired, MessageNotFound, StoreCorrupt: the group is gone, or the message; what was
-                there is set aside.
-            PermissionDenied: the group's retry topic may not be written; it is set aside.
+            GroupNotFound, MessageExpired, MessageNotFound, StoreCorrupt: the group or the message does not exist; an
+                offset within the log is quarantined.
+            PermissionDenied: the group's retry topic may not be written; the message is quarantined.
             StoreFull, StoreFailed: nothing was done.
         """
-        duty = Duty(RETRY, group)
+        duty = CopyPurpose(RETRY, group)
         try:
             record, config = self._failed(group, physical_offset)
         except (NotFoundError, PermissionDenied, StoreCorrupt) as error:
             if 0 <= physical_offset < self._store.max_physical_offset:
                 told = self._copying.message_id(physical_offset)
-                self._copying.refuse(duty, [Place(physical_offset=physical_offset, message_id=told)], str(error))
+                self._copying.quarantine(
+                    duty, [MessageLocation(physical_offset=physical_offset, message_id=told)], str(error)
+                )
             raise
         if record is None:
             return None
         limit = config.retry_max_times if max_reconsume_times is None else max_reconsume_times
-        times = retry.counted(record.reconsume_times)
+        times = retry.clamp_reconsume_times(record.reconsume_times)
         failure = failure_reason(failure)
         levels = self._schedule.levels
-        decision: retry.Later | retry.Dead = retry.after_failure(times, delay_level, limit, levels, failure)
-        place = place_of(record)
+        decision: retry.RetryLater | retry.MoveToDlq = retry.decide_retry(times, delay_level, limit, levels, failure)
+        place = location_of(record)
         record.properties = _returned(record)
         record.reconsume_times = times + 1
-        if isinstance(decision, retry.Later):
+        if isinstance(decision, retry.RetryLater):
             try:
                 self._later(config, record, decision.level, failure)
             except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
-                decision = retry.Dead(retry.no_copy(reason_of(error), failure))
+                decision = retry.MoveToDlq(retry.no_copy_reason(rejection_reason(error), failure))
                 self._store.check_ready()
             else:
                 return decision
         try:
-            self.bury(group, record, decision.reason)
+            self.send_to_dlq(group, record, decision.reason)
         except Exception as error:  # noqa: BLE001 - as above
-            reason = reason_of(error)
+            reason = rejection_reason(error)
             self._store.check_ready()
-            self._copying.refuse(duty, [place], reason)
-            return retry.PutAside(reason)
+            self._copying.quarantine(duty, [place], reason)
+            return retry.Quarantined(reason)
         return decision
 
     def _failed(self, group: str, physical_offset: int) -> tuple[Record | None, GroupConfig]:
-        """The message, None if the group wants no retries, and the group's settings."""
+        """Return the message, or None if the group has no retries, and the group's settings."""
         config = self._groups.get(group)
         if config.retry_queues <= 0:
             return None, config
@@ -104,47 +116,52 @@ class Redelivery:
         return self._store.read_at(physical_offset), config
 
     def _later(self, config: GroupConfig, record: Record, level: int, failure: str) -> None:
-        """Let a message wait for its next try."""
+        """Store a copy that waits in the schedule topic for its next try."""
         queue_id = random.randrange(config.retry_queues)
         if failure:
             record.properties[properties.FAILURE] = failure
         waiting = self._schedule.waiting_copy(record, retry_topic(config.name), queue_id, level)
         self._append(*join([waiting]), (SCHEDULE_TOPIC, level - 1), again=True)
 
-    def bury(self, group: str, record: Record, reason: str) -> None:
-        """Put a message, its reconsume times as they are, into the group's dead-letter queue, made now if need be.
+    def send_to_dlq(self, group: str, record: Record, reason: str) -> None:
+        """Append a message to the group's dead-letter queue, which is created if missing.
 
-        It raises what `Copying` tells apart; nothing was stored then.
+        Its reconsume times stay as they are. The errors are those that `Republisher` distinguishes; nothing was stored
+        then.
         """
         topic = self._dlq_topic(group)
         kept = _returned(record)
         kept[properties.DELAY] = "0"
         kept[properties.DLQ_REASON] = failure_reason(reason)
-        self._append(*join([encode_fitting(record, topic, 0, kept, SPARE_DEAD)]), (topic, 0), again=True)
+        self._append(*join([reencode_trimmed(record, topic, 0, kept, DROPPABLE_DEAD_LETTER)]), (topic, 0), again=True)
 
-    def dead_letters_of_resent(
+    def dlq_for_resent(
         self, group: str, reconsume_times: int, max_reconsume_times: int | None = None
     ) -> tuple[str, str] | None:
-        """Where a retry belongs that a client sent itself, as an ordinary message to the group's retry topic.
+        """Return the dead-letter topic and reason for a retry that its client sent itself.
+
+        Such a retry is an ordinary message to the group's retry topic.
 
         Args:
             reconsume_times: the request's, this retry included.
             max_reconsume_times: the request's; None takes the group's.
 
         Returns:
-            None: to the retry topic, as asked for. Otherwise the dead-letter topic, which exists now, and the reason:
-            there its queue is 0 and its delay level 0.
+            None: the message belongs in the retry topic, as requested. Otherwise the dead-letter topic, which exists
+            now, and the reason; in that topic its queue is 0 and its delay level 0.
 
         Raises:
             GroupNotFound: there is no such group.
         """
         config = self._groups.get(group)
         limit = config.retry_max_times if max_reconsume_times is None else max_reconsume_times
-        dead = retry.after_resending(retry.counted(reconsume_times), limit, ordered=self._locks.any_held(group))
+        dead = retry.decide_resent(
+            retry.clamp_reconsume_times(reconsume_times), limit, ordered=self._locks.has_locks(group)
+        )
         return None if dead is None else (self._dlq_topic(group), dead.reason)
 
     def _retry_topic(self, config: GroupConfig) -> None:
-        """See to it that the group's retry topic is there and may be written."""
+        """Create the group's retry topic if missing, and check that it may be written."""
         topic = retry_topic(config.name)
         known = self._store.topic_configs.get(topic)
         if known is None:
@@ -160,7 +177,7 @@ class Redelivery:
 
 
 def _returned(record: Record) -> dict[str, str]:
-    """The properties of a message that was not consumed: they name its origin."""
+    """Return the properties of a failed message, which name its origin."""
     kept = dict(record.properties)
     kept.pop(DELIVERED_FROM, None)
     kept.pop(properties.FAILURE, None)

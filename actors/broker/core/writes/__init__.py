@@ -1,7 +1,7 @@
 """Staged writes as transactions: one broker decides, the others follow.
 
 What is in it, in the order to read it:
-    deciding: the home of writes, which says once and for all whether one is committed.
-    following: the brokers that have rows of it, which ask the home when nobody tells them.
-Rows are kept and appended by `appending.staging`.
+    transaction_coordinator: decide once and for all whether a write is committed.
+    in_doubt_tracker: on brokers with rows of a write, track when to query its coordinator.
+Rows are stored and appended by `appending.staged_transaction_writer`.
 """

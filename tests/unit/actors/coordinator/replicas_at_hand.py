@@ -7,19 +7,19 @@ import contextlib
 import dataclasses
 import itertools
 
-from raymq.actors.broker.replication.claims import ReplicaClaim, claimed, founding_wait
+from raymq.actors.broker.replication.replica_claims import ReplicaClaim, apply_claim, founding_blocker
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError, RegisterUnknown
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
-from raymq.actors.keeper.leases import MasterLease
-from raymq.actors.keeper.messages import LeaseClaim
+from raymq.actors.keeper.keeper_messages import LeaseClaim
+from raymq.actors.keeper.master_lease import MasterLease
 from raymq.actors.keeper.register import Register
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.commands.replication import (
+from raymq.actors.wire.commands.replication_commands import (
+    FenceReply,
     ReplicaStatus,
-    Sealed,
-    read_seal,
+    fence_answer,
+    read_fence,
     replica_status_answer,
-    sealed_answer,
 )
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Server, bind
@@ -38,7 +38,7 @@ class ReplicaAtHand:
             self._port = bound.getsockname()[1]
         self.address = f"127.0.0.1:{self._port}"
         self.identity, self.nonce = f"dir-{number}", ""
-        self.end, self.epoch, self.sealed = 0, 0, 0
+        self.end, self.epoch, self.fenced = 0, 0, 0
         self._nonces: list[str] = []
         self.lease: MasterLease | None = None
         self.state: GroupState | None = None
@@ -68,13 +68,13 @@ class ReplicaAtHand:
             with contextlib.suppress(RegisterError):
                 self.state = found = (await self._register.read(self._group)).value
                 assert isinstance(found, GroupState)
-                if found.master != self.number or found.epoch < self.sealed:
+                if found.master != self.number or found.epoch < self.fenced:
                     self.lease = None
                     if found.master is not None and self.number in found.in_sync:
                         self.epoch = found.epoch  # it follows
                 elif self.lease is not None or self.epoch < found.epoch:
                     self.lease = self.lease or MasterLease(boottime)
-                    self.epoch = self.sealed = found.epoch
+                    self.epoch = self.fenced = found.epoch
                     began = self.lease.ask()
                     claim = LeaseClaim(self.number, self.nonce, found.epoch)
                     self.lease.given(began, await self._register.renew(self._group, claim))
@@ -88,10 +88,12 @@ class ReplicaAtHand:
                     continue
                 now = await self._register.settle(self._group)
                 assert isinstance(now.value, GroupState)
-                if founding_wait(now.value, self.number) is None:
+                if founding_blocker(now.value, self.number) is None:
                     record = ReplicaRecord(self.identity, self.address, self.nonce)
                     claim = ReplicaClaim(self.number, record, self._nonces)
-                    await self._register.change(self._group, now, claimed(now.value, claim, registered_answers=False))
+                    await self._register.change(
+                        self._group, now, apply_claim(now.value, claim, registered_answers=False)
+                    )
                     self._nonces = [self.nonce]
                     return
             await asyncio.sleep(0.05)
@@ -111,23 +113,23 @@ class ReplicaAtHand:
                 return
 
     def _seal(self, _: ServerConnection, request: Command) -> Command:
-        epoch = read_seal(request)
-        if epoch > self.sealed and self.lease is not None:
+        epoch = read_fence(request)
+        if epoch > self.fenced and self.lease is not None:
             self.lease = None
             claim = LeaseClaim(self.number, self.nonce, self.epoch)
             asyncio.get_running_loop().create_task(self._register.release(self._group, claim))
-        self.sealed = max(self.sealed, epoch)
-        told = Sealed(
-            self.number, self.identity, self.nonce, self.sealed, self.epoch, (self.end, 0),
+        self.fenced = max(self.fenced, epoch)
+        told = FenceReply(
+            self.number, self.identity, self.nonce, self.fenced, self.epoch, (self.end, 0),
             tail_lost=False, healthy=True, priority=100, reaches_keepers=True,
         )  # fmt: skip
-        return sealed_answer(request, told)
+        return fence_answer(request, told)
 
     def _status(self, _: ServerConnection, request: Command) -> Command:
         nothing = (0, 0)
         told = ReplicaStatus(
             self.number, "master" if self.serves else "replica", self.identity, self.nonce, 1, self.serves,
-            self.sealed, self.epoch, None, 0, self.address, "", nothing, (self.end, 0), nothing, (), 0,
+            self.fenced, self.epoch, None, 0, self.address, "", nothing, (self.end, 0), nothing, (), 0,
             reaches_keepers=True,
         )  # fmt: skip
         return replica_status_answer(request, dataclasses.replace(told))

@@ -145,7 +145,7 @@ async def test_a_replica_that_is_sealed_to_an_election_that_never_was_follows_ag
             await replica.start()
         await group.until(lambda: group.master is group.replicas[1])
         await group.replicas[1].take_in(2)
-        group.replicas[3].sealed = 2
+        group.replicas[3].fenced = 2
         await group.until(lambda: group.master is not None and group.master.epoch == 2)
         assert (await group.state()).replicas.keys() == {1, 2, 3}
 
@@ -153,11 +153,11 @@ async def test_a_replica_that_is_sealed_to_an_election_that_never_was_follows_ag
 async def test_groups_that_come_are_looked_after_and_those_that_go_are_not(tmp_path: Path) -> None:
     async with grouped(tmp_path, 1) as group:
         coordinator = await group.coordinate()
-        coordinator.watch_only(["broker-b"], ReplicationPolicy("sync", 1))
+        coordinator.set_groups(["broker-b"], ReplicationPolicy("sync", 1))
         await group.until(lambda: "no replica has started yet" in coordinator.troubles.get("broker-b", ""))
         assert (coordinator.status()["groups"], coordinator.troubles.get(GROUP)) == (["broker-b"], None)
         assert isinstance((await group.register.read("broker-b")).value, GroupState)
-        coordinator.watch_only([GROUP, "broker-b"], ReplicationPolicy("sync", 1))
+        coordinator.set_groups([GROUP, "broker-b"], ReplicationPolicy("sync", 1))
         await group.replicas[1].start()
         await group.until(lambda: group.master is not None)
         assert coordinator.status()["groups"] == [GROUP, "broker-b"]

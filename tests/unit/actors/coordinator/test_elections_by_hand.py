@@ -14,11 +14,11 @@ from raymq.actors.errors import BrokerGroupNotFound, BrokerUnavailable, Election
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.controller import elect_command, read_group_master, replica_info_command
-from raymq.actors.wire.commands.keeper import KEEPERS
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.commands.controller_commands import elect_command, read_group_master, replica_info_command
+from raymq.actors.wire.commands.keeper_commands import KEEPERS
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.controller import CleanBrokerData
+from raymq.actors.wire.headers.controller_headers import CleanBrokerData
 from tests.unit.actors.coordinator.test_coordinator_service import GROUP, Group, grouped
 
 
@@ -184,7 +184,7 @@ async def test_with_an_older_register_all_replicas_are_asked_or_the_operator_tak
     """It elected whom the register had in sync, without a word."""
     async with at_desk(tmp_path, coordinated=False) as (group, desk):
         await group.replicas[1].kill()
-        group.replicas[2].sealed = 5
+        group.replicas[2].fenced = 5
         group.replicas[2].end = 100
         with pytest.raises(ElectionFailed, match="the register is older"):
             await desk.elect()

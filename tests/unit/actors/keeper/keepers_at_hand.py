@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 
 from raymq.actors.keeper.acceptor import Acceptor
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord, ReplicationPolicy
+from raymq.actors.keeper.keeper_codec import decode_answer, decode_call, encode_answer, encode_call
+from raymq.actors.keeper.keeper_messages import KeeperCall
 from raymq.actors.keeper.keeper_record import KeeperRecord
 from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.message_json import decode_answer, decode_call, encode_answer, encode_call
-from raymq.actors.keeper.messages import KeeperCall
 from raymq.actors.keeper.proposal import Answers
 from raymq.storage.errors import StoreFailed
 from tests.unit.actors.clock import FakeClock
@@ -109,5 +109,5 @@ def group(count: int = 2, mode: str = "sync", min_in_sync: int = 1) -> GroupStat
 def mastered(master: int = 1, epoch: int = 1, count: int = 2) -> GroupState:
     state = group(count)
     for _ in range(epoch):
-        state = state.electing()
+        state = state.start_election()
     return state.elected(master, state.in_sync)

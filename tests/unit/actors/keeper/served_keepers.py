@@ -10,8 +10,8 @@ from types import MappingProxyType
 from raymq.actors.keeper.keeper_record import KeeperRecord
 from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
+from raymq.actors.keeper.serving.quorum_transport import SocketQuorumTransport
 from raymq.actors.keeper.serving.service import KeeperService
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
 from raymq.actors.protocol import KeeperSpec
 
 
@@ -32,7 +32,7 @@ class ServedKeepers:
         self._ports = ports
         self.up: dict[int, KeeperService] = {}
         self.keepers = KeeperSet()
-        self._doors: list[SocketKeeperDoor] = []
+        self._doors: list[SocketQuorumTransport] = []
 
     async def start(self, number: int) -> KeeperService:
         service = self.up[number] = await KeeperService.start(spec_of(number, self.folder, self._ports.get(number, 0)))
@@ -52,8 +52,8 @@ class ServedKeepers:
     def file_of(self, number: int) -> Path:
         return Path(spec_of(number, self.folder).directory) / f"keeper-{number}.record"
 
-    def door(self) -> SocketKeeperDoor:
-        self._doors.append(SocketKeeperDoor())
+    def door(self) -> SocketQuorumTransport:
+        self._doors.append(SocketQuorumTransport())
         return self._doors[-1]
 
     def register(self, keepers: KeeperSet | None = None) -> KeeperRegister:

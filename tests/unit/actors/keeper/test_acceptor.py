@@ -7,10 +7,7 @@ import dataclasses
 import pytest
 
 from raymq.actors.keeper.acceptor import Acceptor
-from raymq.actors.keeper.keeper_record import KeeperRecord
-from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.leases import LEASE_SECONDS, MasterLease, claim_of
-from raymq.actors.keeper.messages import (
+from raymq.actors.keeper.keeper_messages import (
     KEEPERS,
     NO_BALLOT,
     NOTHING,
@@ -32,6 +29,9 @@ from raymq.actors.keeper.messages import (
     Request,
     Standing,
 )
+from raymq.actors.keeper.keeper_record import KeeperRecord
+from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
+from raymq.actors.keeper.master_lease import LEASE_SECONDS, MasterLease, claim_of
 from tests.unit.actors.clock import FakeClock
 from tests.unit.actors.keeper.keepers_at_hand import MemoryFile, group, mastered, replica
 
@@ -105,7 +105,7 @@ def test_a_master_with_a_lease_is_not_taken_away(bench: Bench) -> None:
     answer = bench.ask(Prepare("g", Ballot(2, 1), moves=True))
     assert answer == KeeperRefused(Reason.HELD, ballot=Ballot(1, 1), wait_seconds=LEASE_SECONDS)
     assert isinstance(bench.ask(Prepare("g", Ballot(2, 1))), Promised), "its own changes go on"
-    taken = Registered(2, "c2", MASTERED.electing())
+    taken = Registered(2, "c2", MASTERED.start_election())
     assert bench.refused(Accept("g", Ballot(2, 1), taken)) is Reason.HELD, "nor under a prepare that did not say so"
     bench.clock.advance(LEASE_SECONDS)
     assert bench.ask(Accept("g", Ballot(2, 1), taken)) == AcceptedBallot(Ballot(2, 1))
@@ -117,7 +117,7 @@ def test_a_master_that_steps_down_is_not_waited_for(bench: Bench) -> None:
     bench.ask(Release("g", dataclasses.replace(CLAIM, nonce="another")))
     assert bench.refused(Prepare("g", Ballot(2, 1), moves=True)) is Reason.HELD, "only the holder ends it"
     bench.ask(Release("g", CLAIM))
-    bench.decide(2, MASTERED.electing())
+    bench.decide(2, MASTERED.start_election())
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_late_word_that_a_holder_is_dead_ends_no_newer_lease(bench: Bench, lat
     bench.decide(1, MASTERED)
     bench.ask(Renew("g", CLAIM))
     bench.ask(Release("g", CLAIM))
-    state = MASTERED.electing() if later.epoch > CLAIM.epoch else MASTERED
+    state = MASTERED.start_election() if later.epoch > CLAIM.epoch else MASTERED
     record = dataclasses.replace(state.replicas[later.replica], nonce=later.nonce)
     state = dataclasses.replace(state.with_replica(later.replica, record), epoch=later.epoch)
     bench.decide(2, state.elected(later.replica, [later.replica]))
@@ -161,7 +161,7 @@ def test_trap_32_a_keeper_that_restarted_forgot_its_leases_and_changes_no_master
     bench.start()
     assert bench.refused(Prepare("g", Ballot(2, 1), moves=True)) is Reason.HELD
     assert isinstance(bench.ask(Prepare("g", Ballot(2, 1))), Promised)
-    assert bench.refused(Accept("g", Ballot(2, 1), Registered(2, "c", MASTERED.electing()))) is Reason.HELD
+    assert bench.refused(Accept("g", Ballot(2, 1), Registered(2, "c", MASTERED.start_election()))) is Reason.HELD
     assert bench.ask(Accept("g", Ballot(2, 1), Registered(2, "c", MASTERED.with_set([1])))) == AcceptedBallot((2, 1))
     assert bench.ask(Renew("g", CLAIM)) == LeaseGiven(LEASE_SECONDS)
     bench.ask(Release("g", CLAIM))
@@ -181,7 +181,7 @@ def test_trap_23_a_keeper_without_its_file_has_no_voice(bench: Bench) -> None:
 
 
 def test_who_knows_an_older_set_of_keepers_is_told_the_newer_one(bench: Bench) -> None:
-    joint = SET.adding(2, KeeperMember("k2", "made-2"))
+    joint = SET.with_member(2, KeeperMember("k2", "made-2"))
     bench.decide(1, joint, key=KEEPERS)
     answer = bench.ask(Inquire("g"), number=1)
     assert answer == KeeperRefused(Reason.OLD_SET, keepers=joint)
@@ -192,9 +192,9 @@ def test_who_knows_an_older_set_of_keepers_is_told_the_newer_one(bench: Bench) -
 
 
 def test_a_restarted_keeper_delays_only_what_it_may_have_given_a_lease_of(bench: Bench) -> None:
-    bench.decide(1, MASTERED.electing())
+    bench.decide(1, MASTERED.start_election())
     bench.start()
-    bench.decide(2, MASTERED.electing().elected(2, [2]))
+    bench.decide(2, MASTERED.start_election().elected(2, [2]))
     bench.decide(1, MASTERED, key="h")
 
 
@@ -248,5 +248,5 @@ def test_trap_31_a_lease_ends_while_the_machine_sleeps() -> None:
 def test_who_gives_a_lease_up_has_none() -> None:
     lease = MasterLease(FakeClock())
     lease.given(lease.ask(), LEASE_SECONDS)
-    lease.give_up()
+    lease.revoke()
     assert not lease.holds

@@ -19,8 +19,8 @@ import pytest
 from raymq.actors.keeper.errors import RegisterError, RegisterUnavailable, RegisterUnknown
 from raymq.actors.keeper.etcd import etcd_gateway
 from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
-from raymq.actors.keeper.messages import LeaseClaim, Registered
-from raymq.actors.keeper.serving.location import etcd_location, open_register
+from raymq.actors.keeper.keeper_messages import LeaseClaim, Registered
+from raymq.actors.keeper.serving.register_location import etcd_location, open_register
 from raymq.actors.protocol import Etcd, Tls
 from raymq.actors.wire import tls as wire_tls
 from raymq.actors.wire.tls import server_context
@@ -188,7 +188,7 @@ def test_what_somebody_else_has_written_is_no_state(value: bytes) -> None:
 
 def test_certificates_that_were_renewed_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masters ended with their leases when the certificate of their start had expired, for good."""
-    monkeypatch.setattr(wire_tls, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(wire_tls, "RELOAD_CHECK_SECONDS", 0.0)
     (_, before), (server, renewed) = (certificates(tmp_path / name) for name in ("before", "renewed"))
 
     def renew_files() -> None:

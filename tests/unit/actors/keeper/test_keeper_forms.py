@@ -10,18 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.actors.keeper.group_state import MOST_EPOCH, MOST_STATE_BYTES, GroupState, ReplicationPolicy
-from raymq.actors.keeper.keeper_file import DurableKeeperFile
-from raymq.actors.keeper.keeper_record import KeeperRecord, Slot
-from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.message_json import (
-    MOST_MESSAGE_BYTES,
+from raymq.actors.keeper.group_state import MAX_EPOCH, MAX_STATE_BYTES, GroupState, ReplicationPolicy
+from raymq.actors.keeper.keeper_codec import (
+    MAX_MESSAGE_BYTES,
     decode_answer,
     decode_call,
     encode_answer,
     encode_call,
 )
-from raymq.actors.keeper.messages import (
+from raymq.actors.keeper.keeper_file import DurableKeeperFile
+from raymq.actors.keeper.keeper_messages import (
     NOTHING,
     Accept,
     AcceptedBallot,
@@ -42,6 +40,8 @@ from raymq.actors.keeper.messages import (
     Renew,
     Standing,
 )
+from raymq.actors.keeper.keeper_record import KeeperRecord, Slot
+from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed
 from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import FaultyCalls
@@ -100,7 +100,7 @@ def test_an_answer_is_read_as_it_was_written(answer: Any) -> None:
         b'{"set":1,"to":"a","kind":"Prepare","key":"g","ballot":[1],"moves":true}',
         b'{"set":1,"to":"a","kind":"Prepare","key":"g","ballot":[1,1e999],"moves":true}',
         b'{"set":1,"to":"a","kind":"Renew","key":"g","claim":null}',
-        b" " * (MOST_MESSAGE_BYTES + 1),
+        b" " * (MAX_MESSAGE_BYTES + 1),
     ],
     ids=range(16),
 )
@@ -138,7 +138,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
         ("inSync", []),
         ("inSync", 1),
         ("setEpoch", None),
-        ("lossEpoch", MOST_EPOCH),
+        ("lossEpoch", MAX_EPOCH),
         ("policy", {"mode": "later", "minInSync": 1}),
         ("policy", {"mode": "sync", "minInSync": 0}),
         ("replicas", {"0": {"identity": "a", "address": "b", "nonce": "c"}}),
@@ -156,20 +156,20 @@ def test_a_state_that_cannot_be_is_refused(field: str, value: object) -> None:
 
 def test_a_state_is_never_longer_than_its_bound() -> None:
     with pytest.raises(InvalidInput):
-        GroupState.decode(b" " * (MOST_STATE_BYTES + 1))
+        GroupState.decode(b" " * (MAX_STATE_BYTES + 1))
     with pytest.raises(InvalidInput):
-        GroupState.decode(b"[" * MOST_STATE_BYTES)
+        GroupState.decode(b"[" * MAX_STATE_BYTES)
 
 
 def test_the_steps_of_a_state() -> None:
     state = group(3)
-    electing = state.electing()
-    assert (electing.master, electing.epoch, electing.in_sync) == (None, 1, {1, 2, 3})
-    elected = electing.elected(2, [3])
+    start_election = state.start_election()
+    assert (start_election.master, start_election.epoch, start_election.in_sync) == (None, 1, {1, 2, 3})
+    elected = start_election.elected(2, [3])
     assert (elected.master, elected.epoch, elected.in_sync, elected.set_epoch) == (2, 1, {2, 3}, 1)
     assert elected.loss_epoch == 0
-    unclean = elected.electing().elected(3, [3], may_lack=True)
-    assert (unclean.loss_epoch, unclean.electing().elected(3, [3]).loss_epoch) == (2, 2)
+    unclean = elected.start_election().elected(3, [3], may_lack=True)
+    assert (unclean.loss_epoch, unclean.start_election().elected(3, [3]).loss_epoch) == (2, 2)
     assert GroupState.decode(unclean.encode()) == unclean
     shrunk = elected.with_set([2])
     assert (shrunk.in_sync, shrunk.set_epoch) == ({2}, 2)

@@ -10,11 +10,11 @@ import pytest
 
 from raymq.actors.keeper.errors import RegisterConflict, RegisterUnavailable, RegisterUnknown
 from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.keeper.keeper_messages import Accept, Ballot, KeeperCall, LeaseClaim, Promised, Registered
 from raymq.actors.keeper.keeper_record import KeeperRecord
 from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.leases import LEASE_SECONDS
-from raymq.actors.keeper.messages import Accept, Ballot, KeeperCall, LeaseClaim, Promised, Registered
+from raymq.actors.keeper.master_lease import LEASE_SECONDS
 from raymq.actors.keeper.proposal import Answers, Proposal
 from raymq.storage.errors import InvalidInput
 from tests.unit.actors.keeper.keepers_at_hand import KeepersAtHand, group, mastered
@@ -150,7 +150,7 @@ async def test_a_change_of_the_set_that_somebody_left_is_finished_by_the_next() 
     keepers = KeepersAtHand()
     register = keepers.register()
     await register.change("g", Registered(), mastered())
-    joint = keepers.founded.adding(4, take_in(keepers, 4, "made-4"))
+    joint = keepers.founded.with_member(4, take_in(keepers, 4, "made-4"))
     await register._change("", Registered(), joint)
     other = keepers.register()
     await other.remove_keeper(2)
@@ -185,10 +185,10 @@ async def test_a_change_that_a_keeper_has_accepted_is_unknown_also_where_the_set
         async def pause(self, seconds: float) -> None:
             await keepers.pause(seconds)
 
-    office = KeeperRegister(keepers.founded, Door(), keepers.random.randrange)
+    leadership = KeeperRegister(keepers.founded, Door(), keepers.random.randrange)
     assert isinstance(before.value, GroupState)
     with pytest.raises(RegisterUnknown):
-        await office.change("g", before, before.value.with_set({1}))
+        await leadership.change("g", before, before.value.with_set({1}))
 
 
 async def test_the_set_has_its_bounds() -> None:
@@ -201,9 +201,9 @@ async def test_the_set_has_its_bounds() -> None:
     with pytest.raises(InvalidInput):
         await register.add_keeper(1, KeeperMember("k1", "another"))
     with pytest.raises(InvalidInput):
-        KeeperSet(1, members(*range(1, 8))).adding(8, KeeperMember("k8", "made-8"))
+        KeeperSet(1, members(*range(1, 8))).with_member(8, KeeperMember("k8", "made-8"))
     with pytest.raises(InvalidInput):
-        KeeperSet(1, members(1)).adding(2, KeeperMember("k", "i")).adding(3, KeeperMember("k", "i"))
+        KeeperSet(1, members(1)).with_member(2, KeeperMember("k", "i")).with_member(3, KeeperMember("k", "i"))
 
 
 def test_consecutive_sets_always_share_a_keeper_of_each_majority() -> None:
@@ -211,21 +211,21 @@ def test_consecutive_sets_always_share_a_keeper_of_each_majority() -> None:
     for _ in range(300):
         before = KeeperSet(1, members(*range(1, chance.randrange(2, 8))))
         if chance.random() < 0.5 and len(before.members) < 7:
-            joint = before.adding(9, KeeperMember("k9", "made-9"))
+            joint = before.with_member(9, KeeperMember("k9", "made-9"))
         else:
             if len(before.members) == 1:
                 continue
-            joint = before.removing(chance.choice(list(before.members)))
+            joint = before.without_member(chance.choice(list(before.members)))
         after = joint.settled()
         assert joint.follows(before)
         assert after.follows(joint)
         assert not after.follows(before)
-        everyone = list(joint.everyone)
-        chance.shuffle(everyone)
+        all_members = list(joint.all_members)
+        chance.shuffle(all_members)
         for first, second in ((before, joint), (joint, after), (before, after)):
-            agreed = {each for each in everyone if chance.random() < 0.6}
+            agreed = {each for each in all_members if chance.random() < 0.6}
             if first.has_majority(agreed):
-                assert not second.has_majority(set(everyone) - agreed)
+                assert not second.has_majority(set(all_members) - agreed)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -247,7 +247,7 @@ async def test_no_two_masters_have_leases_at_one_time(seed: int) -> None:
                 state = now.value or mastered()
                 if chance.random() < 0.4:
                     number = chance.choice([1, 2])
-                    state = state.electing().elected(number, [1, 2]) if now.value else state  # type: ignore[union-attr]
+                    state = state.start_election().elected(number, [1, 2]) if now.value else state  # type: ignore[union-attr]
                     await register.change("g", now, state)  # type: ignore[arg-type]
                 else:
                     claim = LeaseClaim(state.master, f"n{state.master}", state.epoch)  # type: ignore[union-attr, arg-type]

@@ -17,29 +17,29 @@ from raymq.actors.errors import ProtocolError, RayMQError, ServerBusy
 from raymq.actors.keeper.errors import RegisterHeld, RegisterUnavailable
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_file import DurableKeeperFile
+from raymq.actors.keeper.keeper_messages import Answer, Inquire, KeeperCall, LeaseClaim, Registered, Standing
 from raymq.actors.keeper.keeper_record import KeeperRecord
 from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.messages import Answer, Inquire, KeeperCall, LeaseClaim, Registered, Standing
-from raymq.actors.keeper.proposal import Answers, calls
+from raymq.actors.keeper.proposal import Answers, calls_to_all
 from raymq.actors.keeper.serving.decision_thread import DecisionThread
 from raymq.actors.keeper.serving.handlers import handlers
 from raymq.actors.keeper.serving.keeper_channel import KeeperChannel
+from raymq.actors.keeper.serving.quorum_transport import SocketQuorumTransport
 from raymq.actors.keeper.serving.service import KeeperService
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
 from raymq.actors.protocol import KeeperSpec
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.commands.keeper import ask_keeper_command, keeper_status_command, read_keeper_status
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.commands.keeper_commands import ask_keeper_command, keeper_status_command, read_keeper_status
+from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command, Serialization
-from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server_connection import ServerConnection
+from raymq.actors.wire.server_limits import ServerLimits
 from raymq.actors.wire.tls import client_context
 from raymq.storage.errors import InvalidInput, StoreLocked
 from tests.certificates import certificates
-from tests.served import serving
 from tests.unit.actors.keeper.keepers_at_hand import group, mastered
 from tests.unit.actors.keeper.served_keepers import ServedKeepers, record_of, served_keepers, spec_of
+from tests.wire_server import serving
 
 
 async def state_of(service: KeeperService) -> str:
@@ -106,7 +106,7 @@ def test_a_keeper_that_starts_is_quiet_for_one_lease(tmp_path: Path) -> None:
             assert await state_of(await keepers.start(number)) == "quiet"
         assert isinstance(now.value, GroupState)
         with pytest.raises(RegisterHeld):
-            await keepers.register().change("g", now, now.value.electing())
+            await keepers.register().change("g", now, now.value.start_election())
         assert await keepers.register().renew("g", LeaseClaim(1, "n1", 1)) > 0
 
     with_three(tmp_path, scene)
@@ -145,7 +145,7 @@ def test_an_emptied_keeper_has_no_voice_until_the_others_take_it_in(tmp_path: Pa
         await keepers.start(2)
         await register.remove_keeper(1)
         member = KeeperMember(service.address, "made-again")
-        await service.begin_anew(KeeperRecord("c", 1, "made-again"))
+        await service.reset(KeeperRecord("c", 1, "made-again"))
         after = await register.add_keeper(1, member)
         assert after.members[1] == member
         await keepers.stop(2)
@@ -287,10 +287,13 @@ def test_the_door_returns_when_it_has_heard_enough(tmp_path: Path) -> None:
                 return len(answers) == 2
 
             began = loop.time()
-            answers = await door.ask(known, calls(known, Inquire("g")), two)
+            answers = await door.ask(known, calls_to_all(known, Inquire("g")), two)
             assert set(answers) == {1, 2}
             assert loop.time() - began < door._ask_seconds
-            assert (await door.ask(known, calls(known, Inquire("g")), lambda each: len(each) == 3)).keys() == {1, 2}
+            assert (await door.ask(known, calls_to_all(known, Inquire("g")), lambda each: len(each) == 3)).keys() == {
+                1,
+                2,
+            }
             assert server.connections, "it was asked, and has not answered"
 
     with_three(tmp_path, scene)
@@ -355,10 +358,10 @@ def test_the_door_never_raises(tmp_path: Path) -> None:
                 4: KeeperMember("[::1]:99999", "d"),
             }
             known = KeeperSet(1, members)
-            assert await keepers.door().ask(known, calls(known, Inquire("g")), lambda _: False) == {}
+            assert await keepers.door().ask(known, calls_to_all(known, Inquire("g")), lambda _: False) == {}
             door = keepers.door()
             await door.close()
-            assert await door.ask(known, calls(known, Inquire("g")), lambda _: False) == {}
+            assert await door.ask(known, calls_to_all(known, Inquire("g")), lambda _: False) == {}
 
     with_three(tmp_path, scene)
 
@@ -388,7 +391,7 @@ def test_an_answer_with_an_older_count_is_dropped(tmp_path: Path) -> None:
 def test_a_keeper_whose_machine_has_another_address_now_is_found_by_who_knows_it(tmp_path: Path) -> None:
     async def scene(keepers: ServedKeepers) -> None:
         stale = {number: dataclasses.replace(each, address="") for number, each in keepers.keepers.members.items()}
-        door = SocketKeeperDoor(keepers.keepers)
+        door = SocketQuorumTransport(keepers.keepers)
         register = KeeperRegister(KeeperSet(1, stale), door)
         assert (await register.change("g", Registered(), group())).version == 1
         await door.close()
@@ -404,8 +407,8 @@ def test_keepers_speak_tls(tmp_path: Path) -> None:
         known = KeeperSet(1, {1: KeeperMember(service.address, "made-1")})
         await service.found(KeeperRecord("c", 1, "made-1", known))
         for tls, answers in ((client_context(client), True), (None, False)):
-            door = SocketKeeperDoor(tls=tls)
-            answered = await door.ask(known, calls(known, Inquire("g")), lambda each: len(each) == 1)
+            door = SocketQuorumTransport(tls=tls)
+            answered = await door.ask(known, calls_to_all(known, Inquire("g")), lambda each: len(each) == 1)
             assert bool(answered) == answers
             await door.close()
         await service.stop()

@@ -8,21 +8,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from raymq.actors.broker.group_commit import GroupCommit
-from raymq.actors.broker.replica.office import Office
+from raymq.actors.broker.replica.leadership import Leadership
 from raymq.actors.broker.replication.epoch_file import EpochFile
+from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
 from raymq.actors.broker.replication.epoch_map import EpochStart
 from raymq.actors.broker.replication.frame_bodies import Hello
-from raymq.actors.broker.replication.frames import FrameKind, ReplicationFrame
-from raymq.actors.broker.replication.kept_epochs import KeptEpochs
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
+from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
-from raymq.actors.keeper.messages import Registered
+from raymq.actors.keeper.keeper_messages import Registered
 from raymq.actors.keeper.register import Register
 from raymq.storage import directory_format
-from raymq.storage.paths import Paths
-from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, make_record
+from raymq.storage.store_paths import StorePaths
+from tests.store_records import SMALL, append, make_record
 
 
 class Slow(asyncio.Transport):
@@ -53,30 +53,30 @@ async def test_a_stop_of_the_master_does_not_fail_where_a_replica_lacks_much(tmp
     store = Store.open(tmp_path, SMALL)
     records = {each: ReplicaRecord(f"i{each}", f"127.0.0.1:{each}", f"n{each}") for each in (1, 2)}
     state = GroupState(master=1, epoch=1, in_sync=frozenset({1}), replicas=records)
-    epochs = KeptEpochs(EpochFile(*Paths(tmp_path).master_epochs), BEGIN, StreamPosition(0, recorder.last))
+    epochs = EpochFileCache(EpochFile(*StorePaths(tmp_path).master_epochs), BEGIN, StreamPosition(0, recorder.last))
     epochs.begin(EpochStart(1, StreamPosition(0, recorder.last)))
     begin = StreamPosition(0, recorder.last)
     register = cast("Register", SimpleNamespace())
-    office = Office("c", "g", 1, "n1", Registered(1, "", state), register, recorder, epochs, begin, begin)
-    office.lease.given(office.lease.ask(), 100.0)
-    office.hold(store)
-    office.serve(lambda *_: None, cast("GroupCommit", SimpleNamespace()))
+    leadership = Leadership("c", "g", 1, "n1", Registered(1, "", state), register, recorder, epochs, begin, begin)
+    leadership.lease.given(leadership.lease.ask(), 100.0)
+    leadership.hold(store)
+    leadership.start_replication(lambda *_: None, cast("GroupCommit", SimpleNamespace()))
     append(store, *[make_record(b"x")] * 3)
 
-    connection, transport = office.shipping.accept(), Slow()
+    connection, transport = leadership.shipping.accept(), Slow()
     connection.connection_made(transport)
     connection.pause_writing()
-    hello = Hello("c", "g", 2, "i2", "n2", begin, epochs.map, known_format=directory_format.CURRENT)
+    hello = Hello("c", "g", 2, "i2", "n2", begin, epochs.map, known_format=directory_format.CURRENT_FORMAT)
     frame = ReplicationFrame(FrameKind.HELLO, 1, begin, BEGIN, hello.encode()).encode()
     connection.get_buffer(len(frame))[: len(frame)] = frame
     connection.buffer_updated(len(frame))
-    assert office.shipping.connected() == {2}
+    assert leadership.shipping.connected() == {2}
 
-    await office.finish()
-    office.closing()
+    await leadership.finish()
+    leadership.detach_store()
     store.close()
     connection.resume_writing()
-    await office.finish()
+    await leadership.finish()
     assert transport.aborted, "it says HELLO to the next master"
-    office.leave()
+    leadership.leave()
     recorder.stop()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.stream import FollowedStream
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.client import Message
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from tests.unit.actors.bench import CONFIG, Bench
 
@@ -25,7 +25,7 @@ def dues_ms(store: Store) -> list[int]:
     return found
 
 
-def kill(stream: FollowedStream) -> None:
+def kill(stream: ReplicaStream) -> None:
     stream.store._flusher.stop()
     stream.store._abandon()
     stream.states.close()
@@ -51,8 +51,8 @@ def waiting(tmp_path: Path) -> tuple[list[int], int]:
     return dues, last
 
 
-def opened(directory: Path) -> FollowedStream:
-    return FollowedStream.open(directory, OTHER, ReplicaFile(directory), StateReplica(directory))
+def opened(directory: Path) -> ReplicaStream:
+    return ReplicaStream.open(directory, OTHER, ReplicaFile(directory), StateReplica(directory))
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.actors.broker.replication.epoch_map import EpochMap
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.storage.errors import StoreError, StoreFailed
 from raymq.storage.files import file_calls
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from tests.faulty_calls import FaultyCalls
-from tests.replicas import seen
-from tests.state_copies import state_of
-from tests.stored import SMALL, append, make_record, write_entries
+from tests.state_shipping import state_of
+from tests.store_records import SMALL, append, make_record, write_entries
+from tests.store_replication import read_bodies
 
 
 class Pair:
@@ -33,7 +33,7 @@ class Pair:
         self.recorder.log_end = lambda: self.master.max_physical_offset
         self.states = StateReplica(root / "replica")
         self.memory = ReplicaFile(root / "replica")
-        self.stream = FollowedStream.open(root / "replica", SMALL, self.memory, self.states)
+        self.stream = ReplicaStream.open(root / "replica", SMALL, self.memory, self.states)
 
     def connect(self) -> None:
         """With a snapshot where nobody knows what the replica lacks."""
@@ -54,7 +54,7 @@ class Pair:
             begin, end = self.stream.store.received_offset, self.master.max_physical_offset
             end = min([end, *(each.log_offset for each in pending[:1])])
             if begin < end:
-                with self.master.log_bytes(begin, end) as part:
+                with self.master.log_slice(begin, end) as part:
                     self.stream.write_log(part.offset, bytes(part.view), lambda: None)
             elif pending:
                 self.stream.write_states([each for each in pending if each.log_offset <= end])
@@ -65,7 +65,7 @@ class Pair:
     def reopen(self) -> None:
         """As a broker does where a step has failed."""
         self.stream.store.close()
-        self.stream = FollowedStream.open(self.root / "replica", SMALL, self.memory, self.states)
+        self.stream = ReplicaStream.open(self.root / "replica", SMALL, self.memory, self.states)
 
 
 @pytest.mark.parametrize("starts_anew", [False, True])
@@ -82,7 +82,7 @@ def test_a_replica_has_the_topic_again(tmp_path: Path, starts_anew: bool) -> Non
         pair.master.delete_topic("orders")
     append(pair.master, make_record(b"next"))
     pair.ship()
-    assert seen(pair.stream.store)["orders", 0] == [b"next"], "it goes by what it was told"
+    assert read_bodies(pair.stream.store)["orders", 0] == [b"next"], "it goes by what it was told"
     if starts_anew:
         pair.reopen()
 
@@ -93,12 +93,12 @@ def test_a_replica_has_the_topic_again(tmp_path: Path, starts_anew: bool) -> Non
     pair.reopen()
     pair.connect()
     pair.ship()
-    assert seen(pair.stream.store) == seen(pair.master)
-    assert seen(pair.stream.store)["orders", 0] == [*[b"kept"] * 3, b"next", b"last"]
+    assert read_bodies(pair.stream.store) == read_bodies(pair.master)
+    assert read_bodies(pair.stream.store)["orders", 0] == [*[b"kept"] * 3, b"next", b"last"]
     assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
     pair.reopen()
     pair.stream.confirm(pair.stream.end)
-    assert seen(pair.stream.store) == seen(pair.master)
+    assert read_bodies(pair.stream.store) == read_bodies(pair.master)
     pair.stream.close()
     pair.states.close()
     pair.master.close()

@@ -11,7 +11,7 @@ from tests.unit.actors.replication.model.exploring import explore
 from tests.unit.actors.replication.model.scenes import SCENES
 
 #: A bug shows within so many seeds from its own on; the search ends at the first that shows it.
-MOST_SEEDS = 150
+MAX_SEEDS = 150
 #: How a bug shows: an invariant, or a machine that refuses what it is asked for.
 CAUGHT = (AssertionError, InvalidInput, ProtocolError)
 
@@ -20,7 +20,7 @@ CAUGHT = (AssertionError, InvalidInput, ProtocolError)
 @pytest.mark.parametrize("name", sorted(BUGS.keys() - SCENES.keys()))
 def test_a_deliberate_bug_is_caught(name: str) -> None:
     bug = BUGS[name]
-    for seed in range(SEEDS.get(name, 0), SEEDS.get(name, 0) + MOST_SEEDS):
+    for seed in range(SEEDS.get(name, 0), SEEDS.get(name, 0) + MAX_SEEDS):
         try:
             explore(seed, {name}, faults=bug.faults, **bug.config)
         except CAUGHT:

@@ -7,99 +7,99 @@ import dataclasses
 
 import pytest
 
-from raymq.actors.broker.replica.claiming import end_former_lease
-from raymq.actors.broker.replication.claims import (
+from raymq.actors.broker.replica.replica_claimer import end_predecessor_lease
+from raymq.actors.broker.replication.election import FencedState, NoWinner, Winner, choose_master, first_entry
+from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
+from raymq.actors.broker.replication.in_sync_set import InSyncSet
+from raymq.actors.broker.replication.replica_claims import (
     ClaimRefused,
     ClaimWaits,
     ReplicaClaim,
-    claimed,
-    former_lease,
-    founding_wait,
-    nonce_at,
+    apply_claim,
+    founding_blocker,
+    make_nonce,
+    predecessor_lease,
 )
-from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner, choose, first_entry
-from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
-from raymq.actors.broker.replication.in_sync import InSyncSet
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
 from raymq.actors.broker.replication.state_stream import StateStream
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.actors.keeper.errors import RegisterUnavailable
 from raymq.actors.keeper.group_state import GroupState
-from raymq.actors.keeper.messages import LeaseClaim, Registered
+from raymq.actors.keeper.keeper_messages import LeaseClaim, Registered
 from raymq.storage.errors import InvalidInput
-from raymq.storage.state.changes import StateChange
+from raymq.storage.state.state_changes import StateChange
 from tests.unit.actors.clock import FakeClock
 from tests.unit.actors.keeper.keepers_at_hand import group, mastered, replica
 
-STATE = mastered(1, 6, 3).electing()
+STATE = mastered(1, 6, 3).start_election()
 
 
 def at(offset: int, sequence: int = 0) -> StreamPosition:
     return StreamPosition(offset, sequence)
 
 
-def sealed(number: int, epoch: int, end: StreamPosition, **more: object) -> SealedState:
-    made = SealedState(number, f"dir-{number}", f"n{number}", STATE.epoch, epoch, end)
+def fenced(number: int, epoch: int, end: StreamPosition, **more: object) -> FencedState:
+    made = FencedState(number, f"dir-{number}", f"n{number}", STATE.epoch, epoch, end)
     return dataclasses.replace(made, **more)  # type: ignore[arg-type]
 
 
-def elect(*answers: SealedState, state: GroupState = STATE, **more: object) -> Winner | NoWinner:
-    return choose(state, {answer.replica: answer for answer in answers}, **more)  # type: ignore[arg-type]
+def elect(*answers: FencedState, state: GroupState = STATE, **more: object) -> Winner | NoWinner:
+    return choose_master(state, {answer.replica: answer for answer in answers}, **more)  # type: ignore[arg-type]
 
 
-def winner(*answers: SealedState, **more: object) -> int:
+def winner(*answers: FencedState, **more: object) -> int:
     found = elect(*answers, **more)  # type: ignore[arg-type]
     assert isinstance(found, Winner), found
     return found.replica
 
 
 def test_the_newest_epoch_comes_first_then_the_longest_log_then_the_priority() -> None:
-    assert winner(sealed(1, 5, at(900)), sealed(2, 6, at(100)), sealed(3, 6, at(99))) == 2
-    assert winner(sealed(1, 6, at(100, 3)), sealed(2, 6, at(100, 4)), sealed(3, 6, at(100, 2))) == 2
-    assert winner(sealed(1, 6, at(100)), sealed(2, 6, at(100), priority=10), sealed(3, 6, at(100))) == 2
-    assert winner(sealed(2, 6, at(100)), sealed(3, 6, at(100))) == 2
+    assert winner(fenced(1, 5, at(900)), fenced(2, 6, at(100)), fenced(3, 6, at(99))) == 2
+    assert winner(fenced(1, 6, at(100, 3)), fenced(2, 6, at(100, 4)), fenced(3, 6, at(100, 2))) == 2
+    assert winner(fenced(1, 6, at(100)), fenced(2, 6, at(100), priority=10), fenced(3, 6, at(100))) == 2
+    assert winner(fenced(2, 6, at(100)), fenced(3, 6, at(100))) == 2
 
 
 def test_trap_8_logs_that_differ_by_more_than_2_gib_are_compared_rightly() -> None:
-    assert winner(sealed(1, 6, at(1 << 20)), sealed(2, 6, at((1 << 20) + (1 << 31)))) == 2
-    assert winner(sealed(1, 6, at(0)), sealed(2, 6, at(1 << 32))) == 2
+    assert winner(fenced(1, 6, at(1 << 20)), fenced(2, 6, at((1 << 20) + (1 << 31)))) == 2
+    assert winner(fenced(1, 6, at(0)), fenced(2, 6, at(1 << 32))) == 2
 
 
 def test_trap_9_only_what_was_said_after_the_seal_counts() -> None:
-    assert winner(sealed(1, 6, at(900), sealed=STATE.epoch - 1), sealed(2, 6, at(100))) == 2
-    assert isinstance(elect(sealed(1, 6, at(900), sealed=0)), NoWinner)
+    assert winner(fenced(1, 6, at(900), fenced=STATE.epoch - 1), fenced(2, 6, at(100))) == 2
+    assert isinstance(elect(fenced(1, 6, at(900), fenced=0)), NoWinner)
 
 
 def test_who_reaches_no_keeper_is_not_elected_before_one_who_does() -> None:
     """It could not hold a lease: the coordinator, which does reach it, would elect it again and again."""
-    assert winner(sealed(1, 6, at(900), reaches_keepers=False), sealed(2, 6, at(100))) == 2
-    assert winner(sealed(1, 6, at(900), reaches_keepers=False)) == 1
-    found = elect(sealed(1, 6, at(100), reaches_keepers=False), sealed(2, 6, at(100)))
+    assert winner(fenced(1, 6, at(900), reaches_keepers=False), fenced(2, 6, at(100))) == 2
+    assert winner(fenced(1, 6, at(900), reaches_keepers=False)) == 1
+    found = elect(fenced(1, 6, at(100), reaches_keepers=False), fenced(2, 6, at(100)))
     assert found == Winner(2, frozenset({1, 2}))
 
 
 def test_only_members_in_sync_are_elected() -> None:
     state = dataclasses.replace(STATE, in_sync=frozenset({2, 3}))
-    assert winner(sealed(1, 6, at(900)), sealed(2, 6, at(100)), state=state) == 2
-    found = elect(sealed(1, 6, at(900)), state=state)
+    assert winner(fenced(1, 6, at(900)), fenced(2, 6, at(100)), state=state) == 2
+    found = elect(fenced(1, 6, at(900)), state=state)
     assert isinstance(found, NoWinner)
     assert "[2, 3]" in found.reason
 
 
 def test_those_with_exactly_the_same_are_in_sync_from_the_beginning() -> None:
-    found = elect(sealed(1, 6, at(100)), sealed(2, 6, at(100)), sealed(3, 6, at(90)))
+    found = elect(fenced(1, 6, at(100)), fenced(2, 6, at(100)), fenced(3, 6, at(90)))
     assert found == Winner(1, frozenset({1, 2}))
 
 
 def test_another_directory_or_process_has_no_say() -> None:
-    assert winner(sealed(1, 6, at(900), nonce="before"), sealed(2, 6, at(100))) == 2
-    assert winner(sealed(1, 6, at(900), identity="copy"), sealed(2, 6, at(100))) == 2
-    assert winner(sealed(1, 6, at(900), healthy=False), sealed(2, 6, at(100))) == 2
-    assert choose(STATE, {7: sealed(7, 9, at(900))}) == elect()
+    assert winner(fenced(1, 6, at(900), nonce="before"), fenced(2, 6, at(100))) == 2
+    assert winner(fenced(1, 6, at(900), identity="copy"), fenced(2, 6, at(100))) == 2
+    assert winner(fenced(1, 6, at(900), healthy=False), fenced(2, 6, at(100))) == 2
+    assert choose_master(STATE, {7: fenced(7, 9, at(900))}) == elect()
 
 
 def test_an_operator_may_choose_among_those_that_lose_nothing() -> None:
-    answers = (sealed(1, 6, at(100)), sealed(2, 6, at(90)))
+    answers = (fenced(1, 6, at(100)), fenced(2, 6, at(90)))
     assert winner(*answers, designated=2) == 2
     assert isinstance(elect(*answers, designated=3), NoWinner)
     state = dataclasses.replace(STATE, in_sync=frozenset({1}))
@@ -108,8 +108,8 @@ def test_an_operator_may_choose_among_those_that_lose_nothing() -> None:
 
 def test_an_unclean_election_is_made_by_hand_only_and_told() -> None:
     state = dataclasses.replace(STATE, in_sync=frozenset({1}))
-    assert isinstance(elect(sealed(2, 6, at(90)), sealed(3, 6, at(95)), state=state), NoWinner)
-    found = elect(sealed(2, 6, at(90)), sealed(3, 6, at(95)), state=state, unclean=True)
+    assert isinstance(elect(fenced(2, 6, at(90)), fenced(3, 6, at(95)), state=state), NoWinner)
+    found = elect(fenced(2, 6, at(90)), fenced(3, 6, at(95)), state=state, unclean=True)
     assert isinstance(found, Winner)
     assert found.replica == 3
     assert found.in_sync == {3}
@@ -119,20 +119,20 @@ def test_an_unclean_election_is_made_by_hand_only_and_told() -> None:
 
 def test_trap_24_the_last_member_that_may_have_lost_its_tail_does_not_shorten_the_others() -> None:
     state = dataclasses.replace(STATE, in_sync=frozenset({1}))
-    lost = sealed(1, 6, at(50), tail_lost=True)
+    lost = fenced(1, 6, at(50), tail_lost=True)
     assert isinstance(elect(lost, state=state), NoWinner), "fenced until the others have answered"
-    assert isinstance(elect(lost, sealed(2, 6, at(80)), state=state), NoWinner)
-    found = elect(lost, sealed(2, 6, at(80)), sealed(3, 6, at(70)), state=state)
+    assert isinstance(elect(lost, fenced(2, 6, at(80)), state=state), NoWinner)
+    found = elect(lost, fenced(2, 6, at(80)), fenced(3, 6, at(70)), state=state)
     assert isinstance(found, Winner)
     assert found.replica == 2
     assert found.may_lack
-    by_hand = elect(lost, sealed(3, 6, at(40)), state=state, unclean=True)
+    by_hand = elect(lost, fenced(3, 6, at(40)), state=state, unclean=True)
     assert isinstance(by_hand, Winner)
     assert by_hand.replica == 1
 
 
 def test_a_member_that_is_whole_is_preferred_to_a_longer_one_that_may_not_be() -> None:
-    assert winner(sealed(1, 6, at(900), tail_lost=True), sealed(2, 6, at(100))) == 2
+    assert winner(fenced(1, 6, at(900), tail_lost=True), fenced(2, 6, at(100))) == 2
 
 
 def test_trap_10_the_new_master_keeps_its_tail_and_confirms_it_in_its_epoch() -> None:
@@ -158,21 +158,21 @@ def claim(number: int = 2, nonce: str = "new", *before: str, identity: str | Non
 
 
 def test_a_new_replica_is_taken_in_but_not_into_the_set() -> None:
-    after = claimed(MASTERED, claim(4), registered_answers=False)
+    after = apply_claim(MASTERED, claim(4), registered_answers=False)
     assert after.replicas.keys() == {1, 2, 3, 4}
     assert after.in_sync == {1, 2, 3}
-    assert claimed(GroupState(), claim(1), registered_answers=False).in_sync == {1}
+    assert apply_claim(GroupState(), claim(1), registered_answers=False).in_sync == {1}
 
 
 def test_a_restart_is_known_again_and_a_repeated_claim_changes_nothing() -> None:
-    after = claimed(MASTERED, claim(2, "new", "n2", "never registered"), registered_answers=False)
+    after = apply_claim(MASTERED, claim(2, "new", "n2", "never registered"), registered_answers=False)
     assert after.replicas[2].nonce == "new"
     assert (after.master, after.epoch, after.in_sync) == (1, 2, {1, 2, 3})
-    assert claimed(after, claim(2, "new", "n2"), registered_answers=True) == after
+    assert apply_claim(after, claim(2, "new", "n2"), registered_answers=True) == after
 
 
 def test_a_master_that_starts_anew_is_one_no_more() -> None:
-    after = claimed(MASTERED, claim(1), registered_answers=False)
+    after = apply_claim(MASTERED, claim(1), registered_answers=False)
     assert (after.master, after.epoch) == (None, 3)
 
 
@@ -191,18 +191,18 @@ def test_only_the_lease_of_a_process_that_is_surely_dead_is_ended(registered: st
     record = dataclasses.replace(replica(1), nonce=registered)
     state = MASTERED.with_replica(1, record)
     expected = LeaseClaim(1, registered, MASTERED.epoch) if ends else None
-    assert former_lease(state, 1, place) == expected
-    assert former_lease(state, 2, place) is None, "it is another replica's"
-    assert former_lease(state.electing(), 1, place) is None, "it is master no more"
-    assert former_lease(None, 1, place) is None
+    assert predecessor_lease(state, 1, place) == expected
+    assert predecessor_lease(state, 2, place) is None, "it is another replica's"
+    assert predecessor_lease(state.start_election(), 1, place) is None, "it is master no more"
+    assert predecessor_lease(None, 1, place) is None
 
 
 def test_a_process_does_not_end_the_lease_of_its_next_one() -> None:
     """A word that comes late names the process that is dead, and no other."""
     former, later = (MASTERED.with_replica(1, dataclasses.replace(replica(1), nonce=each)) for each in ("1@x", "2@x"))
-    assert former_lease(former, 1, "x") != former_lease(later, 1, "x")
-    assert nonce_at("1", "x") == "1@x"
-    assert nonce_at("1", "") == "1"
+    assert predecessor_lease(former, 1, "x") != predecessor_lease(later, 1, "x")
+    assert make_nonce("1", "x") == "1@x"
+    assert make_nonce("1", "") == "1"
 
 
 class BusyKeepers:
@@ -225,15 +225,15 @@ class BusyKeepers:
 @pytest.mark.parametrize(("misses", "ends"), [(0, True), (2, True), (100, False)])
 def test_busy_keepers_are_asked_again_for_a_dead_lease_but_not_for_ever(misses: int, ends: bool) -> None:
     keepers = BusyKeepers(misses)
-    asyncio.run(end_former_lease(keepers, "broker-a", 1, "here"))  # type: ignore[arg-type]
+    asyncio.run(end_predecessor_lease(keepers, "broker-a", 1, "here"))  # type: ignore[arg-type]
     assert keepers.ended == ([LeaseClaim(1, "drawn@here", MASTERED.epoch)] if ends else [])
 
 
 def test_who_may_have_lost_its_tail_leaves_the_set_unless_it_is_the_last() -> None:
-    after = claimed(MASTERED, claim(2, tail_lost=True), registered_answers=False)
+    after = apply_claim(MASTERED, claim(2, tail_lost=True), registered_answers=False)
     assert (after.in_sync, after.set_epoch) == ({1, 3}, MASTERED.set_epoch + 1)
     alone = MASTERED.with_set([1])
-    assert claimed(alone, claim(1, tail_lost=True), registered_answers=False).in_sync == {1}
+    assert apply_claim(alone, claim(1, tail_lost=True), registered_answers=False).in_sync == {1}
 
 
 @pytest.mark.parametrize(
@@ -246,18 +246,18 @@ def test_who_may_have_lost_its_tail_leaves_the_set_unless_it_is_the_last() -> No
 )
 def test_trap_33_a_copy_of_a_directory_is_refused_by_name(made: ReplicaClaim, answers: bool, words: str) -> None:
     with pytest.raises(ClaimRefused, match=words) as refused:
-        claimed(MASTERED, made, registered_answers=answers)
+        apply_claim(MASTERED, made, registered_answers=answers)
     assert "replica 2" in str(refused.value)
 
 
 def test_an_empty_directory_takes_the_place_of_one_that_is_lost_and_in_sync_no_more() -> None:
     made = claim(2, identity="another", is_empty=True)
     with pytest.raises(ClaimWaits, match="replica 2 is in sync with a directory"):
-        claimed(MASTERED, made, registered_answers=False)
-    after = claimed(MASTERED.with_set([1, 3]), made, registered_answers=False)
+        apply_claim(MASTERED, made, registered_answers=False)
+    after = apply_claim(MASTERED.with_set([1, 3]), made, registered_answers=False)
     assert (after.replicas[2].identity, after.in_sync) == ("another", {1, 3})
     with pytest.raises(ClaimRefused, match="is the directory dir-2"):
-        claimed(MASTERED.with_set([1, 3]), made, registered_answers=True)
+        apply_claim(MASTERED.with_set([1, 3]), made, registered_answers=True)
 
 
 # State frames.
@@ -316,11 +316,11 @@ def test_the_group_of_the_tests_is_one_that_may_be() -> None:
 
 
 def test_the_first_replica_of_a_group_is_number_1_which_may_have_the_messages_of_a_group_of_one_copy() -> None:
-    assert founding_wait(None, 1) is not None
+    assert founding_blocker(None, 1) is not None
     empty = GroupState()
-    assert founding_wait(empty, 1) is None
-    assert founding_wait(empty, 2) is not None
-    begun = claimed(empty, ReplicaClaim(1, replica(1), ()), registered_answers=False)
+    assert founding_blocker(empty, 1) is None
+    assert founding_blocker(empty, 2) is not None
+    begun = apply_claim(empty, ReplicaClaim(1, replica(1), ()), registered_answers=False)
     assert begun.in_sync == {1}
-    assert founding_wait(begun, 2) is None
-    assert claimed(begun, ReplicaClaim(2, replica(2), ()), registered_answers=False).in_sync == {1}
+    assert founding_blocker(begun, 2) is None
+    assert apply_claim(begun, ReplicaClaim(2, replica(2), ()), registered_answers=False).in_sync == {1}

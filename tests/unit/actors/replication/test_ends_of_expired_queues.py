@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.actors.broker.replication.epoch_map import EpochMap
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.stream_position import StreamPosition
+from raymq.storage.cooperative_steps import run_steps
 from raymq.storage.log import entry_writer
 from raymq.storage.log.consume_queue import ConsumeQueue
-from raymq.storage.state import queue_ends
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
-from raymq.storage.steps import finish
+from raymq.storage.state import expired_queue_offsets
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
-from tests.replicas import ship
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
+from tests.store_replication import ship
 
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 14, retention_hours=1, delete_at_hour="*")
 
@@ -50,10 +50,10 @@ def test_a_replica_gives_no_offset_away_again(tmp_path: Path, made_anew: bool) -
         assert master.min_offset("quiet", 0) == master.max_offset("quiet", 0) == 3
 
         its.mkdir()
-        stream = FollowedStream.open(its, CONFIG, ReplicaFile(its), StateReplica(its))
+        stream = ReplicaStream.open(its, CONFIG, ReplicaFile(its), StateReplica(its))
         stream.begin_snapshot(StreamPosition(master.min_physical_offset, 0), keeps_log=False)
         snapshot = recorder.snapshot()
-        for part in chain(snapshot.parts(), queue_ends.parts(finish(master.expired_ends()))):
+        for part in chain(snapshot.parts(), expired_queue_offsets.parts(run_steps(master.expired_ends()))):
             stream.load(part)
         stream.end_snapshot(snapshot.sequence, EpochMap())
         snapshot.close()
@@ -81,11 +81,11 @@ def test_nor_one_of_which_the_masters_log_has_more(tmp_path: Path) -> None:
     recorder = StateRecorder.begin(directory, log_end=lambda: 0)
     with Store.open(directory, CONFIG, now_ms=lambda: now_ms) as master:
         assert (master.min_offset("quiet", 0), master.max_offset("quiet", 0)) == (0, 3)
-        stream = FollowedStream.open(its, CONFIG, ReplicaFile(its), StateReplica(its))
+        stream = ReplicaStream.open(its, CONFIG, ReplicaFile(its), StateReplica(its))
         begin = stream.extent.begin.offset
         stream.begin_snapshot(StreamPosition(master.max_physical_offset, 0), keeps_log=True)
         snapshot = recorder.snapshot()
-        for part in chain(snapshot.parts(), queue_ends.parts(finish(master.expired_ends(begin)))):
+        for part in chain(snapshot.parts(), expired_queue_offsets.parts(run_steps(master.expired_ends(begin)))):
             stream.load(part)
         stream.end_snapshot(snapshot.sequence, EpochMap())
         snapshot.close()
@@ -98,7 +98,7 @@ def test_nor_one_of_which_the_masters_log_has_more(tmp_path: Path) -> None:
 
 def test_ends_of_many_queues_are_not_in_memory_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands for messages that are gone may be as much as the queues' files."""
-    monkeypatch.setattr(entry_writer, "_MOST_UNWRITTEN_BYTES", 2_000)
+    monkeypatch.setattr(entry_writer, "_MAX_UNWRITTEN_BYTES", 2_000)
     waiting: list[int] = []
     real = ConsumeQueue.extend
 
@@ -108,7 +108,7 @@ def test_ends_of_many_queues_are_not_in_memory_together(tmp_path: Path, monkeypa
         waiting.append(queue._writer.added - queue._writer._written)
 
     monkeypatch.setattr(ConsumeQueue, "extend", extend)
-    aside = queue_ends.aside_of(tmp_path)
+    aside = expired_queue_offsets.expired_queues_file(tmp_path)
     aside.parent.mkdir()
     aside.write_text(json.dumps({"quiet": dict.fromkeys(range(40), 15)}))
     with Store.open(tmp_path, CONFIG) as store:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from raymq.actors.broker.replication.epoch_file import EpochFile
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
 from raymq.actors.broker.replication.frame_bodies import Hello, encode_epochs, read_epochs, read_hello
-from raymq.actors.broker.replication.frames import MOST_BODY, FrameKind
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
+from raymq.actors.broker.replication.replication_frames import MAX_BODY, FrameKind
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFull
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables.epoch_starts import MOST_EPOCHS, cut, decode, encode
+from raymq.storage.tables.leader_epoch_checkpoint import MAX_EPOCHS, cut, decode, encode
 from tests.faulty_calls import FaultyCalls
 
 
@@ -148,11 +148,11 @@ def test_what_retention_drops_leaves_the_first_epoch_its_start() -> None:
 
 def test_trap_19_a_map_of_thousands_of_epochs_travels_whole() -> None:
     """RocketMQ's handshake takes 1,000."""
-    many = EpochMap(EpochStart(number, at(number * 10, number)) for number in range(1, MOST_EPOCHS + 100))
-    assert len(many) == MOST_EPOCHS
+    many = EpochMap(EpochStart(number, at(number * 10, number)) for number in range(1, MAX_EPOCHS + 100))
+    assert len(many) == MAX_EPOCHS
     hello = Hello("c", "g", 2, "i", "n", at(0), many)
     body = hello.encode()
-    assert len(body) <= MOST_BODY[FrameKind.HELLO]
+    assert len(body) <= MAX_BODY[FrameKind.HELLO]
     assert read_hello(body) == hello
     assert read_epochs(encode_epochs(many)) == many
 
@@ -178,14 +178,14 @@ def test_two_streams_agree_alike_from_both_sides(
     first, second = rising(one), rising(two)
     first_end = at(max(a, first.last.start.offset if first.last else 0))
     second_end = at(max(b, second.last.start.offset if second.last else 0))
-    agreed = first.agreed(first_end, second, second_end)
-    assert agreed == second.agreed(second_end, first, first_end)
-    if agreed is not None:
-        assert first_end.covers(agreed.start)
-        assert second_end.covers(agreed.start)
+    common_epoch = first.common_epoch(first_end, second, second_end)
+    assert common_epoch == second.common_epoch(second_end, first, first_end)
+    if common_epoch is not None:
+        assert first_end.covers(common_epoch.start)
+        assert second_end.covers(common_epoch.start)
         # After the cut both agree to the very end, and nothing is cut twice.
-        first.cut(agreed.epoch)
-        assert first.agreed(agreed.start, second, second_end) == agreed
+        first.cut(common_epoch.epoch)
+        assert first.common_epoch(common_epoch.start, second, second_end) == common_epoch
 
 
 def test_a_cut_leaves_no_newer_epoch_in_any_of_the_files(tmp_path: Path) -> None:

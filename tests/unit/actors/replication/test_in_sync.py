@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.broker.replication.acknowledging import NOT_MASTER, TOO_FEW, AckOutcome, AckRule
-from raymq.actors.broker.replication.in_sync import LAG_SECONDS, InSyncSet
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
+from raymq.actors.broker.replication.ack_rule import NOT_MASTER, TOO_FEW, AckOutcome, AckRule
+from raymq.actors.broker.replication.in_sync_set import LAG_SECONDS, InSyncSet
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.actors.keeper.group_state import ReplicationPolicy
-from raymq.actors.keeper.leases import LEASE_SECONDS, MasterLease
+from raymq.actors.keeper.master_lease import LEASE_SECONDS, MasterLease
 from raymq.actors.protocol import SendStatus
 from tests.unit.actors.clock import FakeClock
 
@@ -50,13 +50,13 @@ class Bench:
 
     def pass_seconds(self, seconds: float, *alive: int) -> frozenset[int] | None:
         """Time passes in small steps, in which these replicas answer heartbeats with what they have."""
-        wanted = None
+        desired = None
         for _ in range(round(seconds / 0.1)):
             self.clock.advance(0.1)
             for number in alive:
                 self.ack(number, self.made.acknowledged_by(number) or BEGIN)
-            wanted = self.made.wanted() or wanted
-        return wanted
+            desired = self.made.desired() or desired
+        return desired
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_trap_18_a_member_that_hangs_is_put_out_in_2_to_3_seconds_and_waited_for
     bench.made.propose({1, 2})
     assert bench.made.confirmed == at(100), "not before the register has answered"
     assert bench.pass_seconds(1.0, 2) is None, "one change at a time"
-    bench.made.decided({1, 2}, NONCES)
+    bench.made.committed({1, 2}, NONCES)
     assert bench.made.confirmed == at(200)
     bench.append(at(300))
     bench.ack(2, at(300))
@@ -151,14 +151,14 @@ def test_a_member_that_is_idle_and_silent_is_put_out_too(bench: Bench) -> None:
 
 
 def test_a_slow_member_that_goes_on_is_put_out_if_it_is_always_behind(bench: Bench) -> None:
-    wanted = None
+    desired = None
     for step in range(40):
         bench.append(at(100 + 100 * (step + 1)))
         bench.ack(2, at(100 + 100 * (step + 1)))
         bench.ack(3, at(100 + 10 * step))
         bench.clock.advance(0.1)
-        wanted = bench.made.wanted() or wanted
-    assert wanted == {1, 2}
+        desired = bench.made.desired() or desired
+    assert desired == {1, 2}
 
 
 def test_a_member_that_is_behind_by_less_stays(bench: Bench) -> None:
@@ -167,13 +167,13 @@ def test_a_member_that_is_behind_by_less_stays(bench: Bench) -> None:
         bench.ack(2, at(100 + 100 * step))
         bench.ack(3, at(100 + 100 * max(step - 5, 0)))
         bench.clock.advance(0.1)
-        assert bench.made.wanted() is None
+        assert bench.made.desired() is None
 
 
 def test_a_master_that_was_stopped_blames_nobody(bench: Bench) -> None:
-    bench.made.wanted()
+    bench.made.desired()
     bench.clock.advance(60)
-    assert bench.made.wanted() is None
+    assert bench.made.desired() is None
     assert bench.pass_seconds(3.0, 2, 3) is None
     assert bench.pass_seconds(3.0, 2) == {1, 2}
 
@@ -201,17 +201,17 @@ def test_who_is_not_connected_does_not_come_in() -> None:
 def test_trap_5_while_the_set_grows_the_new_member_counts_already() -> None:
     bench = Bench(1)
     bench.made.connected(2, 20, at(100), "n2")
-    assert bench.made.wanted() is None, "where it is says nothing of what is on its disk"
+    assert bench.made.desired() is None, "where it is says nothing of what is on its disk"
     bench.ack(2, at(100))
-    wanted = bench.made.wanted()
-    assert wanted == {1, 2}
-    bench.made.propose(wanted)
+    desired = bench.made.desired()
+    assert desired == {1, 2}
+    bench.made.propose(desired)
     bench.append(at(200))
     assert bench.made.confirmed == at(100), "the register may have it in the set by now"
     assert bench.rule().outcome(at(200)) is AckOutcome.WAIT
     bench.ack(2, at(200))
     assert bench.rule().outcome(at(200)) is AckOutcome.SAFE
-    bench.made.decided({1}, NONCES)
+    bench.made.committed({1}, NONCES)
     bench.append(at(300))
     assert bench.made.confirmed == at(300), "it was not taken in"
 
@@ -220,9 +220,9 @@ def test_while_the_set_shrinks_the_leaving_member_still_counts(bench: Bench) -> 
     bench.append(at(200))
     bench.ack(2, at(200))
     bench.made.propose({1, 2})
-    assert bench.made.counted == {1, 2, 3}
+    assert bench.made.required == {1, 2, 3}
     assert bench.made.confirmed == at(100)
-    bench.made.decided({1, 2, 3}, NONCES)
+    bench.made.committed({1, 2, 3}, NONCES)
     assert bench.made.confirmed == at(100), "the register has kept it"
 
 
@@ -233,8 +233,8 @@ def test_a_member_that_never_connected_in_this_epoch_holds_what_is_confirmed() -
     assert made.confirmed == at(60)
     for _ in range(30):
         clock.advance(0.1)
-        wanted = made.wanted()
-    assert wanted == {1}
+        desired = made.desired()
+    assert desired == {1}
     assert made.lag() == {2: at(200)}
 
 
@@ -250,20 +250,20 @@ def test_who_connects_has_acknowledged_nothing_by_that() -> None:
 
 
 def test_who_is_about_to_drop_what_it_has_leaves_the_set_at_once_and_comes_back_as_any_other(bench: Bench) -> None:
-    bench.made.gives_up(2)
-    assert bench.made.wanted() == {1, 3}
+    bench.made.reset_replica(2)
+    assert bench.made.desired() == {1, 3}
     bench.append(at(110))
     bench.ack(3, at(110))
     assert bench.made.confirmed == at(100), "it counts as long as it is in the set, with nothing"
     bench.made.propose({1, 3})
-    assert 2 in bench.made.counted
-    bench.made.decided({1, 3}, NONCES)
+    assert 2 in bench.made.required
+    bench.made.committed({1, 3}, NONCES)
     assert bench.made.confirmed == at(110)
-    assert bench.made.wanted() is None
+    assert bench.made.desired() is None
     bench.made.connected(2, 21, at(110), NONCES[2])
-    assert bench.made.wanted() is None
+    assert bench.made.desired() is None
     bench.made.acknowledged(2, 21, at(110))
-    assert bench.made.wanted() == {1, 2, 3}
+    assert bench.made.desired() == {1, 2, 3}
 
 
 def test_what_an_earlier_process_of_a_replica_has_acknowledged_takes_it_into_no_set() -> None:
@@ -271,14 +271,14 @@ def test_what_an_earlier_process_of_a_replica_has_acknowledged_takes_it_into_no_
     bench = Bench(1, 2)
     bench.append(at(200))
     bench.ack(2, at(200))
-    bench.made.decided({1}, NONCES | {2: "again"})
-    assert bench.made.wanted() is None
+    bench.made.committed({1}, NONCES | {2: "again"})
+    assert bench.made.desired() is None
     assert bench.made.acknowledged_by(2) is None
     bench.made.connected(2, 21, at(50), "again")
     bench.made.acknowledged(2, 21, at(50))
-    assert bench.made.wanted() is None
+    assert bench.made.desired() is None
     bench.made.acknowledged(2, 21, at(200))
-    assert bench.made.wanted() == {1, 2}
+    assert bench.made.desired() == {1, 2}
 
 
 # When a message may be acknowledged.
@@ -308,7 +308,7 @@ def test_a_set_that_shrinks_while_a_message_waits_does_not_make_it_safe() -> Non
     bench.append(at(200))
     bench.made.propose({1})
     assert rule.refusal() == TOO_FEW, "it may be too small by now"
-    bench.made.decided({1}, NONCES)
+    bench.made.committed({1}, NONCES)
     assert bench.made.confirmed == at(200)
     assert rule.outcome(at(200)) is AckOutcome.WAIT
     assert rule.timed_out() is SendStatus.SLAVE_NOT_AVAILABLE
@@ -338,19 +338,19 @@ def test_trap_30_the_lease_is_looked_at_after_the_last_await() -> None:
 
 def test_a_master_whose_disk_does_not_do_its_share_is_late_like_any_member(bench: Bench) -> None:
     assert bench.pass_seconds(2 * LAG_SECONDS, 2, 3) is None
-    assert not bench.made.master_lags
+    assert not bench.made.is_master_lagging
     for end in range(200, 320, 5):  # its disk is always a little behind
         bench.made.appended(at(end), at(end - 5))
         bench.pass_seconds(0.2, 2, 3)
-        assert not bench.made.master_lags
+        assert not bench.made.is_master_lagging
     bench.pass_seconds(LAG_SECONDS - 0.3, 2, 3)
-    assert not bench.made.master_lags
+    assert not bench.made.is_master_lagging
     bench.pass_seconds(0.5, 2, 3)
-    assert bench.made.master_lags
+    assert bench.made.is_master_lagging
     bench.made.appended(at(315), at(315))
     bench.pass_seconds(0.1, 2, 3)
-    assert not bench.made.master_lags
+    assert not bench.made.is_master_lagging
     bench.made.appended(at(400), at(315))
     bench.clock.advance(60.0)  # the process was stopped: its disk is not to blame
-    bench.made.wanted()
-    assert not bench.made.master_lags
+    bench.made.desired()
+    assert not bench.made.is_master_lagging

@@ -8,39 +8,39 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.replication.epoch_file import EpochFile
+from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
-from raymq.actors.broker.replication.kept_epochs import KeptEpochs
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.storage.errors import InvalidInput, StoreFailed, StoreFull
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.paths import Paths
 from raymq.storage.store import Store
+from raymq.storage.store_paths import StorePaths
 from tests.faulty_calls import FaultyCalls
-from tests.stored import EXPIRING, append, make_record
+from tests.store_records import EXPIRING, append, make_record
 
 
 def at(offset: int, sequence: int = 0) -> StreamPosition:
     return StreamPosition(offset, sequence)
 
 
-def numbers(kept: KeptEpochs) -> list[int]:
+def numbers(kept: EpochFileCache) -> list[int]:
     return [entry.epoch for entry in kept.map]
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> EpochFile:
-    made = EpochFile(*Paths(tmp_path).master_epochs)
+    made = EpochFile(*StorePaths(tmp_path).master_epochs)
     made.save(EpochMap([EpochStart(1, BEGIN), EpochStart(2, at(100, 5)), EpochStart(5, at(100, 7))]))
     return made
 
 
 def test_at_a_start_epochs_behind_the_logs_end_never_were(file: EpochFile) -> None:
-    assert numbers(KeptEpochs(file, BEGIN, at(99, 9))) == [1]
-    assert numbers(KeptEpochs(file, BEGIN, at(1 << 40, 99))) == [1]
+    assert numbers(EpochFileCache(file, BEGIN, at(99, 9))) == [1]
+    assert numbers(EpochFileCache(file, BEGIN, at(1 << 40, 99))) == [1]
 
 
 def test_an_epoch_has_begun_when_it_is_on_disk(file: EpochFile) -> None:
-    kept = KeptEpochs(file, BEGIN, at(200, 9))
+    kept = EpochFileCache(file, BEGIN, at(200, 9))
     kept.begin(EpochStart(6, at(200, 9)))
     assert file.load() == kept.map
     for wrong in (EpochStart(6, at(200, 9)), EpochStart(7, at(150, 9))):
@@ -56,9 +56,9 @@ def test_an_epoch_has_begun_when_it_is_on_disk(file: EpochFile) -> None:
 
 def test_retention_takes_the_epochs_of_the_files_that_it_deletes(tmp_path: Path) -> None:
     now = [1_000_000_000]
-    file = EpochFile(*Paths(tmp_path / "s").master_epochs)
+    file = EpochFile(*StorePaths(tmp_path / "s").master_epochs)
     with Store.open(tmp_path / "s", EXPIRING, now_ms=lambda: now[0]) as store:
-        kept = KeptEpochs(file, BEGIN, BEGIN)
+        kept = EpochFileCache(file, BEGIN, BEGIN)
         for number in range(1, 6):
             kept.begin(EpochStart(number, at(store.max_physical_offset)))
             append(store, make_record(bytes(60_000)))
@@ -76,11 +76,11 @@ def test_retention_takes_the_epochs_of_the_files_that_it_deletes(tmp_path: Path)
         assert file.load() == kept.map
         end = at(store.max_physical_offset)
     with Store.open(tmp_path / "s", EXPIRING) as store:
-        assert KeptEpochs(file, at(store.min_physical_offset), end).map == kept.map
+        assert EpochFileCache(file, at(store.min_physical_offset), end).map == kept.map
 
 
 def test_a_snapshot_brings_its_own_epochs(file: EpochFile) -> None:
-    kept = KeptEpochs(file, BEGIN, at(200, 9))
+    kept = EpochFileCache(file, BEGIN, at(200, 9))
     kept.replace(EpochMap([EpochStart(9, at(500, 3))]))
     assert file.load() == kept.map
     assert numbers(kept) == [9]

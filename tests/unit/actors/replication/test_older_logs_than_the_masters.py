@@ -9,22 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.actors.broker.replication.epoch_map import EpochMap
-from raymq.actors.broker.replication.positions import StreamPosition
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
+from raymq.actors.broker.replication.stream_position import StreamPosition
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
-from tests.replicas import seen
-from tests.state_copies import state_of
-from tests.stored import SMALL, append, make_record
+from tests.state_shipping import state_of
+from tests.store_records import SMALL, append, make_record
+from tests.store_replication import read_bodies
 
 CONFIG = replace(SMALL, retention_hours=1, delete_at_hour="*")
 LATER_MS = 1 << 60
 
 
 @contextmanager
-def master_of(directory: Path, stream: FollowedStream) -> Iterator[tuple[Store, StateRecorder]]:
+def master_of(directory: Path, stream: ReplicaStream) -> Iterator[tuple[Store, StateRecorder]]:
     """One that the replica follows behind a snapshot."""
     recorder = StateRecorder.begin(directory, log_end=lambda: 0)
     with Store.open(directory, CONFIG) as master:
@@ -41,7 +41,7 @@ def master_of(directory: Path, stream: FollowedStream) -> Iterator[tuple[Store, 
     recorder.stop()
 
 
-def ship(master: Store, recorder: StateRecorder, stream: FollowedStream) -> None:
+def ship(master: Store, recorder: StateRecorder, stream: ReplicaStream) -> None:
     """All there is, in the order in which the master made it; the replica heeds it."""
     while True:
         pending = recorder.after(stream.states.last)
@@ -49,7 +49,7 @@ def ship(master: Store, recorder: StateRecorder, stream: FollowedStream) -> None
             break
         end = min([master.max_physical_offset, *(each.log_offset for each in pending[:1])])
         if stream.received.offset < end:
-            with master.log_bytes(stream.received.offset, end) as part:
+            with master.log_slice(stream.received.offset, end) as part:
                 stream.write_log(part.offset, bytes(part.view), lambda: None)
         else:
             stream.write_states([each for each in pending if each.log_offset <= end])
@@ -60,7 +60,7 @@ def ship(master: Store, recorder: StateRecorder, stream: FollowedStream) -> None
 def test_of_two_deletions_the_first_is_heeded_where_another_master_never_made_the_second(tmp_path: Path) -> None:
     """It has expired where the second one was made, and is told by nobody any more."""
     first, second, its = tmp_path / "first", tmp_path / "second", tmp_path / "replica"
-    stream = FollowedStream.open(its, CONFIG, ReplicaFile(its), StateReplica(its))
+    stream = ReplicaStream.open(its, CONFIG, ReplicaFile(its), StateReplica(its))
     with master_of(first, stream) as (master, recorder):
         append(master, *[make_record(b"old")] * 3)
         ship(master, recorder, stream)
@@ -69,7 +69,7 @@ def test_of_two_deletions_the_first_is_heeded_where_another_master_never_made_th
             append(master, make_record(2_000 * b"x", topic="busy"))
         append(master, make_record(b"new"))
         ship(master, recorder, stream)
-        assert seen(stream.store)["orders", 0] == [b"new"]
+        assert read_bodies(stream.store)["orders", 0] == [b"new"]
         master.flush()
         master._age.now_ms = lambda: LATER_MS  # type: ignore[method-assign]
         assert master.delete_expired().log_files
@@ -77,11 +77,11 @@ def test_of_two_deletions_the_first_is_heeded_where_another_master_never_made_th
     with master_of(first, stream) as (master, recorder):
         master.delete_topic("orders")
         ship(master, recorder, stream)
-        assert ("orders", 0) not in seen(stream.store)
+        assert ("orders", 0) not in read_bodies(stream.store)
         stream.store._save_checkpoint()
     with master_of(second, stream) as (master, recorder):
         ship(master, recorder, stream)
-        assert seen(stream.store)["orders", 0] == seen(master)["orders", 0] == [b"new"]
+        assert read_bodies(stream.store)["orders", 0] == read_bodies(master)["orders", 0] == [b"new"]
         assert stream.store.max_offset("orders", 0) == 1
         assert state_of(its) == state_of(second)
     stream.close()

@@ -7,23 +7,23 @@ import random
 import pytest
 
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
-from raymq.actors.broker.replication.feeding import Feeder, ShipLog
-from raymq.actors.broker.replication.following import (
+from raymq.actors.broker.replication.frame_bodies import Hello, read_hello
+from raymq.actors.broker.replication.reconciliation import ContinueFrom, InstallSnapshot, StreamExtent, TruncateTo
+from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame, ReplicationReader
+from raymq.actors.broker.replication.replication_receiver import (
     BeginEpoch,
     BeginSnapshot,
-    CutStream,
     EndSnapshot,
-    Follower,
-    LoadTables,
+    LoadSnapshotPart,
+    ReplicationReceiver,
     Step,
+    TruncateStream,
     WriteLog,
     WriteStates,
 )
-from raymq.actors.broker.replication.frame_bodies import Hello, read_hello
-from raymq.actors.broker.replication.frames import FrameKind, ReplicationFrame, ReplicationReader
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
-from raymq.actors.broker.replication.reconciling import CutTo, GoOn, StreamExtent, TakeSnapshot
+from raymq.actors.broker.replication.replication_sender import ReplicationSender, ShipLog
 from raymq.actors.broker.replication.state_stream import StateStream
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
 
 
@@ -69,7 +69,7 @@ class Side:
                 self.states.take(frame)
         elif isinstance(step, BeginEpoch):
             self.epochs.append(step.entry)
-        elif isinstance(step, CutStream):
+        elif isinstance(step, TruncateStream):
             del self.log[step.position.offset - self.log_begin :]
             self.states.cut(step.position.sequence)
             self.epochs.cut(step.epoch)
@@ -79,7 +79,7 @@ class Side:
             else:
                 self.log, self.log_begin = bytearray(), step.position.offset
             self.states, self.epochs, self.tables = StateStream(step.position.sequence), step.epochs, []
-        elif isinstance(step, LoadTables):
+        elif isinstance(step, LoadSnapshotPart):
             self.tables = bytes(step.content).split(b"|")
         else:
             assert isinstance(step, EndSnapshot)
@@ -91,10 +91,10 @@ class Connection:
     def __init__(self, master: Side, replica: Side, epoch: int) -> None:
         self.master, self.replica = master, replica
         self.confirmed = BEGIN
-        self.feeder = Feeder(epoch, lambda: master.extent, master.states.after, lambda: self.confirmed)
-        self.follower = Follower(epoch, replica.extent, BEGIN)
+        self.feeder = ReplicationSender(epoch, lambda: master.extent, master.states.after, lambda: self.confirmed)
+        self.follower = ReplicationReceiver(epoch, replica.extent, BEGIN)
         self.verdicts: list[object] = []
-        self.sealed = 0
+        self.fenced = 0
 
     def greet(self) -> None:
         """HELLO and the answer, again after a cut or a snapshot, until the stream may begin."""
@@ -102,12 +102,12 @@ class Connection:
             extent = self.replica.extent
             hello = Hello("c", "g", 2, "dir-2", "n2", extent.begin, extent.epochs)
             (said,) = ReplicationReader().feed(self.follower.hello(hello).encode())
-            verdict, answer = self.feeder.welcome(read_hello(said.body), said.position)
+            verdict, answer = self.feeder.on_hello(read_hello(said.body), said.position)
             self.verdicts.append(type(verdict))
             self.give(answer)
-            if isinstance(verdict, GoOn):
+            if isinstance(verdict, ContinueFrom):
                 return
-            if isinstance(verdict, TakeSnapshot):
+            if isinstance(verdict, InstallSnapshot):
                 tables = b"|".join(self.master.tables)
                 if tables:
                     self.give(ReplicationFrame(FrameKind.TABLES, answer.epoch, body=tables))
@@ -115,7 +115,7 @@ class Connection:
 
     def give(self, frame: ReplicationFrame) -> None:
         (received,) = ReplicationReader().feed(frame.encode())
-        for step in self.follower.receive(received, self.sealed):
+        for step in self.follower.receive(received, self.fenced):
             self.replica.do(step)
         assert self.follower.end == self.replica.end
 
@@ -180,13 +180,13 @@ def test_trap_6_the_same_master_in_a_new_epoch_goes_on_with_a_connection_of_that
     former.ship()
     master.begin_epoch(2)
     master.append(b"bbbb")
-    former.sealed = 2
+    former.fenced = 2
     with pytest.raises(ProtocolError):
         former.ship()
     again = Connection(master, replica, 2)
     again.greet()
     again.ship()
-    assert again.verdicts == [GoOn]
+    assert again.verdicts == [ContinueFrom]
     assert replica.epochs == master.epochs
     assert replica.content() == master.content()
 
@@ -205,7 +205,7 @@ def test_a_former_masters_tail_is_cut_and_the_stream_goes_on() -> None:
     returned = Connection(replica, master, 2)
     returned.greet()
     returned.ship()
-    assert returned.verdicts == [CutTo, GoOn]
+    assert returned.verdicts == [TruncateTo, ContinueFrom]
     assert master.content() == replica.content() == (b"aaaabb", [b"one"])
 
 
@@ -220,7 +220,7 @@ def test_who_is_too_far_behind_gets_a_snapshot_and_then_the_stream() -> None:
     connection = Connection(master, replica, 1)
     connection.greet()
     connection.ship()
-    assert connection.verdicts == [TakeSnapshot, GoOn]
+    assert connection.verdicts == [InstallSnapshot, ContinueFrom]
     assert replica.content() == master.content()
     assert (replica.log_begin, replica.states.folded) == (8, 3)
 

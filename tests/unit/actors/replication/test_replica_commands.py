@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 
 from raymq.actors.errors import InvalidInput, ProtocolError
-from raymq.actors.wire.commands.replication import (
+from raymq.actors.wire.commands.replication_commands import (
+    FenceReply,
     ReplicaLag,
     ReplicaStatus,
-    Sealed,
+    fence_answer,
+    fence_command,
+    read_fence,
+    read_fence_reply,
     read_replica_status,
-    read_seal,
-    read_sealed,
     replica_status_answer,
     replica_status_command,
-    seal_command,
-    sealed_answer,
 )
 from raymq.actors.wire.frame import Command, decode, encode
 
-SEALED = Sealed(2, "dir-2", "nonce", 7, 6, (4096, 90), False, True, 100, True)
+SEALED = FenceReply(2, "dir-2", "nonce", 7, 6, (4096, 90), False, True, 100, True)
 STATUS = ReplicaStatus(
     replica=1,
     role="master",
@@ -29,7 +29,7 @@ STATUS = ReplicaStatus(
     nonce="nonce",
     pid=17,
     serves=True,
-    sealed=7,
+    fenced=7,
     epoch=7,
     master=1,
     master_epoch=7,
@@ -50,9 +50,9 @@ def over_the_wire(command: Command) -> Command:
 
 
 def test_a_seal_and_its_answer_come_as_they_went() -> None:
-    request = over_the_wire(seal_command(7))
-    assert read_seal(request) == 7
-    assert read_sealed(over_the_wire(sealed_answer(request, SEALED))) == SEALED
+    request = over_the_wire(fence_command(7))
+    assert read_fence(request) == 7
+    assert read_fence_reply(over_the_wire(fence_answer(request, SEALED))) == SEALED
 
 
 @pytest.mark.parametrize("master", [1, None])
@@ -64,10 +64,10 @@ def test_a_status_comes_as_it_went(master: int | None) -> None:
 
 @pytest.mark.parametrize("epoch", [None, -1, 1 << 31, "7", True, 1.0])
 def test_what_is_no_epoch_seals_nothing(epoch: object) -> None:
-    request = seal_command(1)
+    request = fence_command(1)
     request.fields["epoch"] = epoch
     with pytest.raises(InvalidInput):
-        read_seal(request)
+        read_fence(request)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_what_is_no_epoch_seals_nothing(epoch: object) -> None:
     [("end", [1]), ("end", [-1, 0]), ("healthy", 1), ("replica", 0), ("nonce", None), ("sealed", 1 << 64)],
 )
 def test_an_answer_of_another_form_is_no_answer(name: str, value: object) -> None:
-    answer = sealed_answer(seal_command(7), SEALED)
+    answer = fence_answer(fence_command(7), SEALED)
     answer.fields[name] = value
     with pytest.raises(ProtocolError):
-        read_sealed(answer)
+        read_fence_reply(answer)
 
 
 @pytest.mark.parametrize(

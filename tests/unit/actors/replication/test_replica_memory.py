@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.replica import stream as stream_module
+from raymq.actors.broker.replica import replica_stream as stream_module
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replica.stream import FollowedStream, note_start
+from raymq.actors.broker.replica.replica_stream import ReplicaStream, record_start
 from raymq.storage import failpoints
 from raymq.storage.errors import StoreFailed
-from raymq.storage.state.replica import StateReplica
-from tests.stored import SMALL
+from raymq.storage.state.state_replica import StateReplica
+from tests.store_records import SMALL
 
 
 def test_of_two_changes_at_one_time_none_is_lost(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_of_two_changes_at_one_time_none_is_lost(tmp_path: Path) -> None:
         wipes = threading.Thread(target=lambda: memory.change(wiping=None))
         wipes.start()
         assert reached.wait(20)
-        seals = threading.Thread(target=lambda: memory.change(sealed=7))
+        seals = threading.Thread(target=lambda: memory.change(fenced=7))
         seals.start()
         seals.join(0.3)
         may_go.set()
@@ -39,13 +39,13 @@ def test_of_two_changes_at_one_time_none_is_lost(tmp_path: Path) -> None:
     finally:
         failpoints.arm("")
     for found in (memory.now, ReplicaFile(tmp_path).now):
-        assert found.sealed == 7
+        assert found.fenced == 7
         assert found.wiping is None, "the next start would replace a log that has grown since"
 
 
 def test_a_disk_that_failed_does_not_count_as_stopped_properly(tmp_path: Path) -> None:
     memory, states = ReplicaFile(tmp_path), StateReplica(tmp_path)
-    stream = FollowedStream.open(tmp_path, SMALL, memory, states)
+    stream = ReplicaStream.open(tmp_path, SMALL, memory, states)
     was_safe = stream.is_safe
     stream.store._parts.health.fail(StoreFailed("the disk"))
     stream.close()
@@ -58,8 +58,8 @@ def test_whether_a_tail_may_be_lost_goes_by_how_it_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushed: bool
 ) -> None:
     """The setting may be another one by the start behind a loss of power."""
-    note_start(ReplicaFile(tmp_path), flushes=flushed)
+    record_start(ReplicaFile(tmp_path), flushes=flushed)
     monkeypatch.setattr(stream_module, "boot_id", lambda: "another boot")
     memory = ReplicaFile(tmp_path)
-    note_start(memory, flushes=not flushed)
+    record_start(memory, flushes=not flushed)
     assert memory.now.tail_lost is not flushed

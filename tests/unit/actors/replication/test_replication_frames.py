@@ -22,20 +22,20 @@ from raymq.actors.broker.replication.frame_bodies import (
     read_number,
     read_states,
 )
-from raymq.actors.broker.replication.frames import (
+from raymq.actors.broker.replication.replication_frames import (
     HEAD_BYTES,
-    MOST_BODY,
+    MAX_BODY,
     FrameKind,
     ReplicationFrame,
     ReplicationReader,
     check_body,
     read_head,
 )
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records import crc
-from raymq.storage.state.changes import StateChange
+from raymq.storage.state.state_changes import StateChange
 
 P = StreamPosition
 LOG = ReplicationFrame(FrameKind.LOG, 7, P(4096, 9), P(4000, 8), b"bytes of the log")
@@ -105,17 +105,17 @@ def test_an_announced_body_costs_nothing_before_it_comes() -> None:
     reader = ReplicationReader()
     tracemalloc.start()
     try:
-        assert list(reader.feed(forged(length=MOST_BODY[FrameKind.LOG]))) == []
+        assert list(reader.feed(forged(length=MAX_BODY[FrameKind.LOG]))) == []
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
 
 
 def test_no_frame_is_made_that_a_reader_refuses() -> None:
-    for kind, most in MOST_BODY.items():
+    for kind, most in MAX_BODY.items():
         with pytest.raises(ProtocolError):
             ReplicationFrame(kind, 1, body=bytes(most + 1)).encode()
-    longest = ReplicationFrame(FrameKind.TABLES, 1, body=bytes(MOST_BODY[FrameKind.TABLES]))
+    longest = ReplicationFrame(FrameKind.TABLES, 1, body=bytes(MAX_BODY[FrameKind.TABLES]))
     assert list(ReplicationReader().feed(longest.encode())) == [longest]
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from raymq.actors.broker.replica.settled import SLAVE_SECONDS, Settled
-from raymq.actors.broker.replication.acknowledging import AckRule
-from raymq.actors.broker.replication.in_sync import InSyncSet
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
+from raymq.actors.broker.replica.pending_acks import SLAVE_SECONDS, PendingAcks
+from raymq.actors.broker.replication.ack_rule import AckRule
+from raymq.actors.broker.replication.in_sync_set import InSyncSet
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.errors import WriteUnknown
 from raymq.actors.keeper.group_state import ReplicationPolicy
-from raymq.actors.keeper.leases import MasterLease
+from raymq.actors.keeper.master_lease import MasterLease
 from raymq.actors.protocol import SendStatus
 from tests.unit.actors.clock import FakeClock
 
@@ -35,7 +35,7 @@ class Waiting:
         self.in_sync = InSyncSet(1, {1, 2}, BEGIN, self.clock)
         self.in_sync.connected(2, 1, BEGIN, "n")
         policy = ReplicationPolicy("sync", self.min_in_sync)
-        self.settled = Settled(AckRule(policy, self.in_sync, self.lease, 1), self.clock)
+        self.settled = PendingAcks(AckRule(policy, self.in_sync, self.lease, 1), self.clock)
 
     def append(self, offset: int) -> asyncio.Task[SendStatus]:
         self.in_sync.appended(at(offset), at(offset))
@@ -43,7 +43,7 @@ class Waiting:
 
     def acknowledge(self, offset: int) -> None:
         self.in_sync.acknowledged(2, 1, at(offset))
-        self.settled.look(self.in_sync.confirmed)
+        self.settled.advance(self.in_sync.confirmed)
 
 
 async def test_each_is_answered_when_its_own_end_is_there() -> None:
@@ -76,7 +76,7 @@ async def test_with_too_few_left_it_is_not_safe_though_all_who_are_left_have_it(
     bench = Waiting(min_in_sync=2)
     waits = bench.append(10)
     await asyncio.sleep(0)
-    bench.in_sync.decided({1}, {})
+    bench.in_sync.committed({1}, {})
     bench.settled.wake_all()
     await asyncio.sleep(0)
     assert not waits.done()
@@ -99,7 +99,7 @@ async def test_who_leaves_office_says_so_at_once() -> None:
     bench = Waiting()
     waits = [bench.append(10), bench.append(20)]
     await asyncio.sleep(0)
-    bench.lease.give_up()
+    bench.lease.revoke()
     bench.settled.wake_all()
     for each in waits:
         with pytest.raises(WriteUnknown):

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from raymq.actors.broker.replica.office import Office
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replica.leadership import Leadership
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.protocol import SendStatus
 
 END = StreamPosition(100, 7)
@@ -45,6 +45,6 @@ class Alone:
 @pytest.mark.parametrize("ships", [True, False])
 async def test_too_few_in_sync_are_enough_whatever_else_changes_at_the_same_time(*, ships: bool) -> None:
     """A pop in the same turn had each such question wait for three seconds, and refused."""
-    office = Alone(ships=ships)
-    assert await Office.is_shared(cast("Any", office), END)
-    assert office.waited == (not ships)
+    leadership = Alone(ships=ships)
+    assert await Leadership.is_replicated(cast("Any", leadership), END)
+    assert leadership.waited == (not ships)

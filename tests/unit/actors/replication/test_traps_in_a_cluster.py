@@ -88,9 +88,9 @@ def test_a_master_whose_clock_stands_still_acknowledges_nothing_that_its_success
     world.clocks_are_wrong = True
     master.process.stop_clock()
     cut_off(world, master)
-    until(world, lambda: other.office is not None)
-    assert master.office is not None
-    assert master.office.lease.holds, "it believes so"
+    until(world, lambda: other.leadership is not None)
+    assert master.leadership is not None
+    assert master.leadership.lease.holds, "it believes so"
     write(master, 1, 2)
     write(other, 3)
     world.run(5.0)

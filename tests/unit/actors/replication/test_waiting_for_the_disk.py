@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker.replica.follower import FollowerLine
+from raymq.actors.broker.replica.replica_connection import ReplicaConnection
 from raymq.actors.broker.replication.epoch_map import EpochMap
 from raymq.actors.broker.replication.frame_bodies import Hello, encode_number, encode_states
-from raymq.actors.broker.replication.frames import HEAD_BYTES, FrameKind, ReplicationFrame, read_head
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
-from raymq.actors.broker.replication.reconciling import StreamExtent
-from raymq.storage.state.changes import FileChange, Operation, StateChange, takes_a_place
+from raymq.actors.broker.replication.reconciliation import StreamExtent
+from raymq.actors.broker.replication.replication_frames import HEAD_BYTES, FrameKind, ReplicationFrame, read_head
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
+from raymq.storage.state.state_changes import FileChange, FileOperation, StateChange, is_rename
 
 EPOCH = 3
-RENAMED = FileChange(Operation.RENAMED, "config/topics.json.tmp", "config/topics.json").encode()
-APPENDED = FileChange(Operation.APPENDED, "raymq/progress.journal", at=0, content=b"x").encode()
+RENAMED = FileChange(FileOperation.RENAMED, "config/topics.json.tmp", "config/topics.json").encode()
+APPENDED = FileChange(FileOperation.APPENDED, "raymq/progress.journal", at=0, content=b"x").encode()
 
 
 class HangingStream:
@@ -41,7 +41,7 @@ class HangingStream:
         pass
 
     def waits_for_disk(self, changes: Sequence[StateChange]) -> bool:
-        return any(takes_a_place(change.payload) for change in changes)
+        return any(is_rename(change.payload) for change in changes)
 
     def write_states(self, changes: Sequence[StateChange]) -> None:
         if self.waits_for_disk(changes):
@@ -59,9 +59,9 @@ def frame(kind: FrameKind, position: StreamPosition, body: bytes = b"") -> bytes
     return ReplicationFrame(kind, EPOCH, position, BEGIN, body).encode()
 
 
-@pytest.mark.parametrize("payload", [FileChange(op, "a", "b").encode() for op in Operation])
+@pytest.mark.parametrize("payload", [FileChange(op, "a", "b").encode() for op in FileOperation])
 def test_what_takes_a_place_is_known_by_its_first_bytes(payload: bytes) -> None:
-    assert takes_a_place(payload) == (payload == FileChange(Operation.RENAMED, "a", "b").encode())
+    assert is_rename(payload) == (payload == FileChange(FileOperation.RENAMED, "a", "b").encode())
 
 
 def test_the_loop_goes_on_while_a_file_takes_anothers_place_and_the_order_stays() -> None:
@@ -71,7 +71,7 @@ def test_the_loop_goes_on_while_a_file_takes_anothers_place_and_the_order_stays(
         reached: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         server = await asyncio.start_server(lambda *ends: reached.put_nowait(ends), "127.0.0.1", 0)
         hello = Hello("c", "g", 2, "identity", "nonce", BEGIN, EpochMap())
-        line = FollowerLine(stream, EPOCH, lambda: hello, lambda: 0, flushes=False)
+        line = ReplicaConnection(stream, EPOCH, lambda: hello, lambda: 0, flushes=False)
         await line.connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
         reader, writer = await reached.get()
 

@@ -12,13 +12,13 @@ import pytest
 from raymq.actors.errors import FormatTooNew
 from raymq.actors.protocol import BrokerInfo, Corruption
 from raymq.client.results import ClusterInfo, KeeperInfo, NameServerInfo, SchedulerInfo
-from raymq.cluster.doctor import brokers, machine, processes, stores
-from raymq.cluster.doctor.finding import Finding, Severity
-from raymq.cluster.doctor.machine import DiskSeen, MachineSeen
-from raymq.cluster.doctor.processes import ProcessSeen
-from raymq.cluster.doctor.stores import StoreSeen
+from raymq.cluster.doctor import broker_checks, host_checks, process_checks, store_checks
+from raymq.cluster.doctor.check_result import CheckResult, Severity
+from raymq.cluster.doctor.host_checks import DiskInfo, HostInfo
+from raymq.cluster.doctor.process_checks import ProcessInfo
+from raymq.cluster.doctor.store_checks import StoreInfo
 
-GOOD = MachineSeen(
+GOOD = HostInfo(
     host="h",
     ray="2.60.0",
     wanted_ray=(">=2.60,<2.61", True),
@@ -30,11 +30,11 @@ GOOD = MachineSeen(
     hard_files=1 << 20,
     mappings=65530,
     auth_mode="token",
-    disks=(DiskSeen("/data", 0.5, 1 << 40, 1.0, 500.0),),
+    disks=(DiskInfo("/data", 0.5, 1 << 40, 1.0, 500.0),),
 )
 
 
-def worst(found: Iterable[Finding]) -> dict[str, str]:
+def worst(found: Iterable[CheckResult]) -> dict[str, str]:
     """The worst that each check says."""
     order = [Severity.FINE, Severity.NOTE, Severity.PROBLEM]
     result: dict[str, Severity] = {}
@@ -47,7 +47,7 @@ def worst(found: Iterable[Finding]) -> dict[str, str]:
 
 
 def test_a_good_machine_is_fine() -> None:
-    found = worst(machine.check_machine(GOOD))
+    found = worst(host_checks.check_machine(GOOD))
     assert set(found.values()) == {"fine"}
     assert found.keys() == {
         *("ray version", "native code", "java", "open files", "mappings", "auth mode", "disk room", "disk speed")
@@ -87,7 +87,7 @@ DISK = GOOD.disks[0]
     ],
 )
 def test_a_machine(changes: dict[str, Any], check: str, severity: str) -> None:
-    found = worst(machine.check_machine(replace(GOOD, **changes)))
+    found = worst(host_checks.check_machine(replace(GOOD, **changes)))
     assert found.pop(check) == severity
     assert set(found.values()) <= {"fine"}
 
@@ -97,7 +97,7 @@ def test_a_machine(changes: dict[str, Any], check: str, severity: str) -> None:
     [(0.0, 0.001, "fine"), (-0.5, 0.01, "note"), (2.0, 0.01, "problem"), (-3.0, 0.1, "problem"), (2.0, 2.5, "fine")],
 )
 def test_a_clock(offset: float, known_to: float, severity: str) -> None:
-    assert worst([machine.clock_offset("h", offset, known_to)]) == {"clocks": severity}
+    assert worst([host_checks.check_clock_offset("h", offset, known_to)]) == {"clocks": severity}
 
 
 BROKER = BrokerInfo("broker-a", 0, "master", "running", 1, "h:1", 7, "n", "/data/broker-a", 0.5)
@@ -105,14 +105,14 @@ CLUSTER = ClusterInfo([BROKER], [NameServerInfo("h:9", 8)], SchedulerInfo(9, 0.0
 
 
 def test_a_good_cluster_is_fine() -> None:
-    found = worst(brokers.check_cluster(CLUSTER, {"h:1": {"setAside_retry": "0"}}))
+    found = worst(broker_checks.check_cluster(CLUSTER, {"h:1": {"setAside_retry": "0"}}))
     checks = "sockets", "undeliverable messages", "scheduler", "versions", "missing topics"
     assert found == dict.fromkeys(checks, "fine")
 
 
 def test_a_topic_that_consumers_wait_for_is_noted_once() -> None:
     figures = {"h:1": {"waitsFor_g": "a b"}, "h:2": {"waitsFor_g": "a", "waitsFor_h": "c"}}
-    found = list(brokers.missing_topics(figures))
+    found = list(broker_checks.missing_topics(figures))
     assert [each.found for each in found] == [
         "group g waits for topic a, which does not exist",
         "group g waits for topic b, which does not exist",
@@ -150,7 +150,7 @@ def group(*in_sync: int, role: str = "master", **changes: Any) -> list[BrokerInf
     ],
 )
 def test_a_cluster(changes: dict[str, Any], check: str, severity: str) -> None:
-    found = worst(brokers.check_cluster(replace(CLUSTER, **changes), {}))
+    found = worst(broker_checks.check_cluster(replace(CLUSTER, **changes), {}))
     assert found.pop(check) == severity
     assert set(found.values()) <= {"fine"}
 
@@ -164,29 +164,29 @@ def test_a_cluster(changes: dict[str, Any], check: str, severity: str) -> None:
     ],
 )
 def test_figures(figures: dict[str, str], check: str, severity: str) -> None:
-    assert worst(brokers.check_cluster(CLUSTER, {"h:1": figures}))[check] == severity
+    assert worst(broker_checks.check_cluster(CLUSTER, {"h:1": figures}))[check] == severity
 
 
 def test_who_does_not_answer_runs_no_other_version() -> None:
     away = replace(BROKER, name="broker-b", state="unreachable", version="")
     mixed = replace(BROKER, name="broker-c", version="9.8.7")
     here = replace(BROKER, version="9.8.6")
-    assert brokers.versions(replace(CLUSTER, brokers=[here, away])).severity is Severity.FINE
-    found = brokers.versions(replace(CLUSTER, brokers=[here, away, mixed]))
+    assert broker_checks.check_versions(replace(CLUSTER, brokers=[here, away])).severity is Severity.FINE
+    found = broker_checks.check_versions(replace(CLUSTER, brokers=[here, away, mixed]))
     assert "RayMQ 9.8.6: broker-a; RayMQ 9.8.7: broker-c" in found.found
 
 
 def test_orphans() -> None:
-    good = ProcessSeen(1, "ray::Broker", "raylet")
-    assert worst(processes.orphans([good], "h")) == {"orphaned processes": "fine"}
+    good = ProcessInfo(1, "ray::Broker", "raylet")
+    assert worst(process_checks.check_orphans([good], "h")) == {"orphaned processes": "fine"}
     for parent in ("", "init", "systemd"):
-        (found,) = processes.orphans([good, ProcessSeen(2, "ray::Broker.status", parent)], "h")
+        (found,) = process_checks.check_orphans([good, ProcessInfo(2, "ray::Broker.status", parent)], "h")
         assert (found.severity, found.where) == (Severity.PROBLEM, "h: process 2")
-    other = ProcessSeen(3, "ray::BrokerOfSomebody", "")
-    assert worst(processes.orphans([other], "h")) == {"orphaned processes": "fine"}
+    other = ProcessInfo(3, "ray::BrokerOfSomebody", "")
+    assert worst(process_checks.check_orphans([other], "h")) == {"orphaned processes": "fine"}
 
 
-SEEN = StoreSeen("/data/broker-a", 7, "ray::Broker", address="h:1")
+SEEN = StoreInfo("/data/broker-a", 7, "ray::Broker", address="h:1")
 SILENT = replace(BROKER, state="unreachable", store="", pid=0)
 
 
@@ -215,7 +215,7 @@ SILENT = replace(BROKER, state="unreachable", store="", pid=0)
 def test_a_directory(
     changes: dict[str, Any], known: list[BrokerInfo] | None, check: str, severity: str, says: str
 ) -> None:
-    found = list(stores.check_store(replace(SEEN, **changes), known, "h"))
+    found = list(store_checks.check_store(replace(SEEN, **changes), known, "h"))
     told = next(each for each in found if each.check == check and each.severity.value == severity)
     assert says in told.found
     others = worst(each for each in found if each is not told)
@@ -223,6 +223,6 @@ def test_a_directory(
 
 
 def test_what_is_printed_is_what_the_interface_says() -> None:
-    finding = Finding("locks", Severity.NOTE, "x", "here", "do")
+    finding = CheckResult("locks", Severity.NOTE, "x", "here", "do")
     expected = {"check": "locks", "ok": True, "severity": "note", "found": "x", "where": "here", "remedy": "do"}
     assert finding.fields() == expected

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.cluster.doctor import probes
-from raymq.cluster.doctor.machine import check_machine
-from raymq.cluster.doctor.processes import is_orphan
+from raymq.cluster.doctor import host_probes
+from raymq.cluster.doctor.host_checks import check_machine
+from raymq.cluster.doctor.process_checks import is_orphan
 from raymq.storage.files.directory_lock import DirectoryLock
 from raymq.storage.store import Store
 from raymq.storage.tables.broker_identity import write_identity
-from tests.stored import SMALL, append, make_record
+from tests.store_records import SMALL, append, make_record
 
 HOLDER = """
 import sys
@@ -31,7 +31,7 @@ with Store.open(sys.argv[1]) as store:
 
 
 def test_this_machine(tmp_path: Path) -> None:
-    seen = probes.read_machine([str(tmp_path)])
+    seen = host_probes.read_machine([str(tmp_path)])
     assert seen.host == socket.gethostname()
     assert seen.wanted_ray == (">=2.60,<2.61", True)
     assert seen.ray
@@ -43,7 +43,7 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    disk = probes.read_disk("/proc")
+    disk = host_probes.read_disk("/proc")
     assert (disk.sync_ms, disk.write_mb) == (None, None)
 
 
@@ -51,9 +51,9 @@ def test_a_low_limit_of_files_is_found() -> None:
     """In a process of its own: a hard limit cannot be raised again."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))\n"
-        "from raymq.cluster.doctor.probes import read_machine\n"
-        "from raymq.cluster.doctor.machine import open_files\n"
-        "print(open_files(read_machine()).severity.value)"
+        "from raymq.cluster.doctor.host_probes import read_machine\n"
+        "from raymq.cluster.doctor.host_checks import check_open_files\n"
+        "print(check_open_files(read_machine()).severity.value)"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "problem"
@@ -62,25 +62,25 @@ def test_a_low_limit_of_files_is_found() -> None:
 
 def test_whose_a_directory_is_at_each_moment(tmp_path: Path) -> None:
     directory = tmp_path / "broker-a"
-    assert probes.stores_below(tmp_path) == []
+    assert host_probes.stores_below(tmp_path) == []
     with Store.open(directory, SMALL) as store:
         append(store, make_record(b"x"))
-        assert probes.read_store(str(directory), []).holder == os.getpid()
+        assert host_probes.read_store(str(directory), []).holder == os.getpid()
         assert DirectoryLock.holder(directory / "lock") == os.getpid()
         append(store, make_record(b"looking has not taken the lock away"))
-    assert probes.stores_below(tmp_path) == [str(directory)] == probes.stores_below(directory)
-    seen = probes.read_store(str(directory), [])
+    assert host_probes.stores_below(tmp_path) == [str(directory)] == host_probes.stores_below(directory)
+    seen = host_probes.read_store(str(directory), [])
     assert (seen.holder, seen.was_closed, seen.is_restoring, seen.foreign) == (None, True, False, ())
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "open\n"
-        seen = probes.read_store(str(directory), [])
+        seen = host_probes.read_store(str(directory), [])
         assert seen.holder == other.pid
         assert "python" in seen.holder_title
         other.kill()
-    seen = probes.read_store(str(directory), [])
+    seen = host_probes.read_store(str(directory), [])
     assert (seen.holder, seen.was_closed) == (None, False)
 
 
@@ -90,8 +90,8 @@ def test_a_port_that_somebody_else_has(tmp_path: Path) -> None:
         port = server.getsockname()[1]
         path = tmp_path / "raymq" / "broker.json"
         write_identity(path, name="b", cluster="c", host="127.0.0.1", port=port, epoch=1)
-        assert probes.read_store(str(tmp_path), []).address_is_taken
-    assert not probes.read_store(str(tmp_path), []).address_is_taken
+        assert host_probes.read_store(str(tmp_path), []).address_is_taken
+    assert not host_probes.read_store(str(tmp_path), []).address_is_taken
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
@@ -99,14 +99,14 @@ def test_files_of_another_user(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "topics.json").write_bytes(b"{}")
     os.chown(tmp_path / "config" / "topics.json", 12345, 12345)
-    assert probes.read_store(str(tmp_path), []).foreign == (str(tmp_path / "config" / "topics.json"),)
+    assert host_probes.read_store(str(tmp_path), []).foreign == (str(tmp_path / "config" / "topics.json"),)
 
 
 def test_processes_that_call_themselves_actors() -> None:
     with echoing("-c") as plain:
-        assert plain.pid not in {each.pid for each in probes.read_processes()}
+        assert plain.pid not in {each.pid for each in host_probes.read_processes()}
     with echoing("ray::Broker", "-") as actor:
-        found = {each.pid: each for each in probes.read_processes()}
+        found = {each.pid: each for each in host_probes.read_processes()}
         assert is_orphan(found[actor.pid]), "its parent is no Ray node"
 
 
@@ -128,4 +128,4 @@ def echoing(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     [("2.60.0", ">=2.60", True), ("2.59.1", ">=2.60", False), ("2.61.0", "<2.61", False), ("2.60.5", "<2.61", True)],
 )
 def test_versions(version: str, part: str, fits: bool) -> None:
-    assert probes._fits(version, part) is fits
+    assert host_probes._fits(version, part) is fits

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, Timeout
-from raymq.cluster.elastic.carrying_out import carried_out
-from raymq.cluster.elastic.patience import PATIENCE_SECONDS
-from raymq.cluster.elastic.steps import End, Wait
+from raymq.cluster.elastic.change_steps import StopReplica, WaitStep
+from raymq.cluster.elastic.reconcile_loop import run_until_done
+from raymq.cluster.elastic.stall_timeout import STALL_TIMEOUT_SECONDS
 
 
 class Cluster:
@@ -37,8 +37,8 @@ class Cluster:
         return f"did {step}"
 
     def run(self) -> list[str]:
-        steps = [End("broker-a"), End("broker-b")]
-        doing = carried_out(
+        steps = [StopReplica("broker-a"), StopReplica("broker-b")]
+        doing = run_until_done(
             self.look,
             lambda done: steps[done] if done < len(steps) else None,
             self.do,
@@ -58,13 +58,13 @@ def test_each_step_is_told_done_and_spoken_of() -> None:
 def test_who_does_not_answer_for_a_moment_is_asked_again() -> None:
     cluster = Cluster(Timeout("name-server-0", "late"), None, BrokerUnavailable("broker-a", "away"))
     assert cluster.run() == ["ends broker-a", "ends broker-b"]
-    assert cluster.said[0] == str(Wait("name-server-0: late"))
-    assert cluster.said[2] == str(Wait("broker-a: away"))
+    assert cluster.said[0] == str(WaitStep("name-server-0: late"))
+    assert cluster.said[2] == str(WaitStep("broker-a: away"))
     assert cluster.said.count("ends broker-a") == 2
 
 
 def test_what_does_not_end_and_what_is_no_matter_of_time_ends_it() -> None:
-    away = Cluster(*[BrokerUnavailable("broker-a", "away")] * int(PATIENCE_SECONDS + 2))
+    away = Cluster(*[BrokerUnavailable("broker-a", "away")] * int(STALL_TIMEOUT_SECONDS + 2))
     with pytest.raises(BrokerUnavailable, match="away"):
         away.run()
     wrong = Cluster(None, InvalidInput("broker", "another one", "x"))
@@ -74,15 +74,15 @@ def test_what_does_not_end_and_what_is_no_matter_of_time_ends_it() -> None:
 
 def test_two_moments_far_from_each_other_are_not_one_long_time() -> None:
     """A drain waits for a timer for days, and meets two restarts of the same name server."""
-    away, days = BrokerUnavailable("name-server-0", "away"), [None] * int(2 * PATIENCE_SECONDS)
+    away, days = BrokerUnavailable("name-server-0", "away"), [None] * int(2 * STALL_TIMEOUT_SECONDS)
     cluster = Cluster(away, *days, away)
-    doing = carried_out(
+    doing = run_until_done(
         cluster.look,
-        lambda _: Wait("broker-a has 1 timers") if cluster.now < len(days) + 5 else None,
+        lambda _: WaitStep("broker-a has 1 timers") if cluster.now < len(days) + 5 else None,
         cluster.do,
         cluster.said.append,
         clock=lambda: cluster.now,
         pause_seconds=0.0,
     )
     assert asyncio.run(doing) == []
-    assert cluster.said.count(str(Wait(str(away)))) == 2
+    assert cluster.said.count(str(WaitStep(str(away)))) == 2

@@ -7,45 +7,52 @@ from dataclasses import replace
 import pytest
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.wire.commands.remains import Leftovers
-from raymq.client.cluster_changes import DrainWish
-from raymq.cluster.elastic.draining import Draining, DrainScene, Step, cancelled, in_words, takers
-from raymq.cluster.elastic.seen import GroupSeen, ReplicaSeen
-from raymq.cluster.elastic.steps import End, Permit, Wait, WriteDown
-from raymq.cluster.layout import Layout
+from raymq.actors.wire.commands.drain_commands import DrainBacklog
+from raymq.client.cluster_changes import DrainOptions
+from raymq.cluster.cluster_layout import ClusterLayout
+from raymq.cluster.elastic.change_steps import SaveLayout, SetPermission, StopReplica, WaitStep
+from raymq.cluster.elastic.drain_planner import (
+    DrainPlanner,
+    DrainState,
+    Step,
+    count_writable_groups,
+    describe_pending,
+    next_cancel_step,
+)
+from raymq.cluster.elastic.observed_groups import ObservedGroup, ObservedReplica
 
 GROUP = "broker-b"
-EMPTY = Leftovers()
-BUSY = Leftovers(unconsumed={("g", "t"): 7}, unconsumed_messages=7)
+EMPTY = DrainBacklog()
+BUSY = DrainBacklog(unconsumed={("g", "t"): 7}, unconsumed_messages=7)
 
 
-def scene(remains: Leftovers | None = EMPTY, *, permission: int | None = 6, others: int = 1) -> DrainScene:
+def scene(remains: DrainBacklog | None = EMPTY, *, permission: int | None = 6, others: int = 1) -> DrainState:
     machines = {"broker-a": "h1", "broker-b": "h2", "broker-b.1": "h1"}
-    return DrainScene(Layout(machines, 2), ("broker-b.1", "broker-b"), permission, remains, True, others)
+    return DrainState(ClusterLayout(machines, 2), ("broker-b.1", "broker-b"), permission, remains, True, others)
 
 
-def begun(remains: Leftovers | None = EMPTY, permission: int | None = 4) -> DrainScene:
+def begun(remains: DrainBacklog | None = EMPTY, permission: int | None = 4) -> DrainState:
     now = scene(remains, permission=permission)
     return replace(now, layout=now.layout.with_change(GROUP, {"verb": "drain"}))
 
 
-def after(step: Step, now: DrainScene, plan: Draining) -> DrainScene:
-    if isinstance(step, WriteDown):
+def after(step: Step, now: DrainState, plan: DrainPlanner) -> DrainState:
+    if isinstance(step, SaveLayout):
         return replace(now, layout=step.layout)
-    if isinstance(step, Permit):
+    if isinstance(step, SetPermission):
         return replace(now, permission=step.permission)
-    if isinstance(step, End):
+    if isinstance(step, StopReplica):
         actors = tuple(name for name in now.actors if name != step.name)
         gone = replace(now, actors=actors, is_routed=bool(actors))
         return gone if actors else replace(gone, permission=None, remains=None)
-    plan.did(step)
+    plan.record_done(step)
     return now
 
 
-def carried_out(wanted: DrainWish, now: DrainScene, most: int = 100) -> tuple[list[str], DrainScene]:
-    plan, told = Draining(GROUP, wanted), list[str]()
+def carried_out(wanted: DrainOptions, now: DrainState, most: int = 100) -> tuple[list[str], DrainState]:
+    plan, told = DrainPlanner(GROUP, wanted), list[str]()
     while most and (step := plan.next(now)) is not None:
-        if not isinstance(step, Wait):
+        if not isinstance(step, WaitStep):
             told.append(str(step))
             most -= 1
         now = after(step, now, plan)
@@ -53,13 +60,13 @@ def carried_out(wanted: DrainWish, now: DrainScene, most: int = 100) -> tuple[li
 
 
 def test_a_group_is_emptied_and_stays() -> None:
-    told, now = carried_out(DrainWish(), scene())
+    told, now = carried_out(DrainOptions(), scene())
     assert told == ["writes down: broker-b is being drained", "lets broker-b be read only"]
-    assert (now.layout.under_way, now.actors) == ({GROUP: {"verb": "drain"}}, ("broker-b.1", "broker-b"))
+    assert (now.layout.pending_changes, now.actors) == ({GROUP: {"verb": "drain"}}, ("broker-b.1", "broker-b"))
 
 
 def test_an_empty_group_goes_replicas_first() -> None:
-    told, now = carried_out(DrainWish(remove=True), scene())
+    told, now = carried_out(DrainOptions(remove=True), scene())
     assert told == [
         "writes down: broker-b is being drained",
         "lets broker-b be read only",
@@ -70,11 +77,11 @@ def test_an_empty_group_goes_replicas_first() -> None:
         "writes down: broker-b is gone",
     ]
     assert now.layout.names(2, 2) == ["broker-a", "broker-a.1"]
-    assert (now.layout.under_way, Draining(GROUP, DrainWish(remove=True)).next(now)) == ({}, None)
+    assert (now.layout.pending_changes, DrainPlanner(GROUP, DrainOptions(remove=True)).next(now)) == ({}, None)
 
 
 def test_whatever_step_it_ends_at_the_same_call_goes_on() -> None:
-    wanted = DrainWish(remove=True)
+    wanted = DrainOptions(remove=True)
     told, whole = carried_out(wanted, scene())
     for ends_after in range(len(told)):
         first, now = carried_out(wanted, scene(), ends_after)
@@ -85,106 +92,108 @@ def test_whatever_step_it_ends_at_the_same_call_goes_on() -> None:
 
 
 def test_nothing_ends_while_something_is_left() -> None:
-    plan = Draining(GROUP, DrainWish(remove=True))
-    assert plan.next(begun(BUSY)) == Wait("broker-b has 7 messages of t for group g")
-    assert isinstance(plan.next(begun()), Wait)
-    assert isinstance(plan.next(begun(None, None)), Wait), "a master that is away for a moment"
+    plan = DrainPlanner(GROUP, DrainOptions(remove=True))
+    assert plan.next(begun(BUSY)) == WaitStep("broker-b has 7 messages of t for group g")
+    assert isinstance(plan.next(begun()), WaitStep)
+    assert isinstance(plan.next(begun(None, None)), WaitStep), "a master that is away for a moment"
     for _ in range(2):
-        assert plan.next(begun()) == Wait("broker-b seems to be empty")
-    assert isinstance(plan.next(begun()), WriteDown)
+        assert plan.next(begun()) == WaitStep("broker-b seems to be empty")
+    assert isinstance(plan.next(begun()), SaveLayout)
 
 
 @pytest.mark.parametrize(
     ("remains", "told"),
     [
         (EMPTY, ""),
-        (Leftovers(delayed=2, timers=3), "2 delayed messages, 3 timers"),
+        (DrainBacklog(delayed=2, timers=3), "2 delayed messages, 3 timers"),
         (
-            Leftovers(lent=1, staged=4, writes=5),
+            DrainBacklog(lent=1, staged=4, writes=5),
             "1 messages that are out, 4 staged writes, 5 writes that it decides on",
         ),
         (
-            Leftovers(unconsumed={("g", f"{n}"): 9 - n for n in range(4)}, unconsumed_messages=40),
+            DrainBacklog(unconsumed={("g", f"{n}"): 9 - n for n in range(4)}, unconsumed_messages=40),
             ", ".join(f"{9 - n} messages of {n} for group g" for n in range(3)) + ", 16 messages for others",
         ),
-        (Leftovers(homes=2, dead_letters={"g": 1}), ""),
+        (DrainBacklog(homes=2, dead_letters={"g": 1}), ""),
     ],
 )
-def test_what_is_left_in_words(remains: Leftovers, told: str) -> None:
-    assert in_words(remains) == told
+def test_what_is_left_in_words(remains: DrainBacklog, told: str) -> None:
+    assert describe_pending(remains) == told
 
 
 def test_a_group_that_nobody_runs_any_more_need_not_be_waited_for() -> None:
-    assert in_words(BUSY, frozenset({"g"})) == ""
-    two = Leftovers(unconsumed={("g", "t"): 7, ("h", "t"): 1}, unconsumed_messages=8)
-    assert in_words(two, frozenset({"g"})) == "1 messages of t for group h"
+    assert describe_pending(BUSY, frozenset({"g"})) == ""
+    two = DrainBacklog(unconsumed={("g", "t"): 7, ("h", "t"): 1}, unconsumed_messages=8)
+    assert describe_pending(two, frozenset({"g"})) == "1 messages of t for group h"
 
 
 def test_what_is_lent_to_others_is_waited_for_whoever_is_not() -> None:
     """One that is not acknowledged has to come again, to whom it was lent."""
-    lent = Leftovers(lent=5, lent_to={"g": 2, "h": 3})
-    assert in_words(lent, frozenset({"g"})) == "3 messages that are out"
-    assert in_words(lent, frozenset({"g", "h"})) == ""
-    assert in_words(Leftovers(lent=5), frozenset({"g"})) == "5 messages that are out", "of a broker that does not say"
+    lent = DrainBacklog(lent=5, lent_to={"g": 2, "h": 3})
+    assert describe_pending(lent, frozenset({"g"})) == "3 messages that are out"
+    assert describe_pending(lent, frozenset({"g", "h"})) == ""
+    assert describe_pending(DrainBacklog(lent=5), frozenset({"g"})) == "5 messages that are out", (
+        "of a broker that does not say"
+    )
 
 
 def test_no_replica_of_a_group_that_goes_comes_back_with_the_next_start() -> None:
     """Nor one of which no actor is there now."""
     now = replace(scene(), actors=("broker-b",))
-    told, after_all = carried_out(DrainWish(remove=True), now)
+    told, after_all = carried_out(DrainOptions(remove=True), now)
     assert told[-1] == "writes down: broker-b is gone"
     assert after_all.layout.names(2, 2) == ["broker-a", "broker-a.1"]
-    bare = replace(scene(), layout=Layout({"broker-a": "h1"}, 2), actors=("broker-b",))
-    assert carried_out(DrainWish(remove=True), bare)[1].layout.names(2, 2) == ["broker-a", "broker-a.1"]
+    bare = replace(scene(), layout=ClusterLayout({"broker-a": "h1"}, 2), actors=("broker-b",))
+    assert carried_out(DrainOptions(remove=True), bare)[1].layout.names(2, 2) == ["broker-a", "broker-a.1"]
 
 
-@pytest.mark.parametrize("stays", [Leftovers(homes=1), Leftovers(dead_letters={"g": 3})])
-def test_what_stays_for_ever_goes_only_when_that_is_said(stays: Leftovers) -> None:
+@pytest.mark.parametrize("stays", [DrainBacklog(homes=1), DrainBacklog(dead_letters={"g": 3})])
+def test_what_stays_for_ever_goes_only_when_that_is_said(stays: DrainBacklog) -> None:
     for now in (scene(stays), begun(stays)):
         with pytest.raises(InvalidInput, match="--lose"):
-            carried_out(DrainWish(remove=True), now)
-    assert carried_out(DrainWish(), scene(stays))[0][-1] == "lets broker-b be read only"
-    assert carried_out(DrainWish(remove=True, lose=True), scene(stays))[0][-1] == "writes down: broker-b is gone"
+            carried_out(DrainOptions(remove=True), now)
+    assert carried_out(DrainOptions(), scene(stays))[0][-1] == "lets broker-b be read only"
+    assert carried_out(DrainOptions(remove=True, lose=True), scene(stays))[0][-1] == "writes down: broker-b is gone"
 
 
 def test_the_last_group_that_takes_messages_is_not_drained() -> None:
     with pytest.raises(InvalidInput, match="another broker group takes messages"):
-        Draining(GROUP, DrainWish()).next(scene(others=0))
+        DrainPlanner(GROUP, DrainOptions()).next(scene(others=0))
 
 
 def test_a_group_without_a_master_or_that_is_drained_takes_nothing_from_another_one() -> None:
-    def group(name: str, *, has_master: bool = True) -> GroupSeen:
-        return GroupSeen(name, {0: ReplicaSeen(name, 0, 1 if has_master else None, is_master=has_master)})
+    def group(name: str, *, has_master: bool = True) -> ObservedGroup:
+        return ObservedGroup(name, {0: ObservedReplica(name, 0, 1 if has_master else None, is_master=has_master)})
 
     groups = {each.name: each for each in (group("broker-a"), group(GROUP), group("broker-c", has_master=False))}
-    assert takers(groups, Layout(), GROUP) == 1
-    assert takers(groups, Layout().with_change("broker-a", {"verb": "drain"}), GROUP) == 0
-    assert takers(groups, Layout().with_change("broker-a", {"verb": "move"}), GROUP) == 1
-    assert takers({name: groups[name] for name in (GROUP, "broker-c")}, Layout(), GROUP) == 0
+    assert count_writable_groups(groups, ClusterLayout(), GROUP) == 1
+    assert count_writable_groups(groups, ClusterLayout().with_change("broker-a", {"verb": "drain"}), GROUP) == 0
+    assert count_writable_groups(groups, ClusterLayout().with_change("broker-a", {"verb": "move"}), GROUP) == 1
+    assert count_writable_groups({name: groups[name] for name in (GROUP, "broker-c")}, ClusterLayout(), GROUP) == 0
 
 
 def test_topics_that_no_other_group_has_keep_it_from_being_drained() -> None:
     """Nobody could send to them any more, and with the group they would be gone."""
-    for wanted in (DrainWish(), DrainWish(remove=True)):
+    for wanted in (DrainOptions(), DrainOptions(remove=True)):
         with pytest.raises(InvalidInput, match="a, b, c and 1 more"):
-            Draining(GROUP, wanted, ["a", "b", "c", "d"]).next(scene())
-    for wanted, now in ((DrainWish(lose=True), scene()), (DrainWish(), begun())):
-        assert Draining(GROUP, wanted, ["a"]).next(now) is not None
+            DrainPlanner(GROUP, wanted, ["a", "b", "c", "d"]).next(scene())
+    for wanted, now in ((DrainOptions(lose=True), scene()), (DrainOptions(), begun())):
+        assert DrainPlanner(GROUP, wanted, ["a"]).next(now) is not None
 
 
 def test_a_group_in_which_something_else_is_under_way_is_refused() -> None:
     now = scene()
     now = replace(now, layout=now.layout.with_change(GROUP, {"verb": "move"}))
     with pytest.raises(InvalidInput, match="nothing else is under way"):
-        Draining(GROUP, DrainWish()).next(now)
+        DrainPlanner(GROUP, DrainOptions()).next(now)
 
 
 def test_a_drain_is_taken_back_until_its_removal_has_begun() -> None:
     layout = begun().layout
-    assert isinstance(cancelled(GROUP, layout, None), Wait)
-    assert cancelled(GROUP, layout, 4) == Permit(GROUP, 6)
-    last = cancelled(GROUP, layout, 6)
-    assert isinstance(last, WriteDown)
-    assert cancelled(GROUP, last.layout, 6) is None
+    assert isinstance(next_cancel_step(GROUP, layout, None), WaitStep)
+    assert next_cancel_step(GROUP, layout, 4) == SetPermission(GROUP, 6)
+    last = next_cancel_step(GROUP, layout, 6)
+    assert isinstance(last, SaveLayout)
+    assert next_cancel_step(GROUP, last.layout, 6) is None
     with pytest.raises(InvalidInput, match="removal has not begun"):
-        cancelled(GROUP, layout.with_change(GROUP, {"verb": "drain", "going": True}), 4)
+        next_cancel_step(GROUP, layout.with_change(GROUP, {"verb": "drain", "going": True}), 4)

@@ -7,31 +7,48 @@ from dataclasses import replace
 import pytest
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
-from raymq.cluster.elastic.patience import PATIENCE_SECONDS
-from raymq.cluster.elastic.replacing import Replacement, Replacing, Scene, _after, free_name, planned, rehearsed
-from raymq.cluster.elastic.seen import GroupSeen, ReplicaSeen
-from raymq.cluster.elastic.steps import End, Forget, HandOver, Make, Wait, WriteDown
-from raymq.cluster.layout import Layout
+from raymq.cluster.cluster_layout import ClusterLayout
+from raymq.cluster.elastic.change_steps import (
+    DeregisterReplica,
+    SaveLayout,
+    StartReplica,
+    StopReplica,
+    TransferMaster,
+    WaitStep,
+)
+from raymq.cluster.elastic.observed_groups import ObservedGroup, ObservedReplica
+from raymq.cluster.elastic.replica_planner import (
+    ReplicaChange,
+    ReplicaChangePlanner,
+    ReplicaChangeState,
+    _after,
+    dry_run_steps,
+    free_replica_name,
+    planned,
+)
+from raymq.cluster.elastic.stall_timeout import STALL_TIMEOUT_SECONDS
 
 GROUP = "broker-a"
-ADD = Replacement("add", "broker-a.2", "h3")
-MOVE = Replacement("move", "broker-a.2", "h3", "broker-a")
-REMOVE = Replacement("remove", old="broker-a.1")
+ADD = ReplicaChange("add", "broker-a.2", "h3")
+MOVE = ReplicaChange("move", "broker-a.2", "h3", "broker-a")
+REMOVE = ReplicaChange("remove", old="broker-a.1")
 
 
-def scene(*, master: int = 0, in_sync: tuple[int, ...] = (0, 1), layout: Layout | None = None) -> Scene:
-    replicas = {n: ReplicaSeen(GROUP, n, 10 + n, is_master=n == master, lag_bytes=0) for n in (0, 1)}
+def scene(
+    *, master: int = 0, in_sync: tuple[int, ...] = (0, 1), layout: ClusterLayout | None = None
+) -> ReplicaChangeState:
+    replicas = {n: ObservedReplica(GROUP, n, 10 + n, is_master=n == master, lag_bytes=0) for n in (0, 1)}
     names = ["broker-a", "broker-a.1"]
-    return Scene(
-        layout or Layout(dict(zip(names, ("h1", "h2"), strict=True)), 2),
+    return ReplicaChangeState(
+        layout or ClusterLayout(dict(zip(names, ("h1", "h2"), strict=True)), 2),
         frozenset(names),
-        GroupSeen(GROUP, replicas, frozenset(in_sync)),
+        ObservedGroup(GROUP, replicas, frozenset(in_sync)),
         {name: number in in_sync for number, name in enumerate(names)},
     )
 
 
-def carried_out(wanted: Replacement, now: Scene) -> tuple[list[str], Scene]:
-    plan, told = Replacing(GROUP, wanted, lambda: 0.0), []
+def carried_out(wanted: ReplicaChange, now: ReplicaChangeState) -> tuple[list[str], ReplicaChangeState]:
+    plan, told = ReplicaChangePlanner(GROUP, wanted, lambda: 0.0), []
     while (step := plan.next(now)) is not None:
         told.append(str(step))
         now = _after(step, now)
@@ -39,22 +56,22 @@ def carried_out(wanted: Replacement, now: Scene) -> tuple[list[str], Scene]:
 
 
 def test_a_replica_is_written_down_made_and_waited_for() -> None:
-    plan, now = Replacing(GROUP, ADD, lambda: 0.0), scene()
+    plan, now = ReplicaChangePlanner(GROUP, ADD, lambda: 0.0), scene()
     first = plan.next(now)
-    assert isinstance(first, WriteDown)
+    assert isinstance(first, SaveLayout)
     assert (first.layout.machines["broker-a.2"], first.layout.added) == ("h3", {"broker-a.2"})
-    assert first.layout.under_way[GROUP] == ADD.to_json()
+    assert first.layout.pending_changes[GROUP] == ADD.to_json()
     now = replace(now, layout=first.layout)
-    assert plan.next(now) == Make("broker-a.2", "h3")
+    assert plan.next(now) == StartReplica("broker-a.2", "h3")
     now = replace(now, actors=now.actors | {"broker-a.2"})
-    assert plan.next(now) == Wait("broker-a.2 does not answer yet")
-    behind = {**now.group.replicas, 2: ReplicaSeen(GROUP, 2, 12, lag_bytes=7 << 20)}
+    assert plan.next(now) == WaitStep("broker-a.2 does not answer yet")
+    behind = {**now.group.replicas, 2: ObservedReplica(GROUP, 2, 12, lag_bytes=7 << 20)}
     now = replace(now, group=replace(now.group, replicas=behind))
-    assert plan.next(now) == Wait("broker-a.2 is not in sync yet: 7 MiB behind")
+    assert plan.next(now) == WaitStep("broker-a.2 is not in sync yet: 7 MiB behind")
     now = replace(now, group=replace(now.group, in_sync=frozenset({0, 1, 2})))
     last = plan.next(now)
-    assert isinstance(last, WriteDown)
-    assert last.layout.under_way == {}
+    assert isinstance(last, SaveLayout)
+    assert last.layout.pending_changes == {}
     assert plan.next(replace(now, layout=last.layout)) is None
 
 
@@ -70,57 +87,57 @@ def test_a_master_moves_by_handing_over_to_the_new_one() -> None:
         "writes down: broker-a.2 comes to h3 in the place of broker-a: done",
     ]
     assert after.layout.names(1, 2) == ["broker-a.1", "broker-a.2"]
-    assert (after.layout.under_way, sorted(after.registered)) == ({}, ["broker-a.1", "broker-a.2"])
-    assert rehearsed(GROUP, MOVE, scene()) == told
+    assert (after.layout.pending_changes, sorted(after.registered)) == ({}, ["broker-a.1", "broker-a.2"])
+    assert dry_run_steps(GROUP, MOVE, scene()) == told
 
 
 def test_one_that_was_to_come_and_never_did_is_taken_away_again() -> None:
     """Its machine died before anything of it was there: nothing but what is written down speaks of it."""
     for wanted in (ADD, MOVE):
         now = scene()
-        first = Replacing(GROUP, wanted, lambda: 0.0).next(now)
-        assert isinstance(first, WriteDown)
+        first = ReplicaChangePlanner(GROUP, wanted, lambda: 0.0).next(now)
+        assert isinstance(first, SaveLayout)
         now = replace(now, layout=first.layout)
-        away = planned(GROUP, Replacement("remove", old="broker-a.2"), 1, now)
+        away = planned(GROUP, ReplicaChange("remove", old="broker-a.2"), 1, now)
         told, after = carried_out(away, now)
         assert told[-1] == "writes down: broker-a.2 goes: done"
-        assert (after.layout.under_way, after.layout.names(1, 2)) == ({}, ["broker-a", "broker-a.1"])
+        assert (after.layout.pending_changes, after.layout.names(1, 2)) == ({}, ["broker-a", "broker-a.1"])
     with pytest.raises(InvalidInput, match="one of"):
-        planned(GROUP, Replacement("remove", old="broker-a.7"), 1, scene())
+        planned(GROUP, ReplicaChange("remove", old="broker-a.7"), 1, scene())
 
 
 def test_the_former_one_stays_until_the_new_one_has_everything() -> None:
-    begun = scene(layout=Layout({"broker-a": "h1", "broker-a.2": "h3"}, 2).with_change(GROUP, MOVE.to_json()))
-    lagging = {**begun.group.replicas, 2: ReplicaSeen(GROUP, 2, 12, lag_bytes=1)}
+    begun = scene(layout=ClusterLayout({"broker-a": "h1", "broker-a.2": "h3"}, 2).with_change(GROUP, MOVE.to_json()))
+    lagging = {**begun.group.replicas, 2: ObservedReplica(GROUP, 2, 12, lag_bytes=1)}
     now = replace(begun, actors=begun.actors | {"broker-a.2"}, group=replace(begun.group, replicas=lagging))
-    assert isinstance(Replacing(GROUP, MOVE, lambda: 0.0).next(now), Wait)
+    assert isinstance(ReplicaChangePlanner(GROUP, MOVE, lambda: 0.0).next(now), WaitStep)
 
 
 def test_an_ended_one_is_forgotten_when_the_master_has_left_it_out() -> None:
     layout = scene().layout.without("broker-a.1").with_change(GROUP, REMOVE.to_json())
     now = scene(layout=layout)
     now = replace(now, actors=frozenset({"broker-a"}))
-    assert Replacing(GROUP, REMOVE, lambda: 0.0).next(now) == Wait("broker-a.1 still counts as in sync")
+    assert ReplicaChangePlanner(GROUP, REMOVE, lambda: 0.0).next(now) == WaitStep("broker-a.1 still counts as in sync")
     now = replace(now, registered={"broker-a": True, "broker-a.1": False})
-    assert Replacing(GROUP, REMOVE, lambda: 0.0).next(now) == Forget("broker-a.1")
+    assert ReplicaChangePlanner(GROUP, REMOVE, lambda: 0.0).next(now) == DeregisterReplica("broker-a.1")
 
 
 def test_one_whose_machine_is_gone_is_taken_away() -> None:
-    gone = {**scene().group.replicas, 1: ReplicaSeen(GROUP, 1, None)}
-    now = replace(scene(in_sync=(0,)), group=GroupSeen(GROUP, gone, frozenset({0})))
+    gone = {**scene().group.replicas, 1: ObservedReplica(GROUP, 1, None)}
+    now = replace(scene(in_sync=(0,)), group=ObservedGroup(GROUP, gone, frozenset({0})))
     assert "ends broker-a.1" in carried_out(planned(GROUP, REMOVE, 1, now), now)[0]
 
 
 @pytest.mark.parametrize("wanted", [ADD, MOVE, REMOVE], ids=["add", "move", "remove"])
-def test_whatever_step_it_ends_at_the_same_call_goes_on(wanted: Replacement) -> None:
+def test_whatever_step_it_ends_at_the_same_call_goes_on(wanted: ReplicaChange) -> None:
     told, whole = carried_out(wanted, scene())
     for ends_after in range(len(told)):
-        now, plan = scene(), Replacing(GROUP, wanted, lambda: 0.0)
+        now, plan = scene(), ReplicaChangePlanner(GROUP, wanted, lambda: 0.0)
         for _ in range(ends_after):
             step = plan.next(now)
             assert step is not None
             now = _after(step, now)
-        fresh = replace(wanted, new=free_name(GROUP, now)) if wanted.new else wanted
+        fresh = replace(wanted, new=free_replica_name(GROUP, now)) if wanted.new else wanted
         again = planned(GROUP, fresh, 1, now)
         assert again == wanted, "the one that is under way"
         rest, after = carried_out(again, now)
@@ -130,7 +147,7 @@ def test_whatever_step_it_ends_at_the_same_call_goes_on(wanted: Replacement) -> 
 def test_what_is_about_to_be_added_can_be_taken_away_instead() -> None:
     layout = scene().layout.with_added({"broker-a.2": "h3"}).with_change(GROUP, ADD.to_json())
     now = scene(layout=layout)
-    away = Replacement("remove", old="broker-a.2")
+    away = ReplicaChange("remove", old="broker-a.2")
     assert planned(GROUP, away, 1, replace(now, actors=now.actors | {"broker-a.2"})) == away
     with pytest.raises(InvalidInput, match=r"nothing is under way: broker-a\.2 comes to h3 \(add\)"):
         planned(GROUP, REMOVE, 1, now)
@@ -139,53 +156,55 @@ def test_what_is_about_to_be_added_can_be_taken_away_instead() -> None:
 @pytest.mark.parametrize(
     ("wanted", "least", "match"),
     [
-        (Replacement("remove", old="broker-a.7"), 1, r"one of broker-a, broker-a\.1"),
+        (ReplicaChange("remove", old="broker-a.7"), 1, r"one of broker-a, broker-a\.1"),
         (REMOVE, 2, "at least 2 replicas are in sync"),
-        (Replacement("move", "broker-a.2", "h1", "broker-a"), 1, "another machine"),
+        (ReplicaChange("move", "broker-a.2", "h1", "broker-a"), 1, "another machine"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_is(wanted: Replacement, least: int, match: str) -> None:
+def test_what_cannot_be_done_is_refused_before_anything_is(wanted: ReplicaChange, least: int, match: str) -> None:
     with pytest.raises(InvalidInput, match=match):
         planned(GROUP, wanted, least, scene())
 
 
 def test_the_last_one_in_sync_is_not_taken_away() -> None:
     with pytest.raises(InvalidInput, match="at least 1 replicas"):
-        planned(GROUP, Replacement("remove", old="broker-a"), 1, scene(in_sync=(0,)))
+        planned(GROUP, ReplicaChange("remove", old="broker-a"), 1, scene(in_sync=(0,)))
 
 
 def test_a_wait_that_does_not_end_says_what_stays_under_way() -> None:
     now = 0.0
-    plan = Replacing(GROUP, ADD, lambda: now)
-    begun = scene(layout=Layout().with_added({"broker-a.2": "h3"}).with_change(GROUP, ADD.to_json()))
+    plan = ReplicaChangePlanner(GROUP, ADD, lambda: now)
+    begun = scene(layout=ClusterLayout().with_added({"broker-a.2": "h3"}).with_change(GROUP, ADD.to_json()))
     begun = replace(begun, actors=begun.actors | {"broker-a.2"})
-    assert isinstance(plan.next(begun), Wait)
-    now = PATIENCE_SECONDS
+    assert isinstance(plan.next(begun), WaitStep)
+    now = STALL_TIMEOUT_SECONDS
     with pytest.raises(BrokerUnavailable, match=r"it stays under way: broker-a\.2 comes to h3.*Admin.remove_broker"):
         plan.next(begun)
 
 
 def test_a_handover_that_never_comes_about_ends_it() -> None:
-    layout = scene().layout.with_change(GROUP, Replacement("remove", old="broker-a").to_json())
-    plan = Replacing(GROUP, Replacement("remove", old="broker-a"), lambda: 0.0)
+    layout = scene().layout.with_change(GROUP, ReplicaChange("remove", old="broker-a").to_json())
+    plan = ReplicaChangePlanner(GROUP, ReplicaChange("remove", old="broker-a"), lambda: 0.0)
     for _ in range(3):
-        assert plan.next(scene(layout=layout)) == HandOver(GROUP, 1)
+        assert plan.next(scene(layout=layout)) == TransferMaster(GROUP, 1)
     with pytest.raises(BrokerUnavailable, match="has not handed over"):
         plan.next(scene(layout=layout))
 
 
 def test_a_number_that_was_never_used_is_taken_first() -> None:
-    assert free_name(GROUP, scene()) == "broker-a.2"
-    assert free_name(GROUP, scene(layout=scene().layout.without("broker-a.2"))) == "broker-a.3"
+    assert free_replica_name(GROUP, scene()) == "broker-a.2"
+    assert free_replica_name(GROUP, scene(layout=scene().layout.without("broker-a.2"))) == "broker-a.3"
     numbers = {f"broker-a.{n}" for n in range(2, 16)}
-    assert free_name(GROUP, scene(layout=scene().layout.without(*numbers))) == "broker-a.2"
+    assert free_replica_name(GROUP, scene(layout=scene().layout.without(*numbers))) == "broker-a.2"
     with pytest.raises(InvalidInput, match="at most 16"):
-        free_name(GROUP, replace(scene(), actors=numbers | scene().actors))
+        free_replica_name(GROUP, replace(scene(), actors=numbers | scene().actors))
 
 
 def test_the_last_step_ends_an_actor_only_when_it_is_not_to_come_back() -> None:
     now = scene(layout=scene().layout.with_change(GROUP, REMOVE.to_json()))
-    first = Replacing(GROUP, REMOVE, lambda: 0.0).next(now)
-    assert isinstance(first, WriteDown)
+    first = ReplicaChangePlanner(GROUP, REMOVE, lambda: 0.0).next(now)
+    assert isinstance(first, SaveLayout)
     assert "broker-a.1" in first.layout.removed
-    assert Replacing(GROUP, REMOVE, lambda: 0.0).next(replace(now, layout=first.layout)) == End("broker-a.1")
+    assert ReplicaChangePlanner(GROUP, REMOVE, lambda: 0.0).next(replace(now, layout=first.layout)) == StopReplica(
+        "broker-a.1"
+    )

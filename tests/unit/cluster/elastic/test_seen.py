@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.protocol import BrokerInfo
-from raymq.cluster.elastic.seen import groups_seen
+from raymq.cluster.elastic.observed_groups import observe_groups
 
 
 def info(
@@ -24,10 +24,10 @@ def info(
 
 
 def test_a_broker_of_one_copy_is_whole_when_it_answers() -> None:
-    assert groups_seen(["broker-a"], [info("broker-a", lag=None)])["broker-a"].trouble == ""
-    assert groups_seen(["broker-a"], [])["broker-a"].trouble == "broker-a does not answer"
+    assert observe_groups(["broker-a"], [info("broker-a", lag=None)])["broker-a"].trouble == ""
+    assert observe_groups(["broker-a"], [])["broker-a"].trouble == "broker-a does not answer"
     gone = info("broker-a", state="unreachable")
-    assert groups_seen(["broker-a"], [gone])["broker-a"].trouble == "broker-a does not answer"
+    assert observe_groups(["broker-a"], [gone])["broker-a"].trouble == "broker-a does not answer"
 
 
 @pytest.mark.parametrize(
@@ -54,16 +54,16 @@ def test_a_broker_of_one_copy_is_whole_when_it_answers() -> None:
     ],
 )
 def test_what_a_group_of_two_lacks(told: list[BrokerInfo], trouble: str) -> None:
-    assert groups_seen(["broker-a", "broker-a.1"], told)["broker-a"].trouble == trouble
+    assert observe_groups(["broker-a", "broker-a.1"], told)["broker-a"].trouble == trouble
 
 
 def test_of_two_masters_the_one_of_the_larger_epoch_is_believed() -> None:
     told = [info("broker-a", in_sync=[0, 1]), info("broker-a", 1, epoch=2, in_sync=[1])]
-    group = groups_seen(["broker-a", "broker-a.1"], told)["broker-a"]
+    group = observe_groups(["broker-a", "broker-a.1"], told)["broker-a"]
     assert group.master is not None
     assert (group.master.name, group.in_sync) == ("broker-a.1", frozenset({1}))
 
 
 def test_groups_are_told_apart() -> None:
-    groups = groups_seen(["broker-a", "broker-aa", "broker-aa.1"], [info("broker-a", lag=None)])
+    groups = observe_groups(["broker-a", "broker-aa", "broker-aa.1"], [info("broker-a", lag=None)])
     assert {name: sorted(each.replicas) for name, each in groups.items()} == {"broker-a": [0], "broker-aa": [0, 1]}

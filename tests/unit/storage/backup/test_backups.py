@@ -10,27 +10,27 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.replica.replica_file import ReplicaFile
-from raymq.actors.broker.replication.claims import ClaimRefused, ReplicaClaim, claimed
+from raymq.actors.broker.replication.replica_claims import ClaimRefused, ReplicaClaim, apply_claim
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
-from raymq.storage.backup import manifest as layout
-from raymq.storage.backup.making import BackupReport, back_up
-from raymq.storage.backup.progress import BackupProgress
-from raymq.storage.backup.pruning import prune
-from raymq.storage.backup.reading import read_catalog
-from raymq.storage.backup.restoring import RestoreReport, restore
-from raymq.storage.backup.source import StoppedDirectory
-from raymq.storage.backup.target import FolderTarget, open_target, without_secrets
-from raymq.storage.backup.verifying import verify_backups
+from raymq.storage.backup import backup_manifest as layout
+from raymq.storage.backup.backup_progress import BackupProgress
+from raymq.storage.backup.backup_reader import read_catalog
+from raymq.storage.backup.backup_restore import RestoreReport, restore
+from raymq.storage.backup.backup_retention import prune_backups
+from raymq.storage.backup.backup_source import StoppedDirectory
+from raymq.storage.backup.backup_target import FolderTarget, open_target, without_secrets
+from raymq.storage.backup.backup_verification import verify_backups
+from raymq.storage.backup.backup_writer import BackupReport, create_backup
 from raymq.storage.errors import BackupFailed, InvalidInput, StoreCorrupt, StoreLocked
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
-from raymq.storage.tables.broker_identity import read_broker, write_identity
+from raymq.storage.tables.broker_identity import read_broker_identity, write_identity
 from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.verify import verify
 from tests.faulty_calls import UnsyncedCalls
-from tests.replicas import fill, log_content
-from tests.state_copies import state_of
-from tests.stored import EXPIRING, SMALL, append, bodies, flip, make_record
+from tests.state_shipping import state_of
+from tests.store_records import EXPIRING, SMALL, append, bodies, flip_byte, make_record
+from tests.store_replication import fill, log_content
 
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 14)
 
@@ -60,7 +60,7 @@ def directory(tmp_path: Path) -> Path:
 
 def made(directory: Path, target: FolderTarget, **options: object) -> BackupReport:
     with StoppedDirectory(directory) as source:
-        return back_up(source, target, **options)  # type: ignore[arg-type]
+        return create_backup(source, target, **options)  # type: ignore[arg-type]
 
 
 def contents(directory: Path) -> dict[str, object]:
@@ -100,7 +100,7 @@ def test_a_restored_directory_is_a_new_one_in_another_epoch(
     for new_address, port in ((False, 7), (True, 0)):
         there = tmp_path / f"restored{port}"
         restore(target, there, new_address=new_address)
-        assert read_broker(there / "raymq" / "broker.json").port == port
+        assert read_broker_identity(there / "raymq" / "broker.json").port == port
         with Store.open(there, CONFIG) as store:
             assert store.epoch != epoch
             assert not store.recovery.clean
@@ -110,7 +110,7 @@ def test_a_restored_directory_is_a_new_one_in_another_epoch(
         state = GroupState().with_replica(1, known)
         claim = ReplicaClaim(1, ReplicaRecord(copy.identity, "h:2", "new"), copy.nonces)
         with pytest.raises(ClaimRefused, match=original.identity):
-            claimed(state, claim, registered_answers=False)
+            apply_claim(state, claim, registered_answers=False)
 
 
 @pytest.mark.parametrize("made_anew", [False, True])
@@ -209,9 +209,9 @@ def test_former_backups_go_with_what_only_they_had(tmp_path: Path, directory: Pa
     target.write_object("0" * 64, b"of one that was broken off")
     before = target.objects()
     with pytest.raises(InvalidInput, match="at least 1"):
-        prune(target, 0)
-    assert prune(target, 2) == names[:2]
-    assert prune(target, 2) == []
+        prune_backups(target, 0)
+    assert prune_backups(target, 2) == names[:2]
+    assert prune_backups(target, 2) == []
     assert target.names() == names[2:]
     assert len(target.objects()) < len(before)
     assert "0" * 64 not in target.objects()
@@ -244,7 +244,7 @@ def test_the_newest_is_not_restored_while_one_cannot_be_read(
     """It may be the newest; an older one has to be asked for by name."""
     made(directory, target, name="a", now_ms=lambda: 1)
     made(directory, target, name="b", now_ms=lambda: 2)
-    flip(tmp_path / "target" / "backups" / "b.json", 50)
+    flip_byte(tmp_path / "target" / "backups" / "b.json", 50)
     with pytest.raises(StoreCorrupt, match=r"b\.json.*--at") as raised:
         restore(target, tmp_path / "restored")
     assert "--at" in str(raised.value)
@@ -262,7 +262,7 @@ def test_a_backup_of_which_nothing_is_held_at_its_end_is_none(directory: Path, t
             raise BackupFailed("nothing is held any more")
 
     with LostAtTheEnd(directory) as source, pytest.raises(BackupFailed, match="held any more"):
-        back_up(source, target)
+        create_backup(source, target)
     assert target.names() == []
 
 
@@ -270,8 +270,8 @@ def test_a_manifest_that_cannot_be_read_keeps_all_bytes(directory: Path, target:
     made(directory, target, name="a", now_ms=lambda: 1)
     made(directory, target, name="b", now_ms=lambda: 2)
     before = target.objects()
-    flip(tmp_path / "target" / "backups" / "a.json", 50)
-    prune(target, 1)
+    flip_byte(tmp_path / "target" / "backups" / "a.json", 50)
+    prune_backups(target, 1)
     assert target.objects() == before
     report = verify_backups(target)
     assert [each.object.endswith("backups/a.json") for each in report.bad] == [True]

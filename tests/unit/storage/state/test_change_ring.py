@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from raymq.storage.errors import InvalidInput
-from raymq.storage.state.change_ring import MOST_AT_ONCE, ChangeRing
-from raymq.storage.state.changes import StateChange
+from raymq.storage.state.replication_backlog import MAX_CHANGES, ReplicationBacklog
+from raymq.storage.state.state_changes import StateChange
 
 
-def filled(count: int, *, most_bytes: int = 1 << 30, most_held: int = 1 << 30, size: int = 800) -> ChangeRing:
-    ring = ChangeRing(10, most_bytes, most_held)
+def filled(count: int, *, most_bytes: int = 1 << 30, most_held: int = 1 << 30, size: int = 800) -> ReplicationBacklog:
+    ring = ReplicationBacklog(10, most_bytes, most_held)
     for number in range(11, 11 + count):
         ring.add(StateChange(number, 0, b"x" * size))
     return ring
@@ -42,17 +42,17 @@ def test_a_change_that_is_larger_than_the_ring_is_folded_at_once() -> None:
 
 def test_what_a_replica_needs_is_held_up_to_a_bound() -> None:
     ring = filled(10, most_bytes=100_000, most_held=300_000)
-    ring.hold(15)
+    ring.retain(15)
     for number in range(21, 251):
         ring.add(StateChange(number, 0, b"x" * 800))
     assert ring.folded == 15
     for number in range(251, 611):
         ring.add(StateChange(number, 0, b"x" * 800))
     assert ring.folded == 310, "it takes too much: the replica gets another snapshot"
-    ring.hold(None)
+    ring.retain(None)
     assert ring.folded == 510
 
 
 def test_one_call_gives_a_bounded_number() -> None:
-    ring = filled(3 * MOST_AT_ONCE, size=1)
-    assert [each.sequence for each in ring.after(20)] == list(range(21, 21 + MOST_AT_ONCE))
+    ring = filled(3 * MAX_CHANGES, size=1)
+    assert [each.sequence for each in ring.after(20)] == list(range(21, 21 + MAX_CHANGES))

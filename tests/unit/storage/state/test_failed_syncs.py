@@ -11,10 +11,10 @@ import pytest
 from raymq.storage.errors import InvalidInput, StoreFailed
 from raymq.storage.files import fileutil
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from tests.faulty_calls import FaultyCalls
-from tests.state_copies import ship_state, state_of, take_snapshot
+from tests.state_shipping import ship_state, state_of, take_snapshot
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_who_becomes_master_with_it_has_every_replica_take_a_snapshot(
     recorder: StateRecorder, replica: StateReplica
 ) -> None:
     before = recorder.last
-    elected = StateRecorder.begin(replica.directory, log_end=lambda: 0, continues=replica)
+    elected = StateRecorder.begin(replica.directory, log_end=lambda: 0, predecessor=replica)
     try:
         assert elected.last == elected.folded > before
     finally:

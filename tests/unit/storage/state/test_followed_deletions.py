@@ -12,16 +12,16 @@ import pytest
 from raymq.storage.errors import QueueNotFound, StoreError, StoreFailed
 from raymq.storage.files import file_calls
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
-from raymq.storage.tables.in_flight import Lent
+from raymq.storage.tables.in_flight_messages import InFlightMessage
 from raymq.storage.tables.journal import Journal
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import FaultyCalls
-from tests.replicas import fill, seen, ship
-from tests.state_copies import Shipping, state_of, take_snapshot
-from tests.stored import SMALL, append, make_record, write_entries
+from tests.state_shipping import StateShipper, state_of, take_snapshot
+from tests.store_records import SMALL, append, make_record, write_entries
+from tests.store_replication import fill, read_bodies, ship
 
 CONFIG = replace(SMALL, index_slots=500, index_entries=400, flush_interval_ms=3_600_000)
 
@@ -35,7 +35,7 @@ class Pair:
         self.master = Store.open(root / "master", CONFIG)
         self.recorder.log_end = lambda: self.master.max_physical_offset
         self.replica = StateReplica(root / "replica")
-        self.follower = Store.open(root / "replica", CONFIG, follows=True)
+        self.follower = Store.open(root / "replica", CONFIG, is_replica=True)
 
     def snapshot(self) -> None:
         take_snapshot(self.recorder, self.replica)
@@ -47,19 +47,19 @@ class Pair:
         self.recorder = StateRecorder.begin(self.root / "master", log_end=lambda: 0)
         self.master = Store.open(self.root / "master", CONFIG)
         self.recorder.log_end = lambda: self.master.max_physical_offset
-        self.recorder.lose_count()
+        self.recorder.invalidate_numbers()
 
     @property
-    def shipping(self) -> Shipping:
-        return Shipping(self.master, self.recorder, self.follower, self.replica)
+    def shipping(self) -> StateShipper:
+        return StateShipper(self.master, self.recorder, self.follower, self.replica)
 
-    def reopen(self, *, killed: bool, follows: bool = True) -> None:
+    def reopen(self, *, killed: bool, is_replica: bool = True) -> None:
         if killed:
             self.follower._flusher.stop()
             self.follower._abandon()
         else:
             self.follower.close()
-        self.follower = Store.open(self.root / "replica", CONFIG, follows=follows)
+        self.follower = Store.open(self.root / "replica", CONFIG, is_replica=is_replica)
 
     def close(self) -> None:
         self.follower.close()
@@ -86,12 +86,12 @@ def test_a_topic_that_is_made_again_begins_at_0_on_the_replica_too(pair: Pair, k
             pair.reopen(killed=killed)
     append(pair.master, make_record(b"last"))
     pair.shipping.all()
-    assert seen(pair.follower) == seen(pair.master)
+    assert read_bodies(pair.follower) == read_bodies(pair.master)
     assert pair.follower.max_offset("orders", 0) == 1
     pair.reopen(killed=killed)
-    assert seen(pair.follower) == seen(pair.master)
-    pair.reopen(killed=killed, follows=False)
-    assert seen(pair.follower) == seen(pair.master)
+    assert read_bodies(pair.follower) == read_bodies(pair.master)
+    pair.reopen(killed=killed, is_replica=False)
+    assert read_bodies(pair.follower) == read_bodies(pair.master)
 
 
 def test_a_follower_that_dies_before_it_heeds_a_deletion_heeds_it_when_it_starts(pair: Pair) -> None:
@@ -105,7 +105,7 @@ def test_a_follower_that_dies_before_it_heeds_a_deletion_heeds_it_when_it_starts
     pair.reopen(killed=True)
     append(pair.master, make_record(b"new"))
     pair.shipping.all()
-    assert seen(pair.follower) == seen(pair.master)
+    assert read_bodies(pair.follower) == read_bodies(pair.master)
 
 
 def test_a_deletion_that_the_masters_disk_refused_is_none(pair: Pair) -> None:
@@ -118,7 +118,7 @@ def test_a_deletion_that_the_masters_disk_refused_is_none(pair: Pair) -> None:
     append(pair.master, make_record(b"next"))
     pair.shipping.all()
     assert pair.follower.max_offset("orders", 0) == 2
-    assert seen(pair.follower) == seen(pair.master)
+    assert read_bodies(pair.follower) == read_bodies(pair.master)
 
 
 @pytest.mark.parametrize("killed", [True, False])
@@ -138,15 +138,15 @@ def test_tables_that_are_ahead_of_the_log_say_which_records_are_nobodys(pair: Pa
     if killed:
         pair.reopen(killed=True)
     pair.shipping.all()
-    assert seen(pair.follower) == seen(pair.master)
-    pair.reopen(killed=killed, follows=False)
-    assert seen(pair.follower) == seen(pair.master)
+    assert read_bodies(pair.follower) == read_bodies(pair.master)
+    pair.reopen(killed=killed, is_replica=False)
+    assert read_bodies(pair.follower) == read_bodies(pair.master)
 
 
-@pytest.mark.parametrize("follows", [True, False], ids=["it goes on", "it becomes master"])
+@pytest.mark.parametrize("is_replica", [True, False], ids=["it goes on", "it becomes master"])
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_deletion_that_never_was_is_taken_back_with_the_snapshot(
-    tmp_path: Path, pair: Pair, follows: bool, saved: bool
+    tmp_path: Path, pair: Pair, is_replica: bool, saved: bool
 ) -> None:
     """The former master had deleted the topic, and nobody else was told before another one succeeded it."""
     pair.snapshot()
@@ -157,7 +157,7 @@ def test_a_deletion_that_never_was_is_taken_back_with_the_snapshot(
     ship(pair.master, other)
     pair.master.delete_topic("orders")
     pair.shipping.all()
-    pair.follower.take_log(pair.follower.received_offset, b"")
+    pair.follower.append_replicated(pair.follower.received_offset, b"")
     if saved:
         pair.follower._save_checkpoint()
     with pytest.raises(QueueNotFound):
@@ -169,15 +169,15 @@ def test_a_deletion_that_never_was_is_taken_back_with_the_snapshot(
     with_another.log_end = lambda: successor.max_physical_offset
     take_snapshot(with_another, pair.replica)
     assert state_of(tmp_path / "replica") == state_of(tmp_path / "other")
-    if follows:
+    if is_replica:
         append(successor, make_record(b"of the successor"))
         with pytest.raises(StoreFailed, match="not deleted after all"):
-            Shipping(successor, with_another, pair.follower, pair.replica).all()
+            StateShipper(successor, with_another, pair.follower, pair.replica).all()
         pair.reopen(killed=False)
-        Shipping(successor, with_another, pair.follower, pair.replica).all()
+        StateShipper(successor, with_another, pair.follower, pair.replica).all()
     else:
-        pair.reopen(killed=False, follows=False)
-    assert seen(pair.follower) == seen(successor)
+        pair.reopen(killed=False, is_replica=False)
+    assert read_bodies(pair.follower) == read_bodies(successor)
     assert not (tmp_path / "replica" / "raymq" / "rebuild_queues").exists()
     successor.close()
     with_another.stop()
@@ -232,16 +232,16 @@ def test_a_log_is_read_right_while_the_tables_are_gone(pair: Pair) -> None:
     pair.master.delete_topic("orders")
     append(pair.master, make_record(b"new"))
     pair.shipping.all()
-    expected = seen(pair.follower)
+    expected = read_bodies(pair.follower)
     pair.replica.begin_snapshot()
     for _ in range(2):
         pair.reopen(killed=True)
         assert pair.follower.recovery.corruption == []
-        assert seen(pair.follower) == expected == seen(pair.master)
+        assert read_bodies(pair.follower) == expected == read_bodies(pair.master)
     pair.snapshot()
     append(pair.master, make_record(b"newer"))
     pair.shipping.all()
-    assert seen(pair.follower) == seen(pair.master)
+    assert read_bodies(pair.follower) == read_bodies(pair.master)
 
 
 def made_anew_and_past_retention(pair: Pair) -> int:
@@ -273,11 +273,11 @@ def test_a_deletion_of_before_the_masters_log_begins_was_made_all_the_same(pair:
     pair.snapshot()
     pair.reopen(killed=False)
     pair.follower.follow(lambda: pair.replica.last, begin)
-    assert seen(pair.follower)["v", 0] == [b"new"]
+    assert read_bodies(pair.follower)["v", 0] == [b"new"]
     pair.master.delete_topic("other")
     append(pair.master, make_record(b"newer", topic="v"))
     pair.shipping.all()
-    assert seen(pair.follower)["v", 0] == [b"new", b"newer"]
+    assert read_bodies(pair.follower)["v", 0] == [b"new", b"newer"]
     assert pair.follower.max_offset("v", 0) == pair.master.max_offset("v", 0)
 
 
@@ -286,14 +286,14 @@ def test_what_groups_have_come_to_since_such_a_deletion_stays_on_who_is_elected(
     made_anew_and_past_retention(pair)
     pair.restart_master()
     pair.master.consumer_offsets.commit("g", "v", 0, 1)
-    pair.master.in_flight.deliver(("poppers", "v", 0), 1, {0: Lent(1, 1 << 50, 0, 16)})
+    pair.master.in_flight.deliver(("poppers", "v", 0), 1, {0: InFlightMessage(1, 1 << 50, 0, 16)})
     for _ in range(2):
         pair.snapshot()
-        pair.reopen(killed=False, follows=False)
-        assert seen(pair.follower)["v", 0] == [b"new"]
+        pair.reopen(killed=False, is_replica=False)
+        assert read_bodies(pair.follower)["v", 0] == [b"new"]
         assert pair.follower.consumer_offsets.get("g", "v", 0) == 1
         assert ("poppers", "v", 0) in pair.follower.in_flight.queues
-        pair.reopen(killed=False, follows=False)
+        pair.reopen(killed=False, is_replica=False)
         assert pair.follower.consumer_offsets.get("g", "v", 0) == 1
         assert ("poppers", "v", 0) in pair.follower.in_flight.queues
         pair.reopen(killed=False)
@@ -311,27 +311,27 @@ def test_a_deletion_of_before_the_masters_log_begins_outlives_one_that_never_was
     for killed in (True, False):
         pair.reopen(killed=killed)
         pair.follower.follow(lambda: pair.replica.last, begin)
-        assert seen(pair.follower)["v", 0] == [b"new"]
-        assert seen(pair.follower)["other", 0] == [b"of another"]
+        assert read_bodies(pair.follower)["v", 0] == [b"new"]
+        assert read_bodies(pair.follower)["other", 0] == [b"of another"]
         assert pair.follower.max_offset("v", 0) == pair.master.max_offset("v", 0)
 
 
 def test_the_first_of_two_deletions_outlives_a_second_one_that_never_was(pair: Pair) -> None:
     """Also of the same topic: the journal of who made both tells both."""
     begin = made_anew_and_past_retention(pair)
-    pair.reopen(killed=False, follows=False)
+    pair.reopen(killed=False, is_replica=False)
     assert pair.follower._deletions.last_of("v") < begin
     pair.follower.delete_topic("v")
     pair.follower.sync_settings()
     for _ in range(2):
         pair.reopen(killed=True)
-        assert seen(pair.follower).get(("v", 0), []) == []
+        assert read_bodies(pair.follower).get(("v", 0), []) == []
     pair.replica.begin_snapshot()
     pair.reopen(killed=True)
-    assert seen(pair.follower).get(("v", 0), []) == []
+    assert read_bodies(pair.follower).get(("v", 0), []) == []
     pair.snapshot()
     for killed in (True, False):
         pair.reopen(killed=killed)
         pair.follower.follow(lambda: pair.replica.last, begin)
-        assert seen(pair.follower)["v", 0] == [b"new"]
+        assert read_bodies(pair.follower)["v", 0] == [b"new"]
         assert pair.follower.max_offset("v", 0) == pair.master.max_offset("v", 0)

@@ -11,11 +11,11 @@ import pytest
 from raymq.storage.errors import StateMismatch
 from raymq.storage.files import file_calls, fileutil
 from raymq.storage.files.file_calls import FileCalls, replaced
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
 from raymq.storage.state.sequence_file import SequenceFile
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from tests.polling import poll_until
-from tests.state_copies import ship_state, state_of, take_snapshot
+from tests.state_shipping import ship_state, state_of, take_snapshot
 
 
 class HeldCalls(FileCalls):
@@ -99,8 +99,8 @@ def other(tmp_path: Path, master: StateRecorder) -> Iterator[StateReplica]:
     made.close()
 
 
-def recorder(directory: Path, continues: StateReplica | None = None) -> StateRecorder:
-    return StateRecorder.begin(directory, log_end=lambda: 0, continues=continues)
+def recorder(directory: Path, predecessor: StateReplica | None = None) -> StateRecorder:
+    return StateRecorder.begin(directory, log_end=lambda: 0, predecessor=predecessor)
 
 
 def held_in(directory: Path) -> Path:
@@ -112,7 +112,7 @@ def test_what_a_thread_finishes_when_the_office_has_ended_is_known_to_be_unknown
 ) -> None:
     threads.begin(held_in(master.directory))
     ship_state(master, other)
-    former = StateReplica(master.directory, continues=master)
+    former = StateReplica(master.directory, predecessor=master)
     assert former.last == other.last == master.last
     threads.finish()
     assert held_in(master.directory).read_bytes() == b"late"
@@ -127,10 +127,10 @@ def test_what_a_thread_finishes_when_the_office_has_ended_is_known_to_be_unknown
 def test_who_dies_meanwhile_does_not_know_what_is_there_either(
     tmp_path: Path, threads: Threads, master: StateRecorder
 ) -> None:
-    former = StateReplica(master.directory, continues=master)
+    former = StateReplica(master.directory, predecessor=master)
     threads.begin(held_in(master.directory), "rename")
     numbers = SequenceFile(tmp_path / "1")  # as the next process finds it
-    assert not numbers.exact
+    assert not numbers.is_exact
     numbers.close()
     threads.finish()
     former.close()
@@ -143,7 +143,7 @@ def test_a_snapshot_into_which_somebody_wrote_is_not_whole(
     """The other one is master now; the former one takes its state, and a thread of its own office writes into it."""
     if kind == "fsync":
         threads.begin(held_in(master.directory))
-    former = StateReplica(master.directory, continues=master)
+    former = StateReplica(master.directory, predecessor=master)
     if kind == "rename":
         threads.begin(held_in(master.directory), "rename")
     elected = recorder(other.directory, other)
@@ -171,7 +171,7 @@ def test_a_thread_that_finishes_when_another_office_has_begun_has_everybody_take
     threads: Threads, master: StateRecorder, other: StateReplica
 ) -> None:
     """It was within its change when the office ended; what became of it nobody tells the one who numbers now."""
-    former = StateReplica(master.directory, continues=master)
+    former = StateReplica(master.directory, predecessor=master)
     threads.begin(held_in(master.directory), "rename")
     again = recorder(master.directory, former)
     take_snapshot(again, other)
@@ -191,7 +191,7 @@ def test_a_file_that_a_former_office_has_open_is_nobodys_change_to_tell(
     fd = fileutil.open_for_append(path)
     fileutil.write_all(fd, b"one", path)
     ship_state(master, other)
-    former = StateReplica(master.directory, continues=master)
+    former = StateReplica(master.directory, predecessor=master)
     again = recorder(master.directory, former)
     assert again.last == master.last
     fileutil.write_all(fd, b"two", path)
@@ -219,11 +219,11 @@ def test_the_last_one_to_look_may_say_that_somebody_writes_still(
 ) -> None:
     """The process stops, and a thread of it is in the middle of something."""
     threads.begin(held_in(master.directory))
-    former = StateReplica(master.directory, continues=master)
-    former.doubt()
+    former = StateReplica(master.directory, predecessor=master)
+    former.invalidate()
     former.close()
     threads.finish()
     poll_until(lambda: held_in(master.directory).read_bytes() == b"late", 5)
     numbers = SequenceFile(tmp_path / "1")
-    assert not numbers.exact
+    assert not numbers.is_exact
     numbers.close()

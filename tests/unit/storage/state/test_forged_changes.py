@@ -8,10 +8,10 @@ import msgpack
 import pytest
 
 from raymq.storage.errors import InvalidInput, StateMismatch
-from raymq.storage.state.changes import FileChange, Operation, StateChange, read_change
-from raymq.storage.state.replica import StateReplica
-from raymq.storage.state.snapshot import read_part
+from raymq.storage.state.state_changes import FileChange, FileOperation, StateChange, decode_change
 from raymq.storage.state.state_files import is_state
+from raymq.storage.state.state_replica import StateReplica
+from raymq.storage.state.state_snapshot import read_part
 
 #: Each broker's own, and what is nobody's business.
 NOT_STATE = [
@@ -44,7 +44,7 @@ def test_what_is_no_state_is_refused_by_both_sides(path: str) -> None:
         [["r", "config/x", path]],
     ):
         with pytest.raises(StateMismatch):
-            read_change(msgpack.packb(told[0]))
+            decode_change(msgpack.packb(told[0]))
     with pytest.raises(StateMismatch):
         read_part(msgpack.packb([[path, 0, b"x"]]))
 
@@ -90,7 +90,7 @@ def test_what_is_state(path: str) -> None:
 )
 def test_a_payload_of_another_form(payload: bytes) -> None:
     with pytest.raises(StateMismatch):
-        read_change(payload)
+        decode_change(payload)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def replica(tmp_path: Path) -> StateReplica:
     return made
 
 
-def change(number: int, operation: Operation, path: str, **fields: object) -> StateChange:
+def change(number: int, operation: FileOperation, path: str, **fields: object) -> StateChange:
     return StateChange(number, 0, FileChange(operation, path, **fields).encode())  # type: ignore[arg-type]
 
 
@@ -123,42 +123,42 @@ def content(directory: Path) -> dict[str, bytes | str | None]:
 @pytest.mark.parametrize(
     ("operation", "path", "fields"),
     [
-        (Operation.APPENDED, "config/x", {"at": 6, "content": b"x"}),
-        (Operation.APPENDED, "config/x", {"at": 4, "content": b"x"}),
-        (Operation.WRITTEN, "config/x", {"at": 6, "content": b"x"}),
-        (Operation.WRITTEN, "config/x", {"at": 1 << 39, "content": b"x"}),
-        (Operation.APPENDED, "config/none", {"at": 0, "content": b"x"}),
-        (Operation.APPENDED, "config/folder", {"at": 0, "content": b"x"}),
-        (Operation.APPENDED, "config/x/y", {"at": 0, "content": b"x"}),
-        (Operation.APPENDED, "config/link", {"at": 7, "content": b"x"}),
-        (Operation.APPENDED, "config/away/outside", {"at": 7, "content": b"x"}),
-        (Operation.CREATED, "config/link", {"empty": True}),
-        (Operation.CREATED, "config/dangling", {}),
-        (Operation.CREATED, "config/away/new", {}),
-        (Operation.CREATED, "config/folder", {}),
-        (Operation.CREATED, "config/none/new", {}),
-        (Operation.TRUNCATED, "config/link", {"at": 0}),
-        (Operation.TRUNCATED, "config/folder", {"at": 0}),
-        (Operation.TRUNCATED, "config/none", {"at": 0}),
-        (Operation.RENAMED, "config/none", {"target": "config/x"}),
-        (Operation.RENAMED, "config/x", {"target": "config/away/x"}),
-        (Operation.RENAMED, "config/away/outside", {"target": "config/x"}),
-        (Operation.RENAMED, "config/link", {"target": "config/x"}),
-        (Operation.RENAMED, "config/x", {"target": "config/folder"}),
-        (Operation.RENAMED, "config/folder", {"target": "config/x"}),
-        (Operation.RENAMED, "config/x", {"target": "config/none/x"}),
-        (Operation.UNLINKED, "config/none", {}),
-        (Operation.UNLINKED, "config/folder", {}),
-        (Operation.UNLINKED, "config/away/outside", {}),
-        (Operation.FOLDER_MADE, "config/x", {}),
-        (Operation.FOLDER_MADE, "config/away/folder", {}),
-        (Operation.FOLDER_MADE, "config/none/folder", {}),
-        (Operation.FOLDER_REMOVED, "config/folder", {}),
-        (Operation.FOLDER_REMOVED, "config/x", {}),
+        (FileOperation.APPENDED, "config/x", {"at": 6, "content": b"x"}),
+        (FileOperation.APPENDED, "config/x", {"at": 4, "content": b"x"}),
+        (FileOperation.WRITTEN, "config/x", {"at": 6, "content": b"x"}),
+        (FileOperation.WRITTEN, "config/x", {"at": 1 << 39, "content": b"x"}),
+        (FileOperation.APPENDED, "config/none", {"at": 0, "content": b"x"}),
+        (FileOperation.APPENDED, "config/folder", {"at": 0, "content": b"x"}),
+        (FileOperation.APPENDED, "config/x/y", {"at": 0, "content": b"x"}),
+        (FileOperation.APPENDED, "config/link", {"at": 7, "content": b"x"}),
+        (FileOperation.APPENDED, "config/away/outside", {"at": 7, "content": b"x"}),
+        (FileOperation.CREATED, "config/link", {"empty": True}),
+        (FileOperation.CREATED, "config/dangling", {}),
+        (FileOperation.CREATED, "config/away/new", {}),
+        (FileOperation.CREATED, "config/folder", {}),
+        (FileOperation.CREATED, "config/none/new", {}),
+        (FileOperation.TRUNCATED, "config/link", {"at": 0}),
+        (FileOperation.TRUNCATED, "config/folder", {"at": 0}),
+        (FileOperation.TRUNCATED, "config/none", {"at": 0}),
+        (FileOperation.RENAMED, "config/none", {"target": "config/x"}),
+        (FileOperation.RENAMED, "config/x", {"target": "config/away/x"}),
+        (FileOperation.RENAMED, "config/away/outside", {"target": "config/x"}),
+        (FileOperation.RENAMED, "config/link", {"target": "config/x"}),
+        (FileOperation.RENAMED, "config/x", {"target": "config/folder"}),
+        (FileOperation.RENAMED, "config/folder", {"target": "config/x"}),
+        (FileOperation.RENAMED, "config/x", {"target": "config/none/x"}),
+        (FileOperation.UNLINKED, "config/none", {}),
+        (FileOperation.UNLINKED, "config/folder", {}),
+        (FileOperation.UNLINKED, "config/away/outside", {}),
+        (FileOperation.FOLDER_MADE, "config/x", {}),
+        (FileOperation.FOLDER_MADE, "config/away/folder", {}),
+        (FileOperation.FOLDER_MADE, "config/none/folder", {}),
+        (FileOperation.FOLDER_REMOVED, "config/folder", {}),
+        (FileOperation.FOLDER_REMOVED, "config/x", {}),
     ],
 )
 def test_what_does_not_fit_touches_nothing(
-    tmp_path: Path, replica: StateReplica, operation: Operation, path: str, fields: dict[str, object]
+    tmp_path: Path, replica: StateReplica, operation: FileOperation, path: str, fields: dict[str, object]
 ) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -176,7 +176,7 @@ def test_what_does_not_fit_touches_nothing(
 
 def test_a_forged_change_keeps_what_is_before_it_out_too(replica: StateReplica) -> None:
     before = content(replica.directory)
-    good = change(8, Operation.APPENDED, "config/x", at=5, content=b"6")
+    good = change(8, FileOperation.APPENDED, "config/x", at=5, content=b"6")
     with pytest.raises(StateMismatch):
         replica.apply([good, StateChange(9, 0, msgpack.packb(["u", "../config/x"]))])
     assert content(replica.directory) == before
@@ -187,7 +187,7 @@ def test_a_forged_change_keeps_what_is_before_it_out_too(replica: StateReplica) 
 @pytest.mark.parametrize("number", [0, 7, 9, -1])
 def test_a_change_that_is_not_the_next_one(replica: StateReplica, number: int) -> None:
     with pytest.raises(InvalidInput):
-        replica.apply([change(number, Operation.APPENDED, "config/x", at=5, content=b"6")])
+        replica.apply([change(number, FileOperation.APPENDED, "config/x", at=5, content=b"6")])
     assert (replica.directory / "config/x").read_bytes() == b"12345"
     assert replica.last == 7
 
@@ -227,4 +227,4 @@ def test_snapshots_in_no_order(replica: StateReplica) -> None:
     with pytest.raises(InvalidInput):
         replica.end_snapshot(0)
     with pytest.raises(InvalidInput):
-        replica.apply([change(8, Operation.UNLINKED, "config/x")])
+        replica.apply([change(8, FileOperation.UNLINKED, "config/x")])

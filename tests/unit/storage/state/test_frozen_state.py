@@ -14,25 +14,25 @@ import pytest
 from raymq.storage.errors import StateMismatch, StoreBusy
 from raymq.storage.files import file_calls, fileutil
 from raymq.storage.files.file_calls import FileCalls, replaced
-from raymq.storage.state import frozen_state
-from raymq.storage.state.frozen_state import FrozenState, read_frozen
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.snapshot import packed
+from raymq.storage.state import backup_snapshot
+from raymq.storage.state.backup_snapshot import BackupSnapshot, read_snapshot_part
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_snapshot import encode_parts
 from raymq.storage.store import Store
 from tests.faulty_calls import UnsyncedCalls
-from tests.replicas import fill
-from tests.state_copies import state_of
-from tests.stored import SMALL
+from tests.state_shipping import state_of
+from tests.store_records import SMALL
+from tests.store_replication import fill
 
 LARGE = bytes(range(256)) * 8_000  # read in several pieces
 
 
-def content_of(frozen: FrozenState) -> dict[str, bytes | None]:
+def content_of(frozen: BackupSnapshot) -> dict[str, bytes | None]:
     """What it says that there was."""
     found: dict[str, bytes | None] = {}
     for part in frozen.parts():
         assert len(part) < 1 << 20
-        for path, at, content in read_frozen(part):
+        for path, at, content in read_snapshot_part(part):
             if at is None:
                 found[path] = None
             else:
@@ -80,7 +80,7 @@ def test_no_change_reaches_the_moment(tmp_path: Path, change: Callable[[Path], o
         path.with_name(name).write_bytes(content)
     before = state_of(tmp_path)
     for times in (1, 2):
-        frozen = FrozenState(tmp_path, lambda: 7)
+        frozen = BackupSnapshot(tmp_path, lambda: 7)
         for _ in range(times):
             if path.exists():
                 change(path)
@@ -97,11 +97,11 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config" / "file"
     path.parent.mkdir()
     path.write_bytes(LARGE)
-    frozen = FrozenState(tmp_path, lambda: 0)
+    frozen = BackupSnapshot(tmp_path, lambda: 0)
     parts = frozen.parts()
-    first = read_frozen(next(parts))
+    first = read_snapshot_part(next(parts))
     truncate(path)
-    rest = [entry for part in parts for entry in read_frozen(part)]
+    rest = [entry for part in parts for entry in read_snapshot_part(part)]
     assert b"".join(content for _, _, content in [*first, *rest]) == LARGE
     frozen.close()
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_kept_fails_the_backup_and_no_write(tmp_path: Path) -> No
             return super().open(path, flags)
 
     with replaced(NoneLeft()):
-        frozen = FrozenState(tmp_path, lambda: 0)
+        frozen = BackupSnapshot(tmp_path, lambda: 0)
         fileutil.replace(path, b"new")
         assert path.read_bytes() == b"new"
         with pytest.raises(StoreBusy):
@@ -129,9 +129,9 @@ def test_what_cannot_be_kept_fails_the_backup_and_no_write(tmp_path: Path) -> No
 def test_the_calls_are_the_plain_ones_again(tmp_path: Path) -> None:
     """Whichever of several that stand above each other ends first."""
     plain = file_calls.current
-    first, second = (FrozenState(tmp_path / name, lambda: 0) for name in "ab")
+    first, second = (BackupSnapshot(tmp_path / name, lambda: 0) for name in "ab")
     recorder = StateRecorder.begin(tmp_path / "c", log_end=lambda: 0)
-    third = FrozenState(tmp_path / "c", lambda: 0)
+    third = BackupSnapshot(tmp_path / "c", lambda: 0)
     first.close()
     recorder.stop()
     third.close()
@@ -156,14 +156,14 @@ def test_a_call_that_has_begun_is_waited_for(tmp_path: Path) -> None:
         moving.start()
         began.wait(10)
         threading.Timer(0.05, go_on.set).start()
-        frozen = FrozenState(tmp_path, lambda: 0)
+        frozen = BackupSnapshot(tmp_path, lambda: 0)
         assert content_of(frozen) == {"raymq/b": b"a"}
         frozen.close()
         moving.join()
 
 
 def test_a_call_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen_state, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(backup_snapshot, "_WAIT_SECONDS", 0.05)
     began, go_on = threading.Event(), threading.Event()
 
     class Hanging(FileCalls):
@@ -177,7 +177,7 @@ def test_a_call_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         hanging.start()
         began.wait(10)
         with pytest.raises(StoreBusy, match="hang"):
-            FrozenState(tmp_path, lambda: 0)
+            BackupSnapshot(tmp_path, lambda: 0)
         assert file_calls.current is plain
         go_on.set()
         hanging.join()
@@ -188,7 +188,7 @@ def test_a_call_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_what_is_no_state_is_refused(path: str) -> None:
     with pytest.raises(StateMismatch):
-        read_frozen(next(packed([[path, 0, b"x"]])))
+        read_snapshot_part(next(encode_parts([[path, 0, b"x"]])))
 
 
 def test_two_journals_that_several_threads_write_have_a_beginning_in_common(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_two_journals_that_several_threads_write_have_a_beginning_in_common(tmp_
         try:
             for _ in range(40):
                 over.wait(random_.random() / 200)
-                frozen = FrozenState(tmp_path, lambda: 0)
+                frozen = BackupSnapshot(tmp_path, lambda: 0)
                 found = content_of(frozen)
                 frozen.close()
                 for name in "xyz":
@@ -233,7 +233,7 @@ def test_an_open_store_is_frozen_as_it_is(tmp_path: Path) -> None:
         fill(store, 20)
         store.consumer_offsets.commit("g", "orders", 0, 1)
         before, end = state_of(tmp_path), store.max_physical_offset
-        frozen = FrozenState(tmp_path, lambda: store.max_physical_offset)
+        frozen = BackupSnapshot(tmp_path, lambda: store.max_physical_offset)
         store.consumer_offsets.commit("g", "orders", 0, 2)
         store.delete_topic("orders")
         fill(store, 20, seed=1)

@@ -11,14 +11,14 @@ import pytest
 from raymq.storage.errors import InvalidInput, StoreFollows
 from raymq.storage.files import file_calls, fileutil
 from raymq.storage.files.file_calls import FileCalls
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
-from raymq.storage.tables.in_flight import Lent
+from raymq.storage.tables.in_flight_messages import InFlightMessage
 from raymq.storage.tables.topic_config import TopicConfig
-from tests.replicas import fill, log_content, seen
-from tests.state_copies import ship_all, ship_state, state_of, take_snapshot
-from tests.stored import SMALL
+from tests.state_shipping import ship_all, ship_state, state_of, take_snapshot
+from tests.store_records import SMALL
+from tests.store_replication import fill, log_content, read_bodies
 
 
 @contextlib.contextmanager
@@ -38,8 +38,8 @@ def work(store: Store, number: int = 0) -> None:
     fill(store, 5, seed=number)
     store.topic_configs.put(TopicConfig("orders", 4 + number, 4))
     store.consumer_offsets.commit("g", "orders", 0, 1)
-    store.delay_progress.commit(1, 0, store.max_physical_offset)
-    store.in_flight.deliver(("g", "parts", 0), 2, {1: Lent(1_000, 2_000 + number, 0, 16)})
+    store.delay_offsets.commit(1, 0, store.max_physical_offset)
+    store.in_flight.deliver(("g", "parts", 0), 2, {1: InFlightMessage(1_000, 2_000 + number, 0, 16)})
 
 
 def test_a_replicas_files_are_its_masters(tmp_path: Path) -> None:
@@ -64,24 +64,24 @@ def test_log_and_state_in_their_order_make_a_store_like_the_masters(tmp_path: Pa
     with recorded(tmp_path / "master") as (store, recorder):
         replica = StateReplica(tmp_path / "replica")
         take_snapshot(recorder, replica)
-        with Store.open(tmp_path / "replica", SMALL, follows=True) as follower:
+        with Store.open(tmp_path / "replica", SMALL, is_replica=True) as follower:
             for number in range(3):
                 work(store, number)
                 store.delete_topic("orders")
                 fill(store, 3, seed=10 + number)
                 ship_all(store, recorder, follower, replica)
-                assert seen(follower) == seen(store)
+                assert read_bodies(follower) == read_bodies(store)
             with pytest.raises(StoreFollows):
                 follower.delete_topic("orders")
             with pytest.raises(InvalidInput):
-                follower.lead()
+                follower.become_leader()
         told = store.consumer_offsets.get("g", "orders", 0), store.topic_configs.all(), dict(store.in_flight.queues)
-        expected = seen(store)
+        expected = read_bodies(store)
     replica.close()
     assert log_content(tmp_path / "replica") == log_content(tmp_path / "master")
     with Store.open(tmp_path / "replica", SMALL) as promoted:
         assert not promoted.recovery.clean
-        assert seen(promoted) == expected
+        assert read_bodies(promoted) == expected
         offset = promoted.consumer_offsets.get("g", "orders", 0)
         assert (offset, promoted.topic_configs.all(), dict(promoted.in_flight.queues)) == told
 

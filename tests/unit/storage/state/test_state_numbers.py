@@ -9,27 +9,33 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
-from raymq.actors.broker.replication.positions import StreamPosition
-from raymq.actors.broker.replication.reconciling import GoOn, SnapshotReason, StreamExtent, TakeSnapshot, reconcile
-from raymq.storage import assembly, checkpointing, table_repair
+from raymq.actors.broker.replication.reconciliation import (
+    ContinueFrom,
+    InstallSnapshot,
+    SnapshotReason,
+    StreamExtent,
+    reconcile,
+)
+from raymq.actors.broker.replication.stream_position import StreamPosition
+from raymq.storage import checkpointer, store_parts, table_repair
 from raymq.storage.errors import InvalidInput, StoreError, StoreFull
 from raymq.storage.files import fileutil
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.state import sequence_file
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
 from raymq.storage.state.sequence_file import SequenceFile
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from raymq.storage.tables.journal import Journal
 from tests.faulty_calls import FaultyCalls
-from tests.state_copies import ship_state, state_of, take_snapshot
-from tests.stored import SMALL
+from tests.state_shipping import ship_state, state_of, take_snapshot
+from tests.store_records import SMALL
 
 EPOCHS = EpochMap([EpochStart(3, StreamPosition(0, 0))])
 
 
-def recorder_of(directory: Path, continues: StateReplica | None = None) -> StateRecorder:
-    return StateRecorder.begin(directory, log_end=lambda: 0, continues=continues)
+def recorder_of(directory: Path, predecessor: StateReplica | None = None) -> StateRecorder:
+    return StateRecorder.begin(directory, log_end=lambda: 0, predecessor=predecessor)
 
 
 def journal_in(directory: Path) -> Journal:
@@ -45,11 +51,11 @@ def verdict(master: StateRecorder, replica: StateReplica) -> object:
 
 def needs_snapshot(master: StateRecorder, replica: StateReplica) -> bool:
     found = verdict(master, replica)
-    if isinstance(found, TakeSnapshot):
+    if isinstance(found, InstallSnapshot):
         assert found.reason is SnapshotReason.STATE_FOLDED
         assert found.keeps_log
         return True
-    assert isinstance(found, GoOn)
+    assert isinstance(found, ContinueFrom)
     return False
 
 
@@ -59,7 +65,7 @@ def test_a_number_survives_the_death_of_the_process(tmp_path: Path) -> None:
     for number in range(5):
         journal.append((number,))
     numbers = SequenceFile(tmp_path)  # as another process finds it
-    assert numbers.exact
+    assert numbers.is_exact
     assert numbers.done == recorder.last
     recorder.stop()
     again = recorder_of(tmp_path)
@@ -123,7 +129,7 @@ def test_a_store_that_is_opened_without_a_recorder_forgets_its_numbers(tmp_path:
     Store.open(tmp_path, SMALL).close()
     recorder.stop()
     assert StateReplica(tmp_path).last == recorder.last
-    Store.open(tmp_path, SMALL, follows=True).close()
+    Store.open(tmp_path, SMALL, is_replica=True).close()
     assert StateReplica(tmp_path).last == recorder.last
     Store.open(tmp_path, SMALL, read_only=True).close()
     assert StateReplica(tmp_path).last == recorder.last
@@ -162,14 +168,14 @@ def test_a_replica_that_becomes_master_goes_on_with_its_numbers_and_changes(tmp_
         journal.append((number,))
     ship_state(master, second)
     master.stop()
-    successor = recorder_of(tmp_path / "2", continues=second)
+    successor = recorder_of(tmp_path / "2", predecessor=second)
     assert successor.last == master.last
     assert third.last < successor.last
     assert not needs_snapshot(successor, third)
     journal_in(tmp_path / "2").append(("of the second",))
     ship_state(successor, third)
     assert state_of(tmp_path / "3") == state_of(tmp_path / "2")
-    back = StateReplica(tmp_path / "2", continues=successor)
+    back = StateReplica(tmp_path / "2", predecessor=successor)
     assert (back.last, back.folded) == (successor.last, successor.folded)
     assert [each.sequence for each in back.after(back.folded)] == list(range(back.folded + 1, back.last + 1))
     journal_in(tmp_path / "2").append(("of nobody",))
@@ -194,7 +200,7 @@ def test_a_change_that_the_disk_refuses_has_no_number(tmp_path: Path) -> None:
         assert recorder.last == last + 1
         recorder.stop()
     numbers = SequenceFile(tmp_path)
-    assert (numbers.done, numbers.exact) == (last + 1, True)
+    assert (numbers.done, numbers.is_exact) == (last + 1, True)
 
 
 def test_a_replica_whose_disk_refuses_a_change_takes_a_snapshot(tmp_path: Path) -> None:
@@ -234,14 +240,14 @@ def test_who_lost_power_and_is_elected_without_a_snapshot_knows_that_its_tables_
 ) -> None:
     """Following opens the store first, in the same boot, and heals the log alone."""
     StateReplica(tmp_path).close()
-    Store.open(tmp_path, SMALL, follows=True).close()
-    for module in (sequence_file, assembly, checkpointing):
+    Store.open(tmp_path, SMALL, is_replica=True).close()
+    for module in (sequence_file, store_parts, checkpointer):
         monkeypatch.setattr(module, "boot_id", lambda: "another boot")
     replica = StateReplica(tmp_path)
-    Store.open(tmp_path, SMALL, follows=True).close()
+    Store.open(tmp_path, SMALL, is_replica=True).close()
     recorder = recorder_of(tmp_path, replica)
     with Store.open(tmp_path, SMALL) as store:
-        assert store.remains.memory_lost
+        assert store.recovery_bounds.memory_lost
     recorder.stop()
 
 
@@ -249,10 +255,10 @@ def test_who_has_taken_a_snapshot_since_it_lost_power_has_all_of_the_tables(tmp_
     master = recorder_of(tmp_path / "master")
     replica = StateReplica(tmp_path / "replica")
     take_snapshot(master, replica)
-    Store.open(replica.directory, SMALL, follows=True).close()
+    Store.open(replica.directory, SMALL, is_replica=True).close()
     recorder = recorder_of(replica.directory, replica)
     with Store.open(replica.directory, SMALL) as store:
-        assert not store.remains.memory_lost
+        assert not store.recovery_bounds.memory_lost
     recorder.stop()
     master.stop()
 
@@ -263,7 +269,7 @@ def test_a_clock_that_stands_far_ahead(tmp_path: Path, monkeypatch: pytest.Monke
     numbers = SequenceFile(tmp_path)
     before = 0
     for _ in range(3):
-        numbers.set(numbers.next_of_nobody())
+        numbers.set(numbers.next_unused())
         assert numbers.done > before
         before = numbers.done
     numbers.close()

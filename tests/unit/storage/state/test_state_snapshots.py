@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.files import fileutil
-from raymq.storage.state.recorder import StateRecorder
-from raymq.storage.state.replica import StateReplica
-from tests.state_copies import ship_state, state_of, take_snapshot
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.state.state_replica import StateReplica
+from tests.state_shipping import ship_state, state_of, take_snapshot
 
 
 @pytest.fixture

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from raymq.actors.broker.replica.claiming import end_former_lease
-from raymq.actors.broker.replication.claims import ClaimRefused, ReplicaClaim, claimed, nonce_at
-from raymq.actors.broker.replication.election import SealedState, first_entry
+from raymq.actors.broker.replica.replica_claimer import end_predecessor_lease
+from raymq.actors.broker.replication.election import FencedState, first_entry
+from raymq.actors.broker.replication.replica_claims import ClaimRefused, ReplicaClaim, apply_claim, make_nonce
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
-from raymq.actors.keeper.leases import claim_of
-from raymq.actors.keeper.messages import Registered
+from raymq.actors.keeper.keeper_messages import Registered
+from raymq.actors.keeper.master_lease import claim_of
 from tests.unit.actors.replication.model.disk import RECORD_BYTES, BrokerDisk
 from tests.unit.actors.replication.model.virtual_time import Process
 
 if TYPE_CHECKING:
     from tests.unit.actors.replication.model.world import World
 
-from tests.unit.actors.replication.model.broker_parts import GROUP, Office
+from tests.unit.actors.replication.model.broker_parts import GROUP, Leadership
 from tests.unit.actors.replication.model.master_part import MasterPart
 from tests.unit.actors.replication.model.replica_part import ReplicaPart
 
@@ -28,43 +28,43 @@ class BrokerNode(MasterPart, ReplicaPart):
 
     def __init__(self, world: World, number: int, process: Process, disk: BrokerDisk, drawn: str, place: str) -> None:
         """`place`: of the lock that it has; the process that had it before is dead."""
-        super().__init__(world, number, process, disk, nonce_at(drawn, place))
+        super().__init__(world, number, process, disk, make_nonce(drawn, place))
         self.place = place
-        process.spawn(self.end_former_lease())
+        process.spawn(self.end_predecessor_lease())
         process.spawn(self.run())
 
-    async def end_former_lease(self) -> None:
+    async def end_predecessor_lease(self) -> None:
         if "end another one's lease" in self.bugs:
             with contextlib.suppress(RegisterError):
                 claim = claim_of((await self.register.read(GROUP)).value)
                 if claim is not None:
                     await self.register.release(GROUP, claim)
         else:
-            await end_former_lease(self.register, GROUP, self.number, self.place)
+            await end_predecessor_lease(self.register, GROUP, self.number, self.place)
 
     async def status(self, nonce: str) -> dict[str, Any]:
         """For the coordinator, and for another claimant of the directory."""
-        office = self.office
+        leadership = self.leadership
         return {
             "nonce": self.nonce,
-            "serves": office is not None and office.lease.holds and not self.disk.fails,
+            "serves": leadership is not None and leadership.lease.holds and not self.disk.fails,
             "reaches keepers": self.process.clock() - self.read_at < 1.0,
             "epoch": self.extent.epoch,
             "end": self.end,
             "identity": self.disk.identity,
-            "sealed": self.disk.sealed,
+            "sealed": self.disk.fenced,
             "asked": nonce,
         }
 
-    async def seal(self, epoch: int) -> SealedState | None:
-        if epoch < self.disk.sealed or not self.is_claimed:
+    async def seal(self, epoch: int) -> FencedState | None:
+        if epoch < self.disk.fenced or not self.is_claimed:
             return None
         if "elect without sealing" not in self.bugs:
-            self.disk.sealed = epoch
-            if self.office is not None and self.office.epoch < epoch:
+            self.disk.fenced = epoch
+            if self.leadership is not None and self.leadership.epoch < epoch:
                 self.leave_office()
             self.hang_up()
-        return SealedState(
+        return FencedState(
             self.number,
             self.disk.identity,
             self.nonce,
@@ -103,7 +103,7 @@ class BrokerNode(MasterPart, ReplicaPart):
                 else:
                     answers = await self._registered_answers(now.value)
                     made = ReplicaClaim(self.number, self._record(), before, tail_lost=self.disk.tail_lost)
-                    after = claimed(now.value, made, registered_answers=answers)
+                    after = apply_claim(now.value, made, registered_answers=answers)
                 if after != now.value:
                     await self.register.change(GROUP, now, after)
                 self.disk.nonces = [self.nonce]
@@ -139,15 +139,19 @@ class BrokerNode(MasterPart, ReplicaPart):
         if self.number in state.in_sync and state.master not in {None, self.number} and self.follower is not None:
             self.disk.tail_lost = False
         if state.master == self.number:
-            if state.epoch >= self.disk.sealed and (self.office is None or self.office.epoch < state.epoch):
+            if state.epoch >= self.disk.fenced and (self.leadership is None or self.leadership.epoch < state.epoch):
                 self.take_office(registered)
-            elif self.office is not None and not self.office.is_changing and registered != self.office.registered:
-                if registered.version > self.office.registered.version:
-                    self.take_registered(self.office, registered)
+            elif (
+                self.leadership is not None
+                and not self.leadership.is_changing
+                and registered != self.leadership.registered
+            ):
+                if registered.version > self.leadership.registered.version:
+                    self.apply_registered(self.leadership, registered)
                 else:
-                    self.process.spawn(self.learn(self.office))
+                    self.process.spawn(self.learn(self.leadership))
         else:
-            if self.office is not None and self.office.epoch <= state.epoch:
+            if self.leadership is not None and self.leadership.epoch <= state.epoch:
                 self.leave_office()
             if state.master is not None:
                 self.follow(state)
@@ -160,7 +164,7 @@ class BrokerNode(MasterPart, ReplicaPart):
         epoch = registered.value.epoch
         if epoch <= self.disk.epochs.last_epoch and "go on after a restart" not in self.bugs:
             return
-        self.disk.sealed = epoch
+        self.disk.fenced = epoch
         self.disk.tail_lost = False
         if "cut the tail of the new master" in self.bugs:
             self.cut(self.confirmed, self.disk.epochs.last_epoch)
@@ -171,6 +175,6 @@ class BrokerNode(MasterPart, ReplicaPart):
         if epoch > self.disk.epochs.last_epoch:
             self.disk.epochs.append(first_entry(self.disk.epochs, epoch, self.extent.begin, self.end))
         self.confirmed = self.confirmed.meet(self.end)
-        self.office = Office(self, registered)
-        self.process.spawn(self.renew(self.office))
-        self.process.spawn(self.look_after(self.office))
+        self.leadership = Leadership(self, registered)
+        self.process.spawn(self.renew(self.leadership))
+        self.process.spawn(self.look_after(self.leadership))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raymq.actors.broker.replication.acknowledging import AckRule
-from raymq.actors.broker.replication.feeding import Feeder
-from raymq.actors.broker.replication.following import (
-    Follower,
+from raymq.actors.broker.replication.ack_rule import AckRule
+from raymq.actors.broker.replication.in_sync_set import InSyncSet
+from raymq.actors.broker.replication.reconciliation import StreamExtent
+from raymq.actors.broker.replication.replication_receiver import (
+    ReplicationReceiver,
 )
-from raymq.actors.broker.replication.in_sync import InSyncSet
-from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
-from raymq.actors.broker.replication.reconciling import StreamExtent
+from raymq.actors.broker.replication.replication_sender import ReplicationSender
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
 from raymq.actors.keeper.group_state import GroupState
-from raymq.actors.keeper.leases import MasterLease
-from raymq.actors.keeper.messages import LeaseClaim, Registered
+from raymq.actors.keeper.keeper_messages import LeaseClaim, Registered
+from raymq.actors.keeper.master_lease import MasterLease
 from tests.unit.actors.replication.model.disk import BrokerDisk
 from tests.unit.actors.replication.model.network import Line
 from tests.unit.actors.replication.model.virtual_time import Process, Signal
@@ -38,13 +38,13 @@ class InSyncWithBugs(InSyncSet):
             super().validate()
 
     @property
-    def counted(self) -> frozenset[int]:
+    def required(self) -> frozenset[int]:
         if self.proposed is not None:
             if "grow the set before the answer" in self.bugs and self.proposed > self.members:
                 return self.members
             if "shrink the set before the answer" in self.bugs and self.proposed < self.members:
                 return self.proposed
-        return super().counted
+        return super().required
 
     def _has_caught_up(self, replica: int, now: float) -> bool:
         if "take in who lags" in self.bugs:
@@ -59,7 +59,7 @@ class InSyncWithBugs(InSyncSet):
         return super().acknowledged(replica, connection, position)
 
 
-class Office:
+class Leadership:
     """A broker's time as master in one epoch."""
 
     def __init__(self, node: BrokerParts, registered: Registered) -> None:
@@ -76,7 +76,7 @@ class Office:
         )
         self.rule = AckRule(self.state.policy, self.in_sync, self.lease, node.number)
         self.changed = Signal()
-        self.connections: dict[Line, Feeder] = {}
+        self.connections: dict[Line, ReplicationSender] = {}
         self.is_over = False
         #: One call that may change what is known of the register at a time.
         self.is_changing = False
@@ -87,7 +87,7 @@ class Office:
 
     def leave(self) -> None:
         self.is_over = True
-        self.lease.give_up()
+        self.lease.revoke()
         for line in self.connections:
             line.close()
         self.wake()
@@ -102,10 +102,10 @@ class BrokerParts:
         self.register = world.register(process)
         self.states, extent = disk.recover()
         self.confirmed = BEGIN
-        self.office: Office | None = None
-        self.follower: Follower | None = None
+        self.leadership: Leadership | None = None
+        self.follower: ReplicationReceiver | None = None
         self.line: Line | None = None
-        self.heard_at = 0.0
+        self.received_at = 0.0
         self.read_at = 0.0
         self.is_claimed = False
         self.refused: str | None = None
@@ -118,14 +118,14 @@ class BrokerParts:
     def extent(self) -> StreamExtent:
         return StreamExtent(self.disk.epochs, StreamPosition(0, self.states.folded), self.end)
 
-    def is_valid(self, office: Office) -> bool:
-        return self.office is office
+    def is_valid(self, leadership: Leadership) -> bool:
+        return self.leadership is leadership
 
     def leave_office(self) -> None:
-        office, self.office = self.office, None
-        if office is not None:
-            self.confirmed = self.confirmed.join(office.in_sync.confirmed)
-            office.leave()
+        leadership, self.leadership = self.leadership, None
+        if leadership is not None:
+            self.confirmed = self.confirmed.join(leadership.in_sync.confirmed)
+            leadership.leave()
 
     def hang_up(self) -> None:
         if self.line is not None:
@@ -135,7 +135,7 @@ class BrokerParts:
     def fold(self, confirmed: StreamPosition) -> None:
         if len(self.states) < FOLDED_FRAMES:
             return
-        feeders = self.office.connections.values() if self.office is not None else ()
+        feeders = self.leadership.connections.values() if self.leadership is not None else ()
         needed = [each.needs_state_from for each in feeders]
         bound = min(confirmed.sequence, self.states.last, *(each for each in needed if each is not None))
         bound = max(bound, self.states.folded)

@@ -7,15 +7,15 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner
-from raymq.actors.coordinator.watching import GroupWatch, LeaveOffice, Rest, Seal
+from raymq.actors.broker.replication.election import FencedState, NoWinner, Winner
+from raymq.actors.coordinator.failover_monitor import FailoverMonitor, FenceReplicas, Idle, StepDown
 from raymq.actors.keeper.acceptor import Acceptor
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.keeper.keeper_messages import AcceptedBallot, Answer, KeeperCall, KeeperRefused, Reason
 from raymq.actors.keeper.keeper_set import KeeperSet
-from raymq.actors.keeper.messages import AcceptedBallot, Answer, KeeperCall, KeeperRefused, Reason
 from raymq.actors.keeper.proposal import Answers
-from raymq.actors.wire.commands.replication import ReplicaStatus
+from raymq.actors.wire.commands.replication_commands import ReplicaStatus
 from tests.unit.actors.replication.model.broker_parts import GROUP
 from tests.unit.actors.replication.model.virtual_time import Process, Signal, gathered
 
@@ -76,7 +76,7 @@ class ModelDoor:
                     enough.set()
 
         for number, call in asked.items():
-            answered = self._world.network.request(self._process, keepers.everyone[number].address, "handle", call)
+            answered = self._world.network.request(self._process, keepers.all_members[number].address, "handle", call)
             answered.then(lambda number=number, answered=answered: heard(number, answered))  # type: ignore[misc]
         await self._process.within(enough, 0.5)
         is_over = True
@@ -86,7 +86,7 @@ class ModelDoor:
         await self._process.pause(seconds)
 
 
-class WatchWithBugs(GroupWatch):
+class WatchWithBugs(FailoverMonitor):
     """The real decisions, but for deliberate bugs."""
 
     def __init__(self, world: World, clock: Callable[[], float]) -> None:
@@ -94,32 +94,32 @@ class WatchWithBugs(GroupWatch):
         self._world = world
         self.heartbeats: dict[int, dict[str, Any]] = {}
 
-    def choose(self, state: GroupState, sealed: Mapping[int, SealedState]) -> Winner | NoWinner:
+    def choose_master(self, state: GroupState, fenced: Mapping[int, FencedState]) -> Winner | NoWinner:
         bugs = self._world.bugs
         if "elect by heartbeat" in bugs:
-            sealed = {
+            fenced = {
                 number: _replaced(each, end=self.heartbeats[number]["end"], epoch=self.heartbeats[number]["epoch"])
-                for number, each in sealed.items()
+                for number, each in fenced.items()
                 if number in self.heartbeats
             }
-            members = [each for number, each in sealed.items() if number in state.in_sync]
+            members = [each for number, each in fenced.items() if number in state.in_sync]
             if not members:
                 return NoWinner("nobody")
             best = max(members, key=lambda each: (each.epoch, each.end))
             equal = [each.replica for each in members if each.end == best.end]
             return Winner(best.replica, frozenset(equal))
-        if "elect the longest of all" in bugs and len(sealed) >= 2:
-            best = max(sealed.values(), key=lambda each: each.end)
+        if "elect the longest of all" in bugs and len(fenced) >= 2:
+            best = max(fenced.values(), key=lambda each: each.end)
             return Winner(best.replica, frozenset({best.replica}))
         if "elect by length before epoch" in bugs:
-            sealed = {number: _replaced(each, epoch=1) for number, each in sealed.items()}
+            fenced = {number: _replaced(each, epoch=1) for number, each in fenced.items()}
         if "trust a lost tail" in bugs:
-            sealed = {number: _replaced(each, tail_lost=False) for number, each in sealed.items()}
-        return super().choose(state, sealed)
+            fenced = {number: _replaced(each, tail_lost=False) for number, each in fenced.items()}
+        return super().choose_master(state, fenced)
 
 
 class CoordinatorNode:
-    """Does what `GroupWatch` says, as `CoordinatorService`."""
+    """Does what `FailoverMonitor` says, as `CoordinatorService`."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -142,20 +142,20 @@ class CoordinatorNode:
             heard = await self._ask(state, "status", "")
             self._watch.heartbeats.update(heard)
             step = self._watch.next(state, {number: _status(number, each) for number, each in heard.items()})
-            if isinstance(step, Seal):
-                sealed = {
+            if isinstance(step, FenceReplicas):
+                fenced = {
                     number: each for number, each in (await self._ask(state, "seal", state.epoch)).items() if each
                 }
                 told = await self._ask(state, "status", "")
                 step = self._watch.elect(
-                    state, sealed, {number: _status(number, each) for number, each in told.items()}
+                    state, fenced, {number: _status(number, each) for number, each in told.items()}
                 )
-            if isinstance(step, LeaveOffice):
+            if isinstance(step, StepDown):
                 assert state.master is not None
                 asked = dataclasses.replace(state, replicas={state.master: state.replicas[state.master]})
                 await self._ask(asked, "seal", state.epoch + 1)
                 return
-            if isinstance(step, Rest):
+            if isinstance(step, Idle):
                 return
             now = await self._register.change(GROUP, now, step.after)
             if step.after.master is not None:
@@ -180,7 +180,7 @@ def _status(number: int, told: Mapping[str, Any]) -> ReplicaStatus:
         nonce=told["nonce"],
         pid=0,
         serves=told["serves"],
-        sealed=told["sealed"],
+        fenced=told["sealed"],
         epoch=told["epoch"],
         master=None,
         master_epoch=0,
@@ -195,5 +195,5 @@ def _status(number: int, told: Mapping[str, Any]) -> ReplicaStatus:
     )
 
 
-def _replaced(state: SealedState, **changes: Any) -> SealedState:
+def _replaced(state: FencedState, **changes: Any) -> FencedState:
     return dataclasses.replace(state, **changes)

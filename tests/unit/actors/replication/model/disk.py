@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass, field
 
 from raymq.actors.broker.replication.epoch_map import EpochMap
-from raymq.actors.broker.replication.positions import StreamPosition
-from raymq.actors.broker.replication.reconciling import StreamExtent
+from raymq.actors.broker.replication.reconciliation import StreamExtent
 from raymq.actors.broker.replication.state_stream import StateStream
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.storage.errors import StoreFailed
-from raymq.storage.state.changes import StateChange
+from raymq.storage.state.state_changes import StateChange
 
 #: A message is its number, so many bytes long.
 RECORD_BYTES = 8
@@ -38,7 +38,7 @@ class BrokerDisk:
     epochs: EpochMap = field(default_factory=EpochMap)
     #: The tables: up to which frame they are folded, and the group's progress.
     folded: tuple[int, int] = (0, 0)
-    sealed: int = 0
+    fenced: int = 0
     #: The nonces of starts that may be registered.
     nonces: list[str] = field(default_factory=list)
     #: How often its machine has started anew.

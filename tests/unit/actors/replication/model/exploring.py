@@ -20,7 +20,7 @@ def _fault(made: Callable[[World, random.Random], None]) -> Callable[[World, ran
 def _broker(world: World, chance: random.Random, *, alive: bool = True) -> int | None:
     """A broker that runs (or does not); the master more often than others."""
     found = [number for number, node in world.brokers.items() if node.process.is_alive == alive]
-    masters = [number for number in found if world.brokers[number].office is not None]
+    masters = [number for number in found if world.brokers[number].leadership is not None]
     return chance.choice(found + masters * 2) if found else None
 
 

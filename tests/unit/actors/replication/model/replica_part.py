@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from raymq.actors.broker.replication.following import (
+from raymq.actors.broker.replication.frame_bodies import Hello
+from raymq.actors.broker.replication.replication_frames import (
+    HEAD_BYTES,
+    FrameKind,
+    ReplicationFrame,
+    ReplicationReader,
+)
+from raymq.actors.broker.replication.replication_receiver import (
     BeginEpoch,
     BeginSnapshot,
-    CutStream,
     EndSnapshot,
-    Follower,
-    LoadTables,
+    LoadSnapshotPart,
+    ReplicationReceiver,
     Step,
+    TruncateStream,
     WriteLog,
     WriteStates,
 )
-from raymq.actors.broker.replication.frame_bodies import Hello
-from raymq.actors.broker.replication.frames import HEAD_BYTES, FrameKind, ReplicationFrame, ReplicationReader
-from raymq.actors.broker.replication.positions import StreamPosition
 from raymq.actors.broker.replication.state_stream import StateStream
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.errors import ProtocolError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.storage.errors import StoreError
@@ -29,13 +34,13 @@ class ReplicaPart(BrokerParts):
 
     def follow(self, state: GroupState) -> None:
         assert state.master is not None
-        is_connected = self.line is not None and self.line.is_open and self.process.clock() - self.heard_at < 1.5
+        is_connected = self.line is not None and self.line.is_open and self.process.clock() - self.received_at < 1.5
         if is_connected and self.follower is not None and self.follower._epoch == state.epoch:
             return
         self.hang_up()
-        if state.epoch < self.disk.sealed and "elect without sealing" not in self.bugs:
+        if state.epoch < self.disk.fenced and "elect without sealing" not in self.bugs:
             return
-        follower = Follower(state.epoch, self.extent, self.confirmed)
+        follower = ReplicationReceiver(state.epoch, self.extent, self.confirmed)
         reader = ReplicationReader()
 
         def receive(content: bytes) -> None:
@@ -47,31 +52,31 @@ class ReplicaPart(BrokerParts):
             except (ProtocolError, StoreError):
                 self.hang_up()
 
-        self.follower, self.heard_at = follower, self.process.clock()
+        self.follower, self.received_at = follower, self.process.clock()
         self.line = line = self.world.network.connect(self.process, state.replicas[state.master].address, receive)
         line.send(self._hello(follower), by_source=True)
 
     def _read(self, reader: ReplicationReader, content: bytes) -> list[ReplicationFrame]:
         if "skip the CRC" in self.bugs and len(content) > HEAD_BYTES and content[3] == FrameKind.LOG:
-            from raymq.actors.broker.replication import frames
+            from raymq.actors.broker.replication import replication_frames
 
             try:
-                head = frames.read_head(content)
+                head = replication_frames.read_head(content)
             except ProtocolError:
                 return list(reader.feed(content))
             body = content[HEAD_BYTES:]
             return [ReplicationFrame(head.kind, head.epoch, head.position, head.confirmed, body)]
         return list(reader.feed(content))
 
-    def _hello(self, follower: Follower) -> bytes:
+    def _hello(self, follower: ReplicationReceiver) -> bytes:
         extent = self.extent
         hello = Hello("c", GROUP, self.number, self.disk.identity, self.nonce, extent.begin, extent.epochs)
         return follower.hello(hello).encode()
 
-    def _take(self, line: Line, follower: Follower, frame: ReplicationFrame) -> None:
-        self.heard_at = self.process.clock()
-        sealed = 0 if "elect without sealing" in self.bugs else self.disk.sealed
-        steps = follower.receive(frame, sealed)
+    def _take(self, line: Line, follower: ReplicationReceiver, frame: ReplicationFrame) -> None:
+        self.received_at = self.process.clock()
+        fenced = 0 if "elect without sealing" in self.bugs else self.disk.fenced
+        steps = follower.receive(frame, fenced)
         self.confirmed = follower.confirmed
         if "acknowledge what was received" in self.bugs and any(isinstance(step, WriteLog) for step in steps):
             line.send(follower.acknowledgement(follower.end).encode(), by_source=True)
@@ -94,7 +99,7 @@ class ReplicaPart(BrokerParts):
             except AssertionError:
                 self.hang_up()
 
-    def _do(self, line: Line, follower: Follower, step: Step) -> None:
+    def _do(self, line: Line, follower: ReplicationReceiver, step: Step) -> None:
         disk = self.disk
         if isinstance(step, WriteLog):
             assert step.offset == len(disk.log), "a gap"
@@ -105,7 +110,7 @@ class ReplicaPart(BrokerParts):
             disk.frames += step.frames
         elif isinstance(step, BeginEpoch):
             disk.epochs.append(step.entry)
-        elif isinstance(step, CutStream):
+        elif isinstance(step, TruncateStream):
             self.cut(step.position, step.epoch)
         elif isinstance(step, BeginSnapshot):
             del disk.log[step.position.offset if step.keeps_log else 0 :]
@@ -113,11 +118,11 @@ class ReplicaPart(BrokerParts):
             disk.synced_log, disk.synced_frames = min(disk.synced_log, len(disk.log)), 0
             self.states = StateStream()
             self.tables = (step.position.sequence, 0)
-        elif isinstance(step, LoadTables):
+        elif isinstance(step, LoadSnapshotPart):
             self.tables = (self.tables[0], int.from_bytes(step.content, "big"))
         elif isinstance(step, EndSnapshot):
             disk.folded = self.tables
             self.states = StateStream(self.tables[0])
         self.end = StreamPosition(len(disk.log), self.states.last)
-        if isinstance(step, CutStream | EndSnapshot):
+        if isinstance(step, TruncateStream | EndSnapshot):
             line.send(self._hello(follower), by_source=True)

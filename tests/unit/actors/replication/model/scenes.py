@@ -26,7 +26,7 @@ def master_of(world: World) -> BrokerNode | None:
     found = [
         node
         for node in world.brokers.values()
-        if node.process.is_alive and node.office is not None and node.office.lease.holds
+        if node.process.is_alive and node.leadership is not None and node.leadership.lease.holds
     ]
     return found[0] if len(found) == 1 else None
 
@@ -35,7 +35,7 @@ def settled(bugs: Collection[str], *, mode: str = "sync") -> tuple[World, Broker
     """Two brokers in sync, the master first, and no client but the scene."""
     world = World(7, bugs, replicas=2, mode=mode)
     world.client.kill()
-    until(world, lambda: (node := master_of(world)) is not None and len(node.office.in_sync.members) == 2)  # type: ignore[union-attr]
+    until(world, lambda: (node := master_of(world)) is not None and len(node.leadership.in_sync.members) == 2)  # type: ignore[union-attr]
     master = master_of(world)
     assert master is not None
     return world, master, world.brokers[3 - master.number]
@@ -66,7 +66,7 @@ def a_former_masters_tail_is_cut_for_good(bugs: Collection[str]) -> None:
     until(world, lambda: master_of(world) is other)
     write(other, 3, 4)
     world.network.cut.clear()
-    until(world, lambda: other.office is not None and len(other.office.in_sync.members) == 2)
+    until(world, lambda: other.leadership is not None and len(other.leadership.in_sync.members) == 2)
     if world.disks[former.number].progress() != world.disks[other.number].progress():
         raise Violated("I7: what was cut is still in the state")
     for node in (other, former):
@@ -86,11 +86,11 @@ def the_register_has_grown_the_set_and_the_master_does_not_know(bugs: Collection
     """Keepers' answers are lost when they have taken a replica in; it may be elected from then on."""
     world, master, other = settled(bugs)
     world.kill(other.number)
-    office = master.office
-    assert office is not None
-    until(world, lambda: office.in_sync.members == {master.number} and office.in_sync.proposed is None)
+    leadership = master.leadership
+    assert leadership is not None
+    until(world, lambda: leadership.in_sync.members == {master.number} and leadership.in_sync.proposed is None)
     world.start(other.number)
-    until(world, lambda: office.in_sync.proposed is not None, step=0.0005)
+    until(world, lambda: leadership.in_sync.proposed is not None, step=0.0005)
 
     def has_grown() -> bool:
         slots = _slots(world)
@@ -116,9 +116,9 @@ def the_register_never_hears_of_a_smaller_set(bugs: Collection[str]) -> None:
     world, master, other = settled(bugs)
     me, others = master.process.name, f"b{other.number}"
     world.network.cut |= {(me, others), (others, me)}
-    office = master.office
-    assert office is not None
-    until(world, lambda: office.in_sync.proposed is not None, step=0.0005)
+    leadership = master.leadership
+    assert leadership is not None
+    until(world, lambda: leadership.in_sync.proposed is not None, step=0.0005)
     for number in KEEPERS:
         world.network.cut |= {(me, f"k{number}"), (f"k{number}", me)}
     for keeper in world.keepers.values():  # What is on its way to them is lost, too.

@@ -18,16 +18,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord, ReplicationPolicy
+from raymq.actors.keeper.keeper_messages import Ballot, Registered
 from raymq.actors.keeper.keeper_record import KeeperRecord, Slot
 from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.leases import claim_of
-from raymq.actors.keeper.messages import Ballot, Registered
+from raymq.actors.keeper.master_lease import claim_of
 from tests.unit.actors.keeper.keepers_at_hand import MemoryFile
 from tests.unit.actors.replication.model.broker_node import BrokerNode
-from tests.unit.actors.replication.model.broker_parts import FOLDED_FRAMES, GROUP, Office
+from tests.unit.actors.replication.model.broker_parts import FOLDED_FRAMES, GROUP, Leadership
 from tests.unit.actors.replication.model.coordinator_node import (
     CoordinatorNode,
     KeeperNode,
@@ -123,7 +123,7 @@ class World:
         if (tail := self._tails.pop(number, None)) is not None and len(disk.log) < tail[0] + len(tail[1]):
             disk.log += tail[1][len(disk.log) - tail[0] :]
         if "forget the seal" in self.bugs:
-            disk.sealed = 0
+            disk.fenced = 0
         process = self._process(f"b{number}", self.chance.choice((0.95, 1.0, 1.05)))
         node = BrokerNode(self, number, process, disk, f"start-{self._starts}", f"{number} {disk.boots}")
         self.brokers[number] = self.network.services[process.name] = node
@@ -261,15 +261,15 @@ class World:
     # What must hold.
 
     def acknowledged(
-        self, node: BrokerNode, office: Office, number: int | None, progress: int | None, end: StreamPosition
+        self, node: BrokerNode, leadership: Leadership, number: int | None, progress: int | None, end: StreamPosition
     ) -> None:
         """A broker sends SEND_OK now."""
         who = f"{node.process.name} {node.nonce}"
-        if self._masters.setdefault(office.epoch, who) != who:
-            raise Violated(f"I11: {who} and {self._masters[office.epoch]} acknowledge in epoch {office.epoch}")
-        if office.epoch < self._last_epoch:
-            raise Violated(f"I11: {who} acknowledges in epoch {office.epoch}, after epoch {self._last_epoch} has")
-        self._last_epoch = office.epoch
+        if self._masters.setdefault(leadership.epoch, who) != who:
+            raise Violated(f"I11: {who} and {self._masters[leadership.epoch]} acknowledge in epoch {leadership.epoch}")
+        if leadership.epoch < self._last_epoch:
+            raise Violated(f"I11: {who} acknowledges in epoch {leadership.epoch}, after epoch {self._last_epoch} has")
+        self._last_epoch = leadership.epoch
         if self.policy.mode != "sync":
             return
         if number is not None:
@@ -279,9 +279,9 @@ class World:
             lost = [key for key, disk in self.disks.items() if disk.tail_lost and key not in holders]
             if len(holders) + len(lost) < self.policy.min_in_sync:
                 raise Violated(f"message {number} is acknowledged and lies on {holders} only")
-            if self.flush_sync and any(self.disks[key].synced_log < end.offset for key in office.in_sync.members):
+            if self.flush_sync and any(self.disks[key].synced_log < end.offset for key in leadership.in_sync.members):
                 raise Violated(
-                    f"message {number} is acknowledged and not on the disks of {set(office.in_sync.members)}"
+                    f"message {number} is acknowledged and not on the disks of {set(leadership.in_sync.members)}"
                 )
             self.acked.append((number, end.offset))
         if progress is not None:
@@ -305,18 +305,23 @@ class World:
                 continue
             claim = claim_of(slot.entry.value)
             for node in self.brokers.values():
-                office = node.office
-                if office is not None and office.lease.holds and office.claim != claim and node.process.is_alive:
-                    raise Violated(f"{office.claim} holds a lease, and the register says {claim}")
+                leadership = node.leadership
+                if (
+                    leadership is not None
+                    and leadership.lease.holds
+                    and leadership.claim != claim
+                    and node.process.is_alive
+                ):
+                    raise Violated(f"{leadership.claim} holds a lease, and the register says {claim}")
 
     def _look(self) -> None:
         for node in self.brokers.values():
             if node.process.is_alive and node.is_claimed:
-                confirmed = node.office.in_sync.confirmed if node.office else node.confirmed
+                confirmed = node.leadership.in_sync.confirmed if node.leadership else node.confirmed
                 self.check_seen(node, bytes(self.disks[node.number].log[: confirmed.offset]))
-                if node.office is not None:
-                    node.office.in_sync.validate()
-                    state = node.office.registered.value
+                if node.leadership is not None:
+                    node.leadership.in_sync.validate()
+                    state = node.leadership.registered.value
                     if isinstance(state, GroupState) and state not in self.registered:
                         self.registered.append(state)
         self.scheduler.after(0.25, self._look)
@@ -334,11 +339,13 @@ class World:
         acked = len(self.acked)
         while self.scheduler.now - began < RECOVERY_SECONDS:
             self.run(0.5)
-            masters = [each for each in self.brokers.values() if each.office is not None and each.office.lease.holds]
-            if len(masters) == 1 and masters[0].office is not None:
-                office = masters[0].office
+            masters = [
+                each for each in self.brokers.values() if each.leadership is not None and each.leadership.lease.holds
+            ]
+            if len(masters) == 1 and masters[0].leadership is not None:
+                leadership = masters[0].leadership
                 has_new = len(self.acked) > acked or self.policy.mode != "sync"
-                if has_new and office.in_sync.members >= self.disks.keys() and office.in_sync.proposed is None:
+                if has_new and leadership.in_sync.members >= self.disks.keys() and leadership.in_sync.proposed is None:
                     return self.scheduler.now - began
         raise Violated(f"I13: not well {RECOVERY_SECONDS} s after all faults: {self._told()}")
 
@@ -346,7 +353,7 @@ class World:
         """All faults are over, and the client is silent: what was promised is there."""
         self.client.kill()
         self.run(3.0)
-        masters = [each for each in self.brokers.values() if each.office is not None]
+        masters = [each for each in self.brokers.values() if each.leadership is not None]
         if len(masters) != 1:
             raise Violated(f"I11: masters in the end: {[each.number for each in masters]}")
         log = bytes(self.disks[masters[0].number].log)
@@ -375,9 +382,9 @@ class World:
         told = []
         for number, node in self.brokers.items():
             epochs = [(entry.epoch, entry.start.offset) for entry in node.disk.epochs][-3:]
-            told.append(f"b{number}: {node.end}, epochs {epochs}, sealed {node.disk.sealed}, refused {node.refused}")
-            if (office := node.office) is not None:
-                told[-1] += f", office {office.epoch} {office.lease.holds} {set(office.in_sync.members)}"
-                told[-1] += f" {office.in_sync.confirmed}"
+            told.append(f"b{number}: {node.end}, epochs {epochs}, sealed {node.disk.fenced}, refused {node.refused}")
+            if (leadership := node.leadership) is not None:
+                told[-1] += f", office {leadership.epoch} {leadership.lease.holds} {set(leadership.in_sync.members)}"
+                told[-1] += f" {leadership.in_sync.confirmed}"
         slots = [KeeperRecord.decode(file.content).slots[GROUP] for file in self.keeper_files.values() if file.content]
         return "; ".join([*told, *(f"{slot.promised[0]} {slot.accepted[0]} {slot.entry}" for slot in slots)])

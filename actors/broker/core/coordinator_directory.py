@@ -1,0 +1,154 @@
+"""Track coordinators, and the brokers to query before reporting "there is none".
+
+A coordinator ("home") is the one broker that keeps a series of writes or a stream's plans. It never changes. A second
+coordinator for the same key must never be created: writes that the first one has committed would be committed again. A
+new coordinator is created only if all brokers *that ever existed* report that they have a record of none; the first of
+these brokers by name decides. Two rules ensure that really all brokers were queried:
+
+- A broker stores the names of all brokers that it was ever informed of, and returns them on request. It reports "there
+  is none" only when it is synced with each of them: that broker has a record of this one, and this one has copied the
+  coordinators that the other had recorded.
+- A request to create a coordinator lists the brokers that were queried. A broker that has a record of one more broker
+  refuses the request.
+
+So if two clients create a coordinator at the same time, either both query the same first broker, or one of them queries
+a broker that has copied the other client's coordinator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+
+from raymq.actors.errors import BrokerUnavailable, InvalidInput
+from raymq.storage.tables.coordinator_table import CoordinatorPage, CoordinatorTable
+from raymq.storage.tables.known_brokers import KnownBrokers, check_broker_name
+
+#: How to exclude a broker that was removed for good.
+REMEDY = "if it is gone for good, Admin.forget_broker says so to all"
+
+
+class CoordinatorDirectory:
+    """The coordinators and the other brokers that one broker has recorded.
+
+    Any thread may use it. All methods except `find` may block on the disk.
+    """
+
+    def __init__(self, name: str, homes: CoordinatorTable, members: KnownBrokers) -> None:
+        self._name = name
+        self._homes = homes
+        self._members = members
+        self._lock = threading.Lock()
+        #: Whether the name servers have listed all brokers since this broker is in their routes.
+        self._is_discovered = False
+
+    @property
+    def members(self) -> list[str]:
+        """Return the sorted names of all known brokers, including this one."""
+        return sorted({self._name, *self._members.known})
+
+    def check_known(self, broker: str) -> None:
+        """Raise BrokerUnavailable unless the broker exists or has existed.
+
+        Records for a broker that never existed would be kept forever. A broker that was just started becomes known
+        soon.
+        """
+        if broker != self._name and broker not in self._members.known:
+            raise BrokerUnavailable(check_broker_name(broker), f"{self._name} has not heard of it")
+
+    def unsynced_brokers(self) -> list[str]:
+        """Return the brokers with which this broker is not synced."""
+        return [name for name, met in sorted(self._members.known.items()) if not met and name != self._name]
+
+    def find(self, kind: str, key: str) -> str | None:
+        """Return the coordinator of `key`, or None if there is none.
+
+        None is returned only if this broker is synced with all others.
+
+        Raises:
+            BrokerUnavailable: the coordinator is not known here, and this broker is not synced with all others yet.
+            InvalidInput, StoreCorrupt, StoreBusy, StoreFailed: as `CoordinatorTable.find`.
+        """
+        home = self._homes.find(kind, key)
+        if home is None:
+            self._check_all_synced()
+        return home
+
+    def remember(self, kind: str, key: str, home: str, asked: Collection[str] | None = None) -> str:
+        """Record the coordinator of `key`, and return the one in force.
+
+        If a coordinator is recorded already, that one stays and is returned.
+
+        Args:
+            asked: the brokers that all reported that there is none, so that this broker decides. None: it was decided
+                elsewhere.
+
+        Raises:
+            BrokerUnavailable: there are more brokers than were queried; they have to be queried first.
+            InvalidInput, StoreFull, StoreFailed: as `CoordinatorTable.remember`.
+        """
+        with self._lock:
+            if asked is not None and self._homes.find(kind, key) is None:
+                self._check_all_synced()
+                more = set(self.members).difference(asked)
+                if more:
+                    raise BrokerUnavailable(", ".join(sorted(more)), f"not asked yet for the home of a {kind}")
+            return self._homes.remember(kind, key, home)
+
+    def register_peer(self, broker: str) -> None:
+        """Record a broker that is about to copy this one's coordinators; see `KnownBrokers.add`."""
+        with self._lock:
+            if broker != self._name:
+                self._members.add([broker], met=True)
+
+    def page(self, after: str, most: int) -> CoordinatorPage:
+        """Return a page of coordinators, as `CoordinatorTable.page`."""
+        with self._lock:
+            return self._homes.page(after, most)
+
+    def add_brokers(self, brokers: Iterable[str]) -> None:
+        """Record brokers that exist or have existed, as `KnownBrokers.add`."""
+        with self._lock:
+            self._members.add(set(brokers) - {self._name}, met=False)
+
+    def merge(self, homes: Iterable[tuple[str, str, str]]) -> None:
+        """Record another broker's coordinators: kind, key and home of each.
+
+        As `CoordinatorTable.remember`.
+        """
+        with self._lock:
+            for kind, key, home in homes:
+                self._homes.remember(kind, key, home)
+
+    def mark_synced(self, broker: str) -> None:
+        """Record that `broker` has a record of this one, and that its coordinators were copied.
+
+        As `KnownBrokers.add`.
+        """
+        with self._lock:
+            self._members.add([broker], met=True)
+
+    def mark_discovered(self) -> None:
+        """Record that the name servers listed all brokers, this one included.
+
+        A broker that starts later finds this one in the routes and registers with it.
+        """
+        self._is_discovered = True
+
+    def forget(self, broker: str) -> None:
+        """Forget a broker that was removed for good, so that it need not be queried.
+
+        Raise InvalidInput if it is this broker.
+        """
+        if broker == self._name:
+            raise InvalidInput("broker", "one that is gone for good", broker)
+        with self._lock:
+            self._members.forget(broker)
+
+    def _check_all_synced(self) -> None:
+        unsynced_brokers = self.unsynced_brokers()
+        if unsynced_brokers:
+            reason = f"{self._name} has not met it yet, and what it knows of homes"
+            raise BrokerUnavailable(", ".join(unsynced_brokers), reason, remedy=REMEDY)
+        if not self._is_discovered:
+            raise BrokerUnavailable(self._name, "it has just started and does not know who else is there")

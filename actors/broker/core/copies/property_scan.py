@@ -1,0 +1,97 @@
+"""Find, at startup, the records that have a property, from a log offset on.
+
+The records are read queue by queue and in batches, as columns. Damaged records are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.actors.broker.core.copies.republisher import rejection_reason
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.log.consume_queue import FILLER_SIZE
+from raymq.storage.records import record_batch
+from raymq.storage.records.property_columns import PropertyColumns, properties_of_batch
+from raymq.storage.records.record import Record, decode
+from raymq.storage.store import Store
+
+_ENTRIES = 4_096
+_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyMatches:
+    """Some records of one queue, valid until the next part is requested.
+
+    Attributes:
+        columns: the properties of all of them.
+        marked: the indices of those that have the property.
+    """
+
+    topic: str
+    queue_id: int
+    batch: record_batch.Batch
+    columns: PropertyColumns
+    marked: npt.NDArray[np.int64]
+
+
+def records_with_property(store: Store, name: str, log_end: int) -> Iterator[Record]:
+    """Yield the records with the property `name` at or after `log_end` of the log."""
+    for part in scan_property(store, name, log_end):
+        for start in part.batch.starts[part.marked].tolist():
+            yield decode(part.batch.records, start, check_crc=False)
+
+
+def scan_property(store: Store, name: str, log_end: int, *, not_in: Collection[str] = ()) -> Iterator[PropertyMatches]:
+    """Yield the parts of all topics that have records with the property `name`.
+
+    Topics of `not_in` are left out. Only records at or after `log_end` of the log are scanned.
+    """
+    for topic in store.topics():
+        if topic not in not_in:
+            yield from scan_topic(store, topic, name, log_end)
+
+
+def scan_topic(store: Store, topic: str, name: str, log_end: int) -> Iterator[PropertyMatches]:
+    """Do `scan_property` for one topic."""
+    for queue_id in store.queues(topic):
+        yield from _in_queue(store, topic, queue_id, name, log_end)
+
+
+def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) -> Iterator[PropertyMatches]:
+    offset, count = _first_since(store, topic, queue_id, log_end), _ENTRIES
+    while offset < store.max_offset(topic, queue_id, written=True):
+        try:
+            with store.read(topic, queue_id, offset, count, _BYTES, written=True) as lease:
+                batch = record_batch.parse(lease.records, lease.sizes, check_crc=False)
+                columns = properties_of_batch(batch)
+                marked = np.flatnonzero(columns.last(name).is_valid().to_numpy(zero_copy_only=False))
+                if len(marked):
+                    yield PropertyMatches(topic, queue_id, batch, columns, marked)
+                offset, count = lease.next_offset, _ENTRIES
+        except Exception as error:  # noqa: BLE001 - nothing that is stored keeps a broker from starting
+            rejection_reason(error)
+            if count > 1 and not isinstance(error, StoreCorrupt):
+                count //= 2
+            else:
+                offset, count = offset + 1, _ENTRIES
+
+
+def _first_since(store: Store, topic: str, queue_id: int, log_end: int) -> int:
+    """Return the offset after the last message that lies before `log_end`.
+
+    It searches from the queue's end, because a crash leaves few messages after `log_end`.
+    """
+    low, at = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id, written=True)
+    while at > low:
+        begin = max(low, at - _ENTRIES)
+        places, sizes, _ = store.entries(topic, queue_id, begin, at - begin, written=True)
+        older = np.flatnonzero((places < log_end) & (sizes != FILLER_SIZE))
+        if len(older):
+            return begin + int(older[-1]) + 1
+        at = begin
+    return low

@@ -1,0 +1,65 @@
+"""Handle coordinators (RayMQ's own): which broker keeps state that only one broker keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from raymq.actors.broker.context import BrokerContext, text_field
+from raymq.actors.broker.handlers.target_broker_guard import guard_target_broker
+from raymq.actors.errors import InvalidInput, StoreError
+from raymq.actors.protocol import PERM_WRITE
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.coordinator_directory_commands import WRITE
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.storage.tables.known_brokers import check_broker_name
+
+#: So many coordinators are returned in one answer.
+_PAGE: Final = 500
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """Return the handlers of this family by request code."""
+    core, homes = context.core, context.core.homes
+
+    def find(_: ServerConnection, request: Command) -> Command:
+        kind, key = text_field(request, "kind"), text_field(request, "key")
+        home = core.coordinator_of_write(key) if kind == WRITE else homes.find(kind, key)
+        takes_new = False
+        with contextlib.suppress(StoreError):  # its disk is too full, or has failed
+            core.store.check_room()
+            takes_new = bool(core.topics.permission & PERM_WRITE)  # False if the broker is to be removed
+        members = [] if kind == WRITE else homes.members
+        return request.response(ResponseCode.SUCCESS, {"home": home or "", "takes_new": takes_new, "members": members})
+
+    async def remember(_: ServerConnection, request: Command) -> Command:
+        asked = request.fields.get("asked")
+        if asked is not None and not (isinstance(asked, list) and all(isinstance(each, str) for each in asked)):
+            raise InvalidInput("asked", "a list of brokers", asked)
+        told = text_field(request, "kind"), text_field(request, "key"), text_field(request, "home")
+        home = await asyncio.to_thread(homes.remember, *told, asked)
+        return request.response(ResponseCode.SUCCESS, {"home": home})
+
+    async def copy(_: ServerConnection, request: Command) -> Command:
+        broker, after = check_broker_name(text_field(request, "broker")), text_field(request, "after")
+        if not after:
+            await asyncio.to_thread(homes.register_peer, broker)
+        page = await asyncio.to_thread(homes.page, after, _PAGE)
+        told = {"members": homes.members, "homes": [list(each) for each in page.homes], "last": page.last}
+        return request.response(ResponseCode.SUCCESS, told)
+
+    async def forget(_: ServerConnection, request: Command) -> Command:
+        await asyncio.to_thread(homes.forget, check_broker_name(text_field(request, "broker")))
+        return request.response(ResponseCode.SUCCESS)
+
+    return guard_target_broker(
+        core.name,
+        {
+            RequestCode.FIND_HOME: find,
+            RequestCode.REMEMBER_HOME: remember,
+            RequestCode.COPY_HOMES: copy,
+            RequestCode.FORGET_BROKER: forget,
+        },
+    )

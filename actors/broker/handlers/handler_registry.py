@@ -1,0 +1,58 @@
+"""Combine the command families into all commands that a broker serves."""
+
+from __future__ import annotations
+
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.handlers import (
+    admin_handlers,
+    append_handlers,
+    append_one_handlers,
+    assignment_handlers,
+    backup_handlers,
+    coordinator_directory_handlers,
+    dead_letter_handlers,
+    drain_status_handlers,
+    fetch_handlers,
+    group_handlers,
+    lock_handlers,
+    offset_handlers,
+    pop_handlers,
+    pull_handlers,
+    query_handlers,
+    recall_handlers,
+    reply_handlers,
+    send_back_handlers,
+    send_handlers,
+    staged_write_handlers,
+    stream_plan_handlers,
+)
+from raymq.actors.wire.server_connection import Handler
+
+_FAMILIES = (
+    append_handlers,
+    append_one_handlers,
+    staged_write_handlers,
+    coordinator_directory_handlers,
+    send_handlers,
+    send_back_handlers,
+    reply_handlers,
+    pull_handlers,
+    fetch_handlers,
+    pop_handlers,
+    assignment_handlers,
+    group_handlers,
+    lock_handlers,
+    offset_handlers,
+    query_handlers,
+    admin_handlers,
+    recall_handlers,
+    dead_letter_handlers,
+    stream_plan_handlers,
+    backup_handlers,
+    drain_status_handlers,
+)
+
+
+def all_handlers(context: BrokerContext) -> dict[int, Handler]:
+    """Return the handler of each request code."""
+    return {code: handler for family in _FAMILIES for code, handler in family.handlers(context).items()}

@@ -1,0 +1,90 @@
+"""Handle locks: which client consumes a queue in order, in RocketMQ's formats."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.handlers.group_handlers import register_client
+from raymq.actors.errors import InvalidInput
+from raymq.actors.naming import check_group
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.request_limits import MAX_LOCKED, check_count
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.json_body import answer, queue_object, read_object, require_text
+from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.storage.cooperative_steps import Steps, map_steps
+
+#: So many queues are locked or unlocked in one step.
+_AT_ONCE = 500
+#: Enough values for MAX_LOCKED queues, and for some more, so that a larger request gets the proper error.
+_MAX_VALUES = 5 * MAX_LOCKED
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """Return the handlers of this family by request code."""
+    locks = context.core.locks
+
+    def lock(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
+        asked = read_object(request.body, max_values=_MAX_VALUES)
+        group, client_id, queues = yield from _reading(asked)
+        context.groups.check_not_superseded(group, client_id)
+        # A client's locks end with its last connection, so the broker must have registered this one.
+        register_client(context.groups, client_id, connection, request)
+
+        granted: list[MessageQueue] = []
+        terms: list[int] = []
+        for at in range(0, len(queues), _AT_ONCE):
+            if at:
+                yield None
+            piece = queues[at : at + _AT_ONCE]
+            known = [(q.topic, q.queue_id) for q in piece if context.core.has_queue(q.topic, q.queue_id)]
+            held = locks.lock(group, client_id, known)
+            granted += [queue for queue in piece if (queue.topic, queue.queue_id) in held]
+            terms += [held[queue.topic, queue.queue_id] for queue in granted[len(terms) :]]
+        body: dict[str, Any] = {"lockOKMQSet": [queue_object(queue) for queue in granted]}
+        if asked.get("raymqTerms"):
+            body["raymqTerms"] = terms
+        told = answer(request, body)
+        return told if not locks.blocked_seconds else _tell_later(told, locks.blocked_seconds)
+
+    def unlock(_: ServerConnection, request: Command) -> Steps[Command]:
+        group, client_id, queues = yield from _reading(read_object(request.body, max_values=_MAX_VALUES))
+        for at in range(0, len(queues), _AT_ONCE):
+            if at:
+                yield None
+            locks.unlock(group, client_id, [(q.topic, q.queue_id) for q in queues[at : at + _AT_ONCE]])
+        return request.response(ResponseCode.SUCCESS)
+
+    return {
+        RequestCode.LOCK_BATCH_MQ: context.in_order.claim(lock),
+        RequestCode.UNLOCK_BATCH_MQ: context.in_order.release(unlock),
+    }
+
+
+async def _tell_later(told: Command, seconds: float) -> Command:
+    """Delay the answer: clients with locks from before the restart may still work so long."""
+    await asyncio.sleep(seconds)
+    return told
+
+
+def _reading(body: Mapping[str, Any]) -> Steps[tuple[str, str, list[MessageQueue]]]:
+    """Return group, client id and queues of a request's body."""
+    client_id, items = body.get("clientId"), body.get("mqSet") or []
+    if not isinstance(client_id, str) or not client_id:
+        raise InvalidInput("clientId", "a client's id", client_id)
+    try:
+        check_count("mqSet", "queues", len(items), MAX_LOCKED)
+        queues = yield from map_steps(_queue, items, _AT_ONCE)
+    except InvalidInput:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput("mqSet", "a list of queues", items) from error
+    return check_group(require_text(body, "consumerGroup")), client_id, queues
+
+
+def _queue(item: Mapping[str, Any]) -> MessageQueue:
+    return MessageQueue(str(item["topic"]), str(item["brokerName"]), int(item["queueId"]))

@@ -1,0 +1,116 @@
+"""Sync a broker with all others: it registers with each and copies their coordinators.
+
+Until it has synced with all brokers that ever existed, it does not report that a coordinator does not exist; see
+`core.coordinator_directory`. Which brokers ever existed is reported by the name servers, which keep the names of
+brokers in their configuration, and by the brokers with which it syncs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from raymq.actors.backoff import Backoff
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.errors import MessageNotFound, RayMQError
+from raymq.actors.route_cache import RouteCache
+from raymq.actors.wire.commands import coordinator_directory_commands as wire
+from raymq.actors.wire.commands import known_broker_commands as wire_members
+from raymq.actors.wire.commands.target_broker import with_target_broker
+from raymq.actors.wire.connection_pool import ConnectionPool
+from raymq.storage.tables.known_brokers import is_valid_broker
+
+#: Time-out of one request.
+_REQUEST_SECONDS: Final = 5.0
+#: How often a fully synced broker looks for brokers that were not reported to it.
+_LOOK_SECONDS: Final = 10.0
+#: The longest pause if the sync with some brokers failed.
+_LONGEST_SECONDS: Final = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class MembershipSync:
+    """The membership sync of one broker.
+
+    It is used on the broker's event loop, one call at a time.
+    """
+
+    def __init__(self, core: BrokerCore, routes: RouteCache, pool: ConnectionPool, clock: Callable[[], float]) -> None:
+        """Create a sync; `clock` returns seconds that never go back."""
+        self._core = core
+        self._routes = routes
+        self._pool = pool
+        self._clock = clock
+        self._next = 0.0
+        self._backoff = Backoff(first=0.2, cap=_LONGEST_SECONDS)
+
+    async def sync_members(self) -> float:
+        """Sync with new brokers, if it is time; return the seconds to the next call."""
+        if self._clock() < self._next:
+            return self._next - self._clock()
+        complete = False
+        try:
+            complete = await self._look()
+        finally:
+            if complete:
+                self._backoff.reset()
+            self._next = self._clock() + (_LOOK_SECONDS if complete else self._backoff.next_delay())
+        return self._next - self._clock()
+
+    async def _look(self) -> bool:
+        """Return True if this broker is now synced with all brokers that ever existed."""
+        homes, own = self._core.homes, self._core.name
+        # The routes must already list this broker: of two that start at the same time, one then finds the other.
+        view = (await self._routes.cluster()).masters
+        if own not in view:
+            return False
+        kept = await self._kept_names()
+        heard = {name for names in (view, *kept.values()) for name in names if is_valid_broker(name)}
+        await asyncio.to_thread(homes.add_brokers, heard)
+        tried: set[str] = set()
+        while found := [name for name in homes.unsynced_brokers() if name in view and name not in tried]:
+            for name in found:
+                tried.add(name)
+                try:
+                    await self._meet(name, view[name])
+                except RayMQError as error:
+                    _log.info("%s has not met %s yet: %s", own, name, error)
+        homes.mark_discovered()
+        for name_server, names in kept.items():
+            if own not in names:
+                await self._pool.request(name_server, wire_members.add_broker_command(own), _REQUEST_SECONDS)
+        return not homes.unsynced_brokers()
+
+    async def _kept_names(self) -> Mapping[str, Sequence[str]]:
+        """Return the broker names that each name server keeps, of those that answer.
+
+        Raise the error of the last failed name server if none answers.
+        """
+        kept: dict[str, Sequence[str]] = {}
+        problem: RayMQError | None = None
+        for name_server in self._routes.name_servers:
+            try:
+                answer = await self._pool.request(name_server, wire_members.known_brokers_command(), _REQUEST_SECONDS)
+                kept[name_server] = wire_members.read_known_brokers(answer)
+            except MessageNotFound:
+                kept[name_server] = ()
+            except RayMQError as error:
+                problem = error
+        if not kept and problem is not None:
+            raise problem
+        return kept
+
+    async def _meet(self, broker: str, address: str) -> None:
+        homes, after = self._core.homes, ""
+        while True:
+            command = with_target_broker(broker, wire.copy_coordinators_command(self._core.name, after))
+            told = wire.read_coordinator_page(await self._pool.request(address, command, _REQUEST_SECONDS))
+            await asyncio.to_thread(homes.merge, told.homes)
+            await asyncio.to_thread(homes.add_brokers, filter(is_valid_broker, told.members))
+            if not told.last:
+                break
+            after = told.last
+        await asyncio.to_thread(homes.mark_synced, broker)

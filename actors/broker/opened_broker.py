@@ -1,0 +1,99 @@
+"""Open what a broker needs before it serves: its store, and the decisions around it.
+
+With a large store this takes long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from raymq.actors.broker.core.appending.admission import AdmissionLimits
+from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.broker_settings import load_retention
+from raymq.actors.protocol import SESSION_GRACE_SECONDS, BrokerSpec
+from raymq.storage.clock import SteadyClock, boottime, wall_ms
+from raymq.storage.config import StoreConfig
+from raymq.storage.emergency_cleaner import open_with_cleanup
+from raymq.storage.errors import StoreError
+from raymq.storage.log.retention import Retention
+from raymq.storage.store import Store
+from raymq.storage.tables.broker_identity import write_identity
+
+
+def _no_hold(_: Store) -> None:
+    """Ignore the open store: a broker without replicas holds nothing back."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBroker:
+    """The opened store and core of a broker.
+
+    It is created by `open` on any thread, and used on the broker's loop.
+
+    Attributes:
+        epoch: rises with each opening of the directory.
+    """
+
+    epoch: int
+    store: Store
+    core: BrokerCore
+    producer_history: ProducerStateJournal
+
+    @classmethod
+    def open(cls, spec: BrokerSpec, port: int, epoch: int, hold: Callable[[Store], None] = _no_hold) -> OpenedBroker:
+        """Open the directory of a broker that listens at this port.
+
+        Args:
+            hold: called with the open store before any reader uses it.
+
+        Raises:
+            as `BrokerService.start`; nothing is open then.
+        """
+        directory = Path(spec.directory)
+        config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{port}"})
+        retention = load_retention(directory, config)
+
+        def begin() -> OpenedBroker:
+            steady = SteadyClock()
+            with contextlib.ExitStack() as opened:
+                store = _open_store(spec, config, steady, retention)
+                opened.callback(_abandon, store)
+                identity = directory / "raymq" / "broker.json"
+                told = {"name": spec.name, "cluster": spec.cluster, "host": spec.host}
+                write_identity(identity, **told, port=port, epoch=epoch)
+                hold(store)
+                core = BrokerCore(
+                    spec.name,
+                    store,
+                    cluster=spec.cluster,
+                    auto_create_topics=spec.auto_create_topics,
+                    limits=AdmissionLimits(age_seconds=spec.append_wait_ms / 1000),
+                    steady=steady,
+                )
+                if epoch > 1:
+                    core.locks.block_grants(SESSION_GRACE_SECONDS)
+                history = ProducerStateJournal(core.producers, store, directory / "raymq" / "producers.journal")
+                history.restore()
+                opened.pop_all()
+                return cls(epoch, store, core, history)
+
+        # The periodic retention frees space, too, but only in a broker that has started.
+        return open_with_cleanup(directory, config, wall_ms, begin, retention)
+
+    def abandon(self) -> None:
+        """Close an opened broker that will not be used; ignore errors of the store."""
+        self.producer_history.close()
+        _abandon(self.store)
+
+
+def _open_store(spec: BrokerSpec, config: StoreConfig, steady: SteadyClock, retention: Retention) -> Store:
+    return Store.open(spec.directory, config, delay_clock_ms=steady.next_ms, elapsed=boottime, retention=retention)
+
+
+def _abandon(store: Store) -> None:
+    with contextlib.suppress(StoreError):  # the original error is reported
+        store.close()

@@ -1,0 +1,57 @@
+"""Run the periodic tasks of a broker of a group while it is not master."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from raymq.actors.broker.replica.replica_process import ReplicaProcess
+from raymq.actors.broker.replication.stream_position import StreamPosition
+from raymq.actors.wire.commands.replication_commands import read_replica_status, replica_status_command
+from raymq.actors.wire.connection_pool import ConnectionPool
+
+SYNC_SECONDS: Final = 1.0
+RETENTION_SECONDS: Final = 10.0
+_ASK_SECONDS: Final = 1.0
+
+
+class FollowerTasks:
+    """The periodic tasks of one replica. Used on the broker's loop."""
+
+    def __init__(self, member: ReplicaProcess, pool: ConnectionPool, roles: asyncio.Lock) -> None:
+        """Create the tasks; `roles` is the lock held while the role changes."""
+        self._member = member
+        self._pool = pool
+        self._roles = roles
+
+    async def sync(self) -> None:
+        """Bring changed state to disk."""
+        stream = self._member.stream
+        if stream is not None:
+            await asyncio.to_thread(stream.states.sync)
+
+    async def retain(self) -> None:
+        """Delete old log files, except those that the master still has.
+
+        The master deletes a file only when no message in it is still waiting, by changes that are confirmed. This
+        replica must have these changes, too, before it deletes the file. A replica that is catching up receives them
+        after the log data that it lacks; its disk may have no space for that data until the old files are deleted.
+        """
+        member = self._member
+        state, stream = member.state, member.stream
+        if state is None or state.master is None or member.connection is None or not member.connection.is_following:
+            return
+        address = state.replicas[state.master].address
+        answer = await self._pool.request(address, replica_status_command(), _ASK_SECONDS)
+        status = read_replica_status(answer)
+        async with self._roles:
+            if (
+                stream is None
+                or stream is not member.stream
+                or member.connection is None
+                or not member.connection.is_following
+            ):
+                return
+            is_late = member.number not in state.in_sync  # it is elected only if messages are lost anyway
+            if stream.end.covers(StreamPosition(*status.confirmed)) or (is_late and stream.is_disk_low):
+                stream.retain(status.begin[0])

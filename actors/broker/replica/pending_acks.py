@@ -1,0 +1,95 @@
+"""Hold the requests that wait until an append or change may be acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from raymq.actors.broker.replication.ack_rule import NOT_MASTER, AckOutcome, AckRule
+from raymq.actors.broker.replication.stream_position import StreamPosition
+from raymq.actors.errors import WriteUnknown
+from raymq.actors.protocol import SendStatus
+from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
+
+#: A message that in-sync replicas lack for this long is answered with a time-out status (RocketMQ's syncFlush to
+#: slaves).
+SLAVE_SECONDS: Final = 3.0
+
+_T = TypeVar("_T")
+
+
+class PendingAcks:
+    """The waiting requests, in the order of the stream. Belongs to the broker's loop.
+
+    Attributes:
+        rule: decides when; may be replaced, and `wake_all` then applies the new one.
+    """
+
+    def __init__(self, rule: AckRule, clock: Callable[[], float], seconds: float = SLAVE_SECONDS) -> None:
+        self.rule = rule
+        self._clock = clock
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        #: End position, deadline, and a callback that checks the rule and waits again if it was called too early.
+        self._waiting: deque[tuple[StreamPosition, float, Callable[[], None]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self, end: StreamPosition) -> SendStatus:
+        """Return the status of the data that end at `end`, once it is known.
+
+        Raises:
+            WriteUnknown: this broker is no longer surely the master of the group.
+        """
+        return await self.when(end, lambda status: status)
+
+    def when(self, end: StreamPosition, make: Callable[[SendStatus], _T]) -> SyncCallbackFuture[_T]:
+        """Return a future of `make`'s result for the status at `end`.
+
+        That is the status of the data that end at this position. The future fails with WriteUnknown as `wait` does, or
+        with the error that `make` raises.
+        """
+        made: SyncCallbackFuture[_T] = SyncCallbackFuture(loop=self._loop)
+        deadline = self._clock() + self._seconds
+
+        def advance() -> None:
+            if made.done():
+                return  # the request was cancelled
+            outcome = self.rule.outcome(end)
+            try:
+                if outcome is AckOutcome.SAFE:
+                    made.set_result(make(SendStatus.SEND_OK))
+                elif outcome is AckOutcome.UNKNOWN:
+                    made.set_exception(WriteUnknown(f"stored, but {NOT_MASTER}: the next master has it, or not"))
+                elif self._clock() >= deadline:
+                    made.set_result(make(self.rule.timed_out()))
+                else:
+                    self._waiting.append((end, deadline, advance))
+            except Exception as error:  # noqa: BLE001 - it is the answer
+                made.set_exception(error)
+
+        advance()
+        return made
+
+    def advance(self, confirmed: StreamPosition) -> None:
+        """Check the requests up to `confirmed`, the new high watermark."""
+        waiting = self._waiting
+        for _ in range(len(waiting)):
+            if not confirmed.covers(waiting[0][0]):
+                return
+            waiting.popleft()[2]()
+
+    def sweep(self) -> None:
+        """Check requests whose time-out has passed; call it a few times a second."""
+        now = self._clock()
+        if any(deadline <= now for _, deadline, _ in self._waiting):
+            self.wake_all()
+
+    def wake_all(self) -> None:
+        """Check all requests, because something that concerns all of them has changed."""
+        waiting, self._waiting = self._waiting, deque()
+        for _, _, advance in waiting:
+            advance()

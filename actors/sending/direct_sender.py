@@ -1,0 +1,166 @@
+"""Make the first try of a send in the calling thread.
+
+All further tries are made by the `Sender` on the event loop. If the route is known and the broker connected, the thread
+waits only for the answer, and a blocking socket does that at half the cost. A large part goes from its buffer into the
+socket without the event loop and its thread. The same `Sender` and `SendPlan` as on the loop choose the queue,
+interpret the answer and decide what follows a failure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raymq.actors.errors import RayMQError
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.route_cache import RouteCache
+from raymq.actors.sending.body_size import ALWAYS_READABLE_BYTES, body_limit, longest_body
+from raymq.actors.sending.send_plan import try_seconds
+from raymq.actors.sending.sender import (
+    FailedAttempt,
+    Sender,
+    SendOutcome,
+    SendParameters,
+    SingleSendOutcome,
+    Sizes,
+    write_queue_id,
+)
+from raymq.actors.wire.blocking_channel import SMALL_BYTES, BlockingChannel, BlockingChannelPool
+from raymq.actors.wire.codes import RequestCode
+
+
+@dataclass(slots=True)
+class PendingSend:
+    """A send that `DirectSender.begin` has begun.
+
+    Attributes:
+        channel: the channel on which the answer of the first try arrives; None if the try failed or was not made.
+        tried: the failure of the first try.
+    """
+
+    topic: str
+    records: bytearray
+    sizes: Sizes
+    terms: SendParameters
+    began: float
+    queue: MessageQueue | None = None
+    channel: BlockingChannel | None = None
+    tried: FailedAttempt | None = None
+
+
+class DirectSender:
+    """A sender whose first try blocks the calling thread. Thread-safe.
+
+    `run` runs a coroutine on the event loop of `sender` and waits for it.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        routes: RouteCache,
+        channels: BlockingChannelPool,
+        run: Callable[[Coroutine[Any, Any, SendOutcome]], SendOutcome],
+    ) -> None:
+        self._sender = sender
+        self._routes = routes
+        self._channels = channels
+        self._run = run
+
+    def send(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> SendOutcome:
+        """Send records, as `Sender.send`.
+
+        It blocks, and must not be called on the event loop.
+        """
+        return self.finish(self.begin(topic, records, sizes, terms))
+
+    def send_one(self, topic: str, record: bytearray, terms: SendParameters) -> SingleSendOutcome:
+        """Send one record that is not delayed."""
+        if len(record) > SMALL_BYTES:
+            return self.send(topic, record, sizes_of_one(record), terms).one()
+        began = time.monotonic()
+        tried: FailedAttempt | None = None
+        chosen = self.chosen(topic, terms)
+        if chosen is not None:
+            queue, address = chosen
+            write_queue_id(record, queue.queue_id)
+            try:
+                answer = self._channels.ask(address, RequestCode.APPEND_ONE, record, first_try_timeout(terms))
+                if answer is not None:
+                    return self._sender.read_single_answer(queue, address, answer, time.monotonic() - began)
+            except RayMQError as error:
+                tried = FailedAttempt(queue, error, time.monotonic() - began)
+        return self._go_on(began, tried, topic, record, sizes_of_one(record), terms).one()
+
+    def begin(self, topic: str, records: bytearray, sizes: Sizes, terms: SendParameters) -> PendingSend:
+        """Write the first try; the caller passes the result to `finish`.
+
+        It raises none of the errors of a send; `finish` raises them. Several sends may be pending at once, and sends to
+        one queue may then be stored in another order.
+        """
+        begun = PendingSend(topic, records, sizes, terms, time.monotonic())
+        chosen = self.chosen(topic, terms)
+        if chosen is None:
+            return begun
+        queue, address = chosen
+        if len(records) > ALWAYS_READABLE_BYTES and longest_body(records, sizes) > body_limit(
+            self._routes.known(topic), queue.broker
+        ):
+            return begun  # a fresh route may have another limit
+        begun.queue = queue
+        command = self._sender.build_append(queue, records, sizes, terms)
+        try:
+            begun.channel = self._channels.begin(address, command, first_try_timeout(terms))
+        except RayMQError as error:
+            begun.tried = FailedAttempt(queue, error, time.monotonic() - begun.began)
+        return begun
+
+    def finish(self, begun: PendingSend) -> SendOutcome:
+        """Return the outcome of a send that was begun; raise as `Sender.send`."""
+        queue, channel, terms = begun.queue, begun.channel, begun.terms
+        if queue is not None and channel is not None:
+            try:
+                answer = self._channels.finish(channel, begun.began + first_try_timeout(terms) - time.monotonic())
+                elapsed = time.monotonic() - begun.began
+                return self._sender.answered(queue, channel.address, answer, len(begun.sizes), elapsed)
+            except RayMQError as error:
+                begun.tried = FailedAttempt(queue, error, time.monotonic() - begun.began)
+        return self._go_on(begun.began, begun.tried, begun.topic, begun.records, begun.sizes, terms)
+
+    def chosen(self, topic: str, terms: SendParameters) -> tuple[MessageQueue, str] | None:
+        """Return the queue of the first try and its broker's address.
+
+        Return None if the first try has to be made on the event loop.
+        """
+        route = None if terms.require_send_ok else self._routes.known(topic)
+        if route is None:
+            return None
+        try:
+            return self._sender.ready(route, terms)
+        except RayMQError:
+            return None  # a fresh route may have a queue
+
+    def _go_on(
+        self,
+        began: float,
+        tried: FailedAttempt | None,
+        topic: str,
+        records: bytearray,
+        sizes: Sizes,
+        terms: SendParameters,
+    ) -> SendOutcome:
+        """Make the remaining tries on the event loop."""
+        return self._run(self._sender.resume(terms.plan(began), tried, topic, records, sizes, terms))
+
+
+def sizes_of_one(record: bytearray) -> Sizes:
+    """Return the sizes of a single record."""
+    return np.array((len(record),), np.int32)
+
+
+def first_try_timeout(terms: SendParameters) -> float:
+    """Return the seconds of the budget for the first try, as `SendPlan.try_timeout`."""
+    return try_seconds(terms.timeout, 1 + terms.retries)

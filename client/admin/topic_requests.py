@@ -1,0 +1,111 @@
+"""Create, change, list and delete topics; see `Admin` for the contract of each call."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from raymq.actors.errors import InvalidInput, TopicNotFound
+from raymq.actors.naming import MAX_QUEUES, check_sendable, check_topic, is_system_topic, reply_topic
+from raymq.actors.protocol import PERM_READ, PERM_WRITE, MessageQueue
+from raymq.actors.wire.commands import admin_commands as wire_admin
+from raymq.client import arguments
+from raymq.client.connection import Connection
+from raymq.client.requests import fan_out as asking
+from raymq.client.results import QueueStats
+
+
+async def create(mq: Connection, topic: str, queues: int, *, ordered: bool) -> None:
+    """Create a topic on every broker."""
+    check_topic(topic)
+    check_sendable(topic)
+    arguments.whole("queues", queues, 1, MAX_QUEUES)
+    arguments.flag("ordered", ordered)
+    command = partial(wire_admin.create_topic_command, topic, queues, ordered=ordered)
+    asking.require_answers(await asking.request_all(mq, command))
+    mq.routes.invalidate(topic)
+
+
+def check_change(
+    topic: str,
+    *,
+    read_queues: int | None,
+    write_queues: int | None,
+    permission: int | None,
+    ordered: bool | None,
+) -> None:
+    """Raise InvalidInput if a setting is invalid for every topic."""
+    check_topic(topic)
+    check_sendable(topic)
+    for field, queues in (("read_queues", read_queues), ("write_queues", write_queues)):
+        if queues is not None:
+            arguments.whole(field, queues, 1, MAX_QUEUES)
+    if permission is not None and permission not in (0, PERM_WRITE, PERM_READ, PERM_READ | PERM_WRITE):
+        raise InvalidInput("permission", "a sum of 4 (read) and 2 (write)", permission)
+    if ordered is not None:
+        arguments.flag("ordered", ordered)
+
+
+async def update(
+    mq: Connection,
+    topic: str,
+    *,
+    read_queues: int | None,
+    write_queues: int | None,
+    permission: int | None,
+    ordered: bool | None,
+    dry_run: bool = False,
+) -> None:
+    """Change a topic on every broker that has it, starting from the broker's own settings."""
+    check_change(topic, read_queues=read_queues, write_queues=write_queues, permission=permission, ordered=ordered)
+    known = await asking.request_topic_brokers(mq, topic, partial(wire_admin.topic_config_command, topic))
+    route = await mq.routes.get(topic)
+    addresses = route.addresses  # a broker that left meanwhile is skipped here and reported by the check below
+    for broker, answer in known.items() if not dry_run else ():
+        if broker not in addresses:
+            continue
+        command = partial(
+            wire_admin.update_topic_command,
+            wire_admin.read_topic_config(answer),
+            read_queues=read_queues,
+            write_queues=write_queues,
+            permission=permission,
+            ordered=ordered,
+        )
+        await asking.request_with_retry(mq, addresses[broker], command, broker)
+    mq.routes.invalidate(topic)
+    await asking.check_all_updated(mq, route, f"of the change of topic {topic}")
+
+
+async def delete(mq: Connection, topic: str) -> None:
+    """Delete a topic on every broker and name server."""
+    check_topic(topic)
+    check_sendable(topic)
+    route = await mq.routes.get(topic, fresh=True)
+    command = partial(wire_admin.delete_topic_command, topic, from_broker=True)
+    answers = await asking.request_all(mq, command)
+    # A broker without the topic may have deleted it for an earlier request whose answer was lost.
+    asking.require_answers({name: each for name, each in answers.items() if not isinstance(each, TopicNotFound)})
+    await asking.check_all_updated(mq, route, f"that topic {topic} is deleted")
+    await asking.request_name_servers(mq, partial(wire_admin.delete_topic_command, topic, from_broker=False))
+    mq.routes.forget(topic)
+
+
+async def names(mq: Connection, *, system: bool) -> list[str]:
+    """Return the names of topics, sorted; system topics only with `system`."""
+    topics = await mq.routes.topics()
+    if system:
+        return topics
+    brokers = (await mq.routes.cluster()).brokers
+    own = {name for broker, (cluster, _) in brokers.items() for name in (broker, cluster, reply_topic(cluster))}
+    return [topic for topic in topics if not is_system_topic(topic) and topic not in own]
+
+
+async def stats(mq: Connection, topic: str) -> dict[MessageQueue, QueueStats]:
+    """Return the statistics of each queue of a topic, sorted by queue."""
+    check_topic(topic)
+    answers = await asking.request_topic_brokers(mq, topic, partial(wire_admin.topic_stats_command, topic))
+    return {
+        queue: QueueStats(low, end, last_ms / 1000)
+        for answer in answers.values()
+        for queue, (low, end, last_ms) in sorted(wire_admin.read_topic_stats(answer).items())
+    }

@@ -1,0 +1,273 @@
+"""Fetch messages for a push consumer, with one parked request per share of queues.
+
+A share is a part of a broker's queues. The fetcher runs on the connection's event loop. Fetched messages go to
+`ConsumeMessageService` at once. Errors of a queue or its messages are passed to `unreadable`
+(`raymq.client.push.offset_recovery`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from raymq.actors.backoff import Backoff
+from raymq.actors.errors import RayMQError
+from raymq.actors.filter.fetch_spec import FetchSpec
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.supervisor import Supervisor
+from raymq.actors.wire.commands.fetch_commands import MAX_ANSWER_BYTES, Fetched
+from raymq.client.connection import Connection
+from raymq.client.consumer_health import FetchFailures
+from raymq.client.members.tag_filter import SqlSubscription, TagFilter
+from raymq.client.message import ReceivedMessage
+from raymq.client.message_decoder import decode_message, decode_messages
+from raymq.client.push.consume_message_service import ConsumeMessageService
+from raymq.client.push.process_queue import ProcessQueue
+from raymq.client.push.queue_backoff import QueueBackoffs
+from raymq.client.requests.fetch_request import StreamedAnswers, fetch
+from raymq.client.requests.queue_batches import QueueBatch, QueueBatches
+
+_PARK_SECONDS = 15.0
+#: The same after a failed request. Only the end of a request shows that the broker responds again, so it must come
+#: soon.
+_PROBE_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchIdentity:
+    """The identity with which a consumer fetches.
+
+    Attributes:
+        client_id: the member that fetches.
+        session: the prefix of its session names at the brokers.
+        group: its group; None: it broadcasts, and no broker keeps its offsets.
+    """
+
+    mq: Connection
+    client_id: str
+    session: str
+    group: str | None
+
+
+class QueueFetcher:
+    """The fetches of one consumer.
+
+    Args:
+        filters: the filters by topic.
+        queues: the queues that are consumed now, in the order of their turns. The dict belongs to the consumer. A queue
+            whose messages arrived is moved to its end here.
+        delivery: receives the messages.
+        backoffs: the queues that are skipped for a while after errors.
+        supervisor: restarts the fetch tasks.
+        failing: records which fetches fail.
+        unreadable: called with a queue that cannot be read at the next offset, or whose messages cannot be processed.
+    """
+
+    def __init__(
+        self,
+        who: FetchIdentity,
+        *,
+        filters: Mapping[str, TagFilter | SqlSubscription],
+        queues: dict[MessageQueue, ProcessQueue],
+        delivery: ConsumeMessageService,
+        backoffs: QueueBackoffs,
+        supervisor: Supervisor,
+        failing: FetchFailures,
+        unreadable: Callable[[ProcessQueue, BaseException], None],
+    ) -> None:
+        self._who = who
+        self._filters = filters
+        self._queues = queues
+        self._delivery = delivery
+        self._backoffs = backoffs
+        self._supervisor = supervisor
+        self._failing = failing
+        self._unreadable = unreadable
+        #: Set when messages arrive. The code that waits for it clears it.
+        self.arrived = asyncio.Event()
+        #: Queues that are not fetched while they are examined.
+        self.suspended: set[ProcessQueue] = set()
+        self._shares = QueueBatches()
+        self._fetchers: dict[QueueBatch, asyncio.Task[None]] = {}
+        self._changed: dict[QueueBatch, asyncio.Event] = {}
+        self._stopping = False
+
+    def update_queues(self) -> None:
+        """Fetch the queues that are consumed now, after they have changed."""
+        self._shares.keep_only(self._queues.keys())
+        for share in {self._shares.of(queue) for queue in self._queues} | set(self._fetchers):
+            if share not in self._fetchers and not self._stopping:
+                self._changed[share] = asyncio.Event()
+                self._fetchers[share] = self._begin(share)
+            self._changed[share].set()
+
+    def restart_fetch(self, queue: MessageQueue) -> None:
+        """End the fetch that includes a queue. The next one uses the present state."""
+        changed = self._changed.get(self._shares.of(queue))
+        if changed is not None:
+            changed.set()
+
+    def back_off(self, queue: MessageQueue, error: Exception) -> float:
+        """Skip a queue for a while, longer each time, and return the seconds.
+
+        Other queues go on.
+        """
+        seconds = self._backoffs.failed(queue)
+        _log.info("%s cannot be read, again in %.1f s: %s", queue, seconds, error)
+        asyncio.get_running_loop().call_later(seconds, self.restart_fetch, queue)
+        return seconds
+
+    def wanted(self, process: ProcessQueue) -> FetchSpec:
+        """Return the specification of a queue's next fetch."""
+        queue = process.queue
+        wanted = self._filters[queue.topic]
+        place = queue.topic, queue.queue_id, process.next_offset
+        return FetchSpec(*place, wanted.codes, wanted.sql, process.epoch, process.incarnation)
+
+    def deliver(
+        self, process: ProcessQueue, messages: list[ReceivedMessage], sizes: list[int], next_offset: int
+    ) -> None:
+        """Deliver fetched messages of one queue.
+
+        Args:
+            sizes: the sizes of the messages in bytes.
+            next_offset: where the next fetch of the queue begins.
+        """
+        self.arrived.set()
+        self._backoffs.succeeded(process.queue)
+        wanted = self._filters[process.queue.topic]
+        if wanted.codes is not None:  # the broker compared hashes
+            pairs = [pair for pair in zip(messages, sizes, strict=True) if wanted.passes(pair[0].tags)]
+            messages, sizes = [message for message, _ in pairs], [size for _, size in pairs]
+        if len(messages) == 1:
+            self._delivery.add_one(process, messages[0], sizes[0])
+        else:
+            self._delivery.add(process, messages, sizes)
+        process.next_offset = max(process.next_offset, next_offset)
+        if messages:  # move to the end: other queues take their turn first
+            self._queues[process.queue] = self._queues.pop(process.queue)
+        elif not process.room:  # filtered messages do not count for the fetch's limit, so end it
+            self.restart_fetch(process.queue)
+
+    def stop(self) -> None:
+        """Stop all fetches."""
+        self._stopping = True
+        for task in self._fetchers.values():
+            task.cancel()
+
+    def _begin(self, share: QueueBatch) -> asyncio.Task[None]:
+        return self._supervisor.keep(f"fetches from {share}", lambda: self._keep_fetching(share))
+
+    async def _keep_fetching(self, share: QueueBatch) -> None:
+        """Fetch a share of a broker's queues repeatedly.
+
+        A change of the queues ends the fetch in flight.
+        """
+        changed = self._changed[share]
+        backoff = Backoff(first=0.1, cap=1.0)
+        while True:
+            processes = self._with_room(share)
+            changed.clear()
+            if not processes:
+                self._failing.over(share)
+                await changed.wait()
+                continue
+            begun_at = time.monotonic()
+            call = asyncio.ensure_future(self._fetch(share, processes))
+            change = asyncio.ensure_future(changed.wait())
+            try:
+                await asyncio.wait((call, change), return_when=asyncio.FIRST_COMPLETED)
+                if call.done():
+                    call.result()
+                    backoff.reset()
+                    self._failing.over(share)
+                    self._supervisor.succeeded(f"fetches from {share}")
+            except RayMQError as error:
+                _log.debug("fetch from %s: %s", share, error)
+                self._failing.failed(share, share.broker, begun_at, error)
+                await asyncio.sleep(backoff.next_delay())
+            finally:
+                call.cancel()
+                change.cancel()
+
+    def _with_room(self, share: QueueBatch) -> list[ProcessQueue]:
+        """Return the queues of a share that have room for more messages.
+
+        For the others, `restart_fetch` is called when they have room.
+        """
+        processes = [
+            process
+            for process in self._queues.values()
+            if self._shares.of(process.queue) == share
+            and self._backoffs.is_due(process.queue)
+            and process not in self.suspended
+        ]
+        for process in processes:
+            process.waits_for_room = not process.has_room
+        self._delivery.settle()
+        return [process for process in processes if not process.waits_for_room]
+
+    async def _fetch(self, share: QueueBatch, processes: list[ProcessQueue]) -> None:
+        """Make one fetch, and deliver its messages as soon as they arrive."""
+        #: Queues of which this fetch may return more messages, although earlier ones could not be processed.
+        unread: set[ProcessQueue] = set()
+
+        def arrived(parts: list[Fetched]) -> None:
+            for part in parts:
+                process = processes[part.index]
+                if process in unread:
+                    continue
+                try:
+                    self._arrived(process, part)
+                except BaseException as error:  # noqa: BLE001 - of this queue; what the others got is theirs
+                    unread.add(process)
+                    self._unreadable(process, error)
+
+        def one_arrived(index: int, record: memoryview) -> None:
+            process = processes[index]
+            if process in unread:
+                return
+            try:
+                self._one_arrived(process, record)
+            except BaseException as error:  # noqa: BLE001 - as above
+                unread.add(process)
+                self._unreadable(process, error)
+
+        def learn(epoch: int) -> None:
+            for process in processes:
+                process.epoch = epoch
+
+        wanted = [self.wanted(process) for process in processes]
+        on_early_answer = StreamedAnswers(arrived, one_arrived, len(processes))
+        # The limit is the room of the fullest queue, so that no queue gets more than it has room for.
+        park_seconds = _PROBE_SECONDS if self._failing.fails(share) else _PARK_SECONDS
+        limits = (max(1, min(process.room for process in processes)), MAX_ANSWER_BYTES, park_seconds)
+        who = self._who
+        session = f"{who.session}:{share}"
+        last = fetch(
+            *(who.mq, share.broker, session, wanted, *limits, who.group, who.client_id),
+            on_early_answer=on_early_answer,
+            on_epoch=learn,
+        )
+        arrived(await last)
+
+    def _arrived(self, process: ProcessQueue, part: Fetched) -> None:
+        if process.dropped:
+            return
+        if part.error is not None:
+            raise part.error
+        self.deliver(process, decode_messages(part, process.queue), part.sizes.tolist(), part.next_offset)
+
+    def _one_arrived(self, process: ProcessQueue, record: memoryview) -> None:
+        """Deliver one message of a queue without a filter."""
+        if process.dropped:
+            return
+        self.arrived.set()
+        self._delivery.add_one(process, decode_message(record, 0, process.queue), len(record))
+        if len(self._queues) > 1:
+            self._queues[process.queue] = self._queues.pop(process.queue)

@@ -1,0 +1,188 @@
+"""The tasks of reads and writes in Spark's Python workers.
+
+They fetch ranges of messages, and stage rows as messages. Both connect to the brokers' sockets directly. This module
+imports neither Ray nor Spark, apart from Spark's task context.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.actors.protocol import Tls
+from raymq.client import MessageQueue
+from raymq.client.bulk.batch_plans import BrokerTopic
+from raymq.client.bulk.range_reader import NO_FENCE, RangeLost, RangeReader
+from raymq.client.bulk.read_spec import ReadFence, ReadSpec
+from raymq.client.bulk.staged_writer import StagedWriter
+from raymq.client.errors import OffsetOutOfRange, QueueNotFound, RayMQError, TopicNotFound
+from raymq.client.task_connection import shared_connection
+from raymq.spark_bridge.batch_plan import TopicEpoch
+from raymq.spark_bridge.body_decoder import BodyDecoder
+from raymq.spark_bridge.chunk_builder import ChunkBuilder, RecordChunk
+from raymq.spark_bridge.envelope import envelope_column, needed_columns
+from raymq.spark_bridge.offset_ranges import OffsetRange, check_not_lost, remaining_ranges
+from raymq.spark_bridge.table_batches import cast_column
+from raymq.storage.records.record_table import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+_log = logging.getLogger("raymq.spark")
+_STAGED = pa.schema([("part", pa.string()), ("broker", pa.string()), ("rows", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRanges:
+    """A function for `spark.range(0, n, 1, n).mapInArrow`: row i becomes the messages of range i."""
+
+    name_servers: tuple[str, ...]
+    ranges: tuple[OffsetRange, ...]
+    schema: pa.Schema
+    """What is wanted of a message, or of what its body is decoded into."""
+    decoder: BodyDecoder | None
+    tls: Tls | None = None
+    tags: frozenset[str] | None = None
+    """Only messages that have one of these."""
+    sql: str | None = None
+    """Only messages that this expression is true of."""
+    counted: Accumulator[int] | None = None
+    """What each message is added to that was looked at."""
+    planned: Mapping[BrokerTopic, TopicEpoch] | None = None
+    """Of which messages the ranges were when they were planned; None where nobody knows."""
+    skip_losses: bool = False
+    """Whether messages that are gone are skipped, with a warning, instead of failing the task."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the messages, about 8 MB per batch; Spark calls this in a task."""
+        columns = needed_columns(self.schema.names, decoded=self.decoder is not None)
+        wish = ReadSpec(self.tags, self.sql, columns | {"offset"})
+        with RangeReader(self.name_servers, self.tls) as reader:
+            for batch in batches:
+                asked = [self.ranges[number] for number in batch.column(0).to_pylist()]
+                left, fence = self._remaining(asked)
+                fetch = self._fetch_skipping_losses if self.skip_losses else self._fetch
+                for wanted in left:
+                    of_then = fence.get((wanted.queue.topic, wanted.queue.broker), NO_FENCE)
+                    yield from fetch(reader, wanted, wish, of_then)
+                    if self.counted is not None:
+                        self.counted.add(wanted.end - wanted.start)
+
+    def _remaining(self, ranges: list[OffsetRange]) -> tuple[list[OffsetRange], Mapping[BrokerTopic, ReadFence]]:
+        """Return the ranges that still have messages, and the fences for their requests.
+
+        With a fence a request fails if the messages were replaced in the meantime.
+        """
+        if self.planned is None:
+            return ranges, {}
+        mq = shared_connection(self.name_servers, self.tls)
+        if not self.skip_losses:
+            return ranges, check_not_lost(mq, ranges, self.planned)
+        left, fence = remaining_ranges(mq, ranges, self.planned)
+        for before, after in zip(ranges, left, strict=True):
+            if after.end < before.end:
+                _log.warning("skipped %s from %d to %d: it is gone", before.queue, after.end, before.end)
+        return left, fence
+
+    def _fetch_skipping_losses(
+        self, reader: RangeReader, wanted: OffsetRange, wish: ReadSpec, fence: ReadFence
+    ) -> Iterator[pa.RecordBatch]:
+        """Fetch a range as `_fetch` does, and skip missing messages with a warning."""
+        at = wanted.start
+        while at < wanted.end:
+            try:
+                yield from self._fetch(reader, OffsetRange(wanted.queue, at, wanted.end), wish, fence)
+            except OffsetOutOfRange as error:
+                if error.min_offset <= at:
+                    raise
+                gone = min(error.min_offset, wanted.end)
+                _log.warning("skipped %s from %d to %d: %s", wanted.queue, at, gone, error)
+                at = gone
+            except (RangeLost, TopicNotFound, QueueNotFound) as error:
+                _log.warning("skipped %s up to %d, what was not read yet: %s", wanted.queue, wanted.end, error)
+                return
+            else:
+                return
+
+    def _fetch(
+        self, reader: RangeReader, wanted: OffsetRange, wish: ReadSpec, fence: ReadFence
+    ) -> Iterator[pa.RecordBatch]:
+        at = wanted.start
+        for table in reader.table(wanted.queue, wanted.start, wanted.end, wish, fence):
+            offsets = table.column("offset").to_numpy()
+            if offsets[0] < at or offsets[-1] >= wanted.end:
+                raise RayMQError(f"{wanted.queue}: offsets from {at} to {wanted.end} were asked for, {offsets} came")
+            if wish.is_unfiltered and offsets[-1] != at + len(offsets) - 1:
+                raise RayMQError(f"{wanted.queue}: offsets from {at} on were asked for, {offsets} came")
+            at = int(offsets[-1]) + 1
+            yield self._to_batch(table)
+        if wish.is_unfiltered and at != wanted.end:
+            raise RayMQError(f"{wanted.queue} ended at {at}, before {wanted.end}")
+
+    def _to_batch(self, table: pa.Table) -> pa.RecordBatch:
+        made: dict[str, pa.Array] = {}
+        if self.decoder is not None and "body" in table.column_names:
+            types = pc.map_lookup(table.column("properties").combine_chunks(), CONTENT_TYPE, "last")
+            decoded = self.decoder.decode(table.column("body").combine_chunks(), types)
+            made = dict(zip(self.decoder.names, decoded, strict=True))
+        columns = [made[name] if name in made else envelope_column(table, name) for name in self.schema.names]
+        return pa.RecordBatch.from_arrays(
+            [cast_column(column, field.type) for column, field in zip(columns, self.schema, strict=True)],
+            schema=self.schema,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageRows:
+    """A function for `df.mapInArrow` that stages the rows of a partition.
+
+    It yields the staged parts as (part, broker, rows). Every attempt at a task has parts of its own. The driver commits
+    only the parts of attempts that returned a result, so that the rows of a failed, killed or superseded attempt never
+    become visible.
+    """
+
+    name_servers: tuple[str, ...]
+    transaction: str
+    queues: tuple[MessageQueue, ...]
+    columns: tuple[str, ...]
+    """What the rows have, see `write_columns`."""
+    tls: Tls | None = None
+    home: str = ""
+    """The broker that decides about the transaction."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage the rows of a partition; Spark calls this in a task."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        part = f"{partition}-{uuid.uuid4().hex}"
+        staged: dict[str, int] = {}
+        # Each partition begins at another queue, and each write too.
+        chunks = ChunkBuilder(self.queues, zlib.crc32(self.transaction.encode()) + partition, self.columns)
+        with StagedWriter(self.name_servers, self.tls) as writer:
+            for number, chunk in enumerate(_chunks(chunks, batches)):
+                writer.begin(
+                    *(self.transaction, part, number, chunk.queue, chunk.records, chunk.sizes),
+                    home=self.home,
+                    delayed=chunk.delayed,
+                )
+                staged[chunk.queue.broker] = staged.get(chunk.queue.broker, 0) + len(chunk.sizes)
+            writer.settle()
+        columns = [[part] * len(staged), list(staged), list(staged.values())]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, _STAGED, strict=True)], schema=_STAGED
+        )
+
+
+def _chunks(chunks: ChunkBuilder, batches: Iterable[pa.RecordBatch]) -> Iterator[RecordChunk]:
+    for batch in batches:
+        yield from chunks.add(pa.Table.from_batches([batch]))
+    yield from chunks.flush()

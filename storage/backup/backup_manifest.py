@@ -1,0 +1,220 @@
+"""The manifest of a backup: a JSON object with a checksum of its own.
+
+A file is a list of *extents*: ranges of bytes within an *object*, each with its SHA-256. An object's name is the
+SHA-256 of all of its content. So equal bytes are stored once, whichever backups and files contain them, and stored
+objects never change. A manifest may have been written by anybody. So it is checked when it is read: it may only have
+paths that a backup can contain, object names of 64 digits, and contiguous extents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, NamedTuple
+
+from raymq.storage.directory_format import DirectoryFormat
+from raymq.storage.errors import FormatTooNew, InvalidInput, StoreCorrupt
+from raymq.storage.files import json_file
+from raymq.storage.state.backup_snapshot import is_backup_path
+from raymq.storage.state.state_files import folders_above
+from raymq.storage.tables.broker_identity import BrokerIdentity
+from raymq.storage.version import VERSION
+
+FORMAT: Final = 1
+#: The maximum size of an extent in bytes.
+EXTENT_BYTES: Final = 64 << 20
+#: The maximum size of an object in bytes; small extents share one object.
+MAX_OBJECT_BYTES: Final = EXTENT_BYTES
+#: The maximum size of a file on any file system.
+_MAX_BYTES: Final = (1 << 63) - 1
+#: The maximum length of a file name in bytes.
+_MAX_NAME: Final = 255
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_LOG_FILE: Final = re.compile(r"commitlog/[0-9]{20}")
+
+
+class Extent(NamedTuple):
+    """A range of a file's bytes in an object.
+
+    The extent has `length` bytes at offset `at` of the object, with the SHA-256 `digest`.
+    """
+
+    object: str
+    at: int
+    length: int
+    digest: str
+
+
+class FileFingerprint(NamedTuple):
+    """Values that identify an unchanged log file without reading it."""
+
+    inode: int
+    modified_ns: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of the store.
+
+    Attributes:
+        size: the size of the file; bytes after the extents are zeros.
+        mark: the fingerprint of a log file that was followed by another one.
+    """
+
+    path: str
+    size: int
+    extents: tuple[Extent, ...]
+    mark: FileFingerprint | None = None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Return how many bytes of the file are stored."""
+        return sum(extent.length for extent in self.extents)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A backup: the log from `log_begin` to `log_end`, and the state at the same moment.
+
+    That moment is when the log ended at `log_end`.
+
+    Attributes:
+        store: the format of the directory that was backed up.
+    """
+
+    name: str
+    made_at_ms: int
+    broker: BrokerIdentity
+    log_begin: int
+    log_end: int
+    folders: tuple[str, ...] = ()
+    files: tuple[StoredFile, ...] = field(default=(), repr=False)
+    store: DirectoryFormat = field(default_factory=DirectoryFormat)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Return how many bytes of files the backup has."""
+        return sum(file.stored_bytes for file in self.files)
+
+    def extents(self) -> Iterator[Extent]:
+        """Iterate over the extents of all files."""
+        for file in self.files:
+            yield from file.extents
+
+    def encode(self) -> bytes:
+        """Return the manifest as JSON with its checksum."""
+        told = asdict(self) | {"format": FORMAT, "writtenBy": VERSION}
+        told["files"] = [
+            {"path": file.path, "size": file.size, "extents": file.extents, "mark": file.mark} for file in self.files
+        ]
+        return json.dumps(told | {"sha256": _digest(told)}).encode()
+
+
+def check_name(name: str) -> str:
+    """Return the name of a backup. Raise InvalidInput if it is not allowed."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput("backup", "a name of at most 100 letters, digits, '.', '_' and '-'", name)
+    return name
+
+
+def is_object(name: str) -> bool:
+    """Return True if an object may have that name."""
+    return _DIGEST.fullmatch(name) is not None
+
+
+def decode(where: str, content: bytes) -> Manifest:
+    """Decode and check a manifest.
+
+    Raises:
+        StoreCorrupt: it is malformed, or names something that no backup can contain.
+        FormatTooNew: a newer RayMQ wrote it.
+    """
+    try:
+        told = json_file.parse(content.decode())
+        digest = told.pop("sha256")
+        if digest != _digest(told):
+            raise ValueError("its checksum is another one")
+        if _number(told["format"]) > FORMAT:
+            raise FormatTooNew(where, told["format"], FORMAT, _text(told.get("writtenBy", "")))
+        if told["format"] != FORMAT:
+            raise ValueError(f"format {told['format']}")
+        return _manifest(told)
+    except (InvalidInput, *json_file.DECODE_ERRORS) as error:
+        raise StoreCorrupt(where, 0, f"no manifest of a backup: {error}") from error
+
+
+def _digest(told: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _manifest(told: Mapping[str, Any]) -> Manifest:
+    files = tuple(_file(each) for each in told["files"])
+    folders = tuple(_path(each) for each in told["folders"])
+    paths = [*folders, *(file.path for file in files)]
+    if len(set(paths)) < len(paths):
+        raise ValueError("a path stands twice")
+    above = {folder for path in paths for folder in folders_above(path)}
+    if wrong := above & {file.path for file in files}:
+        raise ValueError(f"a file with others in it: {min(wrong)!r:.200}")
+    broker = told["broker"]
+    name, cluster, host = (_text(broker[key]) for key in ("name", "cluster", "host"))
+    known = BrokerIdentity(name, cluster, host, _number(broker["port"], 65535), _number(broker["epoch"]))
+    begin, end = _number(told["log_begin"]), _number(told["log_end"])
+    _check_log(files, begin, end)
+    # Backups from before the directory's format was recorded have no such field; their format is the first one.
+    store = DirectoryFormat(**told["store"]) if "store" in told else DirectoryFormat()
+    made_at_ms = _number(told["made_at_ms"])
+    return Manifest(check_name(told["name"]), made_at_ms, known, begin, end, folders, files, store)
+
+
+def _check_log(files: Sequence[StoredFile], begin: int, end: int) -> None:
+    """Raise ValueError unless the log files are contiguous and cover `begin` to `end`."""
+    at = begin
+    for file in sorted((each for each in files if _LOG_FILE.fullmatch(each.path)), key=lambda each: each.path):
+        if int(file.path.rpartition("/")[2]) != at or file.stored_bytes < min(file.size, end - at):
+            raise ValueError(f"the log is not whole at {at}")
+        at += file.size
+    if not begin <= end <= at:
+        raise ValueError(f"a log from {begin} to {end}, of which files reach to {at}")
+
+
+def _file(told: Mapping[str, Any]) -> StoredFile:
+    extents = tuple(_extent(*each) for each in told["extents"])
+    mark = None if told["mark"] is None else FileFingerprint(*map(_number, told["mark"]))
+    file = StoredFile(_path(told["path"]), _number(told["size"]), extents, mark)
+    if file.stored_bytes > file.size:
+        raise ValueError(f"more bytes than {file.path} is large")
+    return file
+
+
+def _extent(name: Any, at: Any, length: Any, digest: Any) -> Extent:
+    if not (is_object(_text(name)) and is_object(_text(digest))):
+        raise ValueError(f"no name of an object: {name!r:.80}")
+    extent = Extent(name, _number(at, MAX_OBJECT_BYTES), _number(length, EXTENT_BYTES), digest)
+    if not 0 < extent.length <= MAX_OBJECT_BYTES - extent.at:
+        raise ValueError(f"an extent of {extent.length} bytes at {extent.at}")
+    return extent
+
+
+def _path(value: Any) -> str:
+    path = _text(value)
+    if not (_LOG_FILE.fullmatch(path) or is_backup_path(path)) or max(map(len, path.encode().split(b"/"))) > _MAX_NAME:
+        raise ValueError(f"a path that no backup has: {path!r:.200}")
+    return path
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"no text: {value!r:.80}")
+    return value
+
+
+def _number(value: Any, most: int = _MAX_BYTES) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"no number from 0 to {most}: {value!r:.80}")
+    return value

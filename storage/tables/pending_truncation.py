@@ -1,0 +1,57 @@
+"""An ordered truncation of the log, which the next opening completes.
+
+The records after an offset are treated as if they had never been written. The order is written to disk before anything
+is truncated. It is removed after everything is truncated on disk, and before a byte is appended. So a crash at any
+moment leaves either the unchanged log or an order that the next opening carries out again from its beginning. The
+truncated records never come back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.files import fileutil, json_file
+
+_REMEDY: Final = "take the directory out of the group and let the replica begin with an empty one"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTruncation:
+    """The order to truncate the log.
+
+    Attributes:
+        offset: the new end of the log; a record begins there, or the log ended there.
+        last_epoch: newer leader epochs than this one are removed; None: no epochs are known.
+    """
+
+    offset: int
+    last_epoch: int | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> Self | None:
+        """Return the pending order, or None if there is none.
+
+        Raise StoreCorrupt if there is an order that cannot be read.
+        """
+        try:
+            told = json.loads(fileutil.read_whole(path))
+            epoch = told["lastEpoch"]
+            return cls(int(told["offset"]), None if epoch is None else int(epoch))
+        except FileNotFoundError:
+            return None
+        except json_file.DECODE_ERRORS as error:
+            raise StoreCorrupt(
+                str(path), 0, f"an order to cut the log, of another form: {error}", remedy=_REMEDY
+            ) from None
+
+    def save(self, path: Path) -> None:
+        """Write the order durably.
+
+        Raise StoreFull or StoreFailed if it cannot be written.
+        """
+        # Other files have a `.bak`; this one has none, because an older order is already carried out.
+        fileutil.replace(path, json.dumps({"offset": self.offset, "lastEpoch": self.last_epoch}).encode())

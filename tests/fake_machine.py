@@ -1,0 +1,28 @@
+"""A machine that can be started anew, for tests of what a store makes of a loss of power in one known place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.storage import checkpointer as checkpointing_module
+from raymq.storage import store_parts as opening
+from tests.store_records import log_file
+
+
+class Machine:
+    """What stores take for the machine they run on, as long as `monkeypatch` lasts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._boot = 0
+        for module in (opening, checkpointing_module):
+            monkeypatch.setattr(module, "boot_id", lambda: f"boot {self._boot}")
+
+    def lose_power(self, directory: Path, log_end: int) -> None:
+        """Start it anew; of the store's log, which is in one file and nobody's, all behind `log_end` is lost."""
+        self._boot += 1
+        with log_file(directory).open("r+b") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(log_end)
+            stream.write(bytes(size - log_end))
