@@ -8,6 +8,8 @@ FOLDERS := storage actors client spark_bridge cluster demo configs datasets
 PYTHON ?=
 # make test-unit ARGS="-k record -x" hands more arguments to pytest, make demo ARGS="--json" to the demo.
 ARGS ?=
+# Where make dist puts the wheels.
+DIST ?= dist
 
 VENV := .venv
 LOCK := requirements.lock
@@ -23,7 +25,7 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo docs test test-unit test-long test-nightly test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-compare bench-consume bench-idle bench-produce bench-recovery bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
+.PHONY: help env demo dist docs test test-unit test-long test-nightly test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-compare bench-consume bench-idle bench-produce bench-recovery bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
@@ -34,6 +36,7 @@ help:
 	@echo "make test-spark4 the data source of Spark 4.2, in an environment of its own, .venv-spark4 (not part of make test)"
 	@echo "make test-interop  RocketMQ's Java client, admin client, mqadmin and Go client against a cluster (needs Maven, Go)"
 	@echo "make test-rocketmq RocketMQ's own tests against a cluster (needs Maven; ARGS=--list, ARGS='pop OffsetResetIT')"
+	@echo "make dist       the wheels of raymq and raymq-native, in dist (DIST=FOLDER)"
 	@echo "make docs       the documentation as a site, in build/docs; a broken link or reference fails it (ARGS=--help)"
 	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
 	@echo "make bench soak the measurements; the long endurance test"
@@ -122,8 +125,8 @@ demo: env
 	@$(VENV)/bin/raymq demo $(ARGS)
 
 # pytest's summary is the last thing to read, unless the types are wrong: they are looked at beside the tests.
-# Five processes, since many of them wait (tests/shared_out.py); ARGS="-n 0" for one. Of sweeps some cases, and compiled code
-# only where there is any (tests/sweeps.py); make test-nightly runs the rest.
+# Five processes, since many of them wait (tests/xdist_scheduler.py); ARGS="-n 0" for one. Of sweeps some cases, and compiled code
+# only where there is any (tests/sweep_sampling.py); make test-nightly runs the rest.
 test: env
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types >$(VENV)/types.log 2>&1 & types=$$!; \
@@ -155,6 +158,15 @@ fix: env
 
 types: env links
 	@$(PY) -m mypy
+
+# Built in an environment of pip's own, from a copy, so that nothing is left in the tree.
+dist: env
+	@rm -rf build/dist && mkdir -p build/dist "$(DIST)"
+	@cp -r $(FOLDERS) native pyproject.toml README.md LICENSE MANIFEST.in build/dist
+	@find build/dist -name __pycache__ -type d -prune -exec rm -rf {} +
+	@$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$(DIST)" build/dist build/dist/native
+	@rm -rf build/dist
+	@ls -1 "$(DIST)"/*.whl
 
 # Docstrings are read through the links that type checkers use.
 docs: env links

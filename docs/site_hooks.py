@@ -1,8 +1,9 @@
-"""MkDocs hooks: put the example programs and the configuration files, which pages link to, into the site."""
+"""MkDocs hooks: put example programs, configuration files and the list of settings into the site."""
 
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -11,8 +12,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from raymq.cluster.cluster_config import SETTINGS
+
 _ROOT = Path(__file__).resolve().parents[1]
 _EXAMPLES = "examples.md"
+#: Where a page has the sections of the settings.
+_SETTINGS = "<!-- settings -->"
 #: A link's target below the repository's root, as "../examples/delayed_delivery.py" in a page of docs/.
 _TARGET = re.compile(r"\]\((?:\.\./)+(examples|configs|README\.md)(/[^)#\s]*)?(#[^)\s]*)?\)")
 
@@ -41,7 +46,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         path, hash_sign, anchor = target.partition("#")
         return f"]({posixpath.relpath(path, folder or '.')}{hash_sign}{anchor})"
 
-    return _TARGET.sub(replaced, markdown)
+    return _TARGET.sub(replaced, markdown.replace(_SETTINGS, settings_as_markdown()))
+
+
+def settings_as_markdown() -> str:
+    """Return a section for each setting of a configuration file."""
+    parts = []
+    for setting in SETTINGS.values():
+        unit = f" ({setting.unit})" if setting.unit else ""
+        parts.append(
+            f"## `{setting.name}`\n\n{setting.description}\n\n"
+            f"- Default: `{json.dumps(setting.default)}`{unit}\n"
+            f"- Allowed: {setting.allowed}\n"
+            f"- A change takes effect {setting.effect}.\n"
+        )
+    return "\n".join(parts)
 
 
 def _anchor(file_name: str) -> str:

@@ -79,6 +79,7 @@ def parts() -> list[Part]:
         pytest_part("long", "-n", "4", "--no-loadscope-reorder", "-m", "long and not soak", "--ignore=tests/fuzz"),
         pytest_part("soak", "-m", "soak", "--whole-sweeps", hours=6.0),
         Part("chaos", (sys.executable, "-m", "tests.chaos.failover.run", "--kills", "50"), tools=("ip", "unshare")),
+        Part("docs", (*_MAKE, "docs"), tools=("make",)),
         Part("spark4", (*_MAKE, "test-spark4"), tools=("make", "java")),
         *other_pythons(),
         Part("interop-java", (*_MAKE, "test-interop", "ARGS=-k java"), tools=("make", "mvn", "javac")),
