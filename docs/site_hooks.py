@@ -23,7 +23,7 @@ _TARGET = re.compile(r"\]\((?:\.\./)+(examples|configs|README\.md)(/[^)#\s]*)?(#
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page with all programs of examples/, and the files of configs/ as they are."""
+    """Add a page of all examples, and the files of configs/ as they are."""
     files.append(File.generated(config, _EXAMPLES, content=_examples_page()))
     for path in sorted((_ROOT / "configs").rglob("*")):
         if path.is_file() and path.suffix in {".yaml", ".sh", ""}:

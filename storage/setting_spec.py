@@ -104,11 +104,9 @@ def _in_words(info: inspect.Type) -> str:
         case inspect.IntType() | inspect.FloatType():
             words = "a whole number" if isinstance(info, inspect.IntType) else "a number"
             words += f" above {info.gt:g}" if info.gt is not None else f" from {info.ge}" if info.ge is not None else ""
-            return (
-                words + (f" to {info.le}" if info.ge is not None else f", at most {info.le:g}")
-                if info.le is not None
-                else words
-            )
+            if info.le is not None:
+                words += f" to {info.le}" if info.ge is not None else f", at most {info.le:g}"
+            return words
         case inspect.UnionType():
             return ", or ".join(_in_words(each) for each in info.types)
         case inspect.NoneType():

@@ -280,7 +280,10 @@ class OutboxFile:
         )
 
     def close(self) -> None:
-        """Give up the right to send (see `claim`), and close the file. May be called again."""
+        """Give up the right to send (see `claim`) and close the file.
+
+        It may be called again.
+        """
         with self._using():
             with contextlib.suppress(sqlite3.Error):  # closed before, or locked: the claim expires
                 self._db.execute("DELETE FROM lease WHERE owner = ?", (self._owner,))

@@ -230,9 +230,10 @@ class Leadership:
         return SendStatus.SEND_OK
 
     async def settled_durably(self, end: StreamPosition) -> SendStatus:
-        """Return the status of a change of offsets or deliveries, with `flush: sync` once it is on this disk.
+        """Return the status of a change, which `flush: sync` has on this disk first.
 
-        Replicas sync what they acknowledge. Where all machines lose power, the former master may be elected again.
+        It syncs offsets and deliveries: replicas sync what they acknowledge, and where all machines lose power, the
+        former master may be elected again.
         """
         if self.is_sync and self._flushes and self._state_commits is not None:
             self._changed_here()

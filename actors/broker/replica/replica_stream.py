@@ -140,7 +140,7 @@ class ReplicaStream:
         self._epochs.begin(entry)
 
     def stop_following(self, on_change: Callable[[], None]) -> StateRecorder:
-        """Close the message store of a replica that was elected, and return its recorder of changes.
+        """Close the store of an elected replica and return its recorder of changes.
 
         The recorder numbers state changes behind the last one that the replica applied.
         """
