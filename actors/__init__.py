@@ -44,4 +44,4 @@ else:
     try:
         native_kernels.use(raymq_native)
     except ValueError as error:
-        logging.getLogger(__name__).warning("%s; NumPy does its work", error)
+        logging.getLogger(__name__).warning("%s; NumPy is used instead", error)

@@ -89,6 +89,6 @@ def _as_ours(name: str, timeout: float) -> Iterator[None]:
     except (GetTimeoutError, TimeoutError, ActorUnavailableError, TaskCancelledError) as error:
         raise Timeout(name, f"{no_answer_within(timeout)}; the call may have been carried out") from error
     except ActorUnschedulableError as error:
-        raise BrokerUnavailable(name, f"the actor is not started: {str(error).splitlines()[0]}") from error
+        raise BrokerUnavailable(name, f"the actor could not be started: {str(error).splitlines()[0]}") from error
     except (ActorDiedError, RayActorError) as error:
         raise ConnectionLost(name, f"the actor is dead: {str(error).splitlines()[0]}") from error

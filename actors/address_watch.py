@@ -36,7 +36,7 @@ def resolve_own_address(host: str) -> str:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
             own: str = ray.util.get_node_ip_address()
-            _log.warning("%s is no address of this machine any more; %s is", host, own)
+            _log.warning("%s does not belong to this machine any more; using %s", host, own)
             return own
     return host
 
@@ -89,8 +89,8 @@ class AddressWatch:
             try:
                 for known_as, name in self._known().items():
                     self._look(known_as, name)
-            except Exception:  # noqa: BLE001 - whatever it is, the next look may go well
-                _log.exception("it is not known whether servers have moved")
+            except Exception:  # noqa: BLE001 - after any error, the next check may succeed
+                _log.exception("could not check whether servers have moved")
             pause.wait(_LOOK_SECONDS)
 
     def _look(self, known_as: str, name: str) -> None:
@@ -99,7 +99,7 @@ class AddressWatch:
             if address is not None:
                 self._on_moved(name, address)
         except (RayMQError, OSError) as error:
-            _log.debug("%s is not found: %s", name, error)
+            _log.debug("could not find %s: %s", name, error)
 
 
 def refresh_address(known_as: str, name: str, namespace: str) -> str | None:

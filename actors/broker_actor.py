@@ -114,7 +114,7 @@ class Broker:
         """
         try:
             self._hosted.stop()
-        except Exception:  # noqa: BLE001 - what was not written is recovered by the next process
+        except Exception:  # noqa: BLE001 - the next process recovers what was not written
             _log.exception("%s did not stop properly", self._name)
         with contextlib.suppress(Exception):
             ray.kill(ray.get_runtime_context().current_actor, no_restart=False)

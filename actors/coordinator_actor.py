@@ -58,8 +58,8 @@ class Coordinator:
                 groups = {name.partition(".")[0] for name in actor_calls.broker_names(self._spec.cluster)}
                 if groups:  # an empty list means that Ray cannot list them now
                     self._loop.run(self._watch_only(self._hosted.get(), groups, policy))
-            except Exception as error:  # noqa: BLE001 - those that are known are looked after all the same
-                _log.debug("which groups there are is not known now: %s", error)
+            except Exception as error:  # noqa: BLE001 - the known groups are still watched
+                _log.debug("could not list the groups: %s", error)
 
     async def _watch_only(self, service: CoordinatorService, groups: set[str], policy: ReplicationPolicy) -> None:
         service.set_groups(groups, policy)

@@ -242,10 +242,10 @@ class WriteIncomplete(RayMQError):
     """
 
     def __init__(self, transaction: str, rows: int, missing: int, reasons: Mapping[str, str]) -> None:
-        told = "".join(f"\n  {broker}: {reason}" for broker, reason in reasons.items())
+        details = "".join(f"\n  {broker}: {reason}" for broker, reason in reasons.items())
         super().__init__(
-            f"the write {transaction} is committed, and {missing} of its {rows + missing} rows are not there;"
-            f" {rows} are: do not repeat it as a whole{told}"
+            f"the write {transaction} is committed, but {missing} of its {rows + missing} rows are lost;"
+            f" {rows} are stored: do not repeat the whole write{details}"
         )
         self.transaction = transaction
         self.rows = rows
@@ -291,8 +291,8 @@ class TopicUnavailable(BrokerUnavailable):
 
     def __init__(self, topic: str, brokers: Sequence[str], words: str = "") -> None:
         self.broker = ", ".join(brokers) or "cluster"
-        away = f"{self.broker} had it and left the routes" if brokers else "no broker is registered"
-        RayMQError.__init__(self, f"{words or f'topic {topic} is away'}: {away}", remedy=CLUSTER_INFO_HINT)
+        away = f"{self.broker} has the topic, but left the routes" if brokers else "no broker is registered"
+        RayMQError.__init__(self, f"{words or f'topic {topic} is unavailable'}: {away}", remedy=CLUSTER_INFO_HINT)
 
 
 def no_route_to(topic: str) -> str:
@@ -303,7 +303,7 @@ def no_route_to(topic: str) -> str:
 # -- errors of missing things: one text per cause; the remedy is a Python call, which the command line translates -----
 
 #: The remedy where a broker is missing.
-CLUSTER_INFO_HINT = "Admin.cluster_info() lists the brokers there are"
+CLUSTER_INFO_HINT = "Admin.cluster_info() lists the brokers"
 #: The remedy if no name server answers at its address.
 NO_CLUSTER_HINT = "cluster.start() starts a cluster; name_servers= names those of another one"
 
@@ -323,7 +323,7 @@ def group_not_found(group: str, broker: str = "") -> GroupNotFound:
     """Return the error of a consumer group that does not exist (on `broker`)."""
     return GroupNotFound(
         f"consumer group {group} does not exist" + (f" on {broker}" if broker else ""),
-        remedy="a group is made by its first consumer; Admin.groups() lists those there are",
+        remedy="a group is created by its first consumer; Admin.groups() lists the existing ones",
     )
 
 
@@ -393,7 +393,7 @@ class OffsetReset(RayMQError):
     wire_code = "PULL_OFFSET_MOVED"
 
     def __init__(self, offset: int, incarnation: int | None = None) -> None:
-        super().__init__(f"the group was sent to offset {offset}")
+        super().__init__(f"the group was reset to offset {offset}")
         self.offset = offset
         self.incarnation = incarnation
 
@@ -457,7 +457,7 @@ class TooFewInSync(RayMQError):
     """A broker group has fewer replicas in sync than required; nothing was written."""
 
     retriable = True
-    remedy = "bring the other replicas back; with a smaller min_in_sync less is promised of what is acknowledged"
+    remedy = "bring the other replicas back; a smaller min_in_sync makes acknowledged messages less safe"
 
 
 class BrokerGroupNotFound(NotFoundError):
@@ -510,14 +510,14 @@ class VersionMismatch(ProtocolError):
         ours_oldest: int,
         ours_newest: int,
         release: str = "",
-        wanted: str = "",
+        request: str = "",
     ) -> None:
         older = "that server" if theirs_newest < ours_newest else "this program"
-        who = f"{peer} (RayMQ {release})" if release else peer
-        told = f": {wanted.strip()}" if wanted else ""
+        name = f"{peer} (RayMQ {release})" if release else peer
+        details = f": {request.strip()}" if request else ""
         super().__init__(
-            f"{who} speaks versions {theirs_oldest} to {theirs_newest} of RayMQ's protocol, "
-            f"this side {ours_oldest} to {ours_newest}{told}",
+            f"{name} speaks versions {theirs_oldest} to {theirs_newest} of RayMQ's protocol, "
+            f"this side {ours_oldest} to {ours_newest}{details}",
             remedy=f"upgrade the RayMQ of {older}, or use this one with servers of its own version",
         )
         self.peer = peer

@@ -57,7 +57,7 @@ class _InlineExecutorLoop:
         done: asyncio.Future[_T] = self.create_future()
         try:
             done.set_result(call(*arguments))
-        except Exception as error:  # noqa: BLE001 - it is the call's own
+        except Exception as error:  # noqa: BLE001 - the caller receives it
             done.set_exception(error)
         return done
 
@@ -251,8 +251,8 @@ class EventLoopThread:
             self._standby.begin()
             try:
                 call()
-            except BaseException:  # noqa: BLE001 - somebody else's code must not end the loop
-                _log.exception("a call beside the event loop failed")
+            except BaseException:  # noqa: BLE001 - an error in a call must not end the loop
+                _log.exception("a call outside of the event loop failed")
             if not self._standby.end():
                 return False
 
@@ -264,13 +264,15 @@ class EventLoopThread:
         began = time.monotonic()
         try:
             self.loop.run_forever()
-        except BaseException as error:  # noqa: BLE001 - it is for whoever raised it, and must not end the others' loop
+        except BaseException as error:  # noqa: BLE001 - one task's error must not end the loop of the others
             self.failures += 1
             self.last_failure = error
             self.failed_at = time.time()
             if self._stopping or self.loop.is_closed():
                 return True
-            _log.error("%s: the event loop was ended by %r and goes on", self._thread.name, error, exc_info=error)
+            _log.error(
+                "%s: the event loop was stopped by %r and is run again", self._thread.name, error, exc_info=error
+            )
             if time.monotonic() - began > _LONGEST_PAUSE_SECONDS:
                 self._pause.reset()
             time.sleep(self._pause.next_delay())
@@ -319,7 +321,7 @@ class _StandbyThread:
             try:
                 thread.start()
             except RuntimeError as error:  # the process may start no more threads, or is ending
-                _log.debug("no thread can stand by: %s", error)
+                _log.debug("could not start the standby thread: %s", error)
                 return False
             self._thread = thread
         return self._waits

@@ -36,7 +36,7 @@ class _NoPandas(MetaPathFinder):
 
     def find_spec(self, fullname: str, *_: Any) -> None:
         if fullname == "pandas":
-            raise ModuleNotFoundError("left out here", name=fullname)
+            raise ModuleNotFoundError("pandas is disabled in this process", name=fullname)
 
 
 def block_pandas_import() -> None:
@@ -92,7 +92,7 @@ class HostedService(Generic[_Service]):
         service = self._service
         if service is None:
             trouble = self._trouble
-            raise BrokerUnavailable(self._name, "it is starting") if trouble is None else trouble[0]
+            raise BrokerUnavailable(self._name, "still starting") if trouble is None else trouble[0]
         return service
 
     def wait(self, seconds: float, patience: float) -> _Service:
@@ -112,9 +112,9 @@ class HostedService(Generic[_Service]):
                 if self._trouble is not None and (self._stopping.is_set() or now - self._trouble[1] >= patience):
                     raise self._trouble[0]
                 if self._stopping.is_set() and not self._thread.is_alive():
-                    raise BrokerUnavailable(self._name, "it was stopped, and its process is there yet")
+                    raise BrokerUnavailable(self._name, "stopped, but its process has not ended yet")
                 if now >= deadline:
-                    raise Timeout(self._name, f"it is not up after {seconds:.0f} s")
+                    raise Timeout(self._name, f"not started within {seconds:.0f} s")
                 until = deadline if self._trouble is None else min(deadline, self._trouble[1] + patience)
                 self._changed.wait(max(0.001, until - now))
             return self._service
@@ -142,7 +142,7 @@ class HostedService(Generic[_Service]):
         while not self._stopping.is_set():
             try:
                 service = self._loop.run(self._start())
-            except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, it is told, and tried again
+            except BaseException as error:  # noqa: BLE001 - any error is reported and the start retried, also SystemExit
                 _log.warning("%s does not start: %s: %s", self._name, type(error).__name__, error)
                 self._notify(_as_ours(self._name, error))
                 self._stopping.wait(backoff.next_delay())
@@ -165,4 +165,4 @@ def _as_ours(name: str, error: BaseException) -> RayMQError:
     if isinstance(error, RayMQError):
         return error
     reason = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    return BrokerUnavailable(name, f"it does not start: {reason}")
+    return BrokerUnavailable(name, f"does not start: {reason}")

@@ -74,8 +74,8 @@ class NameServer:
         return {address: keeper_name(int(number)) for number, address in service.published(KEEPERS).items()}
 
     def _keeper_moved(self, name: str, address: str) -> None:
-        told = self._hosted.get().published(KEEPERS)
-        moved = {number: address if keeper_name(int(number)) == name else each for number, each in told.items()}
+        published = self._hosted.get().published(KEEPERS)
+        moved = {number: address if keeper_name(int(number)) == name else each for number, each in published.items()}
         self.publish(KEEPERS, moved)
 
     async def _publish(self, service: NameServerService, namespace: str, entries: dict[str, str]) -> None:

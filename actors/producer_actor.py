@@ -81,7 +81,7 @@ class Producer:
         self._under_way += 1
         try:
             if self._ending:
-                raise BrokerUnavailable("the shared producer", "it ends, since nobody used it")
+                raise BrokerUnavailable("the shared producer", "it is stopping because it was not used")
             return await asyncio.wrap_future(self._loop.submit(sends.send(topic, bytearray(records), sizes, terms)))
         finally:
             self._used_at = time.monotonic()
@@ -104,5 +104,5 @@ class Producer:
             tls=None if spec.tls is None else client_context(spec.tls), max_frame_bytes=MESSAGE_FRAME_BYTES
         )
         sender = make_sender(pool, RouteCache(pool, spec.name_servers), spec.isolation)
-        Supervisor(f"shared producer of {spec.group}").keep("end where nobody sends", self._end_idle)
+        Supervisor(f"shared producer of {spec.group}").keep("stop when idle", self._end_idle)
         return BatchingSender(sender), BatchingSender(IdempotentSender(sender))

@@ -315,7 +315,7 @@ class RouteCache:
         for broker, known in (await self.cluster(timeout)).masters.items():
             if known == address:
                 return broker
-        raise BrokerUnavailable(address, "no name server knows a broker there")
+        raise BrokerUnavailable(address, "no name server has a broker at this address")
 
     def doubt(self, address: str) -> None:
         """Fetch the routes with this address again before they are used.

@@ -62,11 +62,11 @@ class Scheduler:
             self._look_at = boottime() + _LOOK_SECONDS
             there = actor_calls.broker_names(self._spec.namespace)
             self._paces = {broker: self._paces.get(broker) or PollSchedule(boottime) for broker in there}
-        asked = {broker for broker, _ in self._under_way.values()}
+        busy = {broker for broker, _ in self._under_way.values()}
         for broker, pace in self._paces.items():
-            if broker not in asked and pace.wait() <= 0:
+            if broker not in busy and pace.wait() <= 0:
                 self._request(broker)
-        idle = [pace.wait() for broker, pace in self._paces.items() if broker not in asked]
+        idle = [pace.wait() for broker, pace in self._paces.items() if broker not in busy]
         wait = max(0.001, min([IDLE_SECONDS, *idle]))
         if not self._under_way:
             self._stopped.wait(wait)

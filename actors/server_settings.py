@@ -47,9 +47,9 @@ class ServerSettings:
         self._read = read
         self._fixed = dict(fixed)
         self._changeable = dict(changeable)
-        self.version, told = json_file.load_as(path, read)
+        self.version, saved = json_file.load_as(path, read)
         self._changed: dict[str, str] = {}
-        for name, value in told.items():
+        for name, value in saved.items():
             if name not in self._fixed:
                 self._apply(name, value)
                 self._changed[name] = value
@@ -68,23 +68,23 @@ class ServerSettings:
         for name, value in changes.items():
             if self._fixed.get(name, value) != value:
                 raise InvalidInput(name, f"{self._fixed[name]}: it cannot be changed while the server runs", value)
-        wanted = {name: value for name, value in changes.items() if name not in self._fixed}
-        if len(self._changed | wanted) > MAX_SETTINGS:
-            raise InvalidInput("settings", f"at most {MAX_SETTINGS} names", len(self._changed | wanted))
-        characters = sum(len(name) + len(value) for name, value in (self._changed | wanted).items())
+        changed = {name: value for name, value in changes.items() if name not in self._fixed}
+        if len(self._changed | changed) > MAX_SETTINGS:
+            raise InvalidInput("settings", f"at most {MAX_SETTINGS} names", len(self._changed | changed))
+        characters = sum(len(name) + len(value) for name, value in (self._changed | changed).items())
         if characters > MAX_CHARACTERS:
             raise InvalidInput("settings", f"at most {MAX_CHARACTERS} characters in all", characters)
         before = self.all()
         applied: list[str] = []
         try:
-            for name, value in wanted.items():
+            for name, value in changed.items():
                 self._apply(name, value)
                 applied.append(name)
         except InvalidInput:
             for name in applied:
                 self._apply(name, before.get(name, ""))
             raise
-        self._changed |= wanted
+        self._changed |= changed
         self.version = self.version.next()
         json_file.save(self._path, {"dataVersion": self.version.to_json(), "settings": self._changed}, self._read)
 

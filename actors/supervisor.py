@@ -148,8 +148,8 @@ class Supervisor:
                 error,
                 exc_info=error if in_full else None,
             )
-        for told in list(self._on_failure):
-            told()
+        for callback in list(self._on_failure):
+            callback()
         return failure
 
     def succeeded(self, work: str) -> None:
@@ -158,9 +158,9 @@ class Supervisor:
         if before is not None and before.in_a_row:
             self._failures[work] = WorkFailure(work, before.error, before.count, 0, before.at)
 
-    def on_failure(self, told: Callable[[], None]) -> None:
-        """Call `told` after each report, on the thread that reports."""
-        self._on_failure.append(told)
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each report, on the thread that reports."""
+        self._on_failure.append(callback)
 
     def cancel(self) -> None:
         """Cancel all running tasks."""

@@ -57,7 +57,7 @@ async def _actor_at(namespace: str, broker: str, address: str) -> str:
                     found = name
                     break
         else:
-            raise BrokerUnavailable(address, f"no replica of {broker} listens there now")
+            raise BrokerUnavailable(address, f"no replica of {broker} listens at this address now")
     if len(_actors) >= _MAX_ACTORS:
         _actors.clear()
     _actors[namespace, address] = found

@@ -50,12 +50,12 @@ def number(field: str, value: Any, allowed: str, *, least: float, most: float, a
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise InvalidInput(field, allowed, value)
     try:
-        made = float(value)
+        result = float(value)
     except (TypeError, ValueError, OverflowError):
         raise InvalidInput(field, allowed, value) from None
-    if not least <= made <= most or (above and made == least):
+    if not least <= result <= most or (above and result == least):
         raise InvalidInput(field, allowed, value)
-    return made
+    return result
 
 
 def duration(field: str, value: Any, *, above: bool = False, most: float = MAX_SECONDS) -> float:
@@ -110,12 +110,12 @@ def whole(field: str, value: Any, least: int, most: int = MAX_COUNT) -> int:
     if isinstance(value, bool):
         raise InvalidInput(field, allowed, value)
     try:
-        made = operator.index(value)
+        result = operator.index(value)
     except TypeError:
         raise InvalidInput(field, allowed, value) from None
-    if not least <= made <= most:
+    if not least <= result <= most:
         raise InvalidInput(field, allowed, value)
-    return made
+    return result
 
 
 def offset(field: str, value: Any) -> int:
@@ -156,10 +156,10 @@ def instance(field: str, value: Any, kind: type[_T]) -> _T:
     return value
 
 
-def function(field: str, value: Any, wanted: str = "a function, or another object that can be called") -> None:
+def function(field: str, value: Any, allowed: str = "a function, or another object that can be called") -> None:
     """Raise WrongType unless the value is callable."""
     if not callable(value):
-        raise WrongType(field, wanted, value)
+        raise WrongType(field, allowed, value)
 
 
 def queue(field: str, value: Any) -> MessageQueue:
@@ -167,25 +167,25 @@ def queue(field: str, value: Any) -> MessageQueue:
 
     Whether the queue exists is checked by its broker, not here.
     """
-    made = instance(field, value, MessageQueue)
-    if not isinstance(made.topic, str) or not isinstance(made.broker, str):
+    result = instance(field, value, MessageQueue)
+    if not isinstance(result.topic, str) or not isinstance(result.broker, str):
         raise InvalidInput(field, "a MessageQueue(topic, broker, queue_id) of two strings and a number", value)
-    if isinstance(made.queue_id, bool) or not isinstance(made.queue_id, int):
-        raise InvalidInput(f"{field}.queue_id", "a whole number", made.queue_id)
-    return made
+    if isinstance(result.queue_id, bool) or not isinstance(result.queue_id, int):
+        raise InvalidInput(f"{field}.queue_id", "a whole number", result.queue_id)
+    return result
 
 
-def addresses(field: str, given: str | Sequence[str]) -> list[str]:
+def addresses(field: str, value: str | Sequence[str]) -> list[str]:
     """Return the "host:port" addresses in a text or in several texts.
 
     A text may have several addresses, separated by ";" or ",".
     """
-    texts = [given] if isinstance(given, str) else given
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):
-        raise InvalidInput(field, _ADDRESSES, given)
+        raise InvalidInput(field, _ADDRESSES, value)
     found = [each.strip() for several in texts for each in re.split("[;,]", several) if each.strip()]
     if not found:
-        raise InvalidInput(field, _ADDRESSES, given)
+        raise InvalidInput(field, _ADDRESSES, value)
     for each in found:
         host, _, port = each.rpartition(":")
         if not _may_be_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65_536:

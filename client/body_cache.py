@@ -67,12 +67,12 @@ class BodyCache:
 
     def _count(self) -> None:
         while self._made:
-            made = self._made.popleft()
-            self._holders.append(made)
-            self.bytes += made[1]
+            entry = self._made.popleft()
+            self._holders.append(entry)
+            self.bytes += entry[1]
             while self.bytes > self._most_bytes:
-                oldest, gone = self._holders.popleft()
-                self.bytes -= gone
+                oldest, size = self._holders.popleft()
+                self.bytes -= size
                 known = oldest()
                 if known is not None:
                     known.forget()

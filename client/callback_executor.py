@@ -59,7 +59,7 @@ class CallbackExecutor:
             thread.start()
         except RuntimeError as error:
             # at interpreter exit: `close` or the next start of the thread runs the waiting callbacks
-            _log.debug("callbacks of sends have to wait: %s", error)
+            _log.debug("callbacks of sends are delayed: %s", error)
         else:
             self._thread = thread
 
@@ -69,7 +69,7 @@ def _work(calls: SimpleQueue[_Call | None]) -> None:
         callback, future = call
         try:
             callback(future)
-        except BaseException:  # noqa: BLE001 - one callback's fault must not keep the others from running
+        except BaseException:  # noqa: BLE001 - an error of one callback must not stop the others
             _log.exception("a callback of a send failed")
         del call, callback, future  # keep no reference while it waits for the next callback
 

@@ -86,7 +86,7 @@ class ClientBase(Closeable):
     ) -> None:
         await self.aclose()
 
-    def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has it
+    def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has this parameter
         """Close the client: later calls raise ClientClosed. May be called twice."""
         self._closed = True
 
@@ -143,7 +143,9 @@ class ClientBase(Closeable):
             if coroutine is not None:
                 coroutine.close()
             if self._is_parents:
-                raise ClientClosed(f"the {self.KIND} is the parent process's; a child opens one of its own")
+                raise ClientClosed(
+                    f"the {self.KIND} belongs to the parent process; a child process has to create its own"
+                )
             raise ClientClosed(f"the {self.KIND} is closed")
 
 

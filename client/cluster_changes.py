@@ -38,16 +38,16 @@ class ClusterChanges(Protocol):
     steps.
     """
 
-    async def restart(self, broker: str | None, told: ReportStep, *, dry_run: bool) -> BrokerChange:
+    async def restart(self, broker: str | None, report: ReportStep, *, dry_run: bool) -> BrokerChange:
         """See `Admin.restart`."""
 
-    async def add_replica(self, group: str, host: str | None, told: ReportStep, *, dry_run: bool) -> BrokerChange:
+    async def add_replica(self, group: str, host: str | None, report: ReportStep, *, dry_run: bool) -> BrokerChange:
         """See `Admin.add_broker`."""
 
-    async def move(self, group: str, replica: int, host: str, told: ReportStep, *, dry_run: bool) -> BrokerChange:
+    async def move(self, group: str, replica: int, host: str, report: ReportStep, *, dry_run: bool) -> BrokerChange:
         """See `Admin.move`."""
 
-    async def remove_replica(self, name: str, told: ReportStep, *, dry_run: bool) -> BrokerChange:
+    async def remove_replica(self, name: str, report: ReportStep, *, dry_run: bool) -> BrokerChange:
         """See `Admin.remove_broker`."""
 
     async def add_group(
@@ -56,13 +56,13 @@ class ClusterChanges(Protocol):
         replicas: int | None,
         host: str | None,
         topics: Sequence[str] | None,
-        told: ReportStep,
+        report: ReportStep,
         *,
         dry_run: bool,
     ) -> BrokerChange:
         """See `Admin.add_broker`."""
 
     async def drain(
-        self, group: str, wanted: DrainOptions, told: ReportStep, *, cancel: bool = False, dry_run: bool
+        self, group: str, options: DrainOptions, report: ReportStep, *, cancel: bool = False, dry_run: bool
     ) -> BrokerChange:
         """See `Admin.drain`."""

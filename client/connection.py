@@ -154,7 +154,7 @@ class Connection(Closeable):
         async def through_the_actor(address: str, command: Command, timeout: float) -> Command:
             door = call()
             if door is None:
-                raise ClientClosed("the connection to the cluster is gone")
+                raise ClientClosed("the connection to the cluster was closed")
             return await door(address, command, timeout)
 
         #: Sockets for threads that wait for an answer themselves.
@@ -433,11 +433,11 @@ class Connection(Closeable):
         if self._loop is None:
             with self._starting:
                 if self._loop is None:
-                    made = EventLoopThread("raymq-client")
+                    created = EventLoopThread("raymq-client")
                     if self._loop is None:
-                        self._loop = self._held.loop = made
+                        self._loop = self._held.loop = created
                     else:  # a signal handler has created one meanwhile, and uses it
-                        made.stop()  # type: ignore[unreachable]
+                        created.stop()  # type: ignore[unreachable]
         return self._loop
 
     def _pushed(self, connection: WireConnection, command: Command) -> Command | None:
@@ -445,8 +445,8 @@ class Connection(Closeable):
         for listener in list(self._push_listeners):
             try:
                 answer = listener(connection, command)
-            except Exception:  # noqa: BLE001 - one client's; the connection is all clients'
-                _log.exception("a listener to the brokers' own requests failed")
+            except Exception:  # noqa: BLE001 - an error of one client must not affect the others
+                _log.exception("a handler of a broker's request failed")
             else:
                 found = answer if found is None else found
         return found
@@ -477,7 +477,7 @@ def _check_not_patched() -> None:
     if patched:
         raise InvalidInput(
             "gevent.monkey",
-            "threads and select as Python has them: a connection runs its event loop on a thread of its own",
+            "unpatched threads and select: a connection runs its event loop on a thread of its own",
             f"{' and '.join(patched)} patched",
             remedy="patch the rest: monkey.patch_all(thread=False, select=False)",
         )

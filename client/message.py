@@ -188,11 +188,11 @@ class Message:
         waits = delay_level > 0 or deliver_at is not None
         self.__dict__.update(delay_level=delay_level, deliver_at=deliver_at, is_delayed=waits)
 
-    def _describe(self, tags: str | None, keys: tuple[str, ...], given: Mapping[str, str] | None) -> None:
+    def _describe(self, tags: str | None, keys: tuple[str, ...], user_properties: Mapping[str, str] | None) -> None:
         """Check and set tags, keys and properties, which most messages do not have."""
-        if given is not None and not isinstance(given, Mapping):
-            raise InvalidInput("properties", "a mapping of text to text", given)
-        own = dict(given or {})
+        if user_properties is not None and not isinstance(user_properties, Mapping):
+            raise InvalidInput("properties", "a mapping of text to text", user_properties)
+        own = dict(user_properties or {})
         stored = dict(own)
         for name, value in own.items():
             _check_text("properties", name)
@@ -307,7 +307,7 @@ class ReceivedMessage(_Undecoded):
             shown.append(f"reconsume_times={self.reconsume_times}")
             is_compressed = isinstance(getattr(self, "_around", None), CompressedBody)
             shown.append("body=<compressed>" if is_compressed else _shown_body(self.body))
-        except Exception as error:  # noqa: BLE001 - a damaged record, which is to be shown all the more
+        except Exception as error:  # noqa: BLE001 - a damaged record needs a repr, too
             shown.append(f"unreadable: {type(error).__name__}")
         return f"ReceivedMessage({', '.join(shown)})"
 
@@ -380,8 +380,8 @@ class ReceivedMessage(_Undecoded):
         system = {name: value for name, value in self.system_properties.items() if name != properties.FAILURE}
         if failure is not None:
             system[properties.FAILURE] = failure
-        kept: dict[str, Any] = {"body": b""} if is_compressed else {}
-        message = replace(self, reconsume_times=self.reconsume_times + 1, system_properties=system, **kept)
+        replaced: dict[str, Any] = {"body": b""} if is_compressed else {}
+        message = replace(self, reconsume_times=self.reconsume_times + 1, system_properties=system, **replaced)
         _set_receipt(message, self.receipt)
         if is_compressed:
             _body_slot.__delete__(message)
@@ -404,11 +404,11 @@ class ReceivedMessage(_Undecoded):
             # A message is in no reference cycle, so the garbage collector need not track it.
             return native_kernels.kernels.filled(cls, _AT_ONCE, bodies, queue, offsets, around)
         # Without Python code per message: C creates the objects and fills one slot of all of them after the other.
-        made: list[ReceivedMessage] = list(map(cls.__new__, repeat(cls, len(bodies))))
+        messages: list[ReceivedMessage] = list(map(cls.__new__, repeat(cls, len(bodies))))
         columns: tuple[Iterable[Any], ...] = (bodies, repeat(queue), offsets.tolist(), repeat(around))
         for fill, values in zip(_SET_AT_ONCE, columns, strict=True):
-            deque(map(fill, made, values), maxlen=0)
-        return made
+            deque(map(fill, messages, values), maxlen=0)
+        return messages
 
     @classmethod
     def from_lazy_record(cls, queue: MessageQueue, offset: int, body: bytes, around: RecordSource) -> ReceivedMessage:

@@ -71,7 +71,7 @@ def decode_each(
             record = decode(part.records[start : start + size], 0)
             messages.append(ReceivedMessage.from_record(record, queue.broker))
             sizes.append(size)
-        except Exception as error:  # noqa: BLE001 - whatever keeps it from being read
+        except Exception as error:  # noqa: BLE001 - any error means that the message cannot be read
             bad.append((offset, error))
         start += size
     return messages, sizes, bad

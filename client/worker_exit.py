@@ -54,8 +54,8 @@ def _call_behind_threads() -> None:
     for call in _calls:
         try:
             call()
-        except Exception:  # noqa: BLE001 - one call's fault must not keep the others from being made
-            _log.exception("what had to be done at the end of a worker process failed")
+        except Exception:  # noqa: BLE001 - an error of one call must not stop the others
+            _log.exception("a call at the end of a worker process failed")
 
 
 def _after_fork(_: object) -> None:

@@ -46,7 +46,7 @@ def watch(namespace: str) -> None:
 
     This continues until this process ends. Safe for any thread.
     """
-    global _original_print  # noqa: PLW0603 - it is Ray's module that has the function
+    global _original_print  # noqa: PLW0603 - the function belongs to Ray's module
     with _replacing:
         _namespaces.add(namespace)
         if _original_print is None and hasattr(
@@ -73,14 +73,14 @@ def _live_actors() -> dict[str, dict[str, Any]]:
     return ours
 
 
-def _write(data: dict[str, Any], *given: Any, **options: Any) -> None:
+def _write(data: dict[str, Any], *arguments: Any, **options: Any) -> None:
     """Write a message as Ray does, unless it reports the death of our process."""
     dead = None
     with contextlib.suppress(Exception):  # If the actor cannot be determined, Ray writes the message.
         dead = _dead_actor(data)
     if dead is None:
         assert _original_print is not None
-        _original_print(data, *given, **options)
+        _original_print(data, *arguments, **options)
         return
     pid = dead_worker_pid(data)
     threading.Thread(target=_log_restart, args=(dead, pid, time.monotonic()), name="raymq-death", daemon=True).start()
@@ -119,7 +119,7 @@ def _log_restart(dead: dict[str, Any], pid: int, died: float) -> None:
                 return
         time.sleep(_POLL_SECONDS)
     is_gone = state.get("State") == "DEAD"
-    remedy = "cluster.start() with the arguments of before makes it again" if is_gone else "`raymq doctor` says more"
+    remedy = "cluster.start() with the same arguments starts it again" if is_gone else "`raymq doctor` says more"
     _log.warning("%s (process %d) died and is not back %s (%s)", name, pid, _after(died), remedy)
 
 

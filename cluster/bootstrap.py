@@ -313,8 +313,8 @@ def _check_not_running(namespace: str) -> None:
     if verified_name_servers(namespace, known, known.tls):
         raise BrokerUnavailable(
             "cluster",
-            f"one runs in namespace {namespace} already, in process {known.pid}, on a Ray of its own",
-            remedy="join it: cluster.connect(); or end it, or give this one another namespace and root",
+            f"a cluster runs in namespace {namespace} already, in process {known.pid}, with its own Ray",
+            remedy="join it: cluster.connect(); or stop it, or start this one with another namespace and root",
         )
 
 
@@ -329,7 +329,7 @@ def shared_machine_warning(replicas: int, machines: int) -> str | None:
         return None
     return (
         f"{replicas} replicas of each broker group share {machines} machine{'' if machines == 1 else 's'}: "
-        "the loss of one takes more than one copy"
+        "the loss of one machine loses more than one copy"
     )
 
 
@@ -355,7 +355,7 @@ def check_namespace(namespace: object) -> None:
         check_name("namespace", namespace, MAX_NAMESPACE_CHARACTERS)
     except InvalidInput as error:
         if isinstance(namespace, str) and ":" in namespace:
-            error.remedy = "addresses of name servers are given as name_servers="
+            error.remedy = "pass addresses of name servers as name_servers="
         raise
 
 
@@ -375,7 +375,7 @@ def _checked_root(root: str | os.PathLike[str]) -> Path:
     try:
         directory = Path(root).expanduser().absolute()
     except RuntimeError as error:
-        raise InvalidInput("root", "a folder whose home is known", f"{root}: {error}") from error
+        raise InvalidInput("root", "a path whose home directory (~) exists", f"{root}: {error}") from error
     if directory.exists() and not directory.is_dir():
         raise InvalidInput("root", "a folder", str(directory))
     return directory

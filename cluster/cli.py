@@ -66,12 +66,16 @@ class Commands(click.Group):
 @click.option(
     "--namespace", envvar="RAYMQ_NAMESPACE", default="raymq", show_default=True, help="The cluster's Ray namespace."
 )
-@click.option("--address", envvar="RAY_ADDRESS", show_default="auto", help="The Ray to find it in.")
-@click.option("--tls-ca-file", envvar="RAYMQ_TLS_CA_FILE", help="Who signed the cluster's certificates; turns TLS on.")
+@click.option("--address", envvar="RAY_ADDRESS", show_default="auto", help="Address of the cluster's Ray.")
 @click.option(
-    "--tls-cert-file", envvar="RAYMQ_TLS_CERT_FILE", help="The own certificate, where the cluster asks for one."
+    "--tls-ca-file",
+    envvar="RAYMQ_TLS_CA_FILE",
+    help="The authority that signed the cluster's certificates; turns TLS on.",
 )
-@click.option("--tls-key-file", envvar="RAYMQ_TLS_KEY_FILE", help="Its key.")
+@click.option(
+    "--tls-cert-file", envvar="RAYMQ_TLS_CERT_FILE", help="The client's certificate, if the cluster requires one."
+)
+@click.option("--tls-key-file", envvar="RAYMQ_TLS_KEY_FILE", help="Key of the client's certificate.")
 @click.version_option(package_name="raymq")
 @click.pass_context
 def main_group(
@@ -87,8 +91,8 @@ def main_group(
     if tls_ca_file is None and (tls_cert_file or tls_key_file):
         raise click.UsageError("--tls-cert-file and --tls-key-file need --tls-ca-file, which turns TLS on")
     tls = Tls(tls_ca_file, tls_cert_file, tls_key_file) if tls_ca_file else None
-    said = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    if "address" in said and "name_servers" not in said:
+    on_command_line = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if "address" in on_command_line and "name_servers" not in on_command_line:
         name_servers = None  # An option on the command line takes precedence over the environment.
     ctx.obj = Finder(name_servers, namespace, address, tls, _connect)
 
@@ -141,7 +145,7 @@ def run(command: Callable[..., Any]) -> None:
     RayMQ's errors are printed as one line on stderr.
     """
     if sys.stdout is None:  # Stdout was closed, so the output is discarded.
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # Characters that the encoding lacks are printed as escapes.
@@ -175,13 +179,13 @@ def run(command: Callable[..., Any]) -> None:
         sys.exit(1)
 
 
-def _end_quietly(told: str | None = None) -> None:
+def _end_quietly(text: str | None = None) -> None:
     """End the process although stdout cannot be written; exit code 1 with a message."""
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends, now
-    if told is not None:
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
+    if text is not None:
         with contextlib.suppress(OSError):
-            click.echo(told, err=True)
-    sys.exit(0 if told is None else 1)
+            click.echo(text, err=True)
+    sys.exit(0 if text is None else 1)
 
 
 __all__ = ["Commands", "json_option", "main", "main_group", "run"]

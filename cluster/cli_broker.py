@@ -33,9 +33,9 @@ def list_brokers(admin: Admin) -> Rows:
 
 @broker_commands.command("elect")
 @click.argument("broker")
-@click.option("--replica", type=int, help="The one that is to be master; by default a master that serves stays.")
-@click.option("--unclean", is_flag=True, help="Take the loss of what only replicas have that do not answer.")
-@click.option("--dry-run", is_flag=True, help="Say who is master, and change nothing.")
+@click.option("--replica", type=int, help="Number of the replica to elect; by default a running master stays.")
+@click.option("--unclean", is_flag=True, help="Accept the loss of messages that only unreachable replicas have.")
+@click.option("--dry-run", is_flag=True, help="Show the master, and change nothing.")
 @json_option
 @click.pass_obj
 def elect(finder: Finder, broker: str, replica: int | None, unclean: bool, dry_run: bool, as_json: bool) -> None:
@@ -48,7 +48,7 @@ def elect(finder: Finder, broker: str, replica: int | None, unclean: bool, dry_r
 @broker_commands.command("restart")
 @click.argument("broker", required=False)
 @click.option("--rolling", is_flag=True, required=True, help="One process after the other, while clients go on.")
-@click.option("--dry-run", is_flag=True, help="Tell the steps, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the steps, and change nothing.")
 @json_option
 @click.pass_obj
 def restart(finder: Finder, broker: str | None, rolling: bool, dry_run: bool, as_json: bool) -> None:
@@ -63,17 +63,17 @@ def restart(finder: Finder, broker: str | None, rolling: bool, dry_run: bool, as
 @broker_commands.command("add")
 @click.option("--replica-of", "group", metavar="BROKER", help="Add a replica to this group, instead of a new group.")
 @click.option("--name", help="The new group's name; by default the next letter.")
-@click.option("--replicas", type=int, help="The new group's replicas; by default as many as the others were given.")
+@click.option("--replicas", type=int, help="Number of the new group's replicas; by default as many as the others have.")
 @click.option(
-    "--to", "host", help="The machine of the (first) replica, by name or address; by default that with most room."
+    "--to", "host", help="The machine of the (first) replica, by name or address; by default the least loaded one."
 )
 @click.option(
     "--topics",
     default="all",
     show_default=True,
-    help='What is made on a new group: "all" but ordered ones, "none", or names joined by ",".',
+    help='Topics to create on a new group: "all" but ordered ones, "none", or names joined by ",".',
 )
-@click.option("--dry-run", is_flag=True, help="Tell the steps, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the steps, and change nothing.")
 @json_option
 @click.pass_obj
 def add(
@@ -102,13 +102,17 @@ def add(
 
 @broker_commands.command("drain")
 @click.argument("broker")
-@click.option("--remove", is_flag=True, help="When it is empty, end its processes and have all others forget it.")
-@click.option("--cancel", is_flag=True, help="Have it take messages again.")
 @click.option(
-    "--lose", is_flag=True, help="Though it has dead letters, progress of streams, or topics that only it has."
+    "--remove", is_flag=True, help="When the group is empty, end its processes and remove it from all records."
+)
+@click.option("--cancel", is_flag=True, help="Stop the drain: the group takes messages again.")
+@click.option(
+    "--lose",
+    is_flag=True,
+    help="Drain even a group with dead letters, progress of streams, or topics that no other has.",
 )
 @click.option("--without-group", "without", multiple=True, metavar="GROUP", help="Do not wait for this consumer group.")
-@click.option("--dry-run", is_flag=True, help="Tell what is left and what is next, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what is left and the next step, and change nothing.")
 @json_option
 @click.pass_obj
 def drain(
@@ -138,9 +142,9 @@ def drain(
 
 @broker_commands.command("move")
 @click.argument("broker")
-@click.option("--replica", type=int, required=True, help="The one that is to move, counted from 0.")
+@click.option("--replica", type=int, required=True, help="Number of the replica to move, counted from 0.")
 @click.option("--to", "host", required=True, help="The machine to move to, by name or address.")
-@click.option("--dry-run", is_flag=True, help="Tell the steps, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the steps, and change nothing.")
 @json_option
 @click.pass_obj
 def move(finder: Finder, broker: str, replica: int, host: str, dry_run: bool, as_json: bool) -> None:
@@ -154,7 +158,7 @@ def move(finder: Finder, broker: str, replica: int, host: str, dry_run: bool, as
 
 @broker_commands.command("remove")
 @click.argument("broker")
-@click.option("--dry-run", is_flag=True, help="Tell the steps, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the steps, and change nothing.")
 @json_option
 @click.pass_obj
 def remove(finder: Finder, broker: str, dry_run: bool, as_json: bool) -> None:
@@ -167,9 +171,14 @@ def remove(finder: Finder, broker: str, dry_run: bool, as_json: bool) -> None:
 
 @broker_commands.command("forget")
 @click.argument("broker")
-@click.option("--yes", is_flag=True, required=True, help="It is gone for good, and what only it knew with it.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    required=True,
+    help="Confirm that the broker is gone for good, with all data that only it has.",
+)
 @click.pass_obj
-def forget(finder: Finder, broker: str, yes: bool) -> None:  # noqa: ARG001 - it has to be said
+def forget(finder: Finder, broker: str, yes: bool) -> None:  # noqa: ARG001 - a required confirmation
     """Declare that BROKER, which is unavailable, is lost permanently.
 
     New sinks and streams then need not wait for it.
@@ -186,18 +195,18 @@ def _change(finder: Finder, command: str, as_json: bool, begin: Callable[[Admin]
         try:
             change = _watched(operation)
         except KeyboardInterrupt:
-            click.echo("interrupted; run it again, and it goes on with what is left", err=True)
+            click.echo("interrupted; run the command again to continue", err=True)
             raise
     print_fields(to_plain_data(change), as_json=as_json)
 
 
 def _watched(operation: Operation[BrokerChange]) -> BrokerChange:
-    told = 0
+    shown = 0
     while True:
         is_over = operation.state != "running"
-        for step in operation.steps[told:]:
+        for step in operation.steps[shown:]:
             click.echo(step, err=True)
-            told += 1
+            shown += 1
         if is_over:
             return operation.wait()
         with contextlib.suppress(Timeout):

@@ -50,12 +50,12 @@ def cluster_commands() -> None:
 @click.option("--replicas", default=1, show_default=True, help="Copies of each broker group, the master included.")
 @click.option("--root", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
 @click.option("--name-servers", "count", default=1, show_default=True, help="How many name servers.")
-@click.option("--port", default=0, show_default="any free one", help="That of the first name server on each machine.")
+@click.option("--port", default=0, show_default="any free one", help="Port of the first name server on each machine.")
 @click.option("--config", type=click.Path(exists=True, path_type=Path), help="YAML settings; see configs/.")
-@click.option("--hosts", default=1, show_default=True, help="Wait until the Ray cluster has so many machines.")
-@click.option("--hosts-timeout", default=600.0, show_default=True, help="Seconds to wait for them.")
+@click.option("--hosts", default=1, show_default=True, help="Wait until the Ray cluster has this many machines.")
+@click.option("--hosts-timeout", default=600.0, show_default=True, help="Seconds to wait for the machines.")
 @click.option("--detach", is_flag=True, help="Leave it running in the background; raymq cluster stop ends it.")
-@click.option("--log", type=click.Path(path_type=Path), hidden=True, help="Of a detached one: its log file.")
+@click.option("--log", type=click.Path(path_type=Path), hidden=True, help="Log file of a detached cluster.")
 @json_option
 @click.pass_obj
 def start_cluster(
@@ -87,16 +87,16 @@ def start_cluster(
     if log_file is not None:
         logging.getLogger().addHandler(log_file)
 
-    def live(asked: threading.Event, started: threading.Event) -> bool:
-        with warnings.catch_warnings(record=True) as said:
+    def live(stop_requested: threading.Event, started: threading.Event) -> bool:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             mq = bootstrap.start(brokers, root, finder.namespace, **options)
             started.set()
-        for each in said:
+        for each in caught:
             if issubclass(each.category, UserWarning):
                 click.echo(f"warning: {each.message}", err=True)
         try:
-            if is_up := not asked.is_set():
+            if is_up := not stop_requested.is_set():
                 fields: dict[str, Any] = {"namespace": finder.namespace, "name_servers": mq.name_servers}
                 if log_file is not None:
                     owns = mq.owns_ray
@@ -112,9 +112,9 @@ def start_cluster(
                     progress.info("up: namespace %s, name servers %s", finder.namespace, ";".join(mq.name_servers))
                 elif is_up:
                     click.echo("Ray runs in this process: Ctrl-C stops the cluster.", err=True)
-                _wait_for_stop(finder.namespace, asked)
+                _wait_for_stop(finder.namespace, stop_requested)
         finally:
-            if mq.owns_ray or (asked.is_set() and mq.is_new):  # A cluster that ran before is left unchanged.
+            if mq.owns_ray or (stop_requested.is_set() and mq.is_new):  # A cluster that ran before is left unchanged.
                 mq.stop()
             mq.close()
         return is_up
@@ -128,14 +128,14 @@ def _start_detached(finder: Finder, options: dict[str, Any], *, as_json: bool) -
         log = cluster_file.log_file(finder.namespace)
     except OSError as error:
         raise InvalidInput(
-            cluster_file.HOME_VARIABLE, "a folder of this user's own that can be written", str(error)
+            cluster_file.HOME_VARIABLE, "a writable folder that belongs to this user", str(error)
         ) from error
     known = cluster_file.load(finder.namespace)
     if known is not None and known.pid is not None and verified_name_servers(finder.namespace, known, known.tls):
         raise BrokerUnavailable(
             "cluster",
-            f"one runs in namespace {finder.namespace} already, in process {known.pid}",
-            remedy="end it: raymq cluster stop; or give this one another --namespace and --root",
+            f"a cluster runs in namespace {finder.namespace} already, in process {known.pid}",
+            remedy="stop it: raymq cluster stop; or start this one with another --namespace and --root",
         )
     command = ["--namespace", finder.namespace, "cluster", "start", "--json", "--log", str(log)]
     for name, value in options.items():
@@ -155,19 +155,19 @@ def _run_without_signals(live: Callable[[threading.Event, threading.Event], bool
     """
     # Ray reads the variable once, when it is imported.
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-    asked, started, ended_by = threading.Event(), threading.Event(), 0
+    stop_requested, started, ended_by = threading.Event(), threading.Event(), 0
 
-    def ask(which: int, _: object) -> None:
+    def on_signal(which: int, _: object) -> None:
         nonlocal ended_by
         ended_by = ended_by or which
-        asked.set()
+        stop_requested.set()
 
     for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if which != signal.SIGHUP or signal.getsignal(which) != signal.SIG_IGN:
-            signal.signal(which, ask)
+            signal.signal(which, on_signal)
     with ThreadPoolExecutor(1, "raymq-cluster") as executor:
-        living = executor.submit(live, asked, started)
-        while not living.done() and not asked.wait(_POLL_SECONDS):
+        living = executor.submit(live, stop_requested, started)
+        while not living.done() and not stop_requested.wait(_POLL_SECONDS):
             pass
         if not living.done():
             try:
@@ -199,11 +199,11 @@ def _abort_start(namespace: str, exit_code: int) -> None:
     os._exit(exit_code)
 
 
-def _wait_for_stop(namespace: str, asked: threading.Event) -> None:
+def _wait_for_stop(namespace: str, stop_requested: threading.Event) -> None:
     """Wait until a signal comes, or another process has stopped the cluster."""
     from raymq.cluster.cluster_launch import names
 
-    while not asked.wait(_GONE_SECONDS) and any(map(is_name_server_name, names(namespace))):
+    while not stop_requested.wait(_GONE_SECONDS) and any(map(is_name_server_name, names(namespace))):
         pass
 
 
@@ -230,10 +230,10 @@ def cluster_status(finder: Finder, as_json: bool) -> None:
         info = admin.cluster_info()
     brokers = [broker_fields(broker) for broker in info.brokers]
     if as_json:
-        told = to_plain_data(info) | {"brokers": brokers}
+        data = to_plain_data(info) | {"brokers": brokers}
         if not info.keepers:  # A cluster with one replica per group has no keepers.
-            del told["keepers"]
-        print_json(told)
+            del data["keepers"]
+        print_json(data)
         return
     print_rows(broker_rows(brokers), as_json=False, empty="no broker")
     print_rows([to_plain_data(server) for server in info.name_servers], as_json=False, empty="no name server")
@@ -245,8 +245,8 @@ def cluster_status(finder: Finder, as_json: bool) -> None:
 
 
 @cluster_commands.command("leave")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds for all of it.")
-@click.option("--dry-run", is_flag=True, help="Say who would take over, and change nothing.")
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds for the whole command.")
+@click.option("--dry-run", is_flag=True, help="Show which replicas would become master, and change nothing.")
 @json_option
 @click.pass_obj
 def leave_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) -> None:
@@ -259,15 +259,15 @@ def leave_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) 
     from raymq.cluster.host_leave import leave_host
 
     with bootstrap.connect(finder.namespace, finder.address or "auto", tls=finder.tls) as mq:
-        left = [to_plain_data(each) for each in leave_host(mq, timeout, dry_run=dry_run)]
-    print_rows(left, as_json=as_json, empty="no broker on this machine")
-    if any(each["trouble"] for each in left):
+        results = [to_plain_data(each) for each in leave_host(mq, timeout, dry_run=dry_run)]
+    print_rows(results, as_json=as_json, empty="no broker on this machine")
+    if any(each["trouble"] for each in results):
         sys.exit(1)
 
 
 @cluster_commands.command("stop")
-@click.option("--timeout", default=30.0, show_default=True, help="Seconds to end cleanly.")
-@click.option("--dry-run", is_flag=True, help="Say what would be stopped, and change nothing.")
+@click.option("--timeout", default=30.0, show_default=True, help="Seconds for a clean stop.")
+@click.option("--dry-run", is_flag=True, help="Show what would be stopped, and change nothing.")
 @json_option
 @click.pass_obj
 def stop_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) -> None:

@@ -70,7 +70,7 @@ class Finder:
         if self.name_servers:
             raise click.UsageError(
                 f"{command} works through Ray, not through name servers: leave out --name-servers "
-                "(RAYMQ_NAME_SERVERS), and run it where the cluster's Ray is"
+                "(RAYMQ_NAME_SERVERS), and run it on a machine of the cluster's Ray"
             )
 
     def connect(self) -> Cluster:
@@ -90,7 +90,7 @@ class Finder:
             raise BrokerUnavailable(
                 "cluster",
                 f"no cluster runs in namespace {self.namespace}",
-                remedy="start one: raymq cluster start; or say where it is: --name-servers HOST:PORT, or --address "
+                remedy="start one: raymq cluster start; or name a running one: --name-servers HOST:PORT, or --address "
                 "(RAY_ADDRESS) and --namespace",
             ) from error
 

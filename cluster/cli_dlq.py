@@ -49,9 +49,9 @@ def list_dead_letters(finder: Finder, group: str, limit: int, as_json: bool) -> 
 @dlq_commands.command("redrive")
 @click.argument("group")
 @click.option("--id", "ids", multiple=True, help="A message id; may be given several times. Without: all.")
-@click.option("--rate", type=float, help="At most so many messages a second.")
-@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
-@click.option("--force", is_flag=True, help="Also those that were sent again before.")
+@click.option("--rate", type=float, help="At most this many messages per second.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
+@click.option("--force", is_flag=True, help="Also send dead letters that were redriven before.")
 @json_option
 @click.pass_obj
 def redrive_dead_letters(
@@ -60,11 +60,11 @@ def redrive_dead_letters(
     """Send dead letters of GROUP to it once more."""
     with finder.connect() as mq, Admin(mq) as admin:
         result = admin.dlq_redrive(group, list(ids) or None, rate, dry_run, force=force)
-    told: dict[str, Sequence[object]] = {field.name: getattr(result, field.name) for field in fields(result)}
+    data: dict[str, Sequence[object]] = {field.name: getattr(result, field.name) for field in fields(result)}
     if as_json:
-        print_json(told)
+        print_json(data)
         return
-    print_fields({name: len(found) for name, found in told.items()} | {"dry_run": dry_run}, as_json=False)
+    print_fields({name: len(found) for name, found in data.items()} | {"dry_run": dry_run}, as_json=False)
 
 
 @dlq_commands.command("delete")

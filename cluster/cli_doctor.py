@@ -22,8 +22,8 @@ _WORST_FIRST = (Severity.PROBLEM, Severity.NOTE, Severity.FINE)
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A folder with brokers' directories on this machine, also of brokers that do not run.",
 )
-@click.option("--spark", is_flag=True, help="Java is wanted, whether Spark is installed or not.")
-@click.option("--no-ray", is_flag=True, help="Look by sockets alone: not at the nodes and actors of Ray.")
+@click.option("--spark", is_flag=True, help="Check for Java even if Spark is not installed.")
+@click.option("--no-ray", is_flag=True, help="Use sockets alone: do not check Ray's nodes and actors.")
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, root: Path | None, spark: bool, no_ray: bool, as_json: bool) -> None:
@@ -37,7 +37,7 @@ def doctor(ctx: click.Context, root: Path | None, spark: bool, no_ray: bool, as_
     is_named = finder.name_servers is not None or finder.address is not None
     patient = DiagnosisTarget(finder.connect, is_named, finder.namespace, finder.address, root, spark, not no_ray)
     if not as_json and sys.stderr.isatty():
-        click.echo("looking; with Ray that takes some seconds", err=True)
+        click.echo("checking; with Ray this takes some seconds", err=True)
     found = sorted(diagnose(patient), key=lambda each: _WORST_FIRST.index(each.severity))
     if as_json:
         print_json([each.fields() for each in found])

@@ -12,7 +12,7 @@ from raymq.cluster.cli_context import Finder, Rows, Time, admin_rows, json_optio
 from raymq.cluster.output import print_fields
 
 _topic = click.argument("topic")
-_dry_run = click.option("--dry-run", is_flag=True, help="Say what would be gone to, and change nothing.")
+_dry_run = click.option("--dry-run", is_flag=True, help="Show the new offsets, and change nothing.")
 
 
 _SUBSCRIBED = {True: "yes", False: "no: raymq group forget", None: None}
@@ -35,11 +35,11 @@ def _progress_table(rows: Rows) -> Rows:
 
     Topics that do not exist, or that no member subscribes to, are marked.
     """
-    told = [{**row, "broker": "(does not exist)"} if row["missing"] else row for row in rows]
+    marked = [{**row, "broker": "(does not exist)"} if row["missing"] else row for row in rows]
     shown = [
         {name: value for name, value in row.items() if name != "missing"}
         | {"subscribed": _SUBSCRIBED[row["subscribed"]]}
-        for row in told
+        for row in marked
     ]
     if shown:
         known = [row["lag"] for row in rows if row["lag"] is not None and row["subscribed"] is not False]
@@ -61,7 +61,7 @@ def group_progress(admin: Admin, name: str) -> Rows:
 @group_commands.command("reset")
 @click.argument("name")
 @_topic
-@click.option("--to", "timestamp", required=True, type=Time(end=True), help=f"{AS_TEXT}; the future is the end.")
+@click.option("--to", "timestamp", required=True, type=Time(end=True), help=f"{AS_TEXT}; a future time is the end.")
 @_dry_run
 @admin_rows("no queue")
 def reset_group(admin: Admin, name: str, topic: str, timestamp: float, dry_run: bool) -> Rows:
@@ -85,7 +85,7 @@ def skip_messages(admin: Admin, name: str, topic: str, dry_run: bool) -> Rows:
 @group_commands.command("delete")
 @click.argument("name")
 @click.option("--dead-letters", is_flag=True, help="Delete its dead letters, too; else they stay.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
 @click.option("--yes", is_flag=True, help="Really delete it.")
 @json_option
 @click.pass_obj
@@ -94,7 +94,7 @@ def delete_group(finder: Finder, name: str, dead_letters: bool, dry_run: bool, y
     with finder.connect() as mq, Admin(mq) as admin:
         found = admin.delete_group(name, dead_letters, dry_run=True)
         if not dry_run and not yes:
-            letters = f"; {found.dead_letters} dead letters would {'go, too' if dead_letters else 'stay'}"
+            letters = f"; {found.dead_letters} dead letters would {'be deleted, too' if dead_letters else 'stay'}"
             raise RayMQError(f"add --yes to delete group {name} with {found.retries} waiting retries{letters}")
         if not dry_run:
             found = admin.delete_group(name, dead_letters)

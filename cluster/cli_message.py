@@ -62,11 +62,11 @@ def message_commands() -> None:
     type=click.File("rb"),
     help="Send each line of a file, - for stdin: as a body, or as a message where it is a JSON object with a `body`.",
 )
-@click.option("--key", "keys", multiple=True, help="What it is found by; may be given several times.")
-@click.option("--tag", help="What subscriptions filter by.")
-@click.option("--property", "pairs", multiple=True, help="name=value; may be given several times.")
-@click.option("--delay", help="Deliver it so much later: 90s, 15m, 2h, 1d.")
-@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Send it so many times.")
+@click.option("--key", "keys", multiple=True, help="Key by which the message is found; may be given several times.")
+@click.option("--tag", help="Tag by which subscriptions filter.")
+@click.option("--property", "pairs", multiple=True, help="Property as name=value; may be given several times.")
+@click.option("--delay", help="Deliver the message after this time: 90s, 15m, 2h, 1d.")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Send the message this many times.")
 @json_option
 @click.pass_obj
 def send_message(
@@ -90,7 +90,7 @@ def send_message(
     if (body is None) == (source is None):
         raise click.UsageError("give --body or --file")
     if source is not None and count > 1:
-        raise click.UsageError("--count goes with --body")
+        raise click.UsageError("--count needs --body")
     seconds = None if delay is None else parse_duration("--delay", delay, most=message_limits.MAX_DAYS_AHEAD * 86_400.0)
     common = _MessageTemplate(topic, keys, tag, _properties(pairs), seconds)
     with finder.connect() as mq:
@@ -102,12 +102,12 @@ def send_message(
         lines = repeat(os.fsencode(body or ""), count) if source is None else (line.rstrip(b"\r\n") for line in source)
         with Producer(mq, "raymq-cli", linger=_LINGER_SECONDS) as producer:
             sent, failed = _send_lines(producer, common, lines, parse=source is not None)
-    told = {
+    summary = {
         "topic": topic,
         "sent": sent,
         "failed": [{"line": line, "error": in_shell_words(str(error))} for line, error in failed],
     }
-    print_fields(told if as_json else {"topic": topic, "sent": sent, "failed": len(failed)}, as_json=as_json)
+    print_fields(summary if as_json else {"topic": topic, "sent": sent, "failed": len(failed)}, as_json=as_json)
     for words, some in _by_outcome(failed):
         what = "line" if source is not None else "message"
         click.echo(f"{what}{'s' if len(some) > 1 else ''} {_ranges(some)} {words}", err=True)
@@ -155,7 +155,9 @@ class _MessageTemplate:
         if not isinstance(own, dict) or not {"body", "body_base64"} & own.keys():
             return self.message(line)
         if unknown := own.keys() - _LINE_FIELDS:
-            raise InvalidInput("line", f"an object with {_LINE_WORDS}", f"one with {', '.join(sorted(unknown))}, too")
+            raise InvalidInput(
+                "line", f"an object with {_LINE_WORDS}", f"one that also has {', '.join(sorted(unknown))}"
+            )
         try:
             return self.message(
                 base64.b64decode(own["body_base64"]) if "body" not in own else own["body"].encode(), own
@@ -235,8 +237,8 @@ def _ranges(numbers: Sequence[int]) -> str:
 @click.argument("topic")
 @click.option("--from", "start", default="latest", show_default=True, help=f"earliest, latest, or a time: {AS_TEXT}.")
 @click.option("--tag", default="*", help='Only messages with this tag; "a || b" for several.')
-@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option("--limit", type=click.IntRange(1), help="End after so many messages.")
+@click.option("--follow", is_flag=True, help="Go on with new messages, until Ctrl-C.")
+@click.option("--limit", type=click.IntRange(1), help="End after this many messages.")
 @json_option
 @click.pass_obj
 def tail_topic(
@@ -273,7 +275,9 @@ def tail_topic(
     if as_json and not follow:
         print_json(found)
     elif not shown and not follow:
-        click.echo("nothing is there from then on: --from earliest shows what is there, --follow waits", err=True)
+        click.echo(
+            "no message from that time on: --from earliest shows stored messages, --follow waits for new ones", err=True
+        )
 
 
 def _line(message: ReceivedMessage) -> str:
@@ -318,4 +322,4 @@ def query_messages(
         print_fields(each, as_json=False)
         click.echo()
     if not found:
-        click.echo(f"no message of {topic} carries the key {key}")
+        click.echo(f"no message of {topic} has the key {key}")

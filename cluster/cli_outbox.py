@@ -16,7 +16,7 @@ from raymq.storage.errors import StoreCorrupt
 
 _file = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 _numbers = click.argument("ids", type=int, nargs=-1)
-_all = click.option("--all", "all_", is_flag=True, help="All of them.")
+_all = click.option("--all", "all_", is_flag=True, help="All batches.")
 
 
 @click.group("outbox")

@@ -30,8 +30,8 @@ def store_commands() -> None:
 @store_commands.command("backup")
 @_directory
 @click.argument("target")
-@click.option("--name", help="What the backup is called; by default the time of now.")
-@click.option("--keep", type=int, help="Let the oldest backups go, until there are so many.")
+@click.option("--name", help="Name of the backup; by default the current time.")
+@click.option("--keep", type=int, help="Keep this many backups and delete older ones.")
 @json_option
 @click.pass_obj
 def backup(finder: Finder, directory: Path, target: str, name: str | None, keep: int | None, as_json: bool) -> None:
@@ -70,8 +70,8 @@ def backups(target: str, as_json: bool) -> None:
 @click.argument("target")
 @_directory
 @click.option("--at", help="The name of the backup; by default the newest one.")
-@click.option("--new-address", is_flag=True, help="Take another port than the original, which may run on this machine.")
-@click.option("--dry-run", is_flag=True, help="Look whether all of it is there, and change nothing.")
+@click.option("--new-address", is_flag=True, help="Use another port than the original, which may run on this machine.")
+@click.option("--dry-run", is_flag=True, help="Check that the backup is complete, and change nothing.")
 @json_option
 def restore(target: str, directory: Path, at: str | None, new_address: bool, dry_run: bool, as_json: bool) -> None:
     """Restore a backup of TARGET into DIRECTORY, which must be empty."""
@@ -82,7 +82,7 @@ def restore(target: str, directory: Path, at: str | None, new_address: bool, dry
 
 @store_commands.command("verify")
 @click.argument("directory")
-@click.option("--at", help="Of backups: the one of this name alone.")
+@click.option("--at", help="In a folder of backups: verify only the one of this name.")
 @json_option
 def verify_store(directory: str, at: str | None, as_json: bool) -> None:
     """Check the CRC of every record in DIRECTORY, or every byte of its backups.
@@ -143,13 +143,13 @@ def _shown(what: str, as_json: bool) -> Iterator[Callable[[BackupProgress], None
         transient=True,
     ) as bars:
         task = bars.add_task(what, total=None)
-        yield lambda told: bars.update(task, total=told.total_bytes, completed=told.done_bytes)
+        yield lambda state: bars.update(task, total=state.total_bytes, completed=state.done_bytes)
 
 
 @store_commands.command("repair")
 @_directory
-@click.option("--dry-run", is_flag=True, help="Say what would be made anew, and of what; change nothing.")
-@click.option("--yes", is_flag=True, help="Really do it.")
+@click.option("--dry-run", is_flag=True, help="Show what would be rebuilt, and from what; change nothing.")
+@click.option("--yes", is_flag=True, help="Confirm the repair.")
 @json_option
 def repair_store(directory: Path, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Recreate the tables of DIRECTORY that cannot be read, and whose spare copies cannot either.

@@ -19,7 +19,7 @@ def topic_commands() -> None:
 
 @topic_commands.command("list")
 @click.argument("pattern", default="*")
-@click.option("--system", is_flag=True, help="Also the system's own topics and those of groups.")
+@click.option("--system", is_flag=True, help="Also list system topics and the topics of groups.")
 @admin_rows("no such topic: raymq topic create NAME --queues 4")
 def list_topics(admin: Admin, pattern: str, system: bool) -> Rows:
     """List the topics of the cluster, or those whose names match PATTERN ("orders-*")."""
@@ -57,11 +57,11 @@ _PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 @topic_commands.command("update")
 @click.argument("name")
 @click.option("--queues", type=int, help="Queues on every broker, to read and to write.")
-@click.option("--read-queues", type=int, help="Those to read alone.")
-@click.option("--write-queues", type=int, help="Those to write alone; to take queues away, write fewer first.")
-@click.option("--permission", type=click.Choice(list(_PERMISSIONS)), help="What may be done with it.")
+@click.option("--read-queues", type=int, help="Read queues on every broker.")
+@click.option("--write-queues", type=int, help="Write queues on every broker; to remove queues, reduce these first.")
+@click.option("--permission", type=click.Choice(list(_PERMISSIONS)), help="Permission of the topic.")
 @click.option("--ordered/--unordered", default=None, help="Whether the topic is marked as ordered.")
-@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @json_option
 @click.pass_obj
 def update_topic(
@@ -77,14 +77,14 @@ def update_topic(
 ) -> None:
     """Change topic NAME on every broker that has it; other settings stay unchanged."""
     perm = None if permission is None else _PERMISSIONS[permission]
-    told = {
+    options = {
         "queues": queues,
         "read_queues": read_queues,
         "write_queues": write_queues,
         "permission": perm,
         "ordered": ordered,
     }
-    changes = {field: value for field, value in told.items() if value is not None}
+    changes = {field: value for field, value in options.items() if value is not None}
     if not changes:
         raise click.UsageError("nothing to change: give --queues, --permission, --ordered or the like")
     with finder.connect() as mq, Admin(mq) as admin:
@@ -102,7 +102,7 @@ def update_topic(
 
 @topic_commands.command("delete")
 @click.argument("name")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
 @click.option("--yes", is_flag=True, help="Really delete it.")
 @json_option
 @click.pass_obj

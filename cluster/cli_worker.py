@@ -29,18 +29,31 @@ class WorkerLog(logging.Formatter):
 @click.command("worker")
 @click.argument("listener", metavar="MODULE:LISTENER")
 @click.option("--group", required=True, help="The consumer group.")
-@click.option("--topic", "topics", required=True, multiple=True, help="What it reads; may be given several times.")
-@click.option("--tag", default="*", show_default=True, help='Which messages of these topics: "paid || shipped".')
-@click.option("--threads", default=20, show_default=True, help="Calls of the listener at a time.")
-@click.option("--batch-size", default=1, show_default=True, help="Messages per call at most.")
+@click.option("--topic", "topics", required=True, multiple=True, help="Topic to consume; may be given several times.")
 @click.option(
-    "--mode", type=click.Choice(["queue", "pop"]), default="queue", show_default=True, help="See PushConsumer."
+    "--tag", default="*", show_default=True, help='Tags of the messages to consume, such as "paid || shipped".'
+)
+@click.option("--threads", default=20, show_default=True, help="Concurrent calls of the listener.")
+@click.option("--batch-size", default=1, show_default=True, help="Most messages per call.")
+@click.option(
+    "--mode",
+    type=click.Choice(["queue", "pop"]),
+    default="queue",
+    show_default=True,
+    help="Mode of consumption, see PushConsumer.",
 )
 @click.option(
-    "--max-reconsume-times", type=int, help="Retries before a message is a dead letter; without: the group's."
+    "--max-reconsume-times", type=int, help="Retries before a message is a dead letter; by default the group's."
 )
-@click.option("--subscription-version", default=0, show_default=True, help="Raise it when topics or tag change.")
-@click.option("--timeout", default=30.0, show_default=True, help="Seconds for running calls when it is to end.")
+@click.option(
+    "--subscription-version",
+    default=0,
+    show_default=True,
+    help="Version of the subscription; raise it when topics or tag change.",
+)
+@click.option(
+    "--timeout", default=30.0, show_default=True, help="Seconds that running calls get when the worker stops."
+)
 @click.pass_obj
 def worker(
     finder: Finder, /, listener: str, group: str, topics: tuple[str, ...], timeout: float, **options: Any
@@ -83,7 +96,7 @@ def load_listener(name: str) -> Listener:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # The module exists, but imports a missing one.
         raise click.BadParameter(
-            f"there is no module {error.name}, neither in the current directory ({os.getcwd()}) nor among the installed"
+            f"there is no module {error.name} in the current directory ({os.getcwd()}) or among the installed ones"
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):

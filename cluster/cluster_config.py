@@ -47,7 +47,7 @@ class _ClusterKeys:
     port: Annotated[
         int,
         describe(
-            "The first name server's port. 0 takes a free one and keeps it. The argument `port=` wins.",
+            "The first name server's port. 0 takes a free one and keeps it. The argument `port=` takes precedence.",
             effect=Effect.NEW_CLUSTER,
             ge=0,
             le=65_535,
@@ -62,7 +62,7 @@ class _ClusterKeys:
     append_wait_ms: Annotated[
         int,
         describe(
-            "A message that waited longer before its broker came to it is refused with SYSTEM_BUSY, so that its "
+            "A message that waited longer for its append is refused with SYSTEM_BUSY, so that its "
             "producer takes another broker in time. Raise it on machines that stall.",
             unit="ms",
             ge=1,
@@ -71,14 +71,14 @@ class _ClusterKeys:
     replication: Annotated[
         Literal["async", "sync"],
         describe(
-            "What an acknowledged message is where groups have several replicas: `async` is as safe as the master's "
+            "Safety of an acknowledged message where groups have several replicas: `async` is as safe as the master's "
             "own disk; `sync` means that every replica in sync has it."
         ),
     ] = "async"
     min_in_sync: Annotated[
         int,
         describe(
-            "With `replication: sync`, fewer replicas in sync than this take no message. The master counts.",
+            "With `replication: sync`, a group with fewer replicas in sync refuses messages. The master counts.",
             unit="replicas",
             ge=1,
             le=MAX_REPLICAS,
@@ -87,21 +87,22 @@ class _ClusterKeys:
     etcd_endpoints: Annotated[
         list[str] | str | None,
         describe(
-            "Addresses of an etcd (3.4 or later) that keeps who is master of each group of several replicas; null: "
+            "Addresses of an etcd (3.4 or later) that stores the master of each group of several replicas; null: "
             "RayMQ starts keepers of its own.",
             form="addresses that begin with http:// or https://, or null",
             effect=Effect.NEW_CLUSTER,
         ),
     ] = None
     etcd_ca_file: Annotated[
-        str | None, describe("PEM file of who signed etcd's certificate; null: whom the system trusts.", form=_PATH)
+        str | None, describe("PEM file of the authority of etcd's certificate; null: those of the system.", form=_PATH)
     ] = None
-    etcd_cert_file: Annotated[str | None, describe("PEM file of the certificate shown to etcd.", form=_PATH)] = None
+    etcd_cert_file: Annotated[str | None, describe("PEM file of the client's certificate for etcd.", form=_PATH)] = None
     etcd_key_file: Annotated[str | None, describe("PEM file of that certificate's key.", form=_PATH)] = None
     tls_ca_file: Annotated[
         str | None,
         describe(
-            "PEM file of who signed the certificates of servers and clients; null: whom the system trusts.", form=_PATH
+            "PEM file of the authority of the servers' and clients' certificates; null: those of the system.",
+            form=_PATH,
         ),
     ] = None
     tls_cert_file: Annotated[
@@ -137,7 +138,7 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key} is set twice", key_node.start_mark)
             seen.append(key)
         return super().construct_mapping(node, deep)
 
@@ -175,14 +176,14 @@ class ClusterConfig:
         """
         if isinstance(config, ClusterConfig):
             return config
-        given = _read_mapping(config)
-        for name, value in given.items():
+        settings = _read_mapping(config)
+        for name, value in settings.items():
             _check(name, value)
-        own = {name: given.pop(name, SETTINGS[name].default) for name in _CLUSTER_SETTINGS}
+        own = {name: settings.pop(name, SETTINGS[name].default) for name in _CLUSTER_SETTINGS}
         etcd = _read_etcd({name: own[name] for name in ("etcd_endpoints", *_ETCD_FILES)})
         tls = _read_tls({f.name: own[f"tls_{f.name}"] for f in fields(Tls)})
-        StoreConfig(**given)
-        store = {name: value for name, value in given.items() if value != _STORE_DEFAULTS[name]}
+        StoreConfig(**settings)
+        store = {name: value for name, value in settings.items() if value != _STORE_DEFAULTS[name]}
         plain = {f.name: own[f.name] for f in fields(cls) if f.name in own}
         return cls(**plain, etcd=etcd, tls=tls, store=store)
 
@@ -205,31 +206,31 @@ class ClusterConfig:
         The list is empty if the configuration is valid.
         """
         try:
-            given = _read_mapping(config)
+            settings = _read_mapping(config)
         except InvalidInput as error:
             return [error]
         found = []
-        for name, value in given.items():
+        for name, value in settings.items():
             try:
                 ClusterConfig.load({name: value}) if name in _STORE_DEFAULTS else _check(name, value)
             except InvalidInput as error:
                 found.append(error)
         if not found:
             try:
-                ClusterConfig.load(given)
+                ClusterConfig.load(settings)
             except InvalidInput as error:
                 found.append(error)
         return found
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> ClusterConfig:
+    def from_dict(cls, data: Mapping[str, Any]) -> ClusterConfig:
         """Return the settings that `as_dict` encoded."""
-        etcd = told.get("etcd")
+        etcd = data.get("etcd")
         if etcd is not None:
             files = None if etcd["tls"] is None else Tls(**etcd["tls"])
             etcd = Etcd(tuple(etcd["endpoints"]), files)
-        tls = None if told["tls"] is None else Tls(**told["tls"])
-        return cls(**{**told, "etcd": etcd, "tls": tls})
+        tls = None if data["tls"] is None else Tls(**data["tls"])
+        return cls(**{**data, "etcd": etcd, "tls": tls})
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -246,8 +247,8 @@ class ClusterConfig:
 
         Without an etcd the key `etcd` is omitted, as in RayMQ 0.1, which did not support etcd.
         """
-        told = dataclasses.asdict(self)
-        return {name: value for name, value in told.items() if name != "etcd" or value is not None}
+        data = dataclasses.asdict(self)
+        return {name: value for name, value in data.items() if name != "etcd" or value is not None}
 
 
 def check_port(port: object) -> None:
@@ -267,29 +268,31 @@ def _check(name: object, value: object) -> None:
     setting.check(value)
 
 
-def _read_etcd(given: Mapping[str, Any]) -> Etcd | None:
+def _read_etcd(settings: Mapping[str, Any]) -> Etcd | None:
     """Return the settings that begin with etcd_, None without endpoints."""
-    told = given["etcd_endpoints"]
-    endpoints = told.split(",") if isinstance(told, str) else told
-    files = {field: given[name] for name, field in _ETCD_FILES.items() if given[name] is not None}
+    value = settings["etcd_endpoints"]
+    endpoints = value.split(",") if isinstance(value, str) else value
+    files = {field: settings[name] for name, field in _ETCD_FILES.items() if settings[name] is not None}
     if endpoints is None and not files:
         return None
     if not endpoints or not all(each.strip().startswith(("http://", "https://")) for each in endpoints):
-        raise InvalidInput("etcd_endpoints", "addresses that begin with http:// or https://", told)
+        raise InvalidInput("etcd_endpoints", "addresses that begin with http:// or https://", value)
     if ("cert_file" in files) != ("key_file" in files):
         raise InvalidInput("etcd_cert_file", "a certificate, and its key as etcd_key_file", files.get("cert_file"))
     return Etcd(tuple(each.strip() for each in endpoints), Tls(**files) if files else None)
 
 
-def _read_tls(given: Mapping[str, Any]) -> Tls | None:
+def _read_tls(settings: Mapping[str, Any]) -> Tls | None:
     """Return the settings that begin with tls_, None without a certificate."""
-    tls = Tls(**given)
+    tls = Tls(**settings)
     if tls == Tls():
         return None
     if tls.cert_file is None or tls.key_file is None:
         raise InvalidInput("tls_cert_file", "a certificate, and its key as tls_key_file", tls.cert_file)
     if tls.client_auth and tls.ca_file is None:
-        raise InvalidInput("tls_ca_file", "who signs the certificates of clients, for tls_client_auth", tls.ca_file)
+        raise InvalidInput(
+            "tls_ca_file", "the authority of the clients' certificates, for tls_client_auth", tls.ca_file
+        )
     return tls
 
 
@@ -299,11 +302,11 @@ def _read_mapping(config: Mapping[str, Any] | str | os.PathLike[str] | None) -> 
         config = _read(Path(config))
     elif config is not None and not isinstance(config, Mapping):
         raise InvalidInput("config", "a mapping, or the path of a YAML file", config)
-    given = dict(config or {})
-    hour = given.get("delete_at_hour")
+    settings = dict(config or {})
+    hour = settings.get("delete_at_hour")
     if isinstance(hour, int) and not isinstance(hour, bool):  # YAML reads 04 without quotation marks as a number
-        given["delete_at_hour"] = f"{hour:02}"
-    return given
+        settings["delete_at_hour"] = f"{hour:02}"
+    return settings
 
 
 def _read(path: Path) -> Mapping[str, Any]:

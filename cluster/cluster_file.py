@@ -93,7 +93,7 @@ def load(namespace: str) -> ClusterEndpoint | None:
 def _found(raw: Mapping[str, Any]) -> ClusterEndpoint:
     servers, ray_address, tls, pid = raw["name_servers"], raw.get("ray_address"), raw.get("tls"), raw.get("pid")
     if not isinstance(servers, list) or not isinstance(ray_address, str | None) or not isinstance(pid, int | None):
-        raise ValueError("no addresses")  # noqa: TRY004 - the text is at fault
+        raise ValueError("no addresses")  # noqa: TRY004 - the content is wrong, not a type
     return ClusterEndpoint(tuple(map(str, servers)), ray_address, None if tls is None else _tls(tls), pid)
 
 
@@ -168,7 +168,7 @@ def _check_own(path: Path | str, like: os.stat_result, kind: int) -> None:
     if like.st_uid != os.getuid() or like.st_mode & 0o022:
         raise InvalidInput(
             HOME_VARIABLE,
-            f"{path}, which says where clusters are found, written by this user alone",
+            f"{path}, which has the addresses of clusters, writable by this user alone",
             f"{stat.filemode(like.st_mode)} of user {like.st_uid}",
             remedy=f"chmod go-w {path} if it is yours, else remove it or set {HOME_VARIABLE} to another folder",
         )

@@ -92,8 +92,8 @@ def start(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
         except BaseException:
             if _abandoned.is_set():
                 raise
-            made = [name for name in names(namespace) if name in expected_actors(arguments) or is_keeper_name(name)]
-            kill(namespace, [name for name in made if name not in before])
+            created = [name for name in names(namespace) if name in expected_actors(arguments) or is_keeper_name(name)]
+            kill(namespace, [name for name in created if name not in before])
             raise
 
 
@@ -107,12 +107,12 @@ def addresses(namespace: str) -> list[str]:
     first = name_server_name(0)
     if first not in there:
         ours = ("broker-", "name-server-", "keeper-")
-        left = [name for name in there if name.startswith(ours) or name in (SCHEDULER_NAME, COORDINATOR_NAME)]
-        if left:
+        running = [name for name in there if name.startswith(ours) or name in (SCHEDULER_NAME, COORDINATOR_NAME)]
+        if running:
             raise BrokerUnavailable(
                 "cluster",
-                f"of the cluster in namespace {namespace} only {', '.join(left)} is left",
-                remedy="cluster.start() with the arguments it was started with makes what is missing",
+                f"of the cluster in namespace {namespace} only {', '.join(running)} still runs",
+                remedy="cluster.start() with the arguments it was started with starts the missing actors",
             )
         raise BrokerUnavailable(
             "cluster", f"no cluster runs in namespace {namespace}", remedy="cluster.start() starts one"
@@ -148,8 +148,10 @@ def _is_finished(namespace: str) -> bool:
 def start_arguments(namespace: str) -> dict[str, Any]:
     """Return the arguments with which the cluster was started."""
     name = name_server_name(0)
-    told: dict[str, Any] = actor_calls.call(name, actor_calls.find(name, namespace), "arguments", timeout=START_SECONDS)
-    return told
+    arguments: dict[str, Any] = actor_calls.call(
+        name, actor_calls.find(name, namespace), "arguments", timeout=START_SECONDS
+    )
+    return arguments
 
 
 def expected_actors(arguments: Arguments) -> list[str]:
@@ -322,16 +324,18 @@ def restart_stopped(namespace: str, name: str, handle: Any) -> None:
                 kill_process(namespace, name)
                 was_killed = True
             elif time.monotonic() > deadline:
-                raise BrokerUnavailable(name, f"it was stopped, and no other process came in {START_SECONDS:.0f} s")
+                raise BrokerUnavailable(
+                    name, f"it was stopped, and no other process started within {START_SECONDS:.0f} s"
+                )
         time.sleep(_POLL_SECONDS)
 
 
 def await_address(name: str, handle: Any) -> str:
     """Return an actor's address once it listens; raise the error of a failed start."""
-    told: str = actor_calls.call(
+    address: str = actor_calls.call(
         name, handle, "address", START_SECONDS, PATIENCE_SECONDS, timeout=START_SECONDS + _MARGIN_SECONDS
     )
-    return told
+    return address
 
 
 def _await_registration(name: str, handle: Any) -> None:
@@ -342,8 +346,8 @@ def _await_registration(name: str, handle: Any) -> None:
     deadline = time.monotonic() + REGISTER_SECONDS
     while troubles := actor_calls.call(name, handle, "troubles", timeout=START_SECONDS):
         if time.monotonic() > deadline:
-            told = "; ".join(f"{server}: {trouble}" for server, trouble in troubles.items())
-            raise BrokerUnavailable(name, f"it is not in the routes of every name server: {told}")
+            reasons = "; ".join(f"{server}: {trouble}" for server, trouble in troubles.items())
+            raise BrokerUnavailable(name, f"it is not in the routes of every name server: {reasons}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -356,12 +360,12 @@ def _check_same(namespace: str, arguments: Arguments) -> None:
         raise settings_mismatch(namespace, running, arguments)
 
 
-def settings_mismatch(namespace: str, running: Arguments, wanted: Arguments) -> InvalidInput:
+def settings_mismatch(namespace: str, running: Arguments, requested: Arguments) -> InvalidInput:
     """Return the error of a start whose arguments differ from the running cluster's.
 
     It names the arguments, both values, and a remedy.
     """
-    theirs, ours = _flat(running), _flat(wanted)
+    theirs, ours = _flat(running), _flat(requested)
     differing = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
     parts = ", ".join(f"{key} is {theirs.get(key)!r}, not {ours.get(key)!r}" for key in differing)
     remedy = "cluster.connect() joins it as it is; to change a setting, stop it and start it with the new one"

@@ -45,12 +45,12 @@ class ClusterLayout:
         The first replicas of all groups come first. A removed group has no actors, even if more replicas are requested
         than it ever had.
         """
-        gone = {group_name(name) for name in self.removed} - {
+        removed_groups = {group_name(name) for name in self.removed} - {
             group_name(name) for name in (*self.machines, *self.added)
         }
-        groups = [group for group in map(broker_name, range(brokers)) if group not in gone]
-        wanted = {replica_name(group, number) for group in groups for number in range(replicas)}
-        return sorted((wanted | self.added) - self.removed, key=_order)
+        groups = [group for group in map(broker_name, range(brokers)) if group not in removed_groups]
+        expected = {replica_name(group, number) for group in groups for number in range(replicas)}
+        return sorted((expected | self.added) - self.removed, key=_order)
 
     def with_replicas(self, brokers: int, replicas: int) -> ClusterLayout:
         """Return the layout for a start with more replicas than before.
@@ -65,9 +65,9 @@ class ClusterLayout:
 
     def replicas_of(self, group: str) -> list[str]:
         """Return the actors of a group that are recorded or were requested last."""
-        wanted = {replica_name(group, number) for number in range(self.replicas)}
+        expected = {replica_name(group, number) for number in range(self.replicas)}
         known = {name for name in (*self.machines, *self.added) if group_name(name) == group}
-        return sorted(wanted | known)
+        return sorted(expected | known)
 
     def next_group(self, brokers: int) -> str:
         """Return the name of a new group.
@@ -92,9 +92,9 @@ class ClusterLayout:
 
     def without(self, *names: str) -> ClusterLayout:
         """Return the layout without these replicas, whatever a start requests."""
-        gone = frozenset(names)
-        machines = {name: machine for name, machine in self.machines.items() if name not in gone}
-        return dataclasses.replace(self, machines=machines, added=self.added - gone, removed=self.removed | gone)
+        removed = frozenset(names)
+        machines = {name: machine for name, machine in self.machines.items() if name not in removed}
+        return dataclasses.replace(self, machines=machines, added=self.added - removed, removed=self.removed | removed)
 
     def with_change(self, group: str, change: Mapping[str, Any] | None) -> ClusterLayout:
         """Return the layout with this change of a group in progress; None: with no change."""
@@ -103,14 +103,14 @@ class ClusterLayout:
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON values."""
-        told: dict[str, Any] = {"brokers": dict(self.machines), "replicas": self.replicas}
+        data: dict[str, Any] = {"brokers": dict(self.machines), "replicas": self.replicas}
         if self.added or self.removed or self.pending_changes:
-            told |= {
+            data |= {
                 "added": sorted(self.added),
                 "removed": sorted(self.removed),
                 "underWay": dict(self.pending_changes),
             }
-        return told
+        return data
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> ClusterLayout:

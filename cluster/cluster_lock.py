@@ -48,7 +48,7 @@ def cluster_lock(
         file = os.open(cluster_file.lock_file(namespace), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InvalidInput(
-            cluster_file.HOME_VARIABLE, "a folder of this user's own that can be written", str(error)
+            cluster_file.HOME_VARIABLE, "a writable folder that belongs to this user", str(error)
         ) from error
     try:
         _take(file, f"{doing} in namespace {namespace}", wait, wait_stopped)
@@ -72,7 +72,7 @@ def _take(file: int, doing: str, wait: float, wait_stopped: float) -> None:
             pass
         except OSError as error:
             raise InvalidInput(
-                cluster_file.HOME_VARIABLE, "a folder on a file system that has locks", str(error)
+                cluster_file.HOME_VARIABLE, "a folder on a file system that supports locks", str(error)
             ) from error
         else:
             return
@@ -87,10 +87,10 @@ def _take(file: int, doing: str, wait: float, wait_stopped: float) -> None:
 
 
 def _taken(doing: str, holder: int | None, stands: bool, waited: float) -> BrokerUnavailable:
-    who = "another process" if holder is None else f"process {holder}"
+    owner = "another process" if holder is None else f"process {holder}"
     what = "and was stopped" if stands else f"and has not finished in {waited:.0f} s"
     again = f"let it go on (fg, or kill -CONT {holder}) or end it" if stands else "wait for it, or end it"
-    return BrokerUnavailable("cluster", f"{who} is {doing} {what}", remedy=again)
+    return BrokerUnavailable("cluster", f"{owner} is {doing} {what}", remedy=again)
 
 
 def _holder(file: int) -> int | None:

@@ -75,21 +75,21 @@ def stop_actors(namespace: str, timeout: float) -> None:
         [name for name in there if is_name_server_name(name)],
     )
     unclean: dict[str, str] = {}
-    left: list[str] = []
+    remaining: list[str] = []
     for kind, share in zip(kinds, (0.2, 0.75, 0.7, 0.6, 1.0), strict=True):
         until = min(deadline, time.monotonic() + (deadline - time.monotonic()) * share)
         killed, there_still = _stop(namespace, kind, until)
         unclean |= killed
-        left += there_still
-    for name in (SCHEDULER_NAME, COORDINATOR_NAME, *left):
+        remaining += there_still
+    for name in (SCHEDULER_NAME, COORDINATOR_NAME, *remaining):
         unclean.pop(name, None)
-    troubles = [f"{', '.join(left)} did not end in time"] if left else []
+    troubles = [f"{', '.join(remaining)} did not end in time"] if remaining else []
     if unclean:
         reasons = "; ".join(f"{name}: {why}" for name, why in unclean.items())
         troubles.append(f"not stopped cleanly, and killed: {reasons}")
     if troubles:
         raise BrokerUnavailable(
-            ", ".join([*left, *unclean]),
+            ", ".join([*remaining, *unclean]),
             "; ".join(troubles),
             remedy="the data stay; what a broker had not flushed is recovered at its next start",
         )
@@ -99,17 +99,17 @@ def _masters(namespace: str, brokers: Sequence[str]) -> list[str]:
     """Return the brokers that report to be master; all if each group has one replica."""
     if not any("." in name for name in brokers):
         return list(brokers)
-    asked: dict[str, Any] = {}
+    requests: dict[str, Any] = {}
     for name in brokers:
         with contextlib.suppress(RayMQError):
             handle = actor_calls.find(name, namespace)
             if hasattr(handle, "status"):
-                asked[name] = handle.status.remote()
+                requests[name] = handle.status.remote()
     until, masters = time.monotonic() + _REQUEST_SECONDS, []
-    for name, ref in asked.items():
+    for name, ref in requests.items():
         with contextlib.suppress(RayMQError):
-            told: BrokerInfo = actor_calls.result(name, ref, max(0.0, until - time.monotonic()))
-            if told.role == "master":
+            status: BrokerInfo = actor_calls.result(name, ref, max(0.0, until - time.monotonic()))
+            if status.role == "master":
                 masters.append(name)
     return masters
 
@@ -122,15 +122,15 @@ def stop_named(namespace: str, names: Sequence[str], deadline: float) -> dict[st
     Raises:
         BrokerUnavailable: some actors still exist.
     """
-    unclean, left = _stop(namespace, names, deadline)
-    if left:
-        raise BrokerUnavailable(", ".join(left), "it did not end in time")
+    unclean, remaining = _stop(namespace, names, deadline)
+    if remaining:
+        raise BrokerUnavailable(", ".join(remaining), "it did not end in time")
     return unclean
 
 
 def _stop(namespace: str, names: Sequence[str], deadline: float) -> tuple[dict[str, str], list[str]]:
     """Stop actors as `stop_named`; also return the actors that still exist."""
-    endings, asked = [], time.monotonic()
+    endings, asked_at = [], time.monotonic()
     for name in names:
         try:
             handle = actor_calls.find(name, namespace)
@@ -147,25 +147,25 @@ def _stop(namespace: str, names: Sequence[str], deadline: float) -> tuple[dict[s
     while waiting and time.monotonic() < polite:
         waiting = [each for each in waiting if not _has_stopped(each, polite)]
     for each in waiting:
-        each.trouble = f"no answer within {time.monotonic() - asked:.1f} s"
+        each.trouble = f"no answer within {time.monotonic() - asked_at:.1f} s"
     cluster_launch.kill(namespace, [each.name for each in endings])
-    left = _await_end(namespace, endings, deadline)
-    return {each.name: each.trouble for each in endings if each.trouble is not None}, left
+    remaining = _await_end(namespace, endings, deadline)
+    return {each.name: each.trouble for each in endings if each.trouble is not None}, remaining
 
 
 def _is_here(handle: Any) -> bool:
     """Return True if the actor's process is on this machine, by Ray's tables."""
-    known = ray_state.actors(handle._actor_id.hex())  # noqa: SLF001 - there is no other way to it
+    known = ray_state.actors(handle._actor_id.hex())  # noqa: SLF001 - Ray has no public name for it
     here: bool = known["Address"]["NodeID"] == ray.get_runtime_context().get_node_id()
     return here
 
 
 def _pid(ending: _StoppingActor, until: float) -> int | None:
     try:
-        told: int = actor_calls.result(ending.name, ending.pid_ref, max(0.0, until - time.monotonic()))
+        pid: int = actor_calls.result(ending.name, ending.pid_ref, max(0.0, until - time.monotonic()))
     except RayMQError:
         return None
-    return told
+    return pid
 
 
 def _has_stopped(ending: _StoppingActor, until: float) -> bool:
@@ -194,9 +194,11 @@ def _await_end(namespace: str, endings: Sequence[_StoppingActor], deadline: floa
     """
     while True:
         taken = set(cluster_launch.names(namespace))
-        left = [each.name for each in endings if each.name in taken or (each.pid is not None and _is_ours(each.pid))]
-        if not left or time.monotonic() > deadline:
-            return left
+        remaining = [
+            each.name for each in endings if each.name in taken or (each.pid is not None and _is_ours(each.pid))
+        ]
+        if not remaining or time.monotonic() > deadline:
+            return remaining
         time.sleep(_POLL_SECONDS)
 
 

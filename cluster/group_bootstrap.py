@@ -96,9 +96,9 @@ def start_coordinator(spec: CoordinatorSpec, brokers: Mapping[str, Sequence[tupl
     for group, replicas in brokers.items():
         while (master := _master_of(replicas)) is None:
             if time.monotonic() > deadline:
-                told = actor_calls.call(COORDINATOR_NAME, coordinator, "status", 5.0, 5.0, timeout=_START_SECONDS)
+                status = actor_calls.call(COORDINATOR_NAME, coordinator, "status", 5.0, 5.0, timeout=_START_SECONDS)
                 raise BrokerUnavailable(
-                    group, f"it has no master: {told['troubles'].get(group, 'it is not known why')}"
+                    group, f"it has no master: {status['troubles'].get(group, 'the reason is not known')}"
                 )
             time.sleep(_POLL_SECONDS)
     until = time.monotonic() + _IN_SYNC_SECONDS
@@ -115,9 +115,9 @@ def _master_of(replicas: Sequence[tuple[str, Any]]) -> BrokerInfo | None:
     """Return the report of the group's master, once every name server has its route."""
     for name, handle in replicas:
         try:
-            told: BrokerInfo = actor_calls.call(name, handle, "status", timeout=_CALL_SECONDS)
-            if told.role == "master" and not actor_calls.call(name, handle, "troubles", timeout=_CALL_SECONDS):
-                return told
+            status: BrokerInfo = actor_calls.call(name, handle, "status", timeout=_CALL_SECONDS)
+            if status.role == "master" and not actor_calls.call(name, handle, "troubles", timeout=_CALL_SECONDS):
+                return status
         except RayMQError:  # The replica may be about to be restarted.
             continue
     return None

@@ -41,11 +41,11 @@ def list_host_files(root: Path, resources: Sequence[str]) -> dict[str, set[str]]
     if len(resources) < 2:
         return {}
     look = ray.remote(num_cpus=0, max_retries=2)(local_actor_names)
-    asked = {each: look.options(resources={each: _TRACE}).remote(root) for each in resources}
+    requests = {each: look.options(resources={each: _TRACE}).remote(root) for each in resources}
     try:
-        return {each: actor_calls.result(each, ref, _REQUEST_SECONDS) for each, ref in asked.items()}
+        return {each: actor_calls.result(each, ref, _REQUEST_SECONDS) for each, ref in requests.items()}
     except RayError as error:  # The worker process or the machine died.
-        raise BrokerUnavailable("cluster", f"a machine does not tell what is in {root}: {error}") from error
+        raise BrokerUnavailable("cluster", f"a machine did not list the files in {root}: {error}") from error
 
 
 def locate_actor(name: str, written: str | None, seen: Mapping[str, Collection[str]]) -> str | None:
@@ -63,6 +63,6 @@ def locate_actor(name: str, written: str | None, seen: Mapping[str, Collection[s
         raise BrokerUnavailable(
             name,
             f"its files are on several machines ({', '.join(there)}), and it is not known which are the newest",
-            remedy="move the older ones out of the root there",
+            remedy="move the older files out of the root there",
         )
     return there[0]

@@ -35,14 +35,14 @@ def host_identity(root: Path, host_name: str) -> str:
         root.mkdir(parents=True, exist_ok=True)
         has_brokers = any(is_broker_name(each.name) for each in root.iterdir())
     except OSError as error:
-        raise InvalidInput("root", "a folder, or a place where one can be made", f"{root}: {error}") from error
+        raise InvalidInput("root", "a folder, or a path where one can be created", f"{root}: {error}") from error
     file = root / FILE
     if known := json_file.load_as(file, _identity):
         return known
     short = re.sub(r"[^A-Za-z0-9-]", "-", host_name.partition(".")[0])[:60].strip("-") or "host"
-    made = host_name if has_brokers and _FORM.fullmatch(host_name) else f"{short}-{secrets.token_hex(3)}"
-    json_file.save(file, {"host": made}, _identity)
-    return made
+    identity = host_name if has_brokers and _FORM.fullmatch(host_name) else f"{short}-{secrets.token_hex(3)}"
+    json_file.save(file, {"host": identity}, _identity)
+    return identity
 
 
 def check_mounted(root: Path) -> None:
@@ -58,7 +58,7 @@ def check_mounted(root: Path) -> None:
 def _identity(raw: Mapping[str, Any]) -> str | None:
     if not raw:
         return None
-    told = raw["host"]
-    if not isinstance(told, str) or not _FORM.fullmatch(told):
-        raise ValueError(f"no name of a host: {told!r}")
-    return told
+    name = raw["host"]
+    if not isinstance(name, str) or not _FORM.fullmatch(name):
+        raise ValueError(f"not a host's name: {name!r}")
+    return name

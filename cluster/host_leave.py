@@ -60,22 +60,22 @@ def leave_host(mq: Cluster, timeout: float, *, dry_run: bool = False) -> list[Le
     assert mq.namespace is not None
     deadline = time.monotonic() + arguments.duration("timeout", timeout, above=True)
     here = ray.get_runtime_context().get_node_id()
-    left = []
+    results = []
     with Admin(mq) as admin:
         brokers = admin.cluster_info().brokers
         for broker in brokers:
             if broker.node_id == here:
                 until = time.monotonic() + (deadline - time.monotonic()) * _HAND_OVER_SHARE
                 others = [each for each in brokers if each.name == broker.name and each.node_id != here]
-                left.append(_hand_over(admin, broker, others, until, dry_run=dry_run))
-    return left if dry_run else close_stores(left, mq.namespace, deadline)
+                results.append(_hand_over(admin, broker, others, until, dry_run=dry_run))
+    return results if dry_run else close_stores(results, mq.namespace, deadline)
 
 
-def close_stores(left: Sequence[LeaveResult], namespace: str, deadline: float) -> list[LeaveResult]:
+def close_stores(results: Sequence[LeaveResult], namespace: str, deadline: float) -> list[LeaveResult]:
     """Close the stores of all these brokers at once, until the deadline; return the results."""
     stopping: list[tuple[LeaveResult, Any]] = []
     done: list[LeaveResult] = []
-    for each in left:
+    for each in results:
         try:
             stopping.append((each, actor_calls.find(each.actor, namespace).stop.remote()))
         except RayMQError as error:

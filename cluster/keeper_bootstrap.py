@@ -145,7 +145,7 @@ def known(directory: Path) -> KeeperSet:
     """
     layout = json_file.load_as(directory / LAYOUT_FILE, KeeperLayout.from_json)
     if layout is None or not layout.known.number:
-        raise BrokerUnavailable("keepers", f"no start has founded any, by what is written down in {directory}")
+        raise BrokerUnavailable("keepers", f"no start has created any, according to the files in {directory}")
     return layout.known
 
 
@@ -184,15 +184,15 @@ class _KeeperStarter:
 
     def rejoin_set(self, file: Path) -> KeeperSet:
         """Find the existing set, and add keepers again that have lost their files."""
-        told = [self._call(number, "keepers") for number in self._handles]
-        known: KeeperSet = max([self._layout.known, *told], key=lambda each: each.number)
+        answers = [self._call(number, "keepers") for number in self._handles]
+        known: KeeperSet = max([self._layout.known, *answers], key=lambda each: each.number)
         for number in self._handles:
             status: KeeperStatus = self._call(number, "status")
             member = known.members.get(number)
             if member is not None and member.incarnation == status.incarnation:
                 continue
             if status.state != KeeperState.EMPTY.value and member is not None:
-                _log.warning("keeper %d has no voice: %s", number, status.state)
+                _log.warning("keeper %d has no vote: %s", number, status.state)
                 continue
             known = self._readmit(number, known)
         known = self._with_current_addresses(known)
@@ -205,7 +205,7 @@ class _KeeperStarter:
             raise BrokerUnavailable(
                 "keepers",
                 f"the register is lost: the file of its only keeper ({keeper_name(number)}) is gone",
-                remedy=f"put the newest copy of it back; if there is none, removing {LAYOUT_FILE} founds keepers anew",
+                remedy=f"put the newest copy of it back; if there is none, removing {LAYOUT_FILE} creates new keepers",
             )
         incarnation = uuid.uuid4().hex
         loop = EventLoopThread("keepers")
@@ -228,7 +228,7 @@ class _KeeperStarter:
         try:
             return loop.run(change(), _TAKE_IN_SECONDS)
         except (RegisterError, TimeoutError) as error:
-            _log.warning("keeper %d has lost its file, and cannot be taken in now: %s", number, error)
+            _log.warning("keeper %d has lost its file, and cannot rejoin now: %s", number, error)
             return known
         finally:
             loop.stop()

@@ -53,8 +53,8 @@ def addresses_by_resource(hosts: Sequence[tuple[str, str]]) -> dict[str, str]:
         if found.setdefault(resource, address) != address:
             raise BrokerUnavailable(
                 resource,
-                f"two machines of this Ray cluster say that they are this one: {found[resource]} and {address}",
-                remedy="if one has just got another address, wait until Ray has noticed that it is gone; if a disk was "
+                f"two machines of this Ray cluster have this identity: {found[resource]} and {address}",
+                remedy="if a machine just got another address, wait until Ray has removed the old one; if a disk was "
                 "copied, remove raymq-host.json from the copy and start Ray there again",
             )
     return found

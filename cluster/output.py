@@ -35,7 +35,7 @@ _CONTROL_AND_BREAKS = re.compile("[\x00-\x1f\x7f-\x9f]")
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Raise the error, which the caller of the command handles."""
-        raise  # noqa: PLE0704 - called where the error is handled
+        raise  # noqa: PLE0704 - called while the error is handled
 
 
 def console(out: TextIO | None = None, *, quiet: bool = False) -> Console:
@@ -49,10 +49,10 @@ def console(out: TextIO | None = None, *, quiet: bool = False) -> Console:
 
 def cell(value: Any) -> Text:
     """Format a value for a table cell, on one line."""
-    told = to_plain_data(value)
-    if isinstance(told, dict) and told:
-        told = ", ".join(f"{name} {each}" for name, each in told.items())
-    return Text("-" if told is None else _escaped(_CONTROL_AND_BREAKS, str(told)), overflow="fold")
+    plain = to_plain_data(value)
+    if isinstance(plain, dict) and plain:
+        plain = ", ".join(f"{name} {each}" for name, each in plain.items())
+    return Text("-" if plain is None else _escaped(_CONTROL_AND_BREAKS, str(plain)), overflow="fold")
 
 
 #: Fields with seconds since 1970, besides those that end in _timestamp.
@@ -163,12 +163,12 @@ def print_json(value: Any) -> None:
 
     Characters that stdout's encoding lacks are escaped.
     """
-    told = json.dumps(to_plain_data(value), ensure_ascii=False)
+    text = json.dumps(to_plain_data(value), ensure_ascii=False)
     try:
-        told.encode(sys.stdout.encoding or "utf-8")
+        text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
-        told = json.dumps(to_plain_data(value))
-    click.echo(told)
+        text = json.dumps(to_plain_data(value))
+    click.echo(text)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) -> None:

@@ -35,8 +35,8 @@ import json, sys
 from ray._raylet import GcsClient
 from ray.exceptions import AuthenticationError
 try:
-    told = GcsClient(address=sys.argv[1]).internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=5)
-    print(json.dumps({"ray_version": json.loads(told)["ray_version"] if told else None}))
+    metadata = GcsClient(address=sys.argv[1]).internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=5)
+    print(json.dumps({"ray_version": json.loads(metadata)["ray_version"] if metadata else None}))
 except AuthenticationError:
     print(json.dumps({"refused": True}))
 """
@@ -76,7 +76,7 @@ def probe_ray(address: str) -> RayEndpoint:
     if "refused" in with_token:
         raise BrokerUnavailable(
             "ray",
-            f"the Ray at {address} wants a token, and refuses the one of this user",
+            f"the Ray at {address} requires a token, and refused this user's",
             remedy="copy its token to ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH",
         )
     return RayEndpoint(address, "token", with_token["ray_version"])
@@ -89,15 +89,15 @@ def _greet(address: str) -> None:
             connected.sendall(_GREETING)
             head = connected.recv(9)
     except ConnectionRefusedError as error:
-        raise RayNotRunning("ray", f"nobody listens at {address}") from error
+        raise RayNotRunning("ray", f"nothing listens at {address}") from error
     except (OSError, ValueError, OverflowError) as error:
         raise BrokerUnavailable(
             "ray",
             f"the Ray at {address} does not answer within {ANSWER_SECONDS:g} s ({error})",
-            remedy="give the address of one that does (RAY_ADDRESS, address=), or RAY_ADDRESS=local for one of its own",
+            remedy="give the address of a Ray that does (RAY_ADDRESS, address=), or RAY_ADDRESS=local to start one",
         ) from error
     if len(head) < 4 or head[3] != 4:  # The first frame of a server contains its settings.
-        raise BrokerUnavailable("ray", f"what listens at {address} is no Ray")
+        raise BrokerUnavailable("ray", f"the process that listens at {address} is not Ray")
 
 
 def _request(address: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -116,10 +116,10 @@ def _answer(address: str, process: subprocess.Popen[str]) -> dict[str, str]:
 
     Raise BrokerUnavailable if it gave none.
     """
-    said = ""
+    errors = ""
     with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
-        out, said = process.communicate(timeout=REPLY_SECONDS)
+        out, errors = process.communicate(timeout=REPLY_SECONDS)
         answer: dict[str, str] = json.loads(out.strip().splitlines()[-1] if out.strip() else "")
         return answer
-    reason = said.strip().splitlines()[-1] if said.strip() else f"nothing within {REPLY_SECONDS:g} s"
-    raise BrokerUnavailable("ray", f"the Ray at {address} does not say who it is: {reason}")
+    reason = errors.strip().splitlines()[-1] if errors.strip() else f"no reply within {REPLY_SECONDS:g} s"
+    raise BrokerUnavailable("ray", f"the Ray at {address} did not report its version: {reason}")

@@ -207,7 +207,7 @@ def _run_on_lasting_thread(start: Callable[[], None]) -> None:
     def live() -> None:
         try:
             start()
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
+        except BaseException as error:  # noqa: BLE001 - it is raised in the calling thread
             started.set_exception(error)
         else:
             started.set_result(None)
@@ -248,7 +248,7 @@ def _own_processes() -> Iterator[None]:
 
 def _start_nothing(node: ray_node.Node, **_: object) -> None:
     """Replace one of the methods in `_LEFT_OUT`."""
-    node._webui_url = None  # noqa: SLF001 - the dashboard's, which is not there
+    node._webui_url = None  # noqa: SLF001 - the dashboard's address, though it does not run
 
 
 @contextlib.contextmanager
@@ -301,8 +301,8 @@ def _leave_out_exit_handlers_of_before() -> None:
     """
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # The C library has no `on_exit`.
-        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)  # noqa: SLF001 - C's
-        libc.__cxa_atexit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)  # noqa: SLF001 - C's
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)  # noqa: SLF001 - a function of C
+        libc.__cxa_atexit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)  # noqa: SLF001 - a function of C
 
 
 os.register_at_fork(after_in_child=_leave_ray_to_parent)
@@ -324,16 +324,16 @@ def await_hosts(count: int, seconds: float, say: Callable[[str], None]) -> None:
     Raises:
         BrokerUnavailable: there are fewer after `seconds`.
     """
-    deadline, said = time.monotonic() + seconds, -1
+    deadline, reported = time.monotonic() + seconds, -1
     while (there := len(hosts())) < count:
-        if there != said:
-            say(f"{there} of {count} machines are there")
-            said = there
+        if there != reported:
+            say(f"{there} of {count} machines have joined")
+            reported = there
         if time.monotonic() >= deadline:
             raise BrokerUnavailable(
                 "ray",
                 f"of {count} machines {there} are part of this Ray cluster after {number_text(seconds, 3)} s",
-                remedy="`ray status` and the autoscaler's log (/tmp/ray/session_latest/logs/monitor*) say why",
+                remedy="`ray status` and the autoscaler's log (/tmp/ray/session_latest/logs/monitor*) show why",
             )
         time.sleep(_POLL_SECONDS)
 
@@ -356,7 +356,7 @@ def _join_if_there(address: str) -> bool:
     try:
         _join(address)
     except RayNotRunning as error:
-        _log.info("the Ray that was there is gone: %s", error)
+        _log.info("the Ray at the saved address does not run any more: %s", error)
         return False
     return True
 
@@ -383,14 +383,14 @@ def _agree(found: RayEndpoint) -> None:
             f"the Ray at {found.address} is version {found.version}, this process has {ray.__version__}",
             remedy="install the same version on both sides",
         )
-    wanted = os.environ.get(AUTH_MODE, "").lower()
-    if wanted and wanted != found.auth_mode:
+    own_mode = os.environ.get(AUTH_MODE, "").lower()
+    if own_mode and own_mode != found.auth_mode:
         raise BrokerUnavailable(
             "ray",
-            f"the Ray at {found.address} runs with {AUTH_MODE}={found.auth_mode}, this process with {wanted}: "
+            f"the Ray at {found.address} runs with {AUTH_MODE}={found.auth_mode}, this process with {own_mode}: "
             "the actors of one would be ended by the other",
             remedy=f"set {AUTH_MODE}={found.auth_mode} for this process",
         )
-    if not wanted:
+    if not own_mode:
         os.environ[AUTH_MODE] = found.auth_mode
         Config.initialize("")  # Ray's own function to read the environment again.

@@ -56,8 +56,8 @@ def make(
     if before.exists():
         raise InvalidInput(
             "etcd_endpoints",
-            f"as at the first start with replicas: by {before} the register is {_kind(settings.etcd is None)}; who "
-            "removes that file begins with a register that knows of no master, and no group of before has one again",
+            f"as at the first start with replicas: by {before} the register is {_kind(settings.etcd is None)}; "
+            "without that file the cluster gets an empty register, and no existing group has a master again",
             None if settings.etcd is None else list(settings.etcd.endpoints),
         )
     if settings.etcd is None:
@@ -72,12 +72,12 @@ def _make_etcd(file: Path, location: dict[str, Any]) -> dict[str, Any]:
         json_file.save(file, {**location, "cluster": cluster, "founded": False}, dict)
     if not _is_of(location, cluster, is_new=is_new):
         where = f"{', '.join(location['etcd']['endpoints'])}, below {location['etcd']['prefix']}/"
-        whose = "another cluster of this name" if is_new else "no register of this cluster"
+        content = "another cluster of this name" if is_new else "no register of this cluster"
         raise InvalidInput(
             "etcd_endpoints",
-            f"an etcd with {'a place for the register' if is_new else f'the register that {file} tells of'}",
-            f"{where}, which has {whose}",
-            remedy="name the etcd of the starts before; the keys there of a cluster that is gone for good have to go",
+            f"an etcd with {'a place for the register' if is_new else f'the register that {file} names'}",
+            f"{where}, which has {content}",
+            remedy="name the etcd of the earlier starts; delete the keys there of a cluster that is gone for good",
         )
     founded = claimed_location(location, cluster)
     json_file.save(file, {**founded, "cluster": cluster, "founded": True}, dict)

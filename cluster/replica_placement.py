@@ -54,7 +54,7 @@ def place_replicas(
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInput("root", "a folder, or a place where one can be made", f"{directory}: {error}") from error
+        raise InvalidInput("root", "a folder, or a path where one can be created", f"{directory}: {error}") from error
     before = noted.load(directory)
     layout = before.with_replicas(brokers, replicas)
     found = sorted({name for names in seen.values() for name in names if is_broker_name(name)})
@@ -78,7 +78,7 @@ def place_replicas(
         if at is None and is_lost:
             raise BrokerUnavailable(
                 name,
-                f"{file} is gone, and none of the machines has the files of this one, but of {', '.join(found)}",
+                f"{file} is missing, and no machine has the files of this replica, only those of {', '.join(found)}",
                 remedy="start Ray on the machine that has them, or put the file back",
             )
         placed[name] = at or in_turn(name)

@@ -122,7 +122,7 @@ class RunningBrokerSource(Closeable):
         self.directory = directory
         known = read_broker_identity(StorePaths(directory).root / "raymq" / "broker.json")
         if not known.host or not known.port:
-            raise BrokerUnavailable(known.name or str(directory), f"{locked}, and where it listens is not known")
+            raise BrokerUnavailable(known.name or str(directory), f"{locked}, and its address is not known")
         self._name, self._address = known.name, f"{known.host}:{known.port}"
         self._failure: RayMQError | None = None
         self._needed_from = 0
@@ -132,7 +132,9 @@ class RunningBrokerSource(Closeable):
             begun = read_begun(self._request(begin_command()))
             self._lease = begun.lease
             if begun.lock != StorePaths(directory).lock.stat().st_ino:
-                raise BrokerUnavailable(begun.name, f"{self._address} has another directory, and {locked}")
+                raise BrokerUnavailable(
+                    begun.name, f"the broker at {self._address} has another directory, and {locked}"
+                )
             self.format = check_format(directory)
             self.broker = BrokerIdentity(begun.name, begun.cluster, known.host, begun.port, begun.epoch)
             self.log_begin = self._needed_from = begun.log_begin
@@ -154,7 +156,7 @@ class RunningBrokerSource(Closeable):
         """
         self._needed_from = log_from
         if self._failure is not None:
-            raise BackupFailed(f"{self._name} holds nothing for this backup any more: {self._failure}")
+            raise BackupFailed(f"{self._name} does not retain its log for this backup any more: {self._failure}")
 
     def check(self) -> None:
         """Verify that the broker still holds the data of the backup; see `BackupSource`.

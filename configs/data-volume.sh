@@ -87,7 +87,7 @@ done
 waited=0 disk=
 while disk=$(device "$volume"); [ -z "$disk" ]; do
     if [ "$waited" -ge 60 ]; then
-        say "$volume is attached, and no device of it appears"
+        say "$volume is attached, but its device did not appear"
         exit 1
     fi
     sleep 1
@@ -101,7 +101,7 @@ if [ "$found" -eq 2 ]; then
     say "$volume is empty: making a file system"
     sudo mkfs.ext4 -q -m 0 -L raymq "$disk"
 elif [ "$found" -ne 0 ]; then
-    say "it cannot be told what is on $volume (blkid: $found)"
+    say "the contents of $volume cannot be determined (blkid: $found)"
     exit 1
 fi
 sudo mkdir -p "$folder"

@@ -24,11 +24,11 @@ _FLIGHT_DEFAULTS = {"tag": "carrier", "measure": "dep_delay"}
 
 @click.command("demo")
 @click.option(
-    "--input", "path", type=click.Path(path_type=Path), help="CSV, JSONL or Parquet; else the bundled flights."
+    "--input", "path", type=click.Path(path_type=Path), help="CSV, JSONL or Parquet; by default the bundled flights."
 )
-@click.option("--key", help="The column whose values are the messages' keys; else the first.")
+@click.option("--key", help="The column whose values are the messages' keys; by default the first.")
 @click.option("--tag", help="The column whose values are the messages' tags.")
-@click.option("--measure", help="A number column that Spark takes the mean of, by tag.")
+@click.option("--measure", help="A number column whose mean Spark computes, by tag.")
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Keep the stores in this new folder; else they are removed."
 )
@@ -60,7 +60,7 @@ def demo(
         screen.summary(outcome.summary, tag, measure)
         screen.result(outcome.counts, outcome.retries, outcome.duplicates, outcome.streamed, outcome.problems)
         if data is not None:
-            screen.say(f"the stores are in {directory}, what Ray and Spark said in {log}")
+            screen.say(f"the stores are in {directory}, the output of Ray and Spark in {log}")
         if as_json:
             print(json.dumps(outcome.counts.as_dict()), file=out)
     if not outcome.counts.ok:

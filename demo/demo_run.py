@@ -104,7 +104,7 @@ def _messages(mq: Connection, plan: InputPlan, tag_column: str | None, outcome: 
             counts.sent += sent
             poll()
         if not wait_until(done, poll, STALL_SECONDS):
-            outcome.problems.append(f"nothing moved for {STALL_SECONDS:.0f} s")
+            outcome.problems.append(f"no progress for {STALL_SECONDS:.0f} s")
         poll()
     outcome.duplicates = listener.duplicates
     outcome.retries = listener.retries
@@ -117,7 +117,7 @@ def _query(admin: Admin, plan: InputPlan, outcome: DemoResult, screen: DemoOutpu
     key = message_key(record.key)
     found = admin.query_by_key(TOPIC, key, limit=1_000)
     if record.body not in [message.body for message in found]:
-        outcome.problems.append(f"the message with key {key} was not found by it")
+        outcome.problems.append(f"no message was found by the key {key}")
         return
     screen.say(f"query by key {key!r}: {len(found)} message(s), the newest is {found[0].message_id}")
 
@@ -137,7 +137,7 @@ def _spark(mq: Connection, measure: str | None, outcome: DemoResult, screen: Dem
         outcome.counts.spark_dead_letters = found.dead_letters
         outcome.summary = found.summary
         if read_summary(mq, SUMMARY_TOPIC) != found.summary:
-            outcome.problems.append("the summary in its topic is not the one that Spark wrote")
+            outcome.problems.append("the summary in its topic differs from the one that Spark wrote")
         screen.say(f"PullConsumer: {len(found.summary)} summaries read back from topic {SUMMARY_TOPIC}")
         with screen.step("Spark: topic events as a stream, each row once by its state"):
             outcome.streamed, batches = stream_rows(bridge, TOPIC, outcome.counts.sent, directory / "stream")

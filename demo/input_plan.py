@@ -157,12 +157,12 @@ def unique_names(names: list[str]) -> tuple[str, ...]:
 
     An empty name becomes `column_<position>`, a repeated one `<name>_<position>`.
     """
-    given = set(names)
+    original = set(names)
     used: set[str] = set()
     unique: list[str] = []
     for position, name in enumerate(names, start=1):
         candidate = name or f"column_{position}"
-        while candidate in used or (candidate != name and candidate in given):
+        while candidate in used or (candidate != name and candidate in original):
             candidate = f"{candidate}_{position}"
         used.add(candidate)
         unique.append(candidate)

@@ -89,8 +89,8 @@ def _column_type(arrow_type: pa.DataType) -> ColumnType:
 
 def _coarse_times(column: pa.Array) -> pa.Array:
     """Truncate times to microseconds at any depth, because Python has no finer ones."""
-    wanted = _coarse_type(column.type)
-    return column if wanted == column.type else column.cast(wanted, safe=False)
+    target = _coarse_type(column.type)
+    return column if target == column.type else column.cast(target, safe=False)
 
 
 def _coarse_type(arrow_type: pa.DataType) -> pa.DataType:

@@ -41,7 +41,7 @@ def main(mq: Connection) -> None:
                 producer.send(Message("orders", step.encode(), keys=[customer]), sharding_key=customer)
         finished.wait(10)
     for customer in ("anna", "bert"):
-        print(f"{customer}: {', then '.join(step for who, step in done if who == customer)}")
+        print(f"{customer}: {', then '.join(step for owner, step in done if owner == customer)}")
     if done.index(("bert", "shipped")) < done.index(("anna", "shipped")):
         print("bert did not wait for anna")
 

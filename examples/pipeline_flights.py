@@ -1,11 +1,11 @@
-"""A data pipeline of topics, Spark and Ray: two weeks of flights are told, counted per hour, and read back.
+"""A data pipeline of topics, Spark and Ray: two weeks of flights are reported, counted per hour, and read back.
 
     python examples/pipeline_flights.py [FOLDER]
 
 - An actor of Ray sends 12,208 departures from datasets/flights.csv into the topic `flights`, in the order in which they
-  became known: a flight that left two hours late is told two hours late.
+  became known: a flight that left two hours late is reported two hours late.
 - A streaming query of Spark counts them per hour and airport, with a watermark, into the topic `flights_per_hour`;
-  another one puts what was told more than two hours late into `flights_late`.
+  another one puts what was reported more than two hours late into `flights_late`.
 - Another actor of Ray reads the counts back, and so does Ray Data.
 
 Kill it at any moment and start it again with the same FOLDER: it goes on, and every flight is counted once.
@@ -26,7 +26,7 @@ from typing import Any
 
 import ray
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming import StreamingQuery
 
 from raymq import cluster
@@ -36,7 +36,7 @@ from raymq.spark_bridge import SparkBridge
 FLIGHTS = Path(__file__).resolve().parents[1] / "datasets" / "flights.csv"
 TOPICS = {"flights": 2, "flights_per_hour": 1, "flights_late": 1}
 LATE = timedelta(hours=2)
-EVENT = "airport STRING, at TIMESTAMP, told TIMESTAMP"
+EVENT = "airport STRING, at TIMESTAMP, reported TIMESTAMP"
 COUNT = "airport STRING, hour STRING, flights BIGINT"
 #: What follows the last flight: its time closes all windows.
 END = "end"
@@ -44,35 +44,35 @@ BATCH = 500
 
 
 def events() -> list[dict[str, str]]:
-    """All departures as they become known, each with its hour and when it was told."""
-    told = []
+    """All departures as they become known, each with its hour and when it was reported."""
+    reports = []
     with FLIGHTS.open(newline="") as file:
         for row in csv.DictReader(file):
             at = datetime.fromisoformat(row["time_hour"])
             delay = timedelta(minutes=int(row["dep_delay"]) if row["dep_delay"] != "NA" else 0)
-            told.append((max(at, at + delay), row["origin"], at))
-    told.sort()
-    last = told[-1][0] + timedelta(days=30)
-    told += [(last, END, last)] * 64
-    return [{"airport": airport, "at": at.isoformat(), "told": when.isoformat()} for when, airport, at in told]
+            reports.append((max(at, at + delay), row["origin"], at))
+    reports.sort()
+    last = reports[-1][0] + timedelta(days=30)
+    reports += [(last, END, last)] * 64
+    return [{"airport": airport, "at": at.isoformat(), "reported": when.isoformat()} for when, airport, at in reports]
 
 
 def is_late(event: dict[str, str]) -> bool:
-    """Whether it was told more than `LATE` after its hour."""
-    return datetime.fromisoformat(event["told"]) - datetime.fromisoformat(event["at"]) > LATE
+    """Whether it was reported more than `LATE` after its hour."""
+    return datetime.fromisoformat(event["reported"]) - datetime.fromisoformat(event["at"]) > LATE
 
 
 @ray.remote(num_cpus=0)
-class Teller:
+class Reporter:
     """Sends the events; number n goes to queue n modulo their number, so that one sees what is there already."""
 
-    def tell(self, mq: Connection, pause_seconds: float) -> int:
+    def report(self, mq: Connection, pause_seconds: float) -> int:
         """Send what is not there yet; how many events there are."""
-        told = events()
-        with Admin(mq) as admin, Producer(mq, group="teller", idempotent=True, timeout=60.0) as producer:
+        reports = events()
+        with Admin(mq) as admin, Producer(mq, group="reporter", idempotent=True, timeout=60.0) as producer:
             there = admin.topic_stats("flights")
             queues = sorted(there)
-            mine = [told[number :: len(queues)] for number in range(len(queues))]
+            mine = [reports[number :: len(queues)] for number in range(len(queues))]
             at = [there[queue].max_offset for queue in queues]
             while any(at[number] < len(mine[number]) for number in range(len(queues))):
                 for number, queue in enumerate(queues):
@@ -81,7 +81,7 @@ class Teller:
                         producer.send_batch([Message("flights", json.dumps(e).encode()) for e in part], queue=queue)
                         at[number] += len(part)
                 time.sleep(pause_seconds)
-        return len(told)
+        return len(reports)
 
 
 @ray.remote(num_cpus=0)
@@ -111,14 +111,14 @@ def start_queries(bridge: SparkBridge, folder: Path) -> list[StreamingQuery]:
         options = writer.writeStream.foreachBatch(sink).option("checkpointLocation", str(folder / name))
         return options.trigger(processingTime="500 milliseconds").start()
 
-    late = F.col("told") - F.col("at") > F.expr("INTERVAL 2 HOURS")
+    late = F.col("reported") - F.col("at") > F.expr("INTERVAL 2 HOURS")
     # The queues are read through side by side, not to the second: the watermark is a day behind.
     windows = stream("per-hour").where(~late).withWatermark("at", "1 day").groupBy("airport", F.window("at", "1 hour"))
     counts = windows.agg(F.count("*").alias("flights"))
     hours = counts.select("airport", F.col("window.start").cast("string").alias("hour"), "flights")
     return [
         into("flights_per_hour", hours, "per-hour"),
-        into("flights_late", stream("late").where(late).select("airport", "at", "told"), "late"),
+        into("flights_late", stream("late").where(late).select("airport", "at", "reported"), "late"),
     ]
 
 
@@ -136,7 +136,7 @@ def main(mq: Connection, folder: Path, pause_seconds: float = 0.2) -> bool:
     hours = Counter((event["airport"], event["at"]) for event in known if not is_late(event))
     late = sum(map(is_late, known))
     with SparkBridge(mq, cores=2, memory="512m") as bridge:
-        telling = Teller.remote().tell.remote(mq, pause_seconds)  # type: ignore[attr-defined]
+        reporting = Reporter.remote().report.remote(mq, pause_seconds)  # type: ignore[attr-defined]
         queries = start_queries(bridge, folder)
         while stored(mq, "flights_per_hour") < len(hours) or stored(mq, "flights_late") < late:
             for query in queries:
@@ -145,7 +145,7 @@ def main(mq: Connection, folder: Path, pause_seconds: float = 0.2) -> bool:
             time.sleep(0.5)
         for query in queries:
             query.stop()
-        ray.get(telling)
+        ray.get(reporting)
         total: int = ray.get(Reader.remote().total.remote(mq))  # type: ignore[attr-defined]
         refs, release = bridge.to_refs(bridge.read("flights_per_hour", schema=COUNT).select("airport", "flights"))
         logging.getLogger("ray.data").setLevel(logging.WARNING)  # it tells of every step
@@ -155,7 +155,7 @@ def main(mq: Connection, folder: Path, pause_seconds: float = 0.2) -> bool:
         print(f"{airport}: {flights} flights")
     exact = total == sum(hours.values()) and stored(mq, "flights_per_hour") == len(hours)
     exact = exact and stored(mq, "flights_late") == late
-    print(f"{total} flights in {len(hours)} hours, {late} told late: {'exact' if exact else 'NOT exact'}")
+    print(f"{total} flights in {len(hours)} hours, {late} reported late: {'exact' if exact else 'NOT exact'}")
     return exact
 
 

@@ -1,4 +1,4 @@
-"""Compiles the modules; what else is to be said stands in pyproject.toml."""
+"""Compiles the extension modules; the metadata is in pyproject.toml."""
 
 from __future__ import annotations
 

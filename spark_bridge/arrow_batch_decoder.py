@@ -48,21 +48,21 @@ class ArrowBatchDecoder:
         for row, body in enumerate(bodies):
             try:
                 begin, batch = self._batch(body.as_buffer())
-            except Exception:  # noqa: BLE001 - bytes from anybody; what is wrong with them is said one by one
+            except Exception:  # noqa: BLE001 - bytes from any sender; errors are reported one by one
                 begin, batch = b"", None
             if batch is not None:
                 rows, batches = found.setdefault(begin, ([], []))
                 rows.append(row)
                 batches.append(batch)
         taken = []
-        left = np.ones(len(bodies), bool)
+        undecoded = np.ones(len(bodies), bool)
         for rows, batches in found.values():
             values = self._values(batches)
             if values is not None:
                 numbers = np.array(rows, np.int64)
-                left[numbers] = False
+                undecoded[numbers] = False
                 taken.append(DecodedBatch(numbers, values))
-        return taken, np.flatnonzero(left)
+        return taken, np.flatnonzero(undecoded)
 
     def _batch(self, body: pa.Buffer) -> tuple[bytes, pa.RecordBatch | None]:
         """Return the encoded schema of a stream and the batch of its one row.
@@ -86,9 +86,9 @@ class ArrowBatchDecoder:
 
     def _takes(self, schema: pa.Schema) -> bool:
         """Return True if all columns are flat and the target columns have the target types."""
-        wanted = {field.name: field.type for field in self._kind}
+        expected = {field.name: field.type for field in self._kind}
         return len(set(schema.names)) == len(schema) and all(
-            _is_flat(field.type) and wanted.get(field.name, field.type) == field.type for field in schema
+            _is_flat(field.type) and expected.get(field.name, field.type) == field.type for field in schema
         )
 
     def _values(self, batches: list[pa.RecordBatch]) -> pa.StructArray | None:

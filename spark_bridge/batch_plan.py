@@ -79,7 +79,7 @@ class BatchPlan:
     def pack(self) -> bytes:
         """Encode the plan as bytes for `unpack`."""
         goal = None if self.goal is None else [self.goal.run, _nested((q, [end]) for q, end in self.goal.ends.items())]
-        origins = [[*origin, *told] for origin, told in self.origins.items()]
+        origins = [[*origin, *identity] for origin, identity in self.origins.items()]
         values = [_nested(self.ranges.items()), origins, goal, self.session]
         if self.skipped:
             packed: bytes = msgpack.packb([_FORM_WITH_SKIPPED, *values, _nested(self.skipped.items())])
@@ -99,7 +99,7 @@ class BatchPlan:
                 raise ValueError(f"its form is {form!r:.40}")
             return cls(
                 {queue: (_offset(start), _offset(end)) for queue, (start, end) in _flat(ranges)},
-                {(topic, broker): (str(made), _offset(epoch)) for topic, broker, made, epoch in origins},
+                {(topic, broker): (str(topic_id), _offset(epoch)) for topic, broker, topic_id, epoch in origins},
                 None
                 if goal is None
                 else RunEnd(str(goal[0]), {queue: _offset(end) for queue, (end,) in _flat(goal[1])}),
@@ -107,7 +107,7 @@ class BatchPlan:
                 {queue: SkippedCount(_offset(count), str(reason)) for queue, (count, reason) in _flat(*more or [{}])},
             )
         except (ValueError, TypeError, LookupError, AttributeError, msgpack.UnpackException) as error:
-            raise ProtocolError(f"what is kept as a plan is none: {error}") from None
+            raise ProtocolError(f"the stored plan is not valid: {error}") from None
 
 
 def _nested(items: Iterable[tuple[MessageQueue, Iterable[Any]]]) -> dict[str, dict[str, list[list[Any]]]]:
@@ -116,16 +116,16 @@ def _nested(items: Iterable[tuple[MessageQueue, Iterable[Any]]]) -> dict[str, di
     The leaves are lists of a queue id followed by the item's values.
     """
     found: dict[str, dict[str, list[list[Any]]]] = {}
-    for queue, told in items:
-        found.setdefault(queue.topic, {}).setdefault(queue.broker, []).append([queue.queue_id, *told])
+    for queue, offsets in items:
+        found.setdefault(queue.topic, {}).setdefault(queue.broker, []).append([queue.queue_id, *offsets])
     return found
 
 
 def _flat(nested: Any) -> Iterable[tuple[MessageQueue, list[Any]]]:
     for topic, brokers in nested.items():
         for broker, queues in brokers.items():
-            for queue_id, *told in queues:
-                yield MessageQueue(str(topic), str(broker), int(queue_id)), told
+            for queue_id, *offsets in queues:
+                yield MessageQueue(str(topic), str(broker), int(queue_id)), offsets
 
 
 def _offset(value: Any) -> int:

@@ -20,7 +20,7 @@ from raymq.spark_bridge.batch_plan import BatchPlan, RunEnd, SkippedCount, Topic
 class StreamBroken(RayMQError):
     """A stream cannot continue at its offsets, because messages there are missing or were replaced."""
 
-    remedy = 'on_data_loss="skip" goes on with what is left; a new checkpointLocation begins anew, where start= says'
+    remedy = 'on_data_loss="skip" goes on with the remaining messages; a new checkpointLocation begins again at start='
 
 
 def next_plan(
@@ -93,7 +93,7 @@ def next_plan(
     missing = {origin: lineage for origin, lineage in known.items() if origin[0] in skip_topics}
     for queue in before:
         if queue.topic in topics and queue not in places:
-            lose(queue, DataLoss(f"{queue} is not there any more; it was read up to offset {before[queue][1]}", 0, 0))
+            lose(queue, DataLoss(f"{queue} does not exist any more; it was read up to offset {before[queue][1]}", 0, 0))
         elif (queue.topic, queue.broker) in missing:
             lose(queue, DataLoss(f"topic {queue.topic} does not exist any more", 0, 0))
     goal = _goal(run, None if previous is None else previous.goal, places)
@@ -136,10 +136,10 @@ def verify_plan(plan: BatchPlan, found: Mapping[BrokerTopic, TopicBounds]) -> No
     for queue, (start, end) in plan.ranges.items():
         if start == end:
             continue
-        told = found.get((queue.topic, queue.broker))
-        each = None if told is None else told.queues.get(queue.queue_id)
+        topic_bounds = found.get((queue.topic, queue.broker))
+        each = None if topic_bounds is None else topic_bounds.queues.get(queue.queue_id)
         if each is None:
-            raise StreamBroken(f"{queue} is not there any more, and {end - start} messages of it are not read")
+            raise StreamBroken(f"{queue} does not exist any more, and {end - start} messages of it were not read")
         for position in (start, end):
             if (loss := _moved(queue, position, each)) is not None:
                 raise StreamBroken(loss.reason)
@@ -157,13 +157,13 @@ def allocate_messages(backlogs: Mapping[MessageQueue, int], max_messages: int, t
     if total <= max_messages:
         return dict(backlogs)
     taken = {queue: max_messages * backlog // total for queue, backlog in backlogs.items()}
-    left = max_messages - sum(taken.values())
+    remaining = max_messages - sum(taken.values())
     queues = list(backlogs)
     in_turn = sorted(range(len(queues)), key=lambda at: (taken[queues[at]] > 0, (at - turn) % len(queues)))
     for queue in (queues[at] for at in in_turn):
-        if left and taken[queue] < backlogs[queue]:
+        if remaining and taken[queue] < backlogs[queue]:
             taken[queue] += 1
-            left -= 1
+            remaining -= 1
     return taken
 
 
@@ -200,28 +200,32 @@ def _is_recreated(origin: BrokerTopic, bounds: TopicBounds, known: Mapping[Broke
     if origin not in known or bounds.topic_id == known[origin][0]:
         return None
     topic, broker = origin
-    return f"topic {topic} was deleted and made anew on {broker}: its offsets are of other messages"
+    return f"topic {topic} was deleted and recreated on {broker}: its offsets belong to other messages"
 
 
 def _loss(queue: MessageQueue, position: int, bounds: QueueBounds) -> DataLoss | None:
     """Return the messages that cannot be read from a position on, else None."""
     loss = _moved(queue, position, bounds)
     if loss is None and not bounds.readable and position < bounds.high:
-        left = bounds.high - position
-        return DataLoss(f"{queue} was taken from its topic, and {left} messages of it are not read", bounds.high, left)
+        remaining = bounds.high - position
+        return DataLoss(
+            f"{queue} was removed from its topic, and {remaining} messages of it were not read", bounds.high, remaining
+        )
     return loss
 
 
 def _moved(queue: MessageQueue, position: int, bounds: QueueBounds) -> DataLoss | None:
     """Return the loss if an earlier position is between other messages now, else None."""
     if bounds.kept is not None and position > bounds.kept:
-        lost = f"a loss of power took what was stored behind {bounds.kept}, and other messages have these offsets now"
+        lost = (
+            f"a power failure lost the messages behind offset {bounds.kept}, and other messages have these offsets now"
+        )
         return DataLoss(f"{queue} was planned up to offset {position}; {lost}", bounds.kept, 0)
     if position > bounds.high:
-        reason = f"{queue} ends at {bounds.high}, before offset {position}, which the stream has come to"
+        reason = f"{queue} ends at {bounds.high}, before offset {position}, which the stream has reached"
         return DataLoss(reason, bounds.high, 0)
     if position < bounds.low:
-        gone = "what was there has expired, or was deleted"
-        reason = f"{queue} begins at {bounds.low}, behind offset {position}, which the stream has come to: {gone}"
+        cause = "the messages between have expired, or were deleted"
+        reason = f"{queue} begins at {bounds.low}, behind offset {position}, which the stream has reached: {cause}"
         return DataLoss(reason, bounds.low, bounds.low - position)
     return None

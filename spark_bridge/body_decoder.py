@@ -116,13 +116,13 @@ class BodyDecoder:
         return self._one_by_one(bodies, _from_msgpack)
 
     def _decode_arrow(self, bodies: pa.Array) -> pa.Array:
-        taken, left = self._arrow_rows.decode(bodies)
+        taken, undecoded = self._arrow_rows.decode(bodies)
         if not taken:
             return self._one_by_one(bodies, decode_arrow_row)
         parts, order = [each.values for each in taken], [each.rows for each in taken]
-        if len(left):
-            parts.append(self._one_by_one(bodies.take(pa.array(left)), decode_arrow_row))
-            order.append(left)
+        if len(undecoded):
+            parts.append(self._one_by_one(bodies.take(pa.array(undecoded)), decode_arrow_row))
+            order.append(undecoded)
         return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(order))))
 
     def _decode_unknown(self, bodies: pa.Array) -> pa.Array:
@@ -187,7 +187,7 @@ class BodyDecoder:
             return pa.array(rows, self._type)
         except MemoryError:
             raise
-        except Exception:  # noqa: BLE001 - Arrow knows a limit that the conversion does not
+        except Exception:  # noqa: BLE001 - Arrow has a limit that the conversion does not check
             return pa.array([_or_none(fitting, row) for row in rows], self._type)
 
 

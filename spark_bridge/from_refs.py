@@ -94,7 +94,7 @@ class _HeldDataFrame:
     key: str
     df: weakref.ref[DataFrame]
     function: Any
-    """The JVM's weak reference to its function, which goes into a queue when nothing has the function any more."""
+    """The JVM's weak reference to its function; it is put into a queue when the function is no longer used."""
 
 
 class HeldTables:
@@ -112,21 +112,21 @@ class HeldTables:
 
     def open(self, refs: Sequence[ray.ObjectRef[Any]], schema: pa.Schema | StructType | str) -> DataFrame:
         """Create a DataFrame; see `SparkBridge.from_refs`."""
-        wanted = schema_of_tables(schema)
+        spark_schema = schema_of_tables(schema)
         refs = list(refs) if isinstance(refs, Sequence) else [refs]
         odd = next((ref for ref in refs if not isinstance(ref, ray.ObjectRef)), None)
         if odd is not None:
             raise InvalidInput("refs", "a list of Ray's references", type(odd).__name__)
         if not refs:
-            return self._spark.createDataFrame([], wanted)
+            return self._spark.createDataFrame([], spark_schema)
         key = uuid.uuid4().hex
         try:
             ray.get(self._opened().put.remote(key, refs))
         except ray.exceptions.RayActorError as error:
             raise RayMQError("the actor that holds the bridge's tables has ended") from error
-        task = FetchTables(self._connector, self._name, key, arrow_schema(wanted))
+        task = FetchTables(self._connector, self._name, key, arrow_schema(spark_schema))
         tasks = min(len(refs), _TASKS_PER_CORE * self._cores)
-        df = self._spark.range(0, len(refs), 1, tasks).mapInArrow(task, wanted)
+        df = self._spark.range(0, len(refs), 1, tasks).mapInArrow(task, spark_schema)
         function = df._jdf.queryExecution().logical().functionExpr().func()  # noqa: SLF001 - pyspark hides it
         references = self._jvm.java.lang.ref
         weak = references.WeakReference(function, references.ReferenceQueue())
@@ -144,7 +144,7 @@ class HeldTables:
 
     @property
     def _jvm(self) -> Any:
-        return self._spark.sparkContext._jvm  # noqa: SLF001 - pyspark's own door to Java has no other name
+        return self._spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no public name for its gateway to Java
 
     def _opened(self) -> Any:
         with self._lock:
@@ -173,11 +173,11 @@ class HeldTables:
         Return True if any were released.
         """
         # `get()` would keep the function in use until Py4J releases the result.
-        gone = [each for each in self._in_use if each.function.isEnqueued()]
+        unused = [each for each in self._in_use if each.function.isEnqueued()]
         with self._lock:
             holder = self._holder
-            self._in_use = [each for each in self._in_use if each not in gone]
-        for each in gone:
+            self._in_use = [each for each in self._in_use if each not in unused]
+        for each in unused:
             if holder is not None:
                 holder.drop.remote(each.key)
-        return bool(gone)
+        return bool(unused)

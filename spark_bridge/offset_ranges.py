@@ -71,9 +71,9 @@ def plan(
     with Admin(mq) as admin:
         stats = [each for topic in topics for each in admin.topic_stats(topic).items()]
     limits = {queue: (each.min_offset, each.max_offset) for queue, each in stats}
-    told = {(queue.topic, queue.broker) for queue in limits}
-    for topic, broker in sorted(origin for origin, each in there.items() if each.queues and origin not in told):
-        raise BrokerUnavailable(broker, f"it has queues of {topic}, and is not there any more")
+    listed = {(queue.topic, queue.broker) for queue in limits}
+    for topic, broker in sorted(origin for origin, each in there.items() if each.queues and origin not in listed):
+        raise BrokerUnavailable(broker, f"it has queues of {topic}, but is not reachable any more")
     starts = resolve_offsets(mq, limits, first, skip_losses=skip_losses)
     ends = resolve_offsets(mq, limits, last, skip_losses=skip_losses)
     ranges = [OffsetRange(queue, starts[queue], ends[queue]) for queue in sorted(starts.keys() & ends.keys())]
@@ -134,20 +134,20 @@ def check_not_lost(
         RayMQError: a topic was deleted and recreated, or a power loss destroyed messages and their offsets were reused.
             As `bounds` besides.
     """
-    left = list(ranges)
-    origins = {(each.queue.topic, each.queue.broker) for each in left} & planned.keys()
+    checked = list(ranges)
+    origins = {(each.queue.topic, each.queue.broker) for each in checked} & planned.keys()
     epochs = {origin: planned[origin][1] for origin in origins}
     found = mq.run(bounds(mq, {topic for topic, _ in origins}, epochs, RETRY_TIMEOUT_SECONDS))
-    for each in left:
+    for each in checked:
         origin = each.queue.topic, each.queue.broker
-        told = found.get(origin)
-        if told is None or origin not in planned:
+        topic_bounds = found.get(origin)
+        if topic_bounds is None or origin not in planned:
             continue
-        if told.topic_id != planned[origin][0]:
+        if topic_bounds.topic_id != planned[origin][0]:
             raise topic_recreated(*origin)
-        kept = told.queues[each.queue.queue_id].kept if each.queue.queue_id in told.queues else None
-        if kept is not None and each.end > kept:
-            raise range_lost(each.queue, kept)
+        retained = topic_bounds.queues[each.queue.queue_id].kept if each.queue.queue_id in topic_bounds.queues else None
+        if retained is not None and each.end > retained:
+            raise range_lost(each.queue, retained)
     return {origin: ReadFence(found[origin].incarnation, found[origin].epoch) for origin in origins & found.keys()}
 
 
@@ -174,8 +174,8 @@ def remaining_ranges(
             return each.start
         return min(each.end, max(each.start, queue.high if queue.kept is None else min(queue.kept, queue.high)))
 
-    left = [OffsetRange(each.queue, each.start, end_of(each)) for each in ranges]
-    return left, {
+    remaining = [OffsetRange(each.queue, each.start, end_of(each)) for each in ranges]
+    return remaining, {
         origin: ReadFence(found[origin].incarnation, found[origin].epoch) for origin in origins & found.keys()
     }
 
@@ -239,7 +239,7 @@ def _given(
 ) -> dict[MessageQueue, int]:
     for queue, offset in position.items():
         if queue not in limits:
-            raise QueueNotFound(f"{queue} is not a queue of what is read")
+            raise QueueNotFound(f"{queue} is not a queue of the topics that are read")
         low, high = limits[queue]
         if not low <= offset <= high:
             raise OffsetOutOfRange(offset, low, high)
@@ -270,9 +270,9 @@ def _request(
     mq: Connection, queues: Iterable[MessageQueue], question: Callable[[MessageQueue], Coroutine[None, None, _T]]
 ) -> dict[MessageQueue, _T]:
     """Call all queues' brokers at the same time."""
-    asked = list(queues)
+    requested = list(queues)
 
     async def all_of_them() -> list[_T]:
-        return list(await asyncio.gather(*(question(queue) for queue in asked)))
+        return list(await asyncio.gather(*(question(queue) for queue in requested)))
 
-    return dict(zip(asked, mq.run(all_of_them()), strict=True))
+    return dict(zip(requested, mq.run(all_of_them()), strict=True))

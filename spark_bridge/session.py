@@ -113,15 +113,15 @@ class SparkBridge(Closeable):
                 placement=self._placement,
             )
             name = f"raymq-spark-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-            made = merge_settings(own_settings, users)
-            self._application = SparkApplication(name, made, java=java, log=self.log_file, timeout=start_timeout)
+            merged = merge_settings(own_settings, users)
+            self._application = SparkApplication(name, merged, java=java, log=self.log_file, timeout=start_timeout)
             self._streams = StreamManager(self._application.session, mq, self._cores)
             self._tables = HeldTables(self._application.session, self._cores)
             if has_data_sources():
                 register_source(self._application.session, mq, tasks=bounded_read.TASKS_PER_CORE * self._cores)
         except BaseException as error:
-            if said := log_tail(self.log_file):
-                error.add_note(f"what Spark said last:\n{said}")
+            if output := log_tail(self.log_file):
+                error.add_note(f"last output of Spark:\n{output}")
             self.close()
             raise
 

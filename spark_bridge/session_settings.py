@@ -97,34 +97,34 @@ _NOT_THE_USERS: Final = {
     "spark.executor.memory": "use memory=",
     "spark.app.name": "the bridge names its session",
     "spark.master": "Spark runs on Ray",
-    "spark.python.daemon.module": "tasks need the bridge's own",
-    "spark.log4j.config.file.name": "what Spark says is in log_file",
-    "spark.ray.": "RayDP's are set by the bridge",
+    "spark.python.daemon.module": "tasks need the bridge's value",
+    "spark.log4j.config.file.name": "Spark's output goes to log_file",
+    "spark.ray.": "the bridge sets RayDP's settings",
 }
 #: JVM options: the user's come after ours, so that the user's take precedence.
 _ADDED: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
 
 
-def check_user_settings(given: Mapping[str, str | int | float] | None) -> dict[str, str]:
+def check_user_settings(settings: Mapping[str, str | int | float] | None) -> dict[str, str]:
     """Return the settings of a user in Spark's form.
 
     Raises:
         InvalidInput: a name is not a Spark setting, a value is not text, a number or a boolean, or the bridge makes the
             setting itself.
     """
-    if not isinstance(given, Mapping | None):
-        raise InvalidInput("settings", "a mapping of Spark's settings", given)
-    made: dict[str, str] = {}
-    for name, value in (given or {}).items():
+    if not isinstance(settings, Mapping | None):
+        raise InvalidInput("settings", "a mapping of Spark's settings", settings)
+    checked: dict[str, str] = {}
+    for name, value in (settings or {}).items():
         if not isinstance(name, str) or not name.startswith("spark."):
             raise InvalidInput("settings", 'names that begin with "spark."', name)
         if not isinstance(value, str | int | float):
             raise InvalidInput("settings", f"text, a number or a truth value for {name}", value)
         for fixed, remedy in _NOT_THE_USERS.items():
             if name == fixed or (fixed.endswith(".") and name.startswith(fixed)):
-                raise InvalidInput("settings", "settings that the bridge does not make itself", name, remedy=remedy)
-        made[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    return made
+                raise InvalidInput("settings", "settings that the bridge does not set itself", name, remedy=remedy)
+        checked[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return checked
 
 
 def merge_settings(own: Mapping[str, str], users: Mapping[str, str]) -> dict[str, str]:

@@ -83,7 +83,9 @@ class TopicSink:
         except OutcomeUnknown as error:
             if not error.committed:
                 raise
-            _log.warning("batch %d of query %s is committed and not all of it visible yet: %s", number, query, error)
+            _log.warning(
+                "batch %d of query %s is committed, but not all of it is visible yet: %s", number, query, error
+            )
         self._last[series] = run, number
 
 

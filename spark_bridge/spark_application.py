@@ -141,7 +141,7 @@ class SparkApplication:
         self._watch: ExecutorWatchdog | None = None
         self._open = True
         try:
-            if SparkContext._active_spark_context is not None:  # noqa: SLF001 - pyspark has no other question for it
+            if SparkContext._active_spark_context is not None:  # noqa: SLF001 - pyspark has no public way to ask
                 raise RayMQError("a Spark session is open in this process", remedy="stop it first")
             deadline = time.monotonic() + timeout
             self._cluster = _SparkCluster(name, settings, log)
@@ -162,7 +162,7 @@ class SparkApplication:
 
     def executors(self) -> int:
         """Return the number of executors that are registered now."""
-        tracker: Any = self.session.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - not in pyspark's own
+        tracker: Any = self.session.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - not in pyspark's public interface
         statuses = tracker.getExecutorInfos()
         return len(statuses) - 1  # The driver is counted too.
 
@@ -203,11 +203,11 @@ class SparkApplication:
             context = SparkContext(conf=conf, gateway=self._gateway)
         return SparkSession(context)
 
-    def _wait_for_executors(self, wanted: int, deadline: float) -> None:
-        while (present := self.executors()) < wanted:
+    def _wait_for_executors(self, expected: int, deadline: float) -> None:
+        while (present := self.executors()) < expected:
             if time.monotonic() > deadline:
                 raise RayMQError(
-                    f"{present} of {wanted} Spark executors started in time",
+                    f"{present} of {expected} Spark executors started in time",
                     remedy="the Ray cluster may lack the memory they ask for: see `ray status`",
                 )
             time.sleep(0.05)
@@ -250,7 +250,7 @@ class SparkApplication:
 def _load_classes(session: SparkSession) -> None:
     """Load the classes for the first job in the driver's JVM, without running a job."""
     frame = session.range(1).selectExpr("cast(id AS STRING) AS value").mapInArrow(_as_it_is, "value STRING")
-    frame._jdf.queryExecution().toRdd()  # noqa: SLF001 - pyspark has no other way to plan and not run
+    frame._jdf.queryExecution().toRdd()  # noqa: SLF001 - pyspark has no public way to plan without a run
 
 
 def _as_it_is(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:

@@ -192,10 +192,10 @@ def _add_node(environment: Mapping[str, str], memory_bytes: int, directory: Path
         else:
             return placement
         placement.close()
-        told = log.read_text(errors="replace").splitlines() or ["it has said nothing"]
-        if _TOOK_TOO_LONG not in told[-1] or time.monotonic() > deadline:
+        output = log.read_text(errors="replace").splitlines() or ["it wrote no output"]
+        if _TOOK_TOO_LONG not in output[-1] or time.monotonic() > deadline:
             raise RayMQError(
-                f"no Ray node can start Java workers, and a node that can could not be added: {told[-1]}",
+                f"no Ray node can start Java workers, and a node that can could not be added: {output[-1]}",
                 remedy="start Ray with java on its PATH",
             )
 

@@ -89,9 +89,9 @@ class StreamManager:
         start_offsets, start_epochs = initial_offsets(
             self._mq, names, check_position("start", start), skip_losses=skip_losses
         )
-        home = self._mq.run(ensure_coordinator(self._mq, STREAM_KIND, stream))
+        coordinator = self._mq.run(ensure_coordinator(self._mq, STREAM_KIND, stream))
         with self._lock:
-            self._coordinators[stream] = home
+            self._coordinators[stream] = coordinator
             self._completed = self._completed or CompletedBatches(self._spark)
             if console is not None:
                 self._bars = self._bars or StreamProgressBars(console, self._standing)
@@ -103,7 +103,7 @@ class StreamManager:
             .load()
         )
         read = ReadStreamBatch(
-            StreamSource(stream, home, names, start_offsets, max_messages, start_epochs, skip_losses),
+            StreamSource(stream, coordinator, names, start_offsets, max_messages, start_epochs, skip_losses),
             replace(fetch_task(self._mq, (), selection), skip_losses=skip_losses),
             self._cores,
         )
@@ -126,8 +126,8 @@ class StreamManager:
         spark_query, plans = self._newest(stream)
         if not plans or spark_query not in {query.id for query in self._spark.streams.active}:
             return None
-        told = self._progress_of(spark_query, plans).values()
-        return QueryPosition(spark_query, sum(each.offset for each in told), sum(each.end for each in told))
+        positions = self._progress_of(spark_query, plans).values()
+        return QueryPosition(spark_query, sum(each.offset for each in positions), sum(each.end for each in positions))
 
     def _newest(self, stream: str) -> QueryPlans:
         """Return the stored plans of the query that planned a batch most recently."""
@@ -183,18 +183,18 @@ class StreamManager:
         """Return the newest batch and its plan, for each stream that the query has read."""
         newest = {}
         with self._lock:
-            homes = dict(self._coordinators)
-        for stream, home in homes.items():
-            plans = self._mq.run(BatchPlanStore(self._mq, stream, home).kept(query)).plans
+            coordinators = dict(self._coordinators)
+        for stream, coordinator in coordinators.items():
+            plans = self._mq.run(BatchPlanStore(self._mq, stream, coordinator).kept(query)).plans
             if plans:
                 newest[stream] = max(plans), BatchPlan.unpack(plans[max(plans)])
         return newest
 
     def _coordinator_of(self, stream: str) -> str:
-        home = self._coordinators.get(stream) or self._mq.run(find_coordinator(self._mq, STREAM_KIND, stream))
-        if not isinstance(home, str):
+        coordinator = self._coordinators.get(stream) or self._mq.run(find_coordinator(self._mq, STREAM_KIND, stream))
+        if not isinstance(coordinator, str):
             raise NotFoundError(f"there is no stream {stream}")
-        return home
+        return coordinator
 
 
 def initial_offsets(
@@ -208,8 +208,8 @@ def initial_offsets(
     found = mq.run(bounds(mq, topics, {}, RETRY_TIMEOUT_SECONDS, skip_missing=skip_losses))
     limits = {
         MessageQueue(*origin, queue_id): (each.low, each.high)
-        for origin, told in found.items()
-        for queue_id, each in told.queues.items()
+        for origin, topic_bounds in found.items()
+        for queue_id, each in topic_bounds.queues.items()
         if each.readable
     }
     if start == "earliest":
@@ -227,10 +227,10 @@ def _check_ends(query: StreamingQuery) -> None:
     """
     if not isinstance(query, StreamingQuery):
         raise InvalidInput("start_query", "a function that starts a query and returns it", query)
-    trigger = query._jsq.streamingQuery().trigger().getClass().getSimpleName()  # noqa: SLF001 - pyspark does not tell it
+    trigger = query._jsq.streamingQuery().trigger().getClass().getSimpleName()  # noqa: SLF001 - pyspark does not return it
     if trigger.rstrip("$") not in _ENDING:
         query.stop()
-        raise InvalidInput("start_query", "a function that starts it with trigger(availableNow=True)", trigger)
+        raise InvalidInput("start_query", "a function that starts the query with trigger(availableNow=True)", trigger)
 
 
 def _checked_name(query: str) -> str:

@@ -83,27 +83,27 @@ class StreamProgressBars:
         """Update every line. Return False after `close`."""
         for stream in self._streams.copy():
             with contextlib.suppress(RayMQError):  # A broker is unavailable, so the line stays unchanged.
-                told = self._standing(stream)
+                position = self._standing(stream)
                 with self._lock:
                     if self._closed:
                         return False
-                    self._show(stream, told)
+                    self._show(stream, position)
         return not self._closed
 
-    def _show(self, stream: str, told: QueryPosition | None) -> None:
+    def _show(self, stream: str, position: QueryPosition | None) -> None:
         line = self._lines.get(stream)
-        if told is not None and (line is None or line.query != told.query):
+        if position is not None and (line is None or line.query != position.query):
             if self._progress is None:
                 self._progress = create_progress(self._console)
                 self._progress.start()
-            line = _Line(told.query, told.offset, self._progress.add_task(f"stream {stream}", total=None))
+            line = _Line(position.query, position.offset, self._progress.add_task(f"stream {stream}", total=None))
             self._lines[stream] = line
         if line is None:
             return
-        if told is not None:
+        if position is not None:
             line.missed = 0
             if self._progress is not None:
-                done, total = max(0, told.offset - line.first), max(0, told.end - line.first)
+                done, total = max(0, position.offset - line.first), max(0, position.end - line.first)
                 self._progress.update(line.task, completed=done, total=total)
             return
         line.missed += 1

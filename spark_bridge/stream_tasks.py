@@ -84,7 +84,7 @@ class ReadStreamBatch:
     source: StreamSource
     fetch: FetchRanges
     tasks: int
-    """How many share a batch, so far as it is large enough."""
+    """The number of tasks that share a batch, if it is large enough."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the messages of the tickets; Spark calls this in a task."""
@@ -109,16 +109,16 @@ async def get_or_create_plan(mq: Connection, source: StreamSource, batch: Stream
         TopicNotFound, PermissionDenied: a topic does not exist, or may not be read.
     """
     register = BatchPlanStore(mq, source.stream, source.home)
-    kept = (await register.kept(batch.query)).plans
-    if batch.number in kept:
-        standing = _check_owner(BatchPlan.unpack(kept[batch.number]), source, batch)
+    plans = (await register.kept(batch.query)).plans
+    if batch.number in plans:
+        standing = _check_owner(BatchPlan.unpack(plans[batch.number]), source, batch)
         if source.skip_losses:  # The tasks read the messages of the plan that still exist.
             return standing
         verify_plan(
             standing, await bounds(mq, standing.topics, recovery_epochs(standing.origins), RETRY_TIMEOUT_SECONDS)
         )
         return standing
-    previous = _previous(source.stream, batch, kept)
+    previous = _previous(source.stream, batch, plans)
     known = recovery_epochs(known_topic_epochs(previous, source.start_epochs))
     epochs = {origin: epoch for origin, epoch in known.items() if origin[0] in source.topics}
     skips = source.skip_losses
@@ -144,24 +144,28 @@ def _check_owner(plan: BatchPlan, source: StreamSource, batch: StreamBatch) -> B
     if plan.session == batch.session and plan.topics != set(source.topics):
         other = ", ".join(sorted(plan.topics))
         raise InvalidInput(
-            "query", f"a name of its own for each stream of a query; one that reads {other} has it", source.stream
+            "query",
+            f"a name of its own for each stream of a query; a stream that reads {other} has this name",
+            source.stream,
         )
     return plan
 
 
-def _previous(stream: str, batch: StreamBatch, kept: Mapping[int, bytes]) -> BatchPlan | None:
+def _previous(stream: str, batch: StreamBatch, plans: Mapping[int, bytes]) -> BatchPlan | None:
     """Return the plan of the previous batch, None for the first batch.
 
     Its number may be lower by more than one, because Spark has batches that read from no source.
     """
-    earlier = [number for number in kept if number < batch.number]
+    earlier = [number for number in plans if number < batch.number]
     if earlier:
-        return BatchPlan.unpack(kept[max(earlier)])
-    if kept:
-        raise StreamBroken(f"batch {batch.number} of {stream} is older than those whose plans are kept, {sorted(kept)}")
+        return BatchPlan.unpack(plans[max(earlier)])
+    if plans:
+        raise StreamBroken(
+            f"batch {batch.number} of {stream} is older than the batches with stored plans, {sorted(plans)}"
+        )
     if batch.number:
-        told = f"stream {stream} knows nothing of the query {batch.query}, which has come to batch {batch.number}"
-        raise StreamBroken(f"{told}: its plans were kept under another name, or gave way to those of newer queries")
+        reason = f"stream {stream} has no plan of the query {batch.query}, which has reached batch {batch.number}"
+        raise StreamBroken(f"{reason}: its plans were stored under another name, or replaced by those of newer queries")
     return None
 
 
@@ -170,8 +174,8 @@ def current_batch() -> StreamBatch:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    asked = _QUERY, _BATCH, _SESSION, RUN_PROPERTY
-    query, number, session, run = (None,) * 4 if context is None else map(context.getLocalProperty, asked)
+    names = _QUERY, _BATCH, _SESSION, RUN_PROPERTY
+    query, number, session, run = (None,) * 4 if context is None else map(context.getLocalProperty, names)
     if query is None or number is None:
         raise RayMQError(
             "a stream's messages are read in a batch of its query only",

@@ -37,23 +37,23 @@ class TableBuilder:
 
     def tables(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield the rows of `batches` in tables of about `table_bytes`; none for no rows."""
-        held: list[pa.RecordBatch] = []
+        buffered: list[pa.RecordBatch] = []
         size = 0
         for batch in batches:
             if batch.num_rows:
-                held.append(batch)
+                buffered.append(batch)
                 # `nbytes` would fail: it reads offsets that Java's Arrow omits for lists in lists without values.
                 size += batch.get_total_buffer_size()
             if size >= self._table_bytes:
-                yield self._table(held)
-                held, size = [], 0
-        if held:
-            yield self._table(held)
+                yield self._table(buffered)
+                buffered, size = [], 0
+        if buffered:
+            yield self._table(buffered)
 
-    def _table(self, held: list[pa.RecordBatch]) -> pa.Table:
+    def _table(self, buffered: list[pa.RecordBatch]) -> pa.Table:
         # With an additional empty batch Arrow rewrites every buffer, also the offsets that Java omitted: Ray's pickling
         # copies tables without Arrow, and reads the offsets of lists without values too.
-        table = pa.Table.from_batches([*held, held[0].slice(0, 0)]).combine_chunks()
+        table = pa.Table.from_batches([*buffered, buffered[0].slice(0, 0)]).combine_chunks()
         return cast_table(table, self._schema)
 
 

@@ -80,8 +80,8 @@ def schema_of_tables(schema: pa.Schema | StructType | str) -> StructType:
     for field in schema:
         for place, kind in _odd_in_arrow(field.name, field.type):
             raise InvalidInput("schema", _ALLOWED, f"{place}: {kind}")
-    made = pa.schema([(field.name, normalize_type(field.type)) for field in schema])
-    return parse_schema(from_arrow_schema(made, prefer_timestamp_ntz=True))
+    normalized = pa.schema([(field.name, normalize_type(field.type)) for field in schema])
+    return parse_schema(from_arrow_schema(normalized, prefer_timestamp_ntz=True))
 
 
 def normalize_type(kind: pa.DataType) -> pa.DataType:
@@ -101,11 +101,11 @@ def normalize_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def schema_difference(found: pa.Schema, wanted: pa.Schema) -> str | None:
+def schema_difference(found: pa.Schema, expected: pa.Schema) -> str | None:
     """Describe the first difference between two schemas, None if there is none."""
-    if found.names != wanted.names:
-        return f"columns {found.names}, not {wanted.names}"
-    for ours, theirs in zip(found, wanted, strict=True):
+    if found.names != expected.names:
+        return f"columns {found.names}, not {expected.names}"
+    for ours, theirs in zip(found, expected, strict=True):
         if normalize_type(ours.type) != normalize_type(theirs.type):
             return f"column {ours.name} of {ours.type}, not {theirs.type}"
     return None

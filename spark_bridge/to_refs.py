@@ -48,9 +48,9 @@ class TableOwner:
 
         The references that the caller holds keep the tables from then on.
         """
-        given = [self._parts[part] for part in parts]
+        taken = [self._parts[part] for part in parts]
         self._parts.clear()
-        return given
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def to_refs(df: DataFrame) -> tuple[list[ray.ObjectRef[Any]], Callable[[], None]
             refs = [ref for owner in list(owners.values())[:1] for ref in _empty(owner, schema)]
     except ray.exceptions.RayActorError as error:
         release()
-        raise RayMQError("the tables of a node were lost with it", remedy="do it again") from error
+        raise RayMQError("the tables of a node were lost with it", remedy="call to_refs again") from error
     except BaseException:
         release()
         raise
@@ -144,7 +144,7 @@ def _start_owner(node: str, name: str, namespace: str) -> Any:
 
 def _nodes_of_executors(context: Any) -> list[str]:
     """Return the ids of the Ray nodes of the executors, or the driver's if unknown."""
-    infos = context._jsc.sc().statusTracker().getExecutorInfos()  # noqa: SLF001 - not in pyspark's own
+    infos = context._jsc.sc().statusTracker().getExecutorInfos()  # noqa: SLF001 - not in pyspark's public interface
     hosts = {info.host() for info in infos}
     found = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] in hosts]
     return found or [ray.get_runtime_context().get_node_id()]

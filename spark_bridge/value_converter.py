@@ -128,10 +128,10 @@ def _decimal(kind: pa.DataType) -> Convert:
     def convert(value: Any) -> decimal.Decimal:
         if isinstance(value, bool):
             raise ValueError("no number")
-        made = decimal.Decimal(repr(value) if isinstance(value, float) else value)
-        if not made.is_finite():
+        result = decimal.Decimal(repr(value) if isinstance(value, float) else value)
+        if not result.is_finite():
             raise ValueError("no number")
-        return made.quantize(exponent, context=context)
+        return result.quantize(exponent, context=context)
 
     return convert
 

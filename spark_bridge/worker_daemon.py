@@ -54,10 +54,10 @@ def cache_unchanged_archives() -> None:
 def _mark(archive: str) -> _Mark | None:
     """Return values that differ if the file's content has changed, None without a file."""
     try:
-        told = os.stat(archive)
+        info = os.stat(archive)
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_size, told.st_ino
+    return info.st_mtime_ns, info.st_size, info.st_ino
 
 
 def main() -> None:

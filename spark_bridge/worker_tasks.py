@@ -46,34 +46,34 @@ class FetchRanges:
     name_servers: tuple[str, ...]
     ranges: tuple[OffsetRange, ...]
     schema: pa.Schema
-    """What is wanted of a message, or of what its body is decoded into."""
+    """The columns to read, of a message or of its decoded body."""
     decoder: BodyDecoder | None
     tls: Tls | None = None
     tags: frozenset[str] | None = None
-    """Only messages that have one of these."""
+    """The tags of the messages to read; None reads all."""
     sql: str | None = None
-    """Only messages that this expression is true of."""
+    """The SQL expression of the messages to read; None reads all."""
     counted: Accumulator[int] | None = None
-    """What each message is added to that was looked at."""
+    """The counter of the messages that were read, also of those that did not match."""
     planned: Mapping[BrokerTopic, TopicEpoch] | None = None
-    """Of which messages the ranges were when they were planned; None where nobody knows."""
+    """The topics' ids and epochs when the ranges were planned; None if unknown."""
     skip_losses: bool = False
-    """Whether messages that are gone are skipped, with a warning, instead of failing the task."""
+    """Whether lost messages are skipped, with a warning, instead of failing the task."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the messages, about 8 MB per batch; Spark calls this in a task."""
         columns = needed_columns(self.schema.names, decoded=self.decoder is not None)
-        wish = ReadSpec(self.tags, self.sql, columns | {"offset"})
+        spec = ReadSpec(self.tags, self.sql, columns | {"offset"})
         with RangeReader(self.name_servers, self.tls) as reader:
             for batch in batches:
-                asked = [self.ranges[number] for number in batch.column(0).to_pylist()]
-                left, fence = self._remaining(asked)
+                requested = [self.ranges[number] for number in batch.column(0).to_pylist()]
+                remaining, fence = self._remaining(requested)
                 fetch = self._fetch_skipping_losses if self.skip_losses else self._fetch
-                for wanted in left:
-                    of_then = fence.get((wanted.queue.topic, wanted.queue.broker), NO_FENCE)
-                    yield from fetch(reader, wanted, wish, of_then)
+                for offset_range in remaining:
+                    of_then = fence.get((offset_range.queue.topic, offset_range.queue.broker), NO_FENCE)
+                    yield from fetch(reader, offset_range, spec, of_then)
                     if self.counted is not None:
-                        self.counted.add(wanted.end - wanted.start)
+                        self.counted.add(offset_range.end - offset_range.start)
 
     def _remaining(self, ranges: list[OffsetRange]) -> tuple[list[OffsetRange], Mapping[BrokerTopic, ReadFence]]:
         """Return the ranges that still have messages, and the fences for their requests.
@@ -85,54 +85,61 @@ class FetchRanges:
         mq = shared_connection(self.name_servers, self.tls)
         if not self.skip_losses:
             return ranges, check_not_lost(mq, ranges, self.planned)
-        left, fence = remaining_ranges(mq, ranges, self.planned)
-        for before, after in zip(ranges, left, strict=True):
+        remaining, fence = remaining_ranges(mq, ranges, self.planned)
+        for before, after in zip(ranges, remaining, strict=True):
             if after.end < before.end:
-                _log.warning("skipped %s from %d to %d: it is gone", before.queue, after.end, before.end)
-        return left, fence
+                _log.warning("skipped %s from %d to %d: these messages are lost", before.queue, after.end, before.end)
+        return remaining, fence
 
     def _fetch_skipping_losses(
-        self, reader: RangeReader, wanted: OffsetRange, wish: ReadSpec, fence: ReadFence
+        self, reader: RangeReader, offset_range: OffsetRange, spec: ReadSpec, fence: ReadFence
     ) -> Iterator[pa.RecordBatch]:
         """Fetch a range as `_fetch` does, and skip missing messages with a warning."""
-        at = wanted.start
-        while at < wanted.end:
+        at = offset_range.start
+        while at < offset_range.end:
             try:
-                yield from self._fetch(reader, OffsetRange(wanted.queue, at, wanted.end), wish, fence)
+                yield from self._fetch(reader, OffsetRange(offset_range.queue, at, offset_range.end), spec, fence)
             except OffsetOutOfRange as error:
                 if error.min_offset <= at:
                     raise
-                gone = min(error.min_offset, wanted.end)
-                _log.warning("skipped %s from %d to %d: %s", wanted.queue, at, gone, error)
-                at = gone
+                next_offset = min(error.min_offset, offset_range.end)
+                _log.warning("skipped %s from %d to %d: %s", offset_range.queue, at, next_offset, error)
+                at = next_offset
             except (RangeLost, TopicNotFound, QueueNotFound) as error:
-                _log.warning("skipped %s up to %d, what was not read yet: %s", wanted.queue, wanted.end, error)
+                _log.warning(
+                    "skipped the unread messages of %s up to %d: %s", offset_range.queue, offset_range.end, error
+                )
                 return
             else:
                 return
 
     def _fetch(
-        self, reader: RangeReader, wanted: OffsetRange, wish: ReadSpec, fence: ReadFence
+        self, reader: RangeReader, offset_range: OffsetRange, spec: ReadSpec, fence: ReadFence
     ) -> Iterator[pa.RecordBatch]:
-        at = wanted.start
-        for table in reader.table(wanted.queue, wanted.start, wanted.end, wish, fence):
+        at = offset_range.start
+        for table in reader.table(offset_range.queue, offset_range.start, offset_range.end, spec, fence):
             offsets = table.column("offset").to_numpy()
-            if offsets[0] < at or offsets[-1] >= wanted.end:
-                raise RayMQError(f"{wanted.queue}: offsets from {at} to {wanted.end} were asked for, {offsets} came")
-            if wish.is_unfiltered and offsets[-1] != at + len(offsets) - 1:
-                raise RayMQError(f"{wanted.queue}: offsets from {at} on were asked for, {offsets} came")
+            if offsets[0] < at or offsets[-1] >= offset_range.end:
+                raise RayMQError(
+                    f"{offset_range.queue}: expected offsets from {at} to {offset_range.end}, got {offsets}"
+                )
+            if spec.is_unfiltered and offsets[-1] != at + len(offsets) - 1:
+                raise RayMQError(f"{offset_range.queue}: expected offsets from {at} on, got {offsets}")
             at = int(offsets[-1]) + 1
             yield self._to_batch(table)
-        if wish.is_unfiltered and at != wanted.end:
-            raise RayMQError(f"{wanted.queue} ended at {at}, before {wanted.end}")
+        if spec.is_unfiltered and at != offset_range.end:
+            raise RayMQError(f"{offset_range.queue} ended at {at}, before {offset_range.end}")
 
     def _to_batch(self, table: pa.Table) -> pa.RecordBatch:
-        made: dict[str, pa.Array] = {}
+        decoded_columns: dict[str, pa.Array] = {}
         if self.decoder is not None and "body" in table.column_names:
             types = pc.map_lookup(table.column("properties").combine_chunks(), CONTENT_TYPE, "last")
             decoded = self.decoder.decode(table.column("body").combine_chunks(), types)
-            made = dict(zip(self.decoder.names, decoded, strict=True))
-        columns = [made[name] if name in made else envelope_column(table, name) for name in self.schema.names]
+            decoded_columns = dict(zip(self.decoder.names, decoded, strict=True))
+        columns = [
+            decoded_columns[name] if name in decoded_columns else envelope_column(table, name)
+            for name in self.schema.names
+        ]
         return pa.RecordBatch.from_arrays(
             [cast_column(column, field.type) for column, field in zip(columns, self.schema, strict=True)],
             schema=self.schema,
@@ -152,10 +159,10 @@ class StageRows:
     transaction: str
     queues: tuple[MessageQueue, ...]
     columns: tuple[str, ...]
-    """What the rows have, see `write_columns`."""
+    """The columns of the rows, see `write_columns`."""
     tls: Tls | None = None
     home: str = ""
-    """The broker that decides about the transaction."""
+    """The broker that coordinates the transaction."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage the rows of a partition; Spark calls this in a task."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -160,9 +160,9 @@ def _tags(df: DataFrame, name: str) -> Column:
 
 
 def _properties(df: DataFrame, name: str) -> Column:
-    kind, wanted = _column_type(df, "properties", name), MapType(StringType(), StringType())
-    if kind.simpleString() != wanted.simpleString():
-        raise _refused("properties", f"a column of {wanted.simpleString()}", name, kind)
+    kind, expected = _column_type(df, "properties", name), MapType(StringType(), StringType())
+    if kind.simpleString() != expected.simpleString():
+        raise _refused("properties", f"a column of {expected.simpleString()}", name, kind)
     return _column(name)
 
 

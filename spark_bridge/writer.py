@@ -62,7 +62,7 @@ def write(
     try:
         written = opened.commit((row["part"], row["broker"], row["rows"]) for row in staged)
     except KeyboardInterrupt as error:
-        error.add_note(f"finish_write({opened.transaction!r}) tells whether it was written")
+        error.add_note(f"finish_write({opened.transaction!r}) returns whether it was written")
         raise
     return WriteResult(written.rows, written.transaction)
 

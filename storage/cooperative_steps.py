@@ -37,9 +37,9 @@ def map_steps(function: Callable[[S], T], items: Iterable[S], at_once: int) -> S
 
     At most `at_once` items are a single step.
     """
-    made: list[T] = []
+    results: list[T] = []
     for item in items:
-        if made and len(made) % at_once == 0:
+        if results and len(results) % at_once == 0:
             yield None
-        made.append(function(item))
-    return made
+        results.append(function(item))
+    return results

@@ -99,11 +99,11 @@ def upgrade_format(directory: Path) -> None:
     if [each.number for each in found] == [CURRENT_FORMAT, CURRENT_FORMAT]:
         return
     if problem is not None:
-        _log.warning("%s is made anew, for the other one of two can be read", problem.file)
+        _log.warning("%s is written again from its intact copy", problem.file)
     if known.number < CURRENT_FORMAT:
-        _log.info("%s has format %d, and %d from now on", directory, known.number, CURRENT_FORMAT)
-    is_told = known.number == CURRENT_FORMAT and known.written_by
-    write_format(directory, known if is_told else DirectoryFormat(CURRENT_FORMAT, VERSION))
+        _log.info("%s is upgraded from format %d to %d", directory, known.number, CURRENT_FORMAT)
+    is_complete = known.number == CURRENT_FORMAT and known.written_by
+    write_format(directory, known if is_complete else DirectoryFormat(CURRENT_FORMAT, VERSION))
 
 
 def write_format(directory: Path, now: DirectoryFormat) -> None:
@@ -130,13 +130,13 @@ def _read_both(path: Path) -> tuple[list[DirectoryFormat], StoreCorrupt | None]:
         except FileNotFoundError:
             continue
         except ValueError as error:
-            remedy = "put back a copy of it; or remove it and the one beside it, if no newer RayMQ has written there"
+            remedy = "put back a copy of it; or remove it and its second copy, if no newer RayMQ has written there"
             problem = StoreCorrupt(str(each), 0, f"not readable: {error}", remedy=remedy)
     return found, problem
 
 
-def _format(told: Mapping[str, Any]) -> DirectoryFormat:
-    number, written_by = told["format"], told["writtenBy"]
+def _format(raw: Mapping[str, Any]) -> DirectoryFormat:
+    number, written_by = raw["format"], raw["writtenBy"]
     if type(number) is not int or number < 1 or not isinstance(written_by, str):
-        raise ValueError(f"no format: {number!r:.20}, {written_by!r:.80}")
+        raise ValueError(f"not a format: {number!r:.20}, {written_by!r:.80}")
     return DirectoryFormat(number, written_by)

@@ -48,7 +48,7 @@ from raymq.storage.store_paths import StorePaths, take_lock, with_existing_sizes
 from raymq.storage.tables.staged_records import removable_folders
 
 _PAGE: Final = 4096
-_REMEDY: Final = "free a few MiB of that disk; a broker's start is tried again by itself"
+_REMEDY: Final = "free a few MiB of that disk; a broker then starts by itself"
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -94,8 +94,8 @@ def open_with_cleanup(
             if full.remedy == _REMEDY:
                 raise
             disk = DiskUsage.of(_nearest(directory))
-            told = f"the disk of {directory} is {disk.ratio:.1%} full, {disk.free} bytes are free: no room for a start"
-            raise StoreFull(f"{told}, and nothing there may be removed ({full.args[0]})", remedy=_REMEDY) from full
+            problem = f"the disk of {directory} is {disk.ratio:.1%} full, {disk.free} bytes are free: too few to start"
+            raise StoreFull(f"{problem}, and no file there may be removed ({full.args[0]})", remedy=_REMEDY) from full
 
 
 class EmergencyCleaner:
@@ -140,12 +140,12 @@ class EmergencyCleaner:
         root, ours = self._paths.root, self._paths.root / "raymq"
         found = [*_successors_in(root), *_successors_in(self._paths.config), *_successors_in(ours, below=True)]
         found = [path for path in found if path.stat().st_blocks]  # empty ones, left by failed attempts, free nothing
-        self._remove(found, "it never took its place")
+        self._remove(found, "a temporary file of an interrupted write")
         deleted = fileutil.paths_in(self._paths.deleted_queues)
         self._remove(deleted, "its topic was deleted")
         found += deleted
         swept, copies = removable_folders(self._paths.staged), list_damaged_copies(self._paths.damaged)
-        self._remove(swept, "nobody will commit it")
+        self._remove(swept, "staged rows that will not be committed")
         self._remove(copies, "a copy of damaged bytes")
         return bool(found or swept or copies)
 
@@ -200,12 +200,12 @@ class EmergencyCleaner:
             return False
         try:
             log_min = next((int(path.name) for path in files_of(self._paths.commit_log)), 0)
-            gone = [*dispatcher.follow(log_min, max(1, len(dispatcher.queues))), *index.detach_before(log_min)]
-            for _, file in gone:
+            removed = [*dispatcher.follow(log_min, max(1, len(dispatcher.queues))), *index.detach_before(log_min)]
+            for _, file in removed:
                 if file is not None:
                     file.close()
-            self._remove([path for path, _ in gone], "the log has none of its messages any more")
-            return bool(gone)
+            self._remove([path for path, _ in removed], "the log no longer has its messages")
+            return bool(removed)
         finally:
             dispatcher.close()
 
@@ -232,23 +232,23 @@ class EmergencyCleaner:
                 return False
             end = files[decision.files - 1][0]
             end = oldest_delayed_offset(self._paths, config, state, log_min=log.min_offset, before=end)
-            gone = log.files.detach_before(end)
-            for _, file in gone:
+            removed = log.files.detach_before(end)
+            for _, file in removed:
                 if file is not None:
                     file.close()
-            for path, _ in gone:
+            for path, _ in removed:
                 failpoint("cleanup.before_remove")
                 self._remove([path], f"retention, {decision.reason}")
-            if gone:
+            if removed:
                 self._steps.extend((self._surplus, self._old_log_files))
-            return bool(gone)
+            return bool(removed)
         finally:
             log.close()
 
     @staticmethod
     def _remove(paths: list[Path], why: str) -> None:
         for path in paths:
-            _log.warning("%s is removed, for the disk has no room for a start: %s", path, why)
+            _log.warning("%s is removed because the disk is too full to start: %s", path, why)
             fileutil.remove_tree(path) if path.is_dir() else fileutil.remove(path)
 
 

@@ -36,13 +36,13 @@ def create_empty_log(directory: str | os.PathLike[str], config: StoreConfig, off
         raise InvalidInput("offset", f"a multiple of the files' {config.commitlog_file_bytes} bytes", offset)
     lock = take_lock(paths)
     try:
-        wanted = paths.commit_log / file_name(offset)
-        if any(path != wanted or _has_bytes(path) for path in files_of(paths.commit_log)):
-            raise InvalidInput("directory", "one without a log", str(directory))
+        first = paths.commit_log / file_name(offset)
+        if any(path != first or _has_bytes(path) for path in files_of(paths.commit_log)):
+            raise InvalidInput("directory", "a directory without a log", str(directory))
         fileutil.make_folder(paths.commit_log)
-        fd = fileutil.create_sparse(wanted, config.commitlog_file_bytes)
+        fd = fileutil.create_sparse(first, config.commitlog_file_bytes)
         try:
-            fileutil.fdatasync(fd, wanted)
+            fileutil.fdatasync(fd, first)
         finally:
             fileutil.close(fd)
         fileutil.sync_directory(paths.commit_log)

@@ -127,9 +127,9 @@ class InvalidInput(RayMQError, ValueError):
 class WrongType(InvalidInput, TypeError):
     """An argument has another type than `.limit` names; nothing was sent or stored."""
 
-    def __init__(self, field: str, wanted: str, given: object, *, remedy: str | None = None) -> None:
-        super().__init__(field, wanted, given, remedy=remedy)
-        self.args = (f"{field} must be {wanted}, not {type(given).__name__}: {_shown(given)}",)
+    def __init__(self, field: str, expected: str, value: object, *, remedy: str | None = None) -> None:
+        super().__init__(field, expected, value, remedy=remedy)
+        self.args = (f"{field} must be {expected}, not {type(value).__name__}: {_shown(value)}",)
 
 
 class NotFoundError(RayMQError):
@@ -205,7 +205,7 @@ class StoreFollows(StoreError):
 
     wire_code = "SERVICE_NOT_AVAILABLE"
     retriable = True
-    remedy = "send to the master; where it has changed the next route says which one that is"
+    remedy = "send to the master; if it has changed, the next route names the new one"
 
 
 class StateMismatch(StoreError):
@@ -214,7 +214,7 @@ class StateMismatch(StoreError):
     The change is forged or does not fit the replica's state. Nothing of it was applied.
     """
 
-    remedy = "nothing: the replica connects anew, and takes a snapshot where what it has differs"
+    remedy = "nothing: the replica connects again, and gets a snapshot if its state differs"
 
 
 class StoreCorrupt(StoreError):
@@ -247,9 +247,9 @@ class FormatTooNew(StoreError):
     def __init__(self, what: str, found: int, known: int, written_by: str = "") -> None:
         by = f" by RayMQ {written_by}" if written_by else ""
         newer = f"RayMQ {written_by} or later" if written_by else "the RayMQ that wrote it, or a later one"
-        remedy = f"use {newer} for it; what was written since the upgrade, this RayMQ cannot read"
+        remedy = f"use {newer}; this RayMQ cannot read what was written since the upgrade"
         super().__init__(
-            f"{what} was written{by} in format {found}; this RayMQ knows formats up to {known}", remedy=remedy
+            f"{what} was written{by} in format {found}; this RayMQ supports formats up to {known}", remedy=remedy
         )
         self.what = what
         self.found = found
@@ -290,10 +290,10 @@ class StoreFull(StoreError):
 
     wire_code = "SERVICE_NOT_AVAILABLE"
     retriable = True
-    remedy = "free some of the disk or raise disk_refuse_ratio; the store goes on by itself then"
+    remedy = "free some of the disk or raise disk_refuse_ratio; the store then continues by itself"
 
 
 class StoreBusy(StoreFull):
     """The process or the machine has no file descriptor or memory left; nothing was done."""
 
-    remedy = "try again; raise the limit of open files (ulimit -n) or lower what else uses them"
+    remedy = "try again; raise the limit of open files (ulimit -n) or close other programs that use them"

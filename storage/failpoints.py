@@ -145,7 +145,7 @@ def arm(text: str, then: Callable[[], None] = _die) -> None:
     global _armed, _left, _then
     name, _, times = text.partition(":")
     if name and name not in NAMES:
-        raise ValueError(f"{name} is no failpoint")
+        raise ValueError(f"{name} is not a failpoint")
     _armed, _left, _then = name or None, int(times or 1), then
 
 

@@ -71,12 +71,14 @@ class ReplicaStateWatcher:
 
     def _apply_deletions(self) -> None:
         parts, dispatcher = self._parts, self._parts.dispatcher
-        told, known = topic_deletion_journal.read_deleted_topics(parts.paths.root), parts.deleted_topics
-        told_from = max(parts.log.min_offset, self.master_begin)
-        never = [t for t, place in known.items() if place > max(told_from, told.get(t, -1))]
+        deleted, known = topic_deletion_journal.read_deleted_topics(parts.paths.root), parts.deleted_topics
+        listed_from = max(parts.log.min_offset, self.master_begin)
+        never = [t for t, place in known.items() if place > max(listed_from, deleted.get(t, -1))]
         if never or parts.paths.rebuild_queues.exists():
-            raise DeletionRolledBack(f"topics were not deleted after all, and their queues are gone: {sorted(never)}")
-        new = {topic: place for topic, place in told.items() if place > known.get(topic, -1)}
+            raise DeletionRolledBack(
+                f"the deletion of topics was undone after their queues were removed: {sorted(never)}"
+            )
+        new = {topic: place for topic, place in deleted.items() if place > known.get(topic, -1)}
         if new:  # Else after a power loss the log could have a recreated topic while its deletion is unknown.
             topic_deletion_journal.sync(parts.paths.root)
         for topic, place in new.items():
@@ -87,7 +89,9 @@ class ReplicaStateWatcher:
                     self._remover.moved(dispatcher.folder_of(topic), aside)
                 self._remover.add([(folder, None) for folder in moved])
             known[topic] = place
-        for topic in [topic for topic, place in known.items() if place <= parts.log.min_offset and topic not in told]:
+        for topic in [
+            topic for topic, place in known.items() if place <= parts.log.min_offset and topic not in deleted
+        ]:
             del known[topic]
 
 

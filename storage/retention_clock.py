@@ -87,8 +87,7 @@ class RetentionClock:
         if self._ahead is None or abs(step - self._ahead[1]) > STEP_MS:
             self._ahead = elapsed, step
             _log.warning(
-                "the wall clock is %.1f hours ahead of what is known of the time: for %d minutes log files do not "
-                "expire by it",
+                "the wall clock is %.1f hours ahead of the expected time: for %d minutes log files do not expire by it",
                 step / 3_600_000,
                 HELD_MS // 60_000,
             )
@@ -107,18 +106,18 @@ class RetentionClock:
         return int(self._elapsed() * 1000)
 
     def _save(self) -> None:
-        told = json_file.encode({"boot": self._boot(), "offset_ms": self._offset_ms})
+        content = json_file.encode({"boot": self._boot(), "offset_ms": self._offset_ms})
         try:
             fileutil.make_folder(self._path.parent)
-            fileutil.replace(self._path, told.encode())
+            fileutil.replace(self._path, content.encode())
         except StoreError as error:  # the store works without the saved clock, so the failure is only logged
-            _log.info("what is known of the clock is not kept: %s", error)
+            _log.info("the state of the retention clock could not be saved: %s", error)
 
 
 def _load(path: Path, boot: str) -> int | None:
     """Return the saved wall time in ms of the machine start `boot`, None if unknown."""
     try:
-        told = json.loads(fileutil.read_whole(path))
-        return int(told["offset_ms"]) if boot and told["boot"] == boot else None
+        saved = json.loads(fileutil.read_whole(path))
+        return int(saved["offset_ms"]) if boot and saved["boot"] == boot else None
     except (FileNotFoundError, StoreError, *json_file.DECODE_ERRORS):
         return None

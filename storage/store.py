@@ -313,8 +313,8 @@ class Store(StoreReader, Closeable):
         """Become a master's store (again), which takes messages; drop a partially received record."""
         self._check_open()
         if self._truncation_ordered or self._state_watcher is not None:
-            actual = "to be cut" if self._truncation_ordered else "a replica's: open it anew"
-            raise InvalidInput("store", "one that has its tables, without a cut that was ordered", actual)
+            actual = "one to be truncated" if self._truncation_ordered else "a replica's: open it again"
+            raise InvalidInput("store", "a store with its tables, without an ordered truncation", actual)
         self._writer.is_replica = False
         self._replica_log.discard_partial()
 
@@ -333,7 +333,9 @@ class Store(StoreReader, Closeable):
         """
         self._check_open()
         if not self._writer.is_replica or self._truncation_ordered:
-            raise InvalidInput("store", "one that follows", "to be cut" if self._truncation_ordered else "a master's")
+            raise InvalidInput(
+                "store", "a replica's", "one to be truncated" if self._truncation_ordered else "a master's"
+            )
         self._writer.check_ready(own=False)
         if self._state_watcher is not None:
             self._state_watcher.refresh()
@@ -391,7 +393,7 @@ class Store(StoreReader, Closeable):
         """
         self._check_open()
         if self._state_watcher is not None:
-            raise StoreFollows(f"a replica takes the deletion of {topic} from its master")
+            raise StoreFollows(f"a replica takes the deletion of topic {topic} from its master")
         self._writer.check_ready(own=False)
         self._deletions.add(topic)
 

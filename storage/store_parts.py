@@ -142,8 +142,10 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
         else:
             check_format(directory)
         if paths.restoring.exists():
-            remedy = "let `raymq store restore` come to its end: it begins anew there"
-            raise InvalidInput("directory", "one into which no backup is being restored", str(directory), remedy=remedy)
+            remedy = "run `raymq store restore` again: it starts over there"
+            raise InvalidInput(
+                "directory", "a directory into which no backup is being restored", str(directory), remedy=remedy
+            )
         if opening.writable:
             upgrade_format(directory)
         recorder = current_recorder(directory) if opening.has_tables else None
@@ -154,24 +156,24 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
         deletions = Journal(paths.deletions, writable=opening.has_tables, on_failure=health.fail)
         resources.callback(deletions.close)
         config = layout_of.with_existing_sizes(config, paths, state)
-        left = _inspect_last_shutdown(paths, opening, health, state, deletions)
+        inherited = _inspect_last_shutdown(paths, opening, health, state, deletions)
         if opening.writable:
             failpoint("open.before_abort")
             fileutil.replace(paths.abort, str(os.getpid()).encode())
         ahead = BackgroundPreparer()
-        log = _open_log(paths, config, health, left, writable=opening.writable)
+        log = _open_log(paths, config, health, inherited, writable=opening.writable)
         resources.callback(log.close)
-        dispatcher = _open_dispatcher(paths, config, ahead, left, writable=opening.writable)
+        dispatcher = _open_dispatcher(paths, config, ahead, inherited, writable=opening.writable)
         resources.callback(dispatcher.close)
         resources.callback(ahead.stop)
         checkpoint = Checkpoint.load(paths.checkpoint)
-        recovery = _recovered(paths, opening, health, left, log, dispatcher, checkpoint)
+        recovery = _recovered(paths, opening, health, inherited, log, dispatcher, checkpoint)
         epochs = RecoveryEpochs(paths.epochs, writable=opening.has_tables)
-        _make_safe(directory, opening, left, log, epochs, recovery)
+        _make_safe(directory, opening, inherited, log, epochs, recovery)
         # With a recorder the store may have been a replica's since: the log was checked again, the tables were not.
-        doubtful = left.may_lack or (recorder is not None and recorder.is_stale)
+        doubtful = inherited.may_lack or (recorder is not None and recorder.is_stale)
         # A clean close syncs the log and the tables, but not the other files.
-        recovery_bounds = _remains(log, dispatcher, left, memory_lost=doubtful or not left.same_boot)
+        recovery_bounds = _remains(log, dispatcher, inherited, memory_lost=doubtful or not inherited.same_boot)
         tables = paths.no_tables if is_replica else paths
         progress, in_flight = _open_progress(tables, opening, health, resources, log, recovery_bounds)
         if opening.has_tables:
@@ -180,7 +182,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
         if not doubtful:  # else unsynced pages may be missing although the disk is sound
             damage = (progress.journal.damage, in_flight.damage, topic_configs.damage, group_configs.damage)
             recovery.corruption += [
-                Corruption(str(path), at, f"{count} bytes are not what was written; what they said is lost")
+                Corruption(str(path), at, f"{count} bytes are not what was written; the changes in them are lost")
                 for path, at, count in itertools.chain(deletions.damage, *damage)
             ]
         return StoreParts(
@@ -192,7 +194,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
             ahead,
             replace(checkpoint, confirm_offset=min(checkpoint.confirm_offset, recovery_bounds.log_end)),
             # A replica's state may be ahead of its log, so a deletion keeps its offset even after the log's end.
-            dict(left.deleted if is_replica else recovery_bounds.deleted_topics),
+            dict(inherited.deleted if is_replica else recovery_bounds.deleted_topics),
             deletions,
             recovery,
             epochs,
@@ -202,7 +204,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
             topic_configs,
             group_configs,
             RequestModes(tables.request_modes, writable=opening.has_tables),
-            left.cut,
+            inherited.cut,
             resources.pop_all(),
         )
 
@@ -225,9 +227,9 @@ def _inspect_last_shutdown(
         *topic_deletion_journal.load(snapshot_marker(paths.root)),
         *topic_deletion_journal.load(paths.rebuild_queues),
     ]
-    told = [*deletions.entries, *deletions.behind]
-    state, deleted = _with_deletions(state, [*beside, *told], cut)
-    news = deleted if deletions.damage else CheckpointState().with_deletions(told).deleted_topics
+    journaled = [*deletions.entries, *deletions.behind]
+    state, deleted = _with_deletions(state, [*beside, *journaled], cut)
+    news = deleted if deletions.damage else CheckpointState().with_deletions(journaled).deleted_topics
     settled = frozenset(topic for topic, place in deleted.items() if news.get(topic, -1) < place)
     clean = not paths.abort.exists() and cut is None
     return _InheritedState(state, deleted, settled, cut, own_files=own_files, clean=clean, same_boot=same_boot)
@@ -237,26 +239,26 @@ def _recovered(
     paths: layout_of.StorePaths,
     opening: _Opening,
     health: DiskHealth,
-    left: _InheritedState,
+    inherited: _InheritedState,
     log: CommitLog,
     dispatcher: Dispatcher,
     checkpoint: Checkpoint,
 ) -> RecoveryReport:
     """Recover log, queues and index to the same end, and return the report."""
-    if left.state is not None and left.distrusted is None and health.was_healthy:
-        dispatcher.mark_synced(left.state.queues)
+    if inherited.state is not None and inherited.distrusted is None and health.was_healthy:
+        dispatcher.mark_synced(inherited.state.queues)
     failpoint("open.before_recovery")
     recovery = recover(
         log,
         dispatcher,
-        left.state,
+        inherited.state,
         checkpoint,
-        deleted=left.deleted,
-        clean=left.clean,
-        same_boot=left.same_boot,
+        deleted=inherited.deleted,
+        clean=inherited.clean,
+        same_boot=inherited.same_boot,
         aside=paths.damaged if opening.writable else None,
         expired=expired_queue_offsets.load(expired_queue_offsets.expired_queues_file(paths.root)),
-        cut=None if left.cut is None else left.cut.offset,
+        cut=None if inherited.cut is None else inherited.cut.offset,
     )
     if not opening.is_replica:
         dispatcher.delays.begin(log.min_offset, log.max_offset, writable=opening.writable)
@@ -266,7 +268,7 @@ def _recovered(
 def _make_safe(
     root: Path,
     opening: _Opening,
-    left: _InheritedState,
+    inherited: _InheritedState,
     log: CommitLog,
     epochs: RecoveryEpochs,
     recovery: RecoveryReport,
@@ -275,7 +277,7 @@ def _make_safe(
 
     That checkpoint records that this boot has opened the directory.
     """
-    if left.may_lack and opening.has_tables:
+    if inherited.may_lack and opening.has_tables:
         # A replica needs no new epoch: its master has the lost data, and the master's epochs are shipped.
         epochs.cut(log.max_offset)
     if opening.is_replica:
@@ -318,14 +320,14 @@ def _with_deletions(
     The journal lists all deletions, in case the state is damaged. Deletions after an ordered truncation are dropped;
     the returned state is None then.
     """
-    told = (state or CheckpointState()).with_deletions((str(topic), int(log_end)) for topic, log_end in deletions)
-    kept = {topic: place for topic, place in told.deleted_topics.items() if cut is None or place <= cut.offset}
-    if len(kept) < len(told.deleted_topics):
+    updated = (state or CheckpointState()).with_deletions((str(topic), int(log_end)) for topic, log_end in deletions)
+    retained = {topic: place for topic, place in updated.deleted_topics.items() if cut is None or place <= cut.offset}
+    if len(retained) < len(updated.deleted_topics):
         return (
             None,
-            kept,
+            retained,
         )  # deletions after the truncation point are undone, so their queues are rebuilt from the log's beginning
-    return state and told, kept
+    return state and updated, retained
 
 
 def _open_settings(
@@ -344,19 +346,21 @@ def _open_settings(
     return topics, groups
 
 
-def _remains(log: CommitLog, dispatcher: Dispatcher, left: _InheritedState, *, memory_lost: bool) -> RecoveryBounds:
+def _remains(
+    log: CommitLog, dispatcher: Dispatcher, inherited: _InheritedState, *, memory_lost: bool
+) -> RecoveryBounds:
     """Return the bounds to which recovery clamps all other tables."""
     return RecoveryBounds(
         log.max_offset,
         memory_lost,
         {topic_queue: queue.max_offset for topic_queue, queue in dispatcher.queues.items()},
-        {topic: min(place, log.max_offset) for topic, place in left.deleted.items()},
-        left.settled,
+        {topic: min(place, log.max_offset) for topic, place in inherited.deleted.items()},
+        inherited.settled,
     )
 
 
 def _open_log(
-    paths: layout_of.StorePaths, config: StoreConfig, health: DiskHealth, left: _InheritedState, *, writable: bool
+    paths: layout_of.StorePaths, config: StoreConfig, health: DiskHealth, inherited: _InheritedState, *, writable: bool
 ) -> CommitLog:
     host, port = split_host(config.store_host)
     return CommitLog(
@@ -365,7 +369,7 @@ def _open_log(
         layout.pack_host_bytes(host, port),
         health,
         writable=writable,
-        whole_to=left.distrusted.dispatched_to if left.distrusted else None,
+        whole_to=inherited.distrusted.dispatched_to if inherited.distrusted else None,
     )
 
 
@@ -373,7 +377,7 @@ def _open_dispatcher(
     paths: layout_of.StorePaths,
     config: StoreConfig,
     ahead: BackgroundPreparer,
-    left: _InheritedState,
+    inherited: _InheritedState,
     *,
     writable: bool,
 ) -> Dispatcher:
@@ -383,7 +387,7 @@ def _open_dispatcher(
         config.index_entries,
         writable=writable,
         ahead=ahead,
-        rebuilt=left.own_files,
+        rebuilt=inherited.own_files,
     )
     is_whole = not snapshot_marker(
         paths.root
@@ -396,6 +400,6 @@ def _open_dispatcher(
         index,
         DelayLevelHistory(tables, config.delay_levels),
         writable=writable,
-        rebuilt=left.own_files,
-        whole=left.distrusted.queues if left.distrusted else None,
+        rebuilt=inherited.own_files,
+        whole=inherited.distrusted.queues if inherited.distrusted else None,
     )

@@ -227,13 +227,13 @@ def with_existing_sizes(config: StoreConfig, paths: StorePaths, state: Checkpoin
     the files, and the two sizes of the index from the content of its files.
     """
     if state is not None and all(field in state.geometry for field in _GEOMETRY):
-        kept = state.geometry
+        saved = state.geometry
         return replace(
             config,
-            commitlog_file_bytes=kept["commitlog_file_bytes"],
-            consume_queue_file_entries=kept["consume_queue_file_entries"],
-            index_slots=kept["index_slots"],
-            index_entries=kept["index_entries"],
+            commitlog_file_bytes=saved["commitlog_file_bytes"],
+            consume_queue_file_entries=saved["consume_queue_file_entries"],
+            index_slots=saved["index_slots"],
+            index_entries=saved["index_entries"],
         )
     log_files = files_of(paths.commit_log)
     if len(log_files) > 1:

@@ -133,12 +133,12 @@ def _repaired(paths: StorePaths, broken: BrokenTable, table: _Table, content: Ma
     fileutil.make_folder(paths.damaged)
     for path in (table.path, json_file.backup_path_of(table.path)):
         if path.exists():
-            kept = _free_name(paths.damaged / path.name)
+            copy = _free_name(paths.damaged / path.name)
             try:
-                fileutil.replace(kept, fileutil.read_whole(path))
+                fileutil.replace(copy, fileutil.read_whole(path))
             except StoreFailed:
-                fileutil.move(path, kept)
-            aside.append(str(kept))
+                fileutil.move(path, copy)
+            aside.append(str(copy))
     for path in (table.path, json_file.backup_path_of(table.path)):
         if content is None:
             fileutil.remove(path)
@@ -166,8 +166,8 @@ def _journals(paths: StorePaths) -> list[tuple[BrokenTable, Callable[[], _Settin
             broken = BrokenTable(
                 str(journal),
                 f"{len(unread)} changes cannot be read, the first because {unread[0].reason}",
-                "nothing: what they should have changed is as it was before them",
-                f"what was set last of {names}",
+                "nothing: these settings keep their values from before the changes",
+                f"the last changes of {names}",
             )
             found.append((broken, partial(kind, file, writable=True, journal=journal, aside=paths.damaged)))
     return found
@@ -192,8 +192,8 @@ def _settled(paths: StorePaths, broken: BrokenTable, opened: Callable[[], _Setti
         settings.save()
     finally:
         settings.close()
-    kept = sorted(str(path) for path in set(fileutil.paths_in(paths.damaged)) - before)
-    return replace(broken, set_aside=tuple(kept))
+    saved = sorted(str(path) for path in set(fileutil.paths_in(paths.damaged)) - before)
+    return replace(broken, set_aside=tuple(saved))
 
 
 def _free_name(path: Path) -> Path:
@@ -215,14 +215,14 @@ def _tables(paths: StorePaths) -> list[_Table]:
         _Table(
             offsets,
             lambda: read_consumer_offsets(offsets),
-            lambda: ({}, "no offsets, but those that were committed since it was written, which the journal has"),
-            "how far the groups were: one without an offset begins as its members say (consume_from), "
-            "so reset its offsets by time before you start them",
+            lambda: ({}, "only the offsets in the journal, committed since the file was written"),
+            "the offsets of the groups: a group without an offset begins at its members' consume_from, "
+            "so reset its offsets by time before you start its members",
         ),
         _Table(
             delays,
             lambda: read_delay_offsets(delays),
-            lambda: ({}, "no places: the next start finds what was delivered by reading the log"),
+            lambda: ({}, "no offsets: the next start reads the log to find what was delivered"),
             "nothing",
         ),
         _Table(
@@ -235,27 +235,27 @@ def _tables(paths: StorePaths) -> list[_Table]:
             paths.groups,
             lambda: GroupConfigs(paths.groups, writable=False, journal=no_journal),
             lambda: _groups(paths, offsets),
-            "what was set for single groups, where the journal does not have it; groups without progress, "
-            "which are made again as they come",
+            "settings of single groups, where the journal does not have them; groups without progress, "
+            "which are created again when they connect",
         ),
         _Table(
             paths.request_modes,
             lambda: RequestModes(paths.request_modes, writable=False),
-            lambda: (None, "nothing: all groups ask as their members do"),
-            "which groups were told to pop",
+            lambda: (None, "nothing: all groups use the mode of their members"),
+            "which groups were set to pop",
         ),
         _Table(
             paths.settings,
             lambda: read_broker_config(paths.settings),
-            lambda: (None, "nothing: the broker's configuration alone holds"),
-            "for how long log files are kept, and when they go, where that was changed while the broker ran "
-            "(fileReservedTime, deleteWhen): if they have to stay longer, say so before you start it",
+            lambda: (None, "nothing: only the broker's configuration applies"),
+            "for how long log files are kept, and when they are deleted, if that was changed while the broker ran "
+            "(fileReservedTime, deleteWhen): if they have to stay longer, configure that before you start it",
         ),
         _Table(
             identity,
             lambda: read_port_epoch(identity),
             lambda: (None, "a new port, chosen at the next start"),
-            "the broker's address, so that ids of messages that clients keep name another one",
+            "the broker's address: message ids that clients have saved name the former one",
         ),
     ]
 
@@ -267,7 +267,7 @@ def _topics(paths: StorePaths) -> tuple[Mapping[str, Any], str]:
         queues = max((int(each.name) + 1 for each in fileutil.paths_in(topic) if _is_number(each)), default=0)
         if queues and topic.name != SCHEDULE_TOPIC:
             table[topic.name] = TopicConfig(topic.name, queues, queues).to_json()
-    return {"topicConfigTable": table}, f"{len(table)} topics, by the queues on disk, as ordinary ones"
+    return {"topicConfigTable": table}, f"{len(table)} topics, from the queues on disk, with ordinary settings"
 
 
 def _is_number(path: Path) -> bool:

@@ -45,9 +45,9 @@ class TopicDeletions:
         The checkpoint contains them, too, but either file may be damaged.
         """
         log_min, journal = self._parts.log.min_offset, self._parts.deletions
-        told = [(topic, end) for topic, end in self._parts.deleted_topics.items() if end > log_min]
-        if list(journal.entries) != told or journal.damage:
-            journal.rewrite(told)
+        listed = [(topic, end) for topic, end in self._parts.deleted_topics.items() if end > log_min]
+        if list(journal.entries) != listed or journal.damage:
+            journal.rewrite(listed)
         journal.entries.clear()
         journal.behind.clear()
         self._shorten_at = max(_LEAST_JOURNAL_BYTES, 2 * journal.length)
@@ -109,8 +109,8 @@ class TopicDeletions:
                         unsure_topics.clear()
             if journal.is_rotated:
                 with contextlib.suppress(StoreFull, StoreBusy):  # nothing is lost, and the next call tries again
-                    told = journal.compact(list(self._parts.deleted_topics.copy().items()))
-                    self._shorten_at = max(_LEAST_JOURNAL_BYTES, 2 * told)
+                    length = journal.compact(list(self._parts.deleted_topics.copy().items()))
+                    self._shorten_at = max(_LEAST_JOURNAL_BYTES, 2 * length)
                     self._untold_before = min(self._checkpointer.deletions_from, self._settled_tells_from)
 
     def last_of(self, topic: str) -> int:

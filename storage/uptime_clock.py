@@ -56,7 +56,7 @@ class UptimeClock:
             fileutil.make_folder(self._path.parent)
             fileutil.replace(self._path, json_file.encode({"seconds": seconds}).encode())
         except StoreError as error:
-            _log.info("what was counted of the time is not kept: %s", error)
+            _log.info("the counted time could not be saved: %s", error)
         else:
             self._saved = seconds
 

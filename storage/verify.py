@@ -79,7 +79,7 @@ def _verify_file(file: MappedFile, report: VerifyReport, *, last: bool) -> None:
         try:
             measured = layout.measure(file.view, at, file.size)
             if not has_record_header(file, at):
-                raise StoreCorrupt(str(file.path), at, "the record belongs elsewhere")
+                raise StoreCorrupt(str(file.path), at, "the record belongs to another offset")
         except StoreCorrupt:
             following = find_next_record_in(file, at + 1)
             if following < 0 and last and not any(file.view[at : at + layout.OFFSET_MAGIC]):

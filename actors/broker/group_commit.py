@@ -67,7 +67,7 @@ class GroupCommit:
         except TimeoutError:
             return SendStatus.FLUSH_DISK_TIMEOUT
         except StoreFailed as error:
-            raise WriteUnknown(f"stored, but the disk failed before it was safe: {error}") from error
+            raise WriteUnknown(f"stored, but the disk failed before the data were flushed: {error}") from error
         return SendStatus.SEND_OK
 
     def request(self) -> None:
@@ -87,7 +87,7 @@ class GroupCommit:
         if running is not None:
             await asyncio.wait([running])
         self._running, self._next = self._next, None
-        is_told = False
+        is_logged = False
         while True:
             try:
                 await asyncio.to_thread(self._flush)
@@ -96,10 +96,10 @@ class GroupCommit:
                 await asyncio.sleep(_AGAIN_SECONDS)
             except StoreError:
                 raise
-            except Exception as error:  # noqa: BLE001 - no memory for a thread, say: what is appended waits for it still
-                if not is_told:
-                    _log.exception("a flush has failed; it is tried again", exc_info=error)
-                is_told = True
+            except Exception as error:  # noqa: BLE001 - such as no memory for a thread: the appended data still wait
+                if not is_logged:
+                    _log.exception("a flush has failed; it is retried", exc_info=error)
+                is_logged = True
                 await asyncio.sleep(_AGAIN_SECONDS)
         self.on_flushed()
 

@@ -35,17 +35,17 @@ def resolve_writes(core: BrokerCore, broker: str, idle: Mapping[str, float]) -> 
     One answer lists at most as many parts as one write may have: the writes beyond that get "wait" and are asked about
     again.
     """
-    told: dict[str, PartsInstruction] = {}
-    left = MAX_PARTS
+    instructions: dict[str, PartsInstruction] = {}
+    remaining = MAX_PARTS
     for transaction, seconds in idle.items():
         try:
             order = _order(core.writes.query_status(transaction, seconds), broker)
-            told[transaction] = order if len(order.parts) <= left else PartsInstruction("wait", {})
-            left -= len(told[transaction].parts)
+            instructions[transaction] = order if len(order.parts) <= remaining else PartsInstruction("wait", {})
+            remaining -= len(instructions[transaction].parts)
         except StoreError as error:  # no disk space for the decision, or an administrator has to act
-            _log.error("%s cannot be asked about the write %s: %s", core.name, transaction, error)
-            told[transaction] = PartsInstruction("wait", {})
-    return told
+            _log.error("%s cannot answer about the write %s: %s", core.name, transaction, error)
+            instructions[transaction] = PartsInstruction("wait", {})
+    return instructions
 
 
 def _order(fate: TransactionStatus, broker: str) -> PartsInstruction:
@@ -72,7 +72,7 @@ class PeerClient:
         """
         address = (await self._routes.cluster()).masters.get(broker)
         if address is None:
-            raise BrokerUnavailable(broker, "no name server knows it now")
+            raise BrokerUnavailable(broker, "no name server lists it now")
         return await self._pool.request(address, with_target_broker(broker, command), seconds)
 
 
@@ -100,15 +100,15 @@ class InDoubtResolver:
     async def turn(self) -> None:
         """Ask about idle writes, carry out the decisions, and report finished writes."""
         in_doubt = self._core.staging.in_doubt
-        asked = [self._follow(home, idle) for home, idle in in_doubt.due_queries().items()]
-        told = [self._tell(home, done) for home, done in in_doubt.due_notifications().items()]
-        if asked or told:
-            failures = await asyncio.gather(*asked, *told, return_exceptions=True)
+        queries = [self._follow(coordinator, idle) for coordinator, idle in in_doubt.due_queries().items()]
+        notifications = [self._tell(coordinator, done) for coordinator, done in in_doubt.due_notifications().items()]
+        if queries or notifications:
+            failures = await asyncio.gather(*queries, *notifications, return_exceptions=True)
             for failure in failures:
                 if isinstance(failure, BaseException):
                     raise failure
 
-    async def _follow(self, home: str, idle: Mapping[str, float]) -> None:
+    async def _follow(self, coordinator: str, idle: Mapping[str, float]) -> None:
         in_doubt = self._core.staging.in_doubt
         # A write that this broker has begun to append is committed, even if its coordinator is unreachable or has
         # forgotten it.
@@ -116,54 +116,62 @@ class InDoubtResolver:
         failure = await self._carry_out(begun)
         idle = {each: seconds for each, seconds in idle.items() if each not in begun}
         try:
-            if home == self._core.name:
-                told = await self._commits.decide(resolve_writes, self._core, home, idle)
+            if coordinator == self._core.name:
+                instructions = await self._commits.decide(resolve_writes, self._core, coordinator, idle)
             else:
                 command = wire.ask_writes_command(self._core.name, idle)
-                told = wire.read_instructions(await self._ask(home, command, _HOME_SECONDS)) if idle else {}
+                instructions = (
+                    wire.read_instructions(await self._ask(coordinator, command, _HOME_SECONDS)) if idle else {}
+                )
         except RayMQError as error:
-            _log.info("%s: %s, the home of %d writes, does not answer: %s", self._core.name, home, len(idle), error)
-            in_doubt.failed(home)
-            told = {}
+            _log.info(
+                "%s: %s, the coordinator of %d writes, does not answer: %s",
+                self._core.name,
+                coordinator,
+                len(idle),
+                error,
+            )
+            in_doubt.failed(coordinator)
+            instructions = {}
         else:
-            in_doubt.record_success(home)
-        failure = await self._carry_out(told) or failure
+            in_doubt.record_success(coordinator)
+        failure = await self._carry_out(instructions) or failure
         if failure is not None:
             raise failure
 
-    async def _carry_out(self, told: Mapping[str, PartsInstruction]) -> Exception | None:
+    async def _carry_out(self, instructions: Mapping[str, PartsInstruction]) -> Exception | None:
         """Carry out all instructions as far as possible, and return the first error or None."""
         failure: Exception | None = None
-        for transaction, order in told.items():
+        for transaction, order in instructions.items():
             try:
                 if order.what == "append":
                     await self._commits.commit(transaction, order.parts)
                 elif order.what == "drop":
                     await self._commits.abort(transaction)
-            except Exception as error:  # noqa: BLE001 - the others have their turn in any case
+            except Exception as error:  # noqa: BLE001 - the other writes must still be carried out
                 self._core.staging.in_doubt.retry_soon(transaction)
                 failure = failure or error
         return failure
 
-    async def _tell(self, home: str, done: Sequence[str]) -> None:
+    async def _tell(self, coordinator: str, done: Sequence[str]) -> None:
         in_doubt = self._core.staging.in_doubt
         try:
             missing = await asyncio.to_thread(self._missing, done)
-            if home == self._core.name:
+            if coordinator == self._core.name:
                 for transaction in done:
-                    told = missing.get(transaction)
-                    await self._commits.decide(self._core.writes.mark_finished, transaction, home, told)
+                    missing_rows = missing.get(transaction)
+                    await self._commits.decide(self._core.writes.mark_finished, transaction, coordinator, missing_rows)
             else:
-                await self._ask(home, wire.writes_done_command(self._core.name, done, missing), _HOME_SECONDS)
+                await self._ask(coordinator, wire.writes_done_command(self._core.name, done, missing), _HOME_SECONDS)
         except StoreCorrupt:  # the write can no longer be queried
             pass
         except RayMQError:
-            in_doubt.failed(home)
+            in_doubt.failed(coordinator)
             return
-        in_doubt.record_success(home)
+        in_doubt.record_success(coordinator)
         for transaction in done:
             in_doubt.mark_notified(transaction)
 
     def _missing(self, done: Sequence[str]) -> dict[str, tuple[int, str]]:
-        told = ((transaction, self._core.staging.missing(transaction)) for transaction in done)
-        return {transaction: (missing.rows, missing.reason) for transaction, missing in told if missing is not None}
+        pairs = ((transaction, self._core.staging.missing(transaction)) for transaction in done)
+        return {transaction: (missing.rows, missing.reason) for transaction, missing in pairs if missing is not None}

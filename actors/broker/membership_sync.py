@@ -62,55 +62,55 @@ class MembershipSync:
 
     async def _look(self) -> bool:
         """Return True if this broker is now synced with all brokers that ever existed."""
-        homes, own = self._core.homes, self._core.name
+        directory, own = self._core.homes, self._core.name
         # The routes must already list this broker: of two that start at the same time, one then finds the other.
         view = (await self._routes.cluster()).masters
         if own not in view:
             return False
-        kept = await self._kept_names()
-        heard = {name for names in (view, *kept.values()) for name in names if is_valid_broker(name)}
-        await asyncio.to_thread(homes.add_brokers, heard)
+        names_by_server = await self._kept_names()
+        brokers = {name for names in (view, *names_by_server.values()) for name in names if is_valid_broker(name)}
+        await asyncio.to_thread(directory.add_brokers, brokers)
         tried: set[str] = set()
-        while found := [name for name in homes.unsynced_brokers() if name in view and name not in tried]:
+        while found := [name for name in directory.unsynced_brokers() if name in view and name not in tried]:
             for name in found:
                 tried.add(name)
                 try:
                     await self._meet(name, view[name])
                 except RayMQError as error:
-                    _log.info("%s has not met %s yet: %s", own, name, error)
-        homes.mark_discovered()
-        for name_server, names in kept.items():
+                    _log.info("%s could not sync with %s yet: %s", own, name, error)
+        directory.mark_discovered()
+        for name_server, names in names_by_server.items():
             if own not in names:
                 await self._pool.request(name_server, wire_members.add_broker_command(own), _REQUEST_SECONDS)
-        return not homes.unsynced_brokers()
+        return not directory.unsynced_brokers()
 
     async def _kept_names(self) -> Mapping[str, Sequence[str]]:
         """Return the broker names that each name server keeps, of those that answer.
 
         Raise the error of the last failed name server if none answers.
         """
-        kept: dict[str, Sequence[str]] = {}
+        names_by_server: dict[str, Sequence[str]] = {}
         problem: RayMQError | None = None
         for name_server in self._routes.name_servers:
             try:
                 answer = await self._pool.request(name_server, wire_members.known_brokers_command(), _REQUEST_SECONDS)
-                kept[name_server] = wire_members.read_known_brokers(answer)
+                names_by_server[name_server] = wire_members.read_known_brokers(answer)
             except MessageNotFound:
-                kept[name_server] = ()
+                names_by_server[name_server] = ()
             except RayMQError as error:
                 problem = error
-        if not kept and problem is not None:
+        if not names_by_server and problem is not None:
             raise problem
-        return kept
+        return names_by_server
 
     async def _meet(self, broker: str, address: str) -> None:
-        homes, after = self._core.homes, ""
+        directory, after = self._core.homes, ""
         while True:
             command = with_target_broker(broker, wire.copy_coordinators_command(self._core.name, after))
-            told = wire.read_coordinator_page(await self._pool.request(address, command, _REQUEST_SECONDS))
-            await asyncio.to_thread(homes.merge, told.homes)
-            await asyncio.to_thread(homes.add_brokers, filter(is_valid_broker, told.members))
-            if not told.last:
+            page = wire.read_coordinator_page(await self._pool.request(address, command, _REQUEST_SECONDS))
+            await asyncio.to_thread(directory.merge, page.homes)
+            await asyncio.to_thread(directory.add_brokers, filter(is_valid_broker, page.members))
+            if not page.last:
                 break
-            after = told.last
-        await asyncio.to_thread(homes.mark_synced, broker)
+            after = page.last
+        await asyncio.to_thread(directory.mark_synced, broker)

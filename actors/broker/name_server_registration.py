@@ -131,7 +131,7 @@ class NameServerRegistration:
         try:
             async with asyncio.timeout(NAME_SERVER_SECONDS):
                 await tell(peer)
-        except Exception as error:  # noqa: BLE001 - whatever one name server causes is not that of the others
+        except Exception as error:  # noqa: BLE001 - a failure of one name server must not affect the others
             trouble = str(error) or f"no answer within {NAME_SERVER_SECONDS:g} s"
             level = logging.WARNING if peer.trouble is None else logging.DEBUG
             _log.log(level, "not registered with name server %s: %s", peer.address, trouble)
@@ -148,7 +148,7 @@ class NameServerRegistration:
                 telling_all.result()
 
     async def _tell_news(self, peer: _Peer) -> None:
-        version, told_version = self._topics.version, peer.told
+        version, sent_version = self._topics.version, peer.told
         self._pool.retry_now(peer.address)  # a restarted name server must get this broker within a heartbeat
         header = QueryDataVersion(*self._who)
         if peer.telling_all is not None:  # a heartbeat keeps the broker registered meanwhile
@@ -158,14 +158,14 @@ class NameServerRegistration:
                 NAME_SERVER_SECONDS,
             )
             return
-        changed = None if told_version is None else self._topics.changed_since(told_version)
-        if told_version is None or changed is None:
+        changed = None if sent_version is None else self._topics.changed_since(sent_version)
+        if sent_version is None or changed is None:
             self._begin_to_tell_all(peer)
             return
-        if told_version == version:
+        if sent_version == version:
             command = registration_commands.heartbeat_command(header, self._in_epoch(version))
         else:
-            since = self._in_epoch(told_version)
+            since = self._in_epoch(sent_version)
             register = RegisterBroker(*self._who, raymq_since=json.dumps(since.to_json()))
             there = {name: data for name, data in changed.items() if data is not None}
             deleted = [name for name, data in changed.items() if data is None]

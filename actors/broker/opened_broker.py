@@ -63,8 +63,8 @@ class OpenedBroker:
                 store = _open_store(spec, config, steady, retention)
                 opened.callback(_abandon, store)
                 identity = directory / "raymq" / "broker.json"
-                told = {"name": spec.name, "cluster": spec.cluster, "host": spec.host}
-                write_identity(identity, **told, port=port, epoch=epoch)
+                fields = {"name": spec.name, "cluster": spec.cluster, "host": spec.host}
+                write_identity(identity, **fields, port=port, epoch=epoch)
                 hold(store)
                 core = BrokerCore(
                     spec.name,

@@ -26,7 +26,7 @@ async def run_periodically(name: str, seconds: float, duty: Callable[[], Awaitab
         await asyncio.sleep(wait)
         try:
             wait = await duty() or seconds
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next turn is another one
+        except Exception as error:  # noqa: BLE001 - a failed run must not stop the next one
             verdict = troubles.failed(error)
             wait = verdict.wait
             if verdict.line is not None:
@@ -80,7 +80,7 @@ class PeriodicTasks:
             wait = duty.seconds
             try:
                 duty.call()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next turn is another one
+            except Exception as error:  # noqa: BLE001 - a failed run must not stop the next one
                 verdict = duty.troubles.failed(error)
                 wait = verdict.wait
                 if verdict.line is not None:

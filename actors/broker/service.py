@@ -294,7 +294,7 @@ class BrokerService:
                 done = step()
                 if done is not None:
                     await done
-            except Exception as error:  # noqa: BLE001 - the steps behind it are done all the same
+            except Exception as error:  # noqa: BLE001 - the later steps must still run
                 _log.exception("%s: a step of the stop failed", self.spec.name)
                 failures.append(error)
         return failures
@@ -371,8 +371,10 @@ class BrokerService:
                 _log.warning("%s has no VIP channel: %s", self.spec.name, error)
         try:
             self._deliver_due()  # messages that became due while the broker was down
-        except Exception:  # noqa: BLE001 - the broker serves whatever waits
-            _log.exception("%s: what became due while it was away is not all delivered; it goes on", self.spec.name)
+        except Exception:  # noqa: BLE001 - the broker must serve even if a delivery fails
+            _log.exception(
+                "%s: not all messages that became due while it was down are delivered; it continues", self.spec.name
+            )
         await self.announce()
         self._duties = [
             self._every(HEARTBEAT_SECONDS, self.announce),
@@ -436,9 +438,9 @@ class BrokerService:
             self._announcing = self._loop.create_task(self.announce())
 
     def _sweep_groups(self) -> None:
-        gone = self.groups.expire()
-        self.core.locks.forget(gone.client_ids)
-        for name in gone.groups:
+        expired = self.groups.expire()
+        self.core.locks.forget(expired.client_ids)
+        for name in expired.groups:
             self._notify_group(name)
 
     async def _delete_expired(self) -> None:

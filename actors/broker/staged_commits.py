@@ -83,7 +83,7 @@ class StagedCommits:
                 return CommitResult(0, await asyncio.to_thread(staging.missing, transaction))
             if not staging.is_here(transaction):
                 # No decision is recorded: if a disk with the rows is only missing now, its rows come back with it.
-                return CommitResult(0, MissingRows(rows, "nothing of the write is here") if rows else None)
+                return CommitResult(0, MissingRows(rows, "no row of the write is on this broker") if rows else None)
             self._check_running()
             async with self._beginning:
                 plan = await asyncio.to_thread(staging.plan, transaction, parts)
@@ -124,7 +124,9 @@ class StagedCommits:
         for transaction in in_doubt.orphaned(known, TRANSACTION_TIMEOUT_SECONDS):
             if not self._core.staging.is_begun(transaction):
                 _log.error(
-                    "%s: rows of %s are dropped: the home of the write is no broker", self._core.name, transaction
+                    "%s: rows of %s are dropped: the coordinator of the write is not a known broker",
+                    self._core.name,
+                    transaction,
                 )
                 await self.abort(transaction)
         remove = self._core.staging.sweep()

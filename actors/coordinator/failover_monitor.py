@@ -31,7 +31,7 @@ GATHER_SECONDS: Final = 1.0
 #: Seconds between two checks of all replicas while one is not in sync: one that does not answer delays the check.
 FULL_CHECK_SECONDS: Final = 3.0
 #: The warning about an election whose winner may lack messages that consumers have read.
-STALE_REGISTER: Final = "the register was older than what its replicas know"
+STALE_REGISTER: Final = "the register was older than its replicas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,46 +123,50 @@ class FailoverMonitor:
         return dict(state.replicas)
 
     def next(
-        self, state: GroupState | None, heard: Mapping[int, ReplicaStatus]
+        self, state: GroupState | None, statuses: Mapping[int, ReplicaStatus]
     ) -> Idle | UpdateRegister | FenceReplicas | StepDown:
         """Return the next step for the group.
 
         Args:
             state: the register's value, just read.
-            heard: the status that replicas have just reported, most importantly the master.
+            statuses: the statuses that replicas have just reported, most importantly the master.
         """
         if state is None:
             if self._policy is None:
-                return Idle("the group has not been founded")
-            return UpdateRegister(GroupState(policy=self._policy), "is founded")
+                return Idle("the register does not have the group yet")
+            return UpdateRegister(GroupState(policy=self._policy), "is added to the register")
         if self._policy is not None and state.policy != self._policy:
-            return UpdateRegister(replace(state, policy=self._policy), f"promises {self._policy} from now on")
+            return UpdateRegister(
+                replace(state, policy=self._policy), f"changes its replication policy to {self._policy}"
+            )
         if not state.replicas:
             return Idle("no replica has started yet")
         if state.epoch == 0:
-            return UpdateRegister(state.start_election(), "begins")  # brokers have no epoch 0
+            return UpdateRegister(state.start_election(), "starts its first election")  # brokers have no epoch 0
         if state.master is None:
             return FenceReplicas()
         self._electing = None
-        gone = self._why_gone(state, state.master, heard.get(state.master))
-        if gone is None and (fenced := self._fenced(state, heard)):
-            return StepDown(f"replicas {fenced} are sealed to a later epoch than {state.epoch}, and follow nobody")
-        if gone is None:
+        failure = self._why_gone(state, state.master, statuses.get(state.master))
+        if failure is None and (fenced := self._fenced(state, statuses)):
+            return StepDown(f"replicas {fenced} are fenced to a later epoch than {state.epoch} and cannot follow")
+        if failure is None:
             return Idle("" if self._served_at is not None else f"replica {state.master} is about to become master")
         self._gone = state.master
-        return UpdateRegister(state.start_election(), f"its master {state.master} of epoch {state.epoch} {gone}")
+        return UpdateRegister(
+            state.start_election(), f"starts an election: master {state.master} of epoch {state.epoch} {failure}"
+        )
 
     def elect(
         self,
         state: GroupState,
         fenced: Mapping[int, FencedState],
-        heard: Mapping[int, ReplicaStatus] = MappingProxyType({}),
+        statuses: Mapping[int, ReplicaStatus] = MappingProxyType({}),
     ) -> Idle | UpdateRegister:
         """Return the election's result, given the replicas' answers to `FenceReplicas`.
 
-        `heard` is the status of the replicas that have answered.
+        `statuses` are those of the replicas that have answered.
         """
-        later = later_epoch(state, fenced, heard)
+        later = later_epoch(state, fenced, statuses)
         if later is not None:
             return later
         now = self._clock()
@@ -177,17 +181,17 @@ class FailoverMonitor:
             winner = self.choose_master(state, fenced)
         if isinstance(winner, NoWinner):
             return Idle(winner.reason)
-        told = f" ({winner.warning})" if winner.warning else ""
+        warning = f" ({winner.warning})" if winner.warning else ""
         return UpdateRegister(
             state.elected(winner.replica, winner.in_sync, may_lack=winner.may_lack),
-            f"elects {winner.replica} in epoch {state.epoch}, in sync {sorted(winner.in_sync)}{told}",
+            f"elects {winner.replica} in epoch {state.epoch}, in sync {sorted(winner.in_sync)}{warning}",
         )
 
     def choose_master(self, state: GroupState, fenced: Mapping[int, FencedState]) -> Winner | NoWinner:
         """Choose the winner, as `election.choose_master` describes."""
         return choose_master(state, fenced)
 
-    def _fenced(self, state: GroupState, heard: Mapping[int, ReplicaStatus]) -> list[int]:
+    def _fenced(self, state: GroupState, statuses: Mapping[int, ReplicaStatus]) -> list[int]:
         """Return replicas that are fenced to a later epoch and cannot follow the current master.
 
         An election that was not completed may have fenced them. If one is fenced to a later epoch than the next one,
@@ -196,7 +200,7 @@ class FailoverMonitor:
         lacks the records that the current master has acknowledged.
         """
         records = state.replicas
-        known = {n: each for n, each in heard.items() if n in records and each.identity == records[n].identity}
+        known = {n: each for n, each in statuses.items() if n in records and each.identity == records[n].identity}
         is_next = all(each.fenced <= state.epoch + 1 for each in known.values())
         if self._served_at is None or (not is_next and known.keys() != records.keys()):
             return []
@@ -223,9 +227,9 @@ class FailoverMonitor:
             return None if now - self._served_at < SILENT_SECONDS else f"has not served for {SILENT_SECONDS} s"
         silent, becoming = STARTUP_SILENT_SECONDS * self._patience, OPENING_SECONDS * self._patience
         if now - self._heard_at >= silent:
-            why = f"has not come to serve for {silent:g} s"
+            why = f"has not reported for {silent:g} s that it is about to serve"
         elif now - self._since >= becoming and state.in_sync != {master}:  # else it would be elected again
-            why = f"has not begun it in {becoming:g} s"
+            why = f"has not begun to serve within {becoming:g} s"
         else:
             return None
         self._patience = min(2 * self._patience, MAX_PATIENCE)
@@ -243,7 +247,7 @@ def _is_about_to_serve(status: ReplicaStatus, epoch: int) -> bool:
 def later_epoch(
     state: GroupState,
     fenced: Mapping[int, FencedState],
-    heard: Mapping[int, ReplicaStatus],
+    statuses: Mapping[int, ReplicaStatus],
     *,
     unclean: bool = False,
 ) -> Idle | UpdateRegister | None:
@@ -255,12 +259,12 @@ def later_epoch(
     answers no election of this one. Any caller may fence a replica to the next epoch, so this alone only raises the
     epoch of the election. Otherwise the register is older than its replicas, for example an etcd that was restored from
     a backup, and the in-sync set is unknown. Then only the longest log of all replicas surely has all acknowledged
-    messages, and only once no replica acknowledges any more: the replicas in `heard` may not be fenced.
+    messages, and only once no replica acknowledges any more: the replicas in `statuses` may not be fenced.
 
     Args:
         unclean: the operator accepts the loss of messages that no replica which was reached has.
     """
-    answers: dict[int, ReplicaStatus | FencedState] = {**heard, **fenced}
+    answers: dict[int, ReplicaStatus | FencedState] = {**statuses, **fenced}
     known = {
         number: (each.epoch, each.end, each.fenced)
         for number, each in answers.items()
@@ -271,14 +275,16 @@ def later_epoch(
         return None
     after = replace(state, epoch=epoch)
     if all(begun < state.epoch and sealed_to <= state.epoch + 1 for begun, _, sealed_to in known.values()):
-        return UpdateRegister(after, f"elects in epoch {epoch}, to which a replica is sealed")
+        return UpdateRegister(after, f"elects in epoch {epoch}, to which a replica is fenced")
     missing = sorted(state.replicas.keys() - known.keys())
     if missing and not unclean:
-        return Idle(f"the register is older than what replicas {sorted(known)} know; missing: {missing}")
-    serving = sorted(number for number, each in heard.items() if number in known and each.serves)
+        return Idle(f"the register is older than replicas {sorted(known)}; missing: {missing}")
+    serving = sorted(number for number, each in statuses.items() if number in known and each.serves)
     if serving:
-        return Idle(f"the register is older than what replicas {sorted(known)} know, and {serving} has a lease yet")
-    most = max(told[:2] for told in known.values())
-    longest = frozenset(number for number, told in known.items() if told[:2] == most)
+        return Idle(f"the register is older than replicas {sorted(known)}, and replicas {serving} still have a lease")
+    most = max(log[:2] for log in known.values())
+    longest = frozenset(number for number, log in known.items() if log[:2] == most)
     after = replace(after, in_sync=longest, set_epoch=state.set_epoch + 1, loss_epoch=epoch)
-    return UpdateRegister(after, f"elects in epoch {epoch}: {STALE_REGISTER}, {sorted(longest)} know most")
+    return UpdateRegister(
+        after, f"elects in epoch {epoch}: {STALE_REGISTER}; replicas {sorted(longest)} have the longest log"
+    )

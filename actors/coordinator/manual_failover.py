@@ -111,8 +111,8 @@ async def _attempt(
         raise InvalidInput("replica", f"one of {sorted(state.replicas)} by its number in the register", designated)
     master = state.master
     if master is not None and designated in (None, master):
-        told = (await replica_client.status({master: state.replicas[master]})).get(master)
-        if told is not None and told.serves and told.nonce == state.replicas[master].nonce:
+        status = (await replica_client.status({master: state.replicas[master]})).get(master)
+        if status is not None and status.serves and status.nonce == state.replicas[master].nonce:
             return ManualElection(state, changed=False)
     if master is not None and designated is not None and designated != master:
         if designated not in state.in_sync and not unclean:
@@ -136,7 +136,9 @@ async def _attempt(
     await _until_it_serves(replica_client, elected.value, winner.replica)
     if refusal is not None:
         raise ElectionFailed(f"{group}: {refusal}; replica {winner.replica} is master of epoch {after.epoch}")
-    was_older = f"{STALE_REGISTER}: what nobody who was reached has is lost" if after.loss_epoch == after.epoch else ""
+    was_older = (
+        f"{STALE_REGISTER}: messages that no reached replica has are lost" if after.loss_epoch == after.epoch else ""
+    )
     return ManualElection(elected.value, winner.warning or was_older)
 
 
@@ -147,15 +149,15 @@ async def _fenced(
 
     Return the register's value, the state of the election, and the answers of the fenced replicas.
     """
-    fenced, heard = await replica_client.fence_and_status(after.replicas, after.epoch, _SEAL_SECONDS)
-    later = later_epoch(after, fenced, heard, unclean=unclean)
+    fenced, statuses = await replica_client.fence_and_status(after.replicas, after.epoch, _SEAL_SECONDS)
+    later = later_epoch(after, fenced, statuses, unclean=unclean)
     if later is None:
         return now, after, fenced
     if isinstance(later, UpdateRegister):
         changed = await register.change(group, now, later.after)
         return changed, later.after, await replica_client.fence(after.replicas, later.after.epoch, _SEAL_SECONDS)
     if await register.read(group) != now:
-        raise RegisterConflict(f"{group}: somebody else was faster")
+        raise RegisterConflict(f"{group}: another process has changed the register")
     raise ElectionFailed(f"{group}: {later.trouble}")
 
 
@@ -164,12 +166,12 @@ async def _until_it_serves(replica_client: ReplicaClient, state: GroupState, mas
 
     If it does not serve in time, the coordinator elects another one later.
     """
-    asked = {master: state.replicas[master]}
+    replicas = {master: state.replicas[master]}
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SERVES_SECONDS):
             while True:
-                told = (await replica_client.status(asked)).get(master)
-                if told is not None and told.serves:
+                status = (await replica_client.status(replicas)).get(master)
+                if status is not None and status.serves:
                     return
                 await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -181,9 +183,9 @@ def _choose(
     best = choose_master(state, fenced, unclean=unclean)
     if designated is None or isinstance(best, NoWinner) or best.replica == designated:
         return best, None
-    wanted = choose_master(state, fenced, designated=designated, unclean=unclean)
-    if isinstance(wanted, NoWinner):
-        return best, wanted.reason
+    winner = choose_master(state, fenced, designated=designated, unclean=unclean)
+    if isinstance(winner, NoWinner):
+        return best, winner.reason
     has, most = fenced[designated], fenced[best.replica]
     if (has.epoch, has.end.offset) < (
         most.epoch,
@@ -192,5 +194,5 @@ def _choose(
         lacks = (
             f"replica {designated} has the log up to {has.end.offset}, replica {best.replica} up to {most.end.offset}"
         )
-        return (wanted, None) if unclean else (best, lacks)
-    return wanted, None
+        return (winner, None) if unclean else (best, lacks)
+    return winner, None

@@ -85,13 +85,13 @@ class ReplicaClient:
             try:
                 return read(await self._channel(record.address).request(command(), seconds))
             except RayMQError as error:
-                _log.debug("no answer of the replica at %s: %s", record.address, error)
-            except Exception:  # noqa: BLE001 - whatever it is, the others' answers count
-                _log.exception("a question to the replica at %s failed", record.address)
+                _log.debug("no answer from the replica at %s: %s", record.address, error)
+            except Exception:  # noqa: BLE001 - after any error, the other replicas' answers count
+                _log.exception("a request to the replica at %s failed", record.address)
             return None
 
-        asked: list[Awaitable[_T | None]] = [one(record) for record in replicas.values()]
-        answers = await asyncio.gather(*asked)
+        requests: list[Awaitable[_T | None]] = [one(record) for record in replicas.values()]
+        answers = await asyncio.gather(*requests)
         return {number: each for number, each in zip(replicas, answers, strict=True) if each is not None}
 
     def _channel(self, address: str) -> ReconnectingChannel:
@@ -102,17 +102,17 @@ class ReplicaClient:
         return channel
 
 
-def fenced_state(told: FenceReply) -> FencedState:
+def fenced_state(reply: FenceReply) -> FencedState:
     """Convert a reply from the wire to the form that elections use."""
     return FencedState(
-        told.replica,
-        told.identity,
-        told.nonce,
-        told.fenced,
-        told.epoch,
-        StreamPosition(*told.end),
-        tail_lost=told.tail_lost,
-        healthy=told.healthy,
-        priority=told.priority,
-        reaches_keepers=told.reaches_keepers,
+        reply.replica,
+        reply.identity,
+        reply.nonce,
+        reply.fenced,
+        reply.epoch,
+        StreamPosition(*reply.end),
+        tail_lost=reply.tail_lost,
+        healthy=reply.healthy,
+        priority=reply.priority,
+        reaches_keepers=reply.reaches_keepers,
     )

@@ -82,7 +82,7 @@ class CoordinatorService:
             self._begin(group)
 
     def _begin(self, group: str) -> None:
-        self.troubles[group] = "it has not been looked at yet"
+        self.troubles[group] = "the group has not been checked yet"
         self._watches[group] = asyncio.get_running_loop().create_task(self._supervise(group))
 
     async def stop(self) -> None:
@@ -117,8 +117,8 @@ class CoordinatorService:
             except RegisterError as error:
                 unknown = isinstance(error, RegisterUnknown)
                 self.troubles[group] = str(error)
-            except Exception as error:  # noqa: BLE001 - the next turn may do, and the other groups' go on
-                _log.exception("%s: a turn of the coordinator failed", group)
+            except Exception as error:  # noqa: BLE001 - the next turn may succeed, and other groups are not affected
+                _log.exception("%s: a check by the coordinator failed", group)
                 self.troubles[group] = repr(error)
             await asyncio.sleep(pause)
 
@@ -128,15 +128,15 @@ class CoordinatorService:
             state = now.value
             assert not isinstance(state, KeeperSet)
             master = None if state is None else state.master
-            heard = await self._replica_client.status(watch.asked(state))
-            step: Idle | UpdateRegister | FenceReplicas | StepDown = watch.next(state, heard)
+            statuses = await self._replica_client.status(watch.asked(state))
+            step: Idle | UpdateRegister | FenceReplicas | StepDown = watch.next(state, statuses)
             if isinstance(step, FenceReplicas):
                 assert isinstance(state, GroupState)
                 step = watch.elect(state, *await self._replica_client.fence_and_status(state.replicas, state.epoch))
             if isinstance(step, StepDown):
                 assert isinstance(state, GroupState)
                 assert master is not None
-                _log.warning("%s: replica %d hands over: %s", group, master, step.why)
+                _log.warning("%s: replica %d steps down: %s", group, master, step.why)
                 await self._replica_client.fence({master: state.replicas[master]}, state.epoch + 1)
                 return
             if isinstance(step, Idle):

@@ -47,6 +47,6 @@ class LRUCache(Generic[_Value]):
                 self._values[text] = value
                 self.characters += len(text)
             while self.characters > self._most:
-                gone, _ = self._values.popitem(last=False)
-                self.characters -= len(gone)
+                oldest, _ = self._values.popitem(last=False)
+                self.characters -= len(oldest)
         return value

@@ -281,8 +281,8 @@ class _Compiler(Transformer[Token, _Node]):
         return _not(found) if negation else found
 
     def text_test(self, node: _Node, negation: Token | None, word: Token, quoted: Token) -> _Node:
-        name, test, wanted = _as_property(node).name, _TEXT_TESTS[word.lower()], _unquoted(quoted)
-        found = _Condition(lambda columns: test(columns.text(name), wanted))
+        name, test, text = _as_property(node).name, _TEXT_TESTS[word.lower()], _unquoted(quoted)
+        found = _Condition(lambda columns: test(columns.text(name), text))
         return _not(found) if negation else found
 
     def is_null(self, node: _Node, negation: Token | None, _: Token) -> _Node:

@@ -167,7 +167,7 @@ class GroupState:
         try:
             if not isinstance(raw, dict):
                 raise TypeError("not an object")
-            made = cls(
+            state = cls(
                 master=None if raw["master"] is None else _whole(raw["master"]),
                 epoch=_whole(raw["epoch"]),
                 in_sync=frozenset(_whole(each) for each in raw["inSync"]),
@@ -183,8 +183,8 @@ class GroupState:
             )
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise InvalidInput("state", "a group's state", f"{error!r}") from error
-        made.validate()
-        return made
+        state.validate()
+        return state
 
     @classmethod
     def decode(cls, encoded: bytes) -> GroupState:
@@ -204,11 +204,11 @@ def _check(holds: bool, name: str, limit: str, actual: object) -> None:
 
 def _whole(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not a whole number")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a text")
     return value

@@ -39,17 +39,17 @@ _ANSWERS: Final = {each.__name__: each for each in Answer.__args__}
 
 def encode_call(call: KeeperCall) -> bytes:
     """Return the body of a request to a keeper."""
-    told = {"set": call.set_number, "to": call.incarnation, **_as_json(call.request)}
-    return json.dumps(told, separators=(",", ":")).encode()
+    content = {"set": call.set_number, "to": call.incarnation, **_as_json(call.request)}
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def decode_call(body: bytes) -> KeeperCall:
     """Return the request in a body; raise InvalidInput if there is none."""
     raw = _object(body, MAX_MESSAGE_BYTES)
-    made: KeeperCall = _reading(
+    call: KeeperCall = _reading(
         lambda: KeeperCall(_number(raw.pop("set")), _text(raw.pop("to"), MAX_KEY_LENGTH), _made(_REQUESTS, raw))
     )
-    return made
+    return call
 
 
 def encode_answer(answer: Answer) -> bytes:
@@ -60,8 +60,8 @@ def encode_answer(answer: Answer) -> bytes:
 def decode_answer(body: bytes) -> Answer:
     """Return the answer in a body; raise InvalidInput if there is none."""
     raw = _object(body, _MAX_ANSWER_BYTES)
-    made: Answer = _reading(lambda: _made(_ANSWERS, raw))
-    return made
+    answer: Answer = _reading(lambda: _made(_ANSWERS, raw))
+    return answer
 
 
 def registered_json(entry: Registered) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def registered_from(raw: Mapping[str, Any]) -> Registered:
     elif kind == "keepers":
         value = KeeperSet.from_json(raw["value"])
     elif kind != "" or raw["value"] is not None:
-        raise ValueError(f"a value of the kind {kind!r}")
+        raise ValueError(f"unknown kind of value {kind!r}")
     return Registered(_number(raw["version"]), _text(raw["change"], MAX_KEY_LENGTH), value)
 
 
@@ -94,12 +94,12 @@ def ballot_from(raw: object) -> Ballot:
     Raise TypeError or ValueError if the list is no ballot.
     """
     if not isinstance(raw, list) or len(raw) != 2:
-        raise TypeError(f"{raw!r} is no ballot")
+        raise TypeError(f"{raw!r} is not a ballot")
     return Ballot(_number(raw[0]), _number(raw[1]))
 
 
 def _as_json(message: Request | Answer) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": type(message).__name__}
+    content: dict[str, Any] = {"kind": type(message).__name__}
     for each in dataclasses.fields(message):
         value = getattr(message, each.name)
         if isinstance(value, Registered):
@@ -110,15 +110,15 @@ def _as_json(message: Request | Answer) -> dict[str, Any]:
             value = dataclasses.asdict(value)
         elif isinstance(value, Reason):
             value = value.value
-        told[each.name] = value
-    return told
+        content[each.name] = value
+    return content
 
 
 def _made(kinds: Mapping[str, type[Any]], raw: dict[str, Any]) -> Any:
     kind = kinds[raw.pop("kind")]
     names = {each.name for each in dataclasses.fields(kind)}
     if raw.keys() != names:
-        raise ValueError(f"{kind.__name__} with {sorted(raw)}")
+        raise ValueError(f"{kind.__name__} with the fields {sorted(raw)}")
     return kind(**{name: _FIELDS[name](value) for name, value in raw.items()})
 
 
@@ -128,7 +128,7 @@ def _reading(read: Callable[[], Any]) -> Any:
     except InvalidInput:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
-        raise InvalidInput("message", "one of a keeper", f"{error!r}") from error
+        raise InvalidInput("message", "a request or answer of a keeper", f"{error!r}") from error
 
 
 def _object(body: bytes, most: int) -> dict[str, Any]:
@@ -145,19 +145,19 @@ def _object(body: bytes, most: int) -> dict[str, Any]:
 
 def _number(value: object) -> int:
     if type(value) is not int or not 0 <= value < _MAX_NUMBER:
-        raise TypeError(f"{value!r} is no number from 0 on")
+        raise TypeError(f"{value!r} is not a whole number from 0")
     return value
 
 
 def _text(value: object, most: int) -> str:
     if not isinstance(value, str) or len(value) > most:
-        raise TypeError("no text, or too long a one")
+        raise TypeError(f"not a text of at most {most} characters")
     return value
 
 
 def _seconds(value: object) -> float:
     if type(value) not in {int, float} or not 0 <= value < 3600:  # type: ignore[operator] # a number by then
-        raise TypeError(f"{value!r} are no seconds")
+        raise TypeError(f"{value!r} is not a number of seconds")
     return float(value)  # type: ignore[arg-type] # a number by now
 
 
@@ -173,7 +173,7 @@ def _claim(value: Any) -> LeaseClaim:
 
 def _keys(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > MAX_KEYS:
-        raise TypeError("no list of keys")
+        raise TypeError("not a list of keys")
     return tuple(_text(each, MAX_KEY_LENGTH) for each in value)
 
 

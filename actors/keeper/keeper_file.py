@@ -23,9 +23,7 @@ from raymq.storage.files.disk_reserve import DiskReserve
 _MAGIC: Final = "raymq-keeper 1"
 #: In bytes: more than the longest record of a cluster with a hundred groups.
 _ROOM_BYTES: Final = 256 << 10
-_REMEDY: Final = (
-    "remove the file and have the other keepers take this one in again as a new one; never put back an older copy"
-)
+_REMEDY: Final = "remove the file and add this keeper again as a new one; never put back an older copy"
 
 
 class DurableKeeperFile:
@@ -49,7 +47,7 @@ class DurableKeeperFile:
         head, _, body = content.partition(b"\n")
         expected = _head(body)
         if head != expected:
-            raise StoreCorrupt(str(self._path), 0, "a keeper's file that is not whole", remedy=_REMEDY)
+            raise StoreCorrupt(str(self._path), 0, "the keeper's file is incomplete or damaged", remedy=_REMEDY)
         self._disk_reserve.make()
         try:
             return KeeperRecord.decode(body)

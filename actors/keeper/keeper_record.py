@@ -58,7 +58,7 @@ class KeeperRecord:
 
     def encode(self) -> bytes:
         """Return the record as JSON on one line."""
-        told: dict[str, Any] = {
+        content: dict[str, Any] = {
             "cluster": self.cluster,
             "number": self.number,
             "incarnation": self.incarnation,
@@ -74,7 +74,7 @@ class KeeperRecord:
                 for key, slot in self.slots.items()
             },
         }
-        return json.dumps(told, separators=(",", ":")).encode()
+        return json.dumps(content, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, encoded: bytes) -> KeeperRecord:

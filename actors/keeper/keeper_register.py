@@ -55,7 +55,7 @@ class QuorumTransport(Protocol):
     """The transport to the keepers, over sockets or actors."""
 
     async def ask(
-        self, keepers: KeeperSet, asked: Mapping[int, KeeperCall], is_enough: Callable[[Answers], bool]
+        self, keepers: KeeperSet, calls: Mapping[int, KeeperCall], is_enough: Callable[[Answers], bool]
     ) -> Answers:
         """Send calls to keepers at the same time; return the answers once they are enough.
 
@@ -182,8 +182,8 @@ class KeeperRegister:
     async def _read(self, key: str) -> Registered:
         for attempt in range(1, _LOOKS + 1):
             keepers = self.keepers
-            asked = Proposal(keepers, key, Ballot(0, 0)).inquire()
-            answers = await self._door.ask(keepers, asked, _agreed(keepers))
+            calls = Proposal(keepers, key, Ballot(0, 0)).inquire()
+            answers = await self._door.ask(keepers, calls, _agreed(keepers))
             if (entry := decided_value(keepers, answers)) is not None:
                 return entry
             if self._is_outdated(answers):
@@ -204,7 +204,7 @@ class KeeperRegister:
         try:
             return await self._decide(key, None, None, moves=False)
         except (RegisterUnknown, RegisterHeld, RegisterConflict) as error:
-            raise RegisterUnavailable(f"{key}: what stands could not be read: {error}") from error
+            raise RegisterUnavailable(f"{key}: the current value could not be read: {error}") from error
 
     async def _change(
         self, key: str, before: Registered, after: GroupState | KeeperSet, *, keepers: KeeperSet | None = None
@@ -217,12 +217,12 @@ class KeeperRegister:
         self,
         key: str,
         before: Registered | None,
-        wanted: Registered | None,
+        after: Registered | None,
         *,
         moves: bool,
         keepers: KeeperSet | None = None,
     ) -> Registered:
-        """Decide `wanted` in the place of `before`; without both, the current value."""
+        """Decide `after` in the place of `before`; without both, the current value."""
         accepts_out = False
         for attempt in range(1, _ATTEMPTS + 1):
             used = keepers or self.keepers
@@ -233,21 +233,23 @@ class KeeperRegister:
                 # Another value than `before` is decided before it is a conflict: a minority alone may have accepted it,
                 # and a later read could still return `before`.
                 entry = standing
-                if wanted is not None and before is not None and standing.change == before.change:
-                    entry = wanted
-                is_ours = wanted is None or entry.change == wanted.change
+                if after is not None and before is not None and standing.change == before.change:
+                    entry = after
+                is_ours = after is None or entry.change == after.change
                 answers = await self._door.ask(used, proposal.accept(entry), majority_reached(used, AcceptedBallot))
                 if proposal.is_chosen(answers):
                     if is_ours:
                         return entry
                     if accepts_out:
-                        raise RegisterUnknown(f"{key}: changed by others, perhaps after this change")
-                    raise RegisterConflict(f"{key}: version {entry.version} stands, not the one to be changed")
+                        raise RegisterUnknown(f"{key}: changed by another process, perhaps after this change")
+                    raise RegisterConflict(
+                        f"{key}: the register has version {entry.version}, not the one to be changed"
+                    )
                 accepts_out = accepts_out or is_ours
             await self._after_failure(key, answers, attempt, accepts_out=accepts_out)
         if accepts_out:
-            raise RegisterUnknown(f"{key}: others keep deciding at the same time")
-        raise RegisterUnavailable(f"{key}: others keep deciding at the same time")
+            raise RegisterUnknown(f"{key}: other processes keep deciding at the same time")
+        raise RegisterUnavailable(f"{key}: other processes keep deciding at the same time")
 
     async def _after_failure(self, key: str, answers: Answers, attempt: int, *, accepts_out: bool) -> None:
         """Return if another attempt may help, else raise the error of the call."""
@@ -256,17 +258,17 @@ class KeeperRegister:
                 await self._learn_keepers(answers)
             except RegisterUnavailable as error:
                 if accepts_out:
-                    raise RegisterUnknown(f"{key}: a part of the keepers may have accepted it: {error}") from error
+                    raise RegisterUnknown(f"{key}: some keepers may have accepted the change: {error}") from error
                 raise
             return
-        told = main_refusal(answers)
-        if told is None or told.reason is Reason.HELD:
+        refusal = main_refusal(answers)
+        if refusal is None or refusal.reason is Reason.HELD:
             if accepts_out:
-                raise RegisterUnknown(f"{key}: a part of the keepers may have accepted it")
-            if told is not None:
+                raise RegisterUnknown(f"{key}: some keepers may have accepted the change")
+            if refusal is not None:
                 raise RegisterHeld(f"{key}: the master's lease has not ended", longest_wait(answers))
             raise RegisterUnavailable(f"{key}: no majority of the keepers answers")
-        self._round = max(self._round, told.ballot.round)
+        self._round = max(self._round, refusal.ballot.round)
         await self._door.pause(_PAUSE_SECONDS * attempt * self._random(1000) / 1000)
 
     def _is_outdated(self, answers: Answers) -> bool:
@@ -274,8 +276,8 @@ class KeeperRegister:
 
         The refusal may also come from another incarnation than the call was for.
         """
-        told = answers_of_kind(answers, KeeperRefused).values()
-        return any(each.keepers is not None and each.keepers.number > self.keepers.number for each in told)
+        refusals = answers_of_kind(answers, KeeperRefused).values()
+        return any(each.keepers is not None and each.keepers.number > self.keepers.number for each in refusals)
 
     async def _learn_keepers(self, answers: Answers) -> None:
         """Adopt the newest set that was named.

@@ -65,7 +65,7 @@ class KeeperSet:
         """
         self._check_settled()
         if number in self.members:
-            raise InvalidInput("keeper", "a number that no keeper has", number)
+            raise InvalidInput("keeper", "a number that is not in use", number)
         if len(self.members) >= MAX_KEEPERS:
             raise InvalidInput("keepers", f"at most {MAX_KEEPERS}", len(self.members) + 1)
         return KeeperSet(self.number + 1, {**self.members, number: member}, self.members)
@@ -112,19 +112,19 @@ class KeeperSet:
             if not isinstance(raw, dict) or type(raw["number"]) is not int or raw["number"] < 0:
                 raise TypeError("not a set of keepers")
             before = raw["before"]
-            made = cls(raw["number"], _members(raw["members"]), None if before is None else _members(before))
+            keepers = cls(raw["number"], _members(raw["members"]), None if before is None else _members(before))
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise InvalidInput("keepers", "a set of keepers", f"{error!r}") from error
-        if not 0 < len(made.members) <= MAX_KEEPERS or len(made.before or ()) > MAX_KEEPERS:
-            raise InvalidInput("keepers", f"1..{MAX_KEEPERS}", len(made.members))
-        return made
+        if not 0 < len(keepers.members) <= MAX_KEEPERS or len(keepers.before or ()) > MAX_KEEPERS:
+            raise InvalidInput("keepers", f"1..{MAX_KEEPERS}", len(keepers.members))
+        return keepers
 
     def _groups(self) -> list[Mapping[int, KeeperMember]]:
         return [self.members] if self.before is None else [self.members, self.before]
 
     def _check_settled(self) -> None:
         if self.before is not None:
-            raise InvalidInput("keepers", "one change at a time", "another change is under way")
+            raise InvalidInput("keepers", "one change at a time", "another change is in progress")
 
 
 def _members_json(members: Mapping[int, KeeperMember]) -> dict[str, Any]:
@@ -132,9 +132,9 @@ def _members_json(members: Mapping[int, KeeperMember]) -> dict[str, Any]:
 
 
 def _members(raw: Mapping[str, Any]) -> dict[int, KeeperMember]:
-    made = {}
+    members = {}
     for number, (address, incarnation) in raw.items():
         if not isinstance(address, str) or not isinstance(incarnation, str) or len(address + incarnation) > 600:
             raise TypeError(f"keeper {number}")
-        made[int(number)] = KeeperMember(address, incarnation)
-    return made
+        members[int(number)] = KeeperMember(address, incarnation)
+    return members

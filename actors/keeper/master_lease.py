@@ -59,7 +59,7 @@ class KeeperLeases:
 
     def end(self, key: str, claim: LeaseClaim) -> None:
         """End the lease that its holder returns."""
-        if (given := self._given.get(key)) is not None and given[0] == claim:
+        if (lease := self._given.get(key)) is not None and lease[0] == claim:
             del self._given[key]
 
     def held_against(self, key: str, claim: LeaseClaim | None) -> float:
@@ -67,13 +67,13 @@ class KeeperLeases:
 
         Return 0 if no other replica holds it.
         """
-        given = self._given.get(key)
-        if given is None or given[0] == claim:
+        lease = self._given.get(key)
+        if lease is None or lease[0] == claim:
             return 0.0
-        left = given[1] - self._clock()
-        if left <= 0:
+        remaining = lease[1] - self._clock()
+        if remaining <= 0:
             del self._given[key]
-        return max(left, 0.0)
+        return max(remaining, 0.0)
 
     @property
     def quiet_seconds(self) -> float:

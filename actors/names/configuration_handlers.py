@@ -25,7 +25,7 @@ def handlers(entries: KVConfig, settings: ServerSettings, forget: Callable[[str]
 
     def check_may_change(namespace: str) -> None:
         if namespace == REGISTER:  # it names files that this process opens: only a start may set it
-            raise InvalidInput("namespace", "one that others than a start of the cluster may change", namespace)
+            raise InvalidInput("namespace", "not one that only the start of the cluster changes", namespace)
 
     def put(_: ServerConnection, request: Command) -> Command:
         header = PutKeyValue.read(request)

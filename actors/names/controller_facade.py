@@ -95,12 +95,12 @@ class ControllerFacade:
 
     async def _look(self, entries: Mapping[str, str]) -> Mapping[str, Any]:
         """Return the location of the register; raise BrokerUnavailable if no keeper reports it."""
-        if told := location_from_entries(entries):
-            return told
+        if location := location_from_entries(entries):
+            return location
         addresses = {int(number): address for number, address in entries.items() if number.isdecimal()}
         found = await find_keepers(addresses, self._tls)
         if found is None:
-            raise BrokerUnavailable("keepers", f"none of them answers: {', '.join(entries.values())}")
+            raise BrokerUnavailable("keepers", f"no keeper answers: {', '.join(entries.values())}")
         return found.to_json()
 
     async def _state(self, group: str) -> tuple[Register, Registered, GroupState]:
@@ -113,7 +113,7 @@ class ControllerFacade:
     async def _elect(self, request: Command) -> Command:
         header = ElectMaster.read(request)
         designated = header.broker_id if header.designate_elect or header.broker_id > 0 else None
-        done = await elect_manually(
+        election = await elect_manually(
             await self._use(),
             self._replica_client,
             header.broker_name,
@@ -122,10 +122,10 @@ class ControllerFacade:
             unclean=header.raymq_unclean,
             seconds=_ELECT_SECONDS,
         )
-        fields = _master_fields(done.state) | {"raymqChanged": done.changed, "raymqWarning": done.warning}
-        addresses = {str(number): each.address for number, each in done.state.replicas.items()}
+        fields = _master_fields(election.state) | {"raymqChanged": election.changed, "raymqWarning": election.warning}
+        addresses = {str(number): each.address for number, each in election.state.replicas.items()}
         group = {"cluster": header.cluster_name, "brokerName": header.broker_name, "brokerAddrs": addresses}
-        return _answer(request, fields, {"brokerMemberGroup": group, "syncStateSet": sorted(done.state.in_sync)})
+        return _answer(request, fields, {"brokerMemberGroup": group, "syncStateSet": sorted(election.state.in_sync)})
 
     async def _replica_info(self, request: Command) -> Command:
         _, _, state = await self._state(GetReplicaInfo.read(request).broker_name)
@@ -153,13 +153,13 @@ class ControllerFacade:
         return _answer(request, {}, {"replicasInfoTable": table})
 
     async def _replicas_of(self, name: str, state: GroupState) -> dict[str, Any]:
-        heard = await self._replica_client.status(state.replicas)
-        told = {
+        statuses = await self._replica_client.status(state.replicas)
+        replicas = {
             number: {
                 "brokerName": name,
                 "brokerId": number,
                 "brokerAddress": record.address,
-                "alive": number in heard and heard[number].nonce == record.nonce,
+                "alive": number in statuses and statuses[number].nonce == record.nonce,
             }
             for number, record in state.replicas.items()
         }
@@ -169,20 +169,20 @@ class ControllerFacade:
             "masterAddress": fields["masterAddress"],
             "masterEpoch": state.epoch,
             "syncStateSetEpoch": state.set_epoch,
-            "inSyncReplicas": [each for number, each in told.items() if number in state.in_sync],
-            "notInSyncReplicas": [each for number, each in told.items() if number not in state.in_sync],
+            "inSyncReplicas": [each for number, each in replicas.items() if number in state.in_sync],
+            "notInSyncReplicas": [each for number, each in replicas.items() if number not in state.in_sync],
         }
 
     async def _clean(self, request: Command) -> Command:
         header = CleanBrokerData.read(request)
-        wanted = [each for each in header.broker_controller_ids_to_clean.split(";") if each.strip()]
-        if not wanted or not all(each.strip().isdecimal() for each in wanted):
-            raise InvalidInput("brokerControllerIdsToClean", 'the numbers of replicas, joined by ";"', wanted)
+        numbers = [each for each in header.broker_controller_ids_to_clean.split(";") if each.strip()]
+        if not numbers or not all(each.strip().isdecimal() for each in numbers):
+            raise InvalidInput("brokerControllerIdsToClean", 'the numbers of replicas, joined by ";"', numbers)
         for _ in range(_CLEAN_TRIES):
             register, now, state = await self._state(header.broker_name)
             after = state
             alive = {} if header.is_clean_living_broker else await self._replica_client.status(state.replicas)
-            for number in map(int, wanted):
+            for number in map(int, numbers):
                 after = _without(after, number, is_alive=number in alive)
             try:
                 await register.change(header.broker_name, now, replace(after, set_epoch=state.set_epoch))
@@ -194,7 +194,7 @@ class ControllerFacade:
 
 def _without(state: GroupState, number: int, *, is_alive: bool) -> GroupState:
     if number not in state.replicas:
-        raise InvalidInput("brokerControllerIdsToClean", f"of {sorted(state.replicas)}", number)
+        raise InvalidInput("brokerControllerIdsToClean", f"some of {sorted(state.replicas)}", number)
     if number == state.master or number in state.in_sync:
         raise InvalidInput("brokerControllerIdsToClean", "replicas that are not in sync", number)
     if is_alive:
@@ -208,7 +208,7 @@ def _names(request: Command) -> list[str]:
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or len(names) > _MAX_GROUPS or not all(isinstance(each, str) for each in names):
-        raise InvalidInput("body", f"a list of at most {_MAX_GROUPS} brokers' names", "another body")
+        raise InvalidInput("body", f"a list of at most {_MAX_GROUPS} brokers' names", "another value")
     return names
 
 

@@ -43,11 +43,11 @@ class RecentlyLeftBrokers:
         `read_only`: its write permission was wiped.
         """
         self.remove(broker)
-        kept = {
+        retained = {
             name: replace(data, perm=data.perm & ~PERM_WRITE) if read_only else data for name, data in topics.items()
         }
-        self._brokers[broker] = _LeftBroker(cluster, self.clock(), kept)
-        self.topics += len(kept)
+        self._brokers[broker] = _LeftBroker(cluster, self.clock(), retained)
+        self.topics += len(retained)
 
     def remove(self, broker: str) -> None:
         """Remove a broker, which is registered again or gone for good."""

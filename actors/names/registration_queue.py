@@ -56,9 +56,9 @@ class RegistrationQueue:
         of_connection = sum(each.connection is connection for each in self._waiting.values())
         if of_connection >= MAX_PER_CONNECTION and replica not in self._waiting:
             limit = f"at most {MAX_PER_CONNECTION} brokers of one connection"
-            raise InvalidInput("brokerName", limit, replica[0], remedy="register others over connections of their own")
+            raise InvalidInput("brokerName", limit, replica[0], remedy="register more brokers over another connection")
         loop = asyncio.get_running_loop()
-        self._end(replica, "a newer registration of this broker came", keep_place=True)
+        self._end(replica, "a newer registration of this broker arrived", keep_place=True)
         long = self._waiting[replica] = _QueuedRegistration(replica, connection, steps, loop.create_future())
         if self._reading is None:
             self._reading = loop.create_task(self._read())
@@ -66,7 +66,7 @@ class RegistrationQueue:
 
     def drop(self, replica: Replica) -> None:
         """Drop the replica's registrations, because the broker has sent a newer request."""
-        self._end(replica, "the broker said something newer", keep_place=False)
+        self._end(replica, "the broker sent a newer request", keep_place=False)
 
     def connection_closed(self, connection: object) -> None:
         """Drop the registrations that came on a connection."""
@@ -94,7 +94,7 @@ class RegistrationQueue:
     async def _read_one(self, long: _QueuedRegistration) -> None:
         try:
             answer = await stepwise(long.steps)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+        except Exception as error:  # noqa: BLE001 - the answer carries any error
             if not long.answer.done():
                 long.answer.set_exception(error)
         else:

@@ -84,8 +84,8 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
         try:
             wrapper = body["topicConfigSerializeWrapper"]
             version = DataVersion.from_json(wrapper.get("dataVersion"))
-            told = wrapper["topicConfigTable"].items()
-            queues = yield from map_steps(lambda item: _queue_data(header.broker_name, *item), told, _TOPICS_AT_ONCE)
+            configs = wrapper["topicConfigTable"].items()
+            queues = yield from map_steps(lambda item: _queue_data(header.broker_name, *item), configs, _TOPICS_AT_ONCE)
             topics = dict(queues)
             deleted = [str(name) for name in body.get("raymqDeleted") or []]
             since = header.raymq_since and DataVersion.from_json(json.loads(header.raymq_since))
@@ -117,9 +117,9 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
 
     def heartbeat(connection: ServerConnection, request: Command) -> Command:
         header = QueryDataVersion.read(request)
-        told = json_body.read_object(request.body)
+        content = json_body.read_object(request.body)
         try:
-            version = DataVersion.from_json(told)
+            version = DataVersion.from_json(content)
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidInput("dataVersion", "whole numbers", repr(error)) from error
         known = table.heartbeat(header.broker_name, header.broker_id, header.broker_addr, version, connection)
@@ -139,20 +139,20 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
     }
 
 
-def _queue_data(broker: str, name: str, told: Mapping[str, Any]) -> tuple[str, QueueData]:
+def _queue_data(broker: str, name: str, config: Mapping[str, Any]) -> tuple[str, QueueData]:
     """Return one topic of a registration."""
-    reads, writes = (_number(name, told, field, MAX_ROUTE_QUEUES) for field in ("readQueueNums", "writeQueueNums"))
-    return check_topic(name), QueueData(broker, reads, writes, _number(name, told, "perm", MAX_ROUTE_PERM))
+    reads, writes = (_number(name, config, field, MAX_ROUTE_QUEUES) for field in ("readQueueNums", "writeQueueNums"))
+    return check_topic(name), QueueData(broker, reads, writes, _number(name, config, "perm", MAX_ROUTE_PERM))
 
 
-def _body_limit(told: int | None) -> int | None:
-    if told is not None and told < 1:
-        raise InvalidInput("raymqMaxMessageBytes", "1 or more", told)
-    return told
+def _body_limit(limit: int | None) -> int | None:
+    if limit is not None and limit < 1:
+        raise InvalidInput("raymqMaxMessageBytes", "1 or more", limit)
+    return limit
 
 
-def _number(topic: str, told: Mapping[str, Any], field: str, most: int) -> int:
-    value = told[field]
+def _number(topic: str, config: Mapping[str, Any], field: str, most: int) -> int:
+    value = config[field]
     if type(value) is not int or not 0 <= value <= most:
         raise InvalidInput(field, f"0..{most} for topic {topic}", value)
     return value
@@ -208,7 +208,7 @@ def _lookup(
         for name, (cluster_name, _addresses) in brokers.items():
             clusters.setdefault(cluster_name, []).append(name)
         body = {
-            "brokerAddrTable": {name: _broker_object(name, *told) for name, told in brokers.items()},
+            "brokerAddrTable": {name: _broker_object(name, *replicas) for name, replicas in brokers.items()},
             "clusterAddrTable": clusters,
         }
         return json_body.answer(request, body)

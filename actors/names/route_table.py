@@ -184,15 +184,15 @@ class RouteTable:
 
     def _check_new(self, broker: str, connection: object) -> None:
         if self._count >= MAX_REGISTRATIONS:
-            raise ServerBusy(f"{MAX_REGISTRATIONS} brokers are registered, one more may not be")
+            raise ServerBusy(f"{MAX_REGISTRATIONS} brokers are registered, which is the limit")
         of_connection = sum(each.connection is connection for _, _, each in self._registrations())
         if connection is not None and of_connection >= MAX_PER_CONNECTION:
             limit = f"at most {MAX_PER_CONNECTION} brokers of one connection"
-            raise InvalidInput("brokerName", limit, broker, remedy="register others over connections of their own")
+            raise InvalidInput("brokerName", limit, broker, remedy="register more brokers over another connection")
 
     def _count_topics(self, more: int) -> None:
         if more > 0 and self._topics + more > MAX_TOPICS:
-            raise ServerBusy(f"the brokers have {self._topics} topics, {MAX_TOPICS} they may have together")
+            raise ServerBusy(f"the brokers have {self._topics} topics together, at most {MAX_TOPICS} are allowed")
         self._topics += more
 
     def heartbeat(
@@ -236,10 +236,10 @@ class RouteTable:
             return False
         if version.state_version != known.epoch:
             return False  # another epoch begins with a registration
-        gone = known.topics.keys() & set(deleted) - changed.keys()
-        self._count_topics(len(changed.keys() - known.topics.keys()) - len(gone))
+        removed = known.topics.keys() & set(deleted) - changed.keys()
+        self._count_topics(len(changed.keys() - known.topics.keys()) - len(removed))
         known.topics.update(changed)
-        for topic in gone:
+        for topic in removed:
             del known.topics[topic]
         known.version = version
         known.last_seen = self.clock()
@@ -411,7 +411,7 @@ class RouteTable:
 
     def validate(self) -> None:
         """Assert the invariants; called after every unit test."""
-        assert all(self._brokers.values()), "a broker without a replica stays listed"
+        assert all(self._brokers.values()), "a broker without a replica is listed"
         for replicas in self._brokers.values():
             assert len({registration.cluster for registration in replicas.values()}) == 1
             assert len({registration.address for registration in replicas.values()}) == len(replicas)
@@ -432,7 +432,7 @@ class RouteTable:
 
 
 def _just_started() -> ServerBusy:
-    return ServerBusy("the name server has just started and has not heard from all brokers yet")
+    return ServerBusy("the name server has just started; not all brokers have registered yet")
 
 
 def _speaker(replicas: Mapping[int, _Registration]) -> _Registration | None:
@@ -445,7 +445,7 @@ def _speaker(replicas: Mapping[int, _Registration]) -> _Registration | None:
     return next((each for _, each in sorted(replicas.items()) if each.topics), None)
 
 
-def _check_names(*told: str) -> None:
-    for name, text in zip(("clusterName", "brokerName", "brokerAddr"), told, strict=True):
+def _check_names(*texts: str) -> None:
+    for name, text in zip(("clusterName", "brokerName", "brokerAddr"), texts, strict=True):
         if len(text) > MAX_NAME_CHARACTERS:
             raise InvalidInput(name, f"at most {MAX_NAME_CHARACTERS} characters", text)

@@ -117,11 +117,11 @@ class NameServerService:
             service = cls(spec, port)
             service.is_finished = bool(spec.start_id) and finished == spec.start_id
             # Save before listening: a failed start must not leave a server on the port that the next start uses.
-            told = {"host": spec.host, "port": port, "finished": finished}
+            content = {"host": spec.host, "port": port, "finished": finished}
             try:
-                json_file.save(file, told, _kept)
+                json_file.save(file, content, _kept)
             except StoreFull:
-                if json_file.load(file) != told:  # else the file has these values already
+                if json_file.load(file) != content:  # else the file has these values already
                     raise
             await service._server.start(bound)
         except BaseException:
@@ -151,8 +151,8 @@ class NameServerService:
         return self._entries.find(ORDER_TOPICS, topic) if self._tells_order else None
 
     def _who(self, _: ServerConnection, request: Command) -> Command:
-        told = {"address": self.address, "pid": os.getpid(), "seconds": int(self.table.seconds)}
-        return request.response(ResponseCode.SUCCESS, told)
+        fields = {"address": self.address, "pid": os.getpid(), "seconds": int(self.table.seconds)}
+        return request.response(ResponseCode.SUCCESS, fields)
 
 
 def _kept(raw: Mapping[str, Any]) -> tuple[int, str]:

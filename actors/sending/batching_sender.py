@@ -86,8 +86,8 @@ class BatchingSender:
                         break
                     entries.append(waiting.popleft())
                 # A cancelled caller may send its batch elsewhere: leave it out of appends that have not begun.
-                if wanted := [entry for entry in entries if not entry.done.done()]:
-                    await self._send_together(topic, wanted, terms)
+                if pending := [entry for entry in entries if not entry.done.done()]:
+                    await self._send_together(topic, pending, terms)
         finally:
             self._running[key] -= 1
             if not self._running[key]:
@@ -95,12 +95,12 @@ class BatchingSender:
                 self._waiting.pop(key, None)
 
     async def _send_together(self, topic: str, entries: list[_Entry], terms: SendParameters) -> None:
-        left = min(entry.deadline for entry in entries) - time.monotonic()
+        remaining = min(entry.deadline for entry in entries) - time.monotonic()
         try:
-            replace(terms, timeout=left).check_time()
+            replace(terms, timeout=remaining).check_time()
             records = bytearray().join(entry.records for entry in entries)
             sizes = np.concatenate([entry.sizes for entry in entries])
-            sent = await _wanted(entries, self._sends.send(topic, records, sizes, replace(terms, timeout=left)))
+            sent = await _wanted(entries, self._sends.send(topic, records, sizes, replace(terms, timeout=remaining)))
         except InvalidInput as error:
             if len(entries) == 1:
                 _fail(entries, error)
@@ -108,7 +108,7 @@ class BatchingSender:
                 for entry in entries:
                     await self._send_together(topic, [entry], terms)
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what became of these, and others wait behind them
+        except Exception as error:  # noqa: BLE001 - any error is the outcome of these messages; others wait
             _fail(entries, error)
             return
         except asyncio.CancelledError:

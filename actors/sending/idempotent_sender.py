@@ -189,7 +189,7 @@ class _BatchSequence:
             self._sizes = stamp(self._records, self._sizes, lane.count.sequence(len(self._sizes)))
         queue = self._lane.count.queue
         if queue.broker not in route.addresses:
-            raise BrokerUnavailable(queue.broker, "it has left the routes, and may hold the batch")
+            raise BrokerUnavailable(queue.broker, "it has left the routes, and may have stored the batch")
         return queue, self._sizes
 
     def restart_epoch(self) -> bool:

@@ -248,8 +248,8 @@ class SendPlan:
 
         Return None if there is no time.
         """
-        left = self.remaining - min(_LAST_TRY_SECONDS, max(0.0, _LAST_TRY_PART * self.timeout))
-        return min(pauses.next_delay(), left) if left > 0.0 else None
+        remaining = self.remaining - min(_LAST_TRY_SECONDS, max(0.0, _LAST_TRY_PART * self.timeout))
+        return min(pauses.next_delay(), remaining) if remaining > 0.0 else None
 
     def _record(self, queue: MessageQueue | None, code: str | None, error: RayMQError, elapsed: float) -> None:
         if len(self.attempts) >= _MAX_ATTEMPTS:

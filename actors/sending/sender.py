@@ -114,10 +114,10 @@ class SendParameters:
 
     def plan(self, began: float | None = None, *, is_idempotent: bool = False) -> SendPlan:
         """Return the plan of a send that began at `began` (monotonic clock), or now."""
-        left = self.timeout if began is None else began + self.timeout - time.monotonic()
+        remaining = self.timeout if began is None else began + self.timeout - time.monotonic()
         return SendPlan(
             time.monotonic,
-            left,
+            remaining,
             self.retries,
             queue_is_given=self.queue is not None,
             is_idempotent=is_idempotent,
@@ -127,7 +127,7 @@ class SendParameters:
     def check_time(self) -> None:
         """Raise NotStored if the budget was used up before the first try."""
         if self.timeout <= 0.0:
-            raise NotStored("its time was over before it was its turn")
+            raise NotStored("the timeout ended before the send began")
 
     def without_sharding_key(self) -> SendParameters:
         """Return the same parameters without a sharding key."""
@@ -439,8 +439,8 @@ class Sender:
             if known is None and len(self._listed) >= self._most_topics:
                 self._forget_unused()
             known = self._listed[route.topic] = (route, route.writable())
-            left = {queue for queue in self._seen.get(route.topic, ()) if queue.broker not in route.addresses}
-            self._seen[route.topic] = {*sorted(left)[-MAX_DEPARTED_QUEUES:], *known[1]}
+            departed = {queue for queue in self._seen.get(route.topic, ()) if queue.broker not in route.addresses}
+            self._seen[route.topic] = {*sorted(departed)[-MAX_DEPARTED_QUEUES:], *known[1]}
             for broker, address in route.addresses.items():
                 self.prober.set_address(broker, address)
         return known[1]

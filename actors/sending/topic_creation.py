@@ -86,7 +86,7 @@ class TopicCreator:
             except (BrokerUnavailable, TimeoutError) as error:
                 if not begun and loop.time() < deadline:  # the caller that began the creation had less time
                     continue
-                reason = f"it is not made within {number_text(timeout, 3)} s" + (f": {error}" if str(error) else "")
+                reason = f"not created within {number_text(timeout, 3)} s" + (f": {error}" if str(error) else "")
                 raise BrokerUnavailable(f"topic {topic}", reason) from error
 
     def _ended(self, topic: str, making: asyncio.Future[TopicRoute]) -> None:

@@ -242,13 +242,13 @@ class BlockingChannel:
         """
         self.close()
         if isinstance(error, TimeoutError):
-            told: BrokerUnavailable = Timeout(self.address, no_answer_within(timeout))
+            failure: BrokerUnavailable = Timeout(self.address, no_answer_within(timeout))
         elif isinstance(error, OSError | ProtocolError):
-            told = ConnectionLost(self.address, f"connection lost: {error}")
+            failure = ConnectionLost(self.address, f"connection lost: {error}")
         else:
             return
-        told.at_address(self.address, self._name)
-        raise told from error
+        failure.at_address(self.address, self._name)
+        raise failure from error
 
 
 class BlockingChannelPool:

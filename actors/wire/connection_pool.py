@@ -136,10 +136,10 @@ class WireConnection(asyncio.BufferedProtocol):
             self._waiting[command.opaque] = self._versions
             self._writer.write(command)
 
-    def _peer_versions(self, told: asyncio.Future[Command]) -> None:
-        if not told.cancelled() and told.exception() is None:  # otherwise the connection was lost
+    def _peer_versions(self, answer: asyncio.Future[Command]) -> None:
+        if not answer.cancelled() and answer.exception() is None:  # otherwise the connection was lost
             with contextlib.suppress(ProtocolError):
-                self._theirs = protocol_version.read_version_range(told.result())
+                self._theirs = protocol_version.read_version_range(answer.result())
 
     async def version(self, timeout: float) -> int:
         """Return the version of RayMQ's own protocol that both sides speak.
@@ -191,7 +191,7 @@ class WireConnection(asyncio.BufferedProtocol):
                 if on_early_answer is not None:
                     try:
                         on_early_answer.bare(self._scratch[bare.HEAD_BYTES : nbytes])
-                    except Exception as error:  # noqa: BLE001 - as below
+                    except Exception as error:  # noqa: BLE001 - the caller of the request gets the error
                         self._end_with(opaque, error)
                 return
         self._reader.received(nbytes)
@@ -262,7 +262,7 @@ class WireConnection(asyncio.BufferedProtocol):
     def give_up(self) -> None:
         """Close a connection whose peer is dead, without sending the bytes still unsent."""
         if self._transport is not None:
-            _log.warning("%s: requests go unanswered, and nothing else comes: connecting anew", self.address)
+            _log.warning("%s: requests are not answered, and no other data arrive: reconnecting", self.address)
             self.abort()
 
     def abort(self) -> None:
@@ -287,7 +287,7 @@ class WireConnection(asyncio.BufferedProtocol):
             return
         try:
             on_early_answer(answer)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is who asked that has to know
+        except Exception as error:  # noqa: BLE001 - the caller of the request gets the error
             self._end_with(answer.opaque, error)
 
     def _end_with(self, opaque: int, error: Exception) -> None:
@@ -397,11 +397,11 @@ class ConnectionPool:
             if self._closed:
                 raise ClientClosed("the client is closed")
             peer = self._peers.get(address) or self._meet(address)
-            left = deadline - loop.time()
+            remaining = deadline - loop.time()
             try:
                 # A hanging attempt leaves half of the time to the fallback transport.
                 return await self._get(
-                    address, peer, left if self._fallback_transport is None else left / 2, eager=eager
+                    address, peer, remaining if self._fallback_transport is None else remaining / 2, eager=eager
                 )
             except BrokerUnavailable:
                 hangs = peer.opening is not None
@@ -600,7 +600,7 @@ class ConnectionPool:
             )
             reason = _why(error)
             if self._tls is not None and peer.is_unreachable and not isinstance(error, TimeoutError):
-                reason += "; is it a TLS port? This client speaks TLS"
+                reason += "; is it a TLS port? This client uses TLS"
             peer.reason = f"cannot connect: {reason}"
             raise BrokerUnavailable(address, peer.reason) from error
         connection.send_versions()

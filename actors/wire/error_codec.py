@@ -46,8 +46,8 @@ def error_response(request: Command, error: BaseException) -> Command:
     if not isinstance(error, RayMQError):
         return request.response(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
     state = {key: value for key, value in error.__dict__.items() if isinstance(value, str | int | float | None)}
-    told = json.dumps([type(error).__name__, Exception.__str__(error), state])
-    return request.response(ResponseCode[error.wire_code], {FIELD: told}, remark=str(error))
+    packed = json.dumps([type(error).__name__, Exception.__str__(error), state])
+    return request.response(ResponseCode[error.wire_code], {FIELD: packed}, remark=str(error))
 
 
 def shutdown_response(request: Command) -> Command:
@@ -63,11 +63,11 @@ def error_from_response(response: Command) -> RayMQError:
     The error's `.code` is the name of the answer's code.
     """
     code = response_name(response.code)
-    told = response.fields.get(FIELD)
-    if told is None:
+    packed = response.fields.get(FIELD)
+    if packed is None:
         cls = _BY_CODE.get(response.code, ProtocolError)
         return cls(response.remark or code, code=code)
-    name, message, state = _read(told)
+    name, message, state = _read(packed)
     cls = _CLASSES.get(name, ProtocolError)
     error = cls.__new__(cls, message)
     error.args = (message,)
@@ -91,9 +91,9 @@ def raise_for_error(answer: Command, address: str) -> None:
         raise error
 
 
-def _read(told: Any) -> tuple[str, str, dict[str, Any]]:
+def _read(packed: Any) -> tuple[str, str, dict[str, Any]]:
     try:
-        name, message, state = json.loads(told)
+        name, message, state = json.loads(packed)
         return str(name), str(message), dict(state)
     except (TypeError, ValueError, RecursionError):
-        return "", str(told), {}
+        return "", str(packed), {}

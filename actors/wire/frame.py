@@ -265,10 +265,10 @@ def _text(value: Any) -> str:
 def _decode_json(header: bytes | memoryview) -> Command:
     data = json.loads(str(header, "utf-8"))
     if not isinstance(data, dict):
-        raise ProtocolError("the header is no JSON object")
+        raise ProtocolError("the header is not a JSON object")
     fields = data.get("extFields") or {}
     if not isinstance(fields, dict) or len(fields) > _MAX_FIELDS:
-        raise ProtocolError(f"extFields is no JSON object of at most {_MAX_FIELDS} fields")
+        raise ProtocolError(f"extFields is not a JSON object of at most {_MAX_FIELDS} fields")
     return Command(
         int(data["code"]),
         {key: _text(value) for key, value in fields.items() if value is not None},
@@ -300,7 +300,7 @@ def _decode_binary(header: bytes | memoryview) -> Command:
     remark, position = _counted(header, _BINARY_HEAD.size)
     ext, position = _counted(header, position)
     if position != len(header):
-        raise ProtocolError("bytes behind the header's last field")
+        raise ProtocolError("bytes after the header's last field")
     fields: dict[str, Any] = {}
     at = 0
     count = 0
@@ -332,7 +332,7 @@ def _counted(buffer: bytes | memoryview, position: int) -> tuple[bytes | memoryv
     (count,) = LENGTH.unpack_from(buffer, position)
     start = position + LENGTH.size
     if count < 0 or start + count > len(buffer):
-        raise ProtocolError(f"{count} bytes declared where {len(buffer) - start} are left")
+        raise ProtocolError(f"{count} bytes declared, but {len(buffer) - start} bytes are left")
     return buffer[start : start + count], start + count
 
 
@@ -346,7 +346,7 @@ def _decode_msgpack(header: bytes | memoryview) -> Command:
         header, raw=False, strict_map_key=True, max_array_len=_MAX_ELEMENTS, max_map_len=_MAX_FIELDS
     )
     if not isinstance(fields, dict):
-        raise ProtocolError("the header's fields are no map")
+        raise ProtocolError("the header's fields are not a map")
     return Command(
         int(code),
         fields,

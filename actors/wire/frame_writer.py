@@ -119,8 +119,8 @@ class FrameWriter:
     def _end_held(self) -> None:
         """Pass the frames that were held for the end of the iteration to the transport."""
         if self._held:
-            held, self._held, self._held_bytes = self._held, [], 0
-            self._transport.write(b"".join(held))
+            chunks, self._held, self._held_bytes = self._held, [], 0
+            self._transport.write(b"".join(chunks))
 
     def _end_turn(self) -> None:
         self._in_turn = False

@@ -45,7 +45,7 @@ class InMemoryTransport:
         if known is None or known.closed:
             known = _Session(self._server, session)
             if known.closed:
-                raise ConnectionLost(session, "the server has as many connections as it may")
+                raise ConnectionLost(session, "the server has reached its limit of connections")
             self._sessions[session] = known
             known.connection.add_close_callback(functools.partial(self._forget, session, known))
         return await known.request(request)

@@ -46,7 +46,7 @@ def read_object_steps(
         reader = _IncrementalParser(str(body, "utf-8"), may_have_surrogates(body))
         value, at = yield from reader.read(reader.skip(0))
         if reader.skip(at) != len(reader.text):
-            raise InvalidInput("body", "JSON", f"more at character {at}")
+            raise InvalidInput("body", "JSON", f"extra text at character {at}")
     except InvalidInput:
         raise
     except (ValueError, IndexError) as error:
@@ -114,11 +114,11 @@ class _IncrementalParser:
                 if self._may_say_halves and "\\u" in piece:
                     json_body.reject_lone_surrogates(value)
                 return value, at + end, False
-        made: dict[str, Any] | list[Any] = {} if mark == "{" else []
+        container: dict[str, Any] | list[Any] = {} if mark == "{" else []
         at = self.skip(at + 1)
         if self.text[at] == _CLOSING[mark]:
-            return made, at + 1, False
-        return made, at, True
+            return container, at + 1, False
+        return container, at, True
 
     def _put(
         self, value: Any, at: int, begun: list[dict[str, Any] | list[Any]], names: list[str]

@@ -79,14 +79,14 @@ def parse_object(text: Buffer, max_floats: int = MAX_FLOATS) -> dict[str, Any]:
 
 def _counted(most: int) -> Callable[[str], float]:
     """Return a converter of floats that raises InvalidInput after `most` numbers."""
-    left = most
+    remaining = most
 
-    def read(told: str) -> float:
-        nonlocal left
-        left -= 1
-        if left < 0:
+    def read(number_text: str) -> float:
+        nonlocal remaining
+        remaining -= 1
+        if remaining < 0:
             raise InvalidInput("body", f"JSON of at most {most} numbers with a fraction or an exponent", "more")
-        return float(told)
+        return float(number_text)
 
     return read
 
@@ -95,12 +95,12 @@ def reject_lone_surrogates(value: Any) -> None:
     """Raise InvalidInput if a value read from JSON has half of a surrogate pair."""
     half = find_lone_surrogate(value)
     if half:
-        raise InvalidInput("body", "JSON of whole characters, no half of a surrogate pair", half)
+        raise InvalidInput("body", "JSON without half surrogate pairs", half)
 
 
-def require_text(told: Mapping[str, Any], name: str) -> str:
+def require_text(data: Mapping[str, Any], name: str) -> str:
     """Return the string under a name; raise InvalidInput if there is none."""
-    value = told.get(name)
+    value = data.get(name)
     if not isinstance(value, str):
         raise InvalidInput(name, "a text", value)
     return value

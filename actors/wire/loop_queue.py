@@ -29,7 +29,7 @@ def call_or_fail(answer: asyncio.Future[Any], look: Callable[[], None]) -> None:
         return
     try:
         look()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+    except Exception as error:  # noqa: BLE001 - the error is the answer
         answer.set_exception(error)
 
 
@@ -59,8 +59,8 @@ class LoopQueue:
                 call = self._waiting.popleft()
                 try:
                     call()
-                except Exception:  # noqa: BLE001 - whatever it is, the others have their turns
-                    _log.exception("a turn has failed; the others go on")
+                except Exception:  # noqa: BLE001 - the other calls must still run
+                    _log.exception("a queued call has failed; the other calls still run")
         finally:
             self._begun = bool(self._waiting)
             if self._begun:

@@ -73,9 +73,9 @@ def unsupported_response(request: Command) -> Command:
 
     For RayMQ's own codes it has the versions that the server speaks.
     """
-    told = _fields(local_versions()) if request.code >= OWN_CODES_FROM else {}
+    fields = _fields(local_versions()) if request.code >= OWN_CODES_FROM else {}
     remark = f" request type {request.code} not supported"
-    return request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, told, remark=remark)
+    return request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, fields, remark=remark)
 
 
 @protocol_checked
@@ -85,10 +85,10 @@ def read_version_range(answer: Command) -> VersionRange:
     Raises:
         ProtocolError: the fields are invalid.
     """
-    told = answer.fields
-    if _NEWEST not in told:
+    fields = answer.fields
+    if _NEWEST not in fields:
         return VersionRange()
-    return VersionRange(number(told[_NEWEST], 1), number(told[_OLDEST], 1), text(told[_RELEASE]))
+    return VersionRange(number(fields[_NEWEST], 1), number(fields[_OLDEST], 1), text(fields[_RELEASE]))
 
 
 def negotiate(peer: str, theirs: VersionRange) -> int:
@@ -112,8 +112,8 @@ def check_supported(peer: str, request: Command, answer: Command) -> None:
         return
     theirs = read_version_range(answer)
     if theirs.newest < NEWEST:
-        wanted = answer.remark or ""
-        error = VersionMismatch(peer, theirs.oldest, theirs.newest, OLDEST, NEWEST, theirs.release, wanted)
+        required = answer.remark or ""
+        error = VersionMismatch(peer, theirs.oldest, theirs.newest, OLDEST, NEWEST, theirs.release, required)
         error.code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED.name
         raise error
 

@@ -104,7 +104,7 @@ class ReconnectingChannel:
             connection = self._connection
         if connection is None or not connection.is_open:
             if self._refused.is_set():
-                raise BrokerUnavailable(self.address, "nobody listens there")
+                raise BrokerUnavailable(self.address, "no process listens there")
             raise Timeout(self.address, "no connection")
         return connection
 

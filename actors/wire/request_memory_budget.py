@@ -55,7 +55,7 @@ class RequestMemoryBudget:
         """Release `count` bytes of a request that was answered."""
         self.held_bytes -= count
 
-    def arriving(self, who: Hashable, has: int, needs: int, announced: int, *, for_more: bool = False) -> bool:
+    def arriving(self, owner: Hashable, has: int, needs: int, announced: int, *, for_more: bool = False) -> bool:
         """Return True if a large frame may continue to arrive.
 
         The connection of the frame may be read from only in that case.
@@ -66,24 +66,24 @@ class RequestMemoryBudget:
             announced: the frame's whole length.
             for_more: as in `has_room`.
         """
-        self._count(who, has)
+        self._count(owner, has)
         free = (self._limit_for_more if for_more else self._limit) - self.held_bytes
-        if self._turn != who and self.arriving_bytes + needs - has > free:
+        if self._turn != owner and self.arriving_bytes + needs - has > free:
             if self._turn is not None or (self.held_bytes and announced > free):
                 return False
-            self._turn = who
+            self._turn = owner
             self._turn_ends = self._clock() + _TURN_SECONDS + (announced - has) / _TURN_BYTES_PER_SECOND
-        self._count(who, needs)
+        self._count(owner, needs)
         return True
 
-    def _count(self, who: Hashable, memory: int) -> None:
-        self.arriving_bytes += memory - self._memory.get(who, 0)
-        self._memory[who] = memory
+    def _count(self, owner: Hashable, memory: int) -> None:
+        self.arriving_bytes += memory - self._memory.get(owner, 0)
+        self._memory[owner] = memory
 
-    def ended(self, who: Hashable) -> None:
+    def ended(self, owner: Hashable) -> None:
         """Release the memory of a frame that has arrived completely or whose connection ended."""
-        self.arriving_bytes -= self._memory.pop(who, 0)
-        if self._turn == who:
+        self.arriving_bytes -= self._memory.pop(owner, 0)
+        if self._turn == owner:
             self._turn = None
 
     def late(self) -> Hashable | None:

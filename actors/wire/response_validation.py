@@ -45,8 +45,8 @@ def protocol_checked(read: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return read(*arguments, **options)
         except _WRONG as error:
-            told = f"{type(error).__name__}: {str(error)[:_MAX_TEXT]}"
-            raise ProtocolError(f"an answer is not what was asked for ({read.__name__}: {told})") from error
+            reason = f"{type(error).__name__}: {str(error)[:_MAX_TEXT]}"
+            raise ProtocolError(f"an answer has an unexpected form ({read.__name__}: {reason})") from error
 
     return checked
 
@@ -63,7 +63,7 @@ def number(value: Any, least: int = 0, most: int = MAX_INT64) -> int:
     if isinstance(value, str) and len(value) <= _MAX_DIGITS and value.isascii():
         value = int(value)
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"no whole number from {least} to {most}: {value!r:.40}")
+        raise ValueError(f"not a whole number from {least} to {most}: {value!r:.40}")
     return value
 
 
@@ -77,7 +77,7 @@ def read_number_field(answer: Command, name: str, least: int = 0) -> int:
 def text(value: Any) -> str:
     """Return `value` if it is a string of bounded length."""
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise ValueError(f"no text of at most {_MAX_TEXT} characters: {value!r:.40}")
+        raise ValueError(f"not a text of at most {_MAX_TEXT} characters: {value!r:.40}")
     return value
 
 
@@ -91,7 +91,7 @@ def queue(topic: Any, broker: Any, queue_id: Any) -> MessageQueue:
 def read_list(value: Any, read: Callable[[Any], _T]) -> list[_T]:
     """Return a list with each element converted by `read`."""
     if not isinstance(value, list):
-        raise TypeError(f"no list: {type(value).__name__}")
+        raise TypeError(f"not a list: {type(value).__name__}")
     return [read(each) for each in value]
 
 
@@ -106,6 +106,6 @@ def table(value: Any, read: Callable[[Any], _T]) -> dict[MessageQueue, _T]:
 
 
 @protocol_checked
-def parse_queue(told: Any) -> MessageQueue:
+def parse_queue(data: Any) -> MessageQueue:
     """Return the queue in RocketMQ's JSON object."""
-    return queue(told["topic"], told["brokerName"], told["queueId"])
+    return queue(data["topic"], data["brokerName"], data["queueId"])

@@ -204,7 +204,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             ConnectionLost: the connection is lost, or was lost before the answer.
         """
         if self._transport is None:
-            raise ConnectionLost(self.peer, "the client is gone")
+            raise ConnectionLost(self.peer, "the client has disconnected")
         return await self._own_requests.ask(command, self.send, self.peer, timeout)
 
     def add_close_callback(self, callback: Callable[[], None]) -> None:
@@ -342,7 +342,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 if self._yields(begun):
                     return
         except ProtocolError as error:
-            _log.warning("the rest of what %s sent is not carried out: %s", self.peer, error)
+            _log.warning("the remaining requests of %s are not carried out: %s", self.peer, error)
             self._end()
             return
         self._server.waiting_for_memory[self] = None
@@ -379,10 +379,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         Do it only if no other request of the connection is under way. Return True if the bytes were handled.
         """
         server, writer = self._server, self._writer
-        asked = bare.read_request(server.scratch, count)
-        if asked is None or writer is None or self._tasks or self._reader.is_mid_frame or not writer.is_idle:
+        early_request = bare.read_request(server.scratch, count)
+        if early_request is None or writer is None or self._tasks or self._reader.is_mid_frame or not writer.is_idle:
             return False
-        code, opaque = asked
+        code, opaque = early_request
         try_answer_inline = getattr(server.handlers.get(code), "try_answer_inline", None)
         if try_answer_inline is None or server.draining or server.authorize is not None or not server.room.has_room():
             return False
@@ -395,7 +395,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
         try:
             served = try_answer_inline(server.scratch[bare.HEAD_BYTES : count], answer)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
+        except Exception as error:  # noqa: BLE001 - a handler's error is the answer
             if answered:
                 _log.exception("request %d failed after it was answered", code)
             else:
@@ -418,31 +418,31 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._fail(request, error)
 
     def _answer_then(
-        self, made: SyncCallbackFuture[_T], held: int, answer: Callable[[SyncCallbackFuture[_T]], None]
+        self, future: SyncCallbackFuture[_T], memory: int, answer: Callable[[SyncCallbackFuture[_T]], None]
     ) -> None:
-        """Call `answer` with the future `made` as soon as it is done.
+        """Call `answer` with the future `future` as soon as it is done.
 
         If the peer does not read its answers at that time, the call waits until it does. Until then the request counts
-        with `held` bytes.
+        with `memory` bytes.
         """
 
-        def done(made: SyncCallbackFuture[_T]) -> None:
-            if self._writable.is_set() or made.cancelled():
-                self._finished(made, held)
-                if not made.cancelled():
-                    answer(made)
+        def done(future: SyncCallbackFuture[_T]) -> None:
+            if self._writable.is_set() or future.cancelled():
+                self._finished(future, memory)
+                if not future.cancelled():
+                    answer(future)
             else:  # many requests that complete together must not pile up answers
-                self._tasks.discard(made)
-                self._keep(self._server.loop.create_task(later(made)), held)
+                self._tasks.discard(future)
+                self._keep(self._server.loop.create_task(later(future)), memory)
 
-        async def later(made: SyncCallbackFuture[_T]) -> None:
+        async def later(future: SyncCallbackFuture[_T]) -> None:
             await self._writable.wait()
-            answer(made)
+            answer(future)
 
-        self._request_bytes += held
-        self._server.room.hold(held)
-        self._tasks.add(made)
-        made.add_sync_callback(done)
+        self._request_bytes += memory
+        self._server.room.hold(memory)
+        self._tasks.add(future)
+        future.add_sync_callback(done)
 
     def _serve(self, request: Command) -> None:
         server = self._server
@@ -458,37 +458,37 @@ class ServerConnection(asyncio.BufferedProtocol):
             return  # the client that waits for it is gone
         try:
             if request.half:
-                raise InvalidInput("header", "whole characters, no half of a surrogate pair", request.half)
+                raise InvalidInput("header", "text without half surrogate pairs", request.half)
             if server.authorize is not None:
                 server.authorize(self, request)
             result = handler(self, request)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
+        except Exception as error:  # noqa: BLE001 - a handler's error is the answer
             self._fail(request, error)
             return
         if result is None or isinstance(result, Command):
             self._answer(request, result)
             return
         more = max(0, request.header_bytes - _REQUEST_BYTES)
-        held = _REQUEST_BYTES + len(request.body) + _HEADER_GROWTH * more
+        memory = _REQUEST_BYTES + len(request.body) + _HEADER_GROWTH * more
         if isinstance(result, SyncCallbackFuture):
-            self._answer_then(result, held, lambda made: self._answer_made(request, made))
+            self._answer_then(result, memory, lambda future: self._answer_made(request, future))
             return
         task = server.loop.create_task(self._finish(request, result))
         if waits:
             self._parked.add(task)
-        self._request_bytes += held
-        server.room.hold(held)
-        self._keep(task, held)
+        self._request_bytes += memory
+        server.room.hold(memory)
+        self._keep(task, memory)
 
-    def _answer_made(self, request: Command, made: SyncCallbackFuture[Answer]) -> None:
-        if (error := made.exception()) is not None:
+    def _answer_made(self, request: Command, future: SyncCallbackFuture[Answer]) -> None:
+        if (error := future.exception()) is not None:
             self._fail(request, error)
         else:
-            self._answer(request, made.result())
+            self._answer(request, future.result())
 
-    def _keep(self, task: asyncio.Task[None], held: int) -> None:
+    def _keep(self, task: asyncio.Task[None], memory: int) -> None:
         self._tasks.add(task)
-        task.add_done_callback(lambda done: self._finished(done, held))
+        task.add_done_callback(lambda done: self._finished(done, memory))
 
     async def _finish(self, request: Command, result: Awaitable[Answer]) -> None:
         try:
@@ -499,11 +499,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         await self._writable.wait()  # many parked requests that complete together must not pile up answers
         self._answer(request, answer)
 
-    def _finished(self, task: asyncio.Future[Any], held: int) -> None:
+    def _finished(self, task: asyncio.Future[Any], memory: int) -> None:
         self._tasks.discard(task)
         self._parked.discard(task)
-        self._request_bytes -= held
-        self._server.release_memory(held)
+        self._request_bytes -= memory
+        self._server.release_memory(memory)
         if self._unread is not None or (self._transport is not None and not self._transport.is_reading()):
             self._server.loop.call_soon(self.resume)  # deferred: the code that completed the task may not have finished
         self._leave()
@@ -518,7 +518,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         try:
             self.send(answer)
-        except Exception as error:  # noqa: BLE001 - nothing was written: the peer is told why
+        except Exception as error:  # noqa: BLE001 - nothing was written: the peer gets the error
             if not isinstance(error, RayMQError):
                 _log.exception("the answer to request %d cannot be written", request.code, exc_info=error)
             self.send(error_codec.error_response(request, error))

@@ -47,7 +47,7 @@ class ServerRequests:
             future.set_result(answer)
 
     def lost(self, peer: str) -> None:
-        """Fail all open requests with ConnectionLost, because the client is gone."""
+        """Fail all open requests with ConnectionLost, because the client has disconnected."""
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(ConnectionLost(peer, "the client is gone"))
+                future.set_exception(ConnectionLost(peer, "the client has disconnected"))

@@ -115,8 +115,8 @@ async def _after(aside: _ThreadWork | None) -> None:
 
 def _says(request: Command) -> object:
     """Return a key that is equal for two requests with the same content."""
-    said = repr(sorted(request.fields.items())), bytes(request.body)
-    return request.code, request.serialization, request.language, request.version, said
+    content = repr(sorted(request.fields.items())), bytes(request.body)
+    return request.code, request.serialization, request.language, request.version, content
 
 
 # -- queries ----------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class _QueryCoalescer:
             await _after(aside)
             result = await stepwise(steps)
             answer = await result if isawaitable(result) else result
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+        except Exception as error:  # noqa: BLE001 - the error is the answer
             begun.end(None, error)
         else:
             begun.end(answer, None)
@@ -249,16 +249,16 @@ class _QueryCoalescer:
     def _go_on(self) -> None:
         while self._waiting and self._under_way < self._most:
             key, begun = self._waiting.popleft()
-            who = begun.waiting_connections
-            if not who:
+            connections = begun.waiting_connections
+            if not connections:
                 del self._passes[key]
-            elif any(each.writable.is_set() for each in who):
+            elif any(each.writable.is_set() for each in connections):
                 self._begin(key, begun, self._serve(begun.connection, begun.request), None)
             else:
-                self._rest(key, begun, who)
+                self._rest(key, begun, connections)
 
-    def _rest(self, key: object, begun: _QueryRun, who: Collection[ServerConnection]) -> None:
-        """Delay a run until one of the connections `who` reads its answers.
+    def _rest(self, key: object, begun: _QueryRun, connections: Collection[ServerConnection]) -> None:
+        """Delay a run until one of the connections `connections` reads its answers.
 
         Otherwise unread answers would pile up.
         """
@@ -273,7 +273,7 @@ class _QueryCoalescer:
                 self._go_on()
 
         loop = asyncio.get_running_loop()
-        begun.watchers |= {loop.create_task(watch(each)) for each in who}
+        begun.watchers |= {loop.create_task(watch(each)) for each in connections}
 
 
 # -- changes of one client -----------------------------------------------------------------------------------------
@@ -348,28 +348,28 @@ class OrderedHandlers:
                 change = waiting.popleft()
         finally:
             del self._waiting[connection]
-            for left in (change, *waiting):
-                left.steps.close()
-                left.result.cancel()
+            for pending in (change, *waiting):
+                pending.steps.close()
+                pending.result.cancel()
 
     async def _make_one(self, connection: ServerConnection, change: _OrderedChange) -> None:
         def is_wanted() -> bool:
             return not (change.is_claim and connection.is_gone)
 
         try:
-            made = await stepwise(change.steps, is_wanted)
+            outcome = await stepwise(change.steps, is_wanted)
         except StepsCancelled:
             change.result.cancel()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+        except Exception as error:  # noqa: BLE001 - the error is the answer
             if not change.result.done():
                 change.result.set_exception(error)
         else:
             if not change.result.done():
-                change.result.set_result(made if isinstance(made, Command) else asyncio.ensure_future(made))
+                change.result.set_result(outcome if isinstance(outcome, Command) else asyncio.ensure_future(outcome))
 
 
 async def _answer(request: Command, result: asyncio.Future[Command | asyncio.Future[Command]]) -> Command:
     """Return the answer of a shared change with the opaque of `request`."""
-    made = await asyncio.shield(result)
-    answer = made if isinstance(made, Command) else await asyncio.shield(made)
+    outcome = await asyncio.shield(result)
+    answer = outcome if isinstance(outcome, Command) else await asyncio.shield(outcome)
     return replace(answer, opaque=request.opaque)

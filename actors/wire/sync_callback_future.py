@@ -50,6 +50,6 @@ class SyncCallbackFuture(asyncio.Future[_T]):
         return is_cancelled
 
     def _notify(self) -> None:
-        told, self._told = self._told, []
-        for call in told:
+        callbacks, self._told = self._told, []
+        for call in callbacks:
             call(self)

@@ -60,10 +60,10 @@ class ReloadingContext:
         try:
             self._context = self._make()
         except InvalidInput as error:  # the files are being replaced: the next check tries again
-            _log.warning("the files of TLS have changed and cannot be used yet: %s", error)
+            _log.warning("the TLS files have changed and cannot be used yet: %s", error)
         else:
             self._stamps = stamps
-            _log.info("the files of TLS have changed: new connections use them")
+            _log.info("the TLS files have changed: new connections use them")
 
     def _look(self) -> list[tuple[int, int, int] | None]:
         return [_stamp(path) for path in (self._tls.ca_file, self._tls.cert_file, self._tls.key_file) if path]
@@ -86,7 +86,7 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     if tls.cert_file is None or tls.key_file is None:
         raise InvalidInput("tls_cert_file", "a certificate, and its key as tls_key_file", tls.cert_file)
     if tls.client_auth and tls.ca_file is None:
-        raise InvalidInput("tls_ca_file", "who signs the certificates of clients, for tls_client_auth", tls.ca_file)
+        raise InvalidInput("tls_ca_file", "the CA that signs client certificates, for tls_client_auth", tls.ca_file)
     renewed = ReloadingContext(tls, lambda: _server_context(tls))
     context = _server_context(tls)
 

@@ -84,7 +84,7 @@ class TlsListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                _log.error("no connection is accepted now: %s", error)
+                _log.error("connections cannot be accepted now: %s", error)
                 self._server.loop.remove_reader(self._listening.fileno())
                 self._again = self._server.loop.call_later(_AGAIN_SECONDS, self._go_on)
                 return
@@ -133,8 +133,8 @@ class PendingHandshake:
                 ssl=self._tls,
                 ssl_handshake_timeout=server.limits.handshake_seconds,
             )
-        except Exception as error:  # noqa: BLE001 - whatever its peer says instead, it is no connection
-            _log.debug("no handshake with a peer: %s", error)
+        except Exception as error:  # noqa: BLE001 - any failure: the connection is not accepted
+            _log.debug("the TLS handshake with a peer failed: %s", error)
             error.__traceback__ = None  # so that the traceback keeps no objects of the handshake
 
     def _ended(self, _: asyncio.Task[None]) -> None:

@@ -85,7 +85,7 @@ class BrokerChanges(ClientBase):
                 another change of the group is running, or a replica is added in a cluster whose groups have one
                 replica.
         """
-        return self._change("a broker more", _add(name, replicas, replica_of, host, topics, dry_run))
+        return self._change("adding a broker", _add(name, replicas, replica_of, host, topics, dry_run))
 
     async def aadd_broker(
         self,
@@ -133,7 +133,7 @@ class BrokerChanges(ClientBase):
             InvalidInput: an argument breaks its rule, or the connection does not reach Ray; by `wait` also where no
                 other group takes messages or has its topics, or data that never expires would be lost.
         """
-        return self._change("a drain", _drain(broker, remove, cancel, lose, without_groups, dry_run))
+        return self._change("draining a broker", _drain(broker, remove, cancel, lose, without_groups, dry_run))
 
     async def adrain(
         self,
@@ -163,7 +163,7 @@ class BrokerChanges(ClientBase):
         Raises:
             InvalidInput: as `add_broker`; or the replica is on that machine already.
         """
-        return self._change("a replica moves", _move(broker, replica, host, dry_run))
+        return self._change("moving a replica", _move(broker, replica, host, dry_run))
 
     async def amove(self, broker: str, replica: int, host: str, *, dry_run: bool = False) -> BrokerChange:
         """`move` for asyncio code; it returns when the move is done."""
@@ -179,7 +179,7 @@ class BrokerChanges(ClientBase):
         Raises:
             InvalidInput: as `add_broker`; or too few replicas would be in sync without it.
         """
-        return self._change("a broker goes", _remove(broker, dry_run))
+        return self._change("removing a broker", _remove(broker, dry_run))
 
     async def aremove_broker(self, broker: str, *, dry_run: bool = False) -> BrokerChange:
         """`remove_broker` for asyncio code; it returns when the broker is removed."""
@@ -200,7 +200,7 @@ def _restart(broker: str | None, rolling: object, dry_run: bool) -> _Change:
         arguments.text("broker", broker)
     if rolling is not True:
         raise InvalidInput("rolling", "True; cluster.stop and cluster.start restart all at once", rolling)
-    return lambda changes, told: changes.restart(broker, told, dry_run=dry_run)
+    return lambda changes, report: changes.restart(broker, report, dry_run=dry_run)
 
 
 def _add(
@@ -218,13 +218,13 @@ def _add(
         arguments.whole("replicas", replicas, 1, MAX_REPLICA + 1)
     if isinstance(topics, str) and topics not in ("all", "none"):
         raise InvalidInput("topics", '"all", "none" or a list of names', topics)
-    wanted = {"all": None, "none": ()}[topics] if isinstance(topics, str) else tuple(map(check_sendable, topics))
+    chosen = {"all": None, "none": ()}[topics] if isinstance(topics, str) else tuple(map(check_sendable, topics))
     if replica_of is None:
-        return lambda changes, told: changes.add_group(name, replicas, host, wanted, told, dry_run=dry_run)
-    if name is not None or replicas is not None or wanted is not None:
-        raise InvalidInput("replica_of", "without name, replicas and topics, which are a new group's", replica_of)
+        return lambda changes, report: changes.add_group(name, replicas, host, chosen, report, dry_run=dry_run)
+    if name is not None or replicas is not None or chosen is not None:
+        raise InvalidInput("replica_of", "without name, replicas and topics, which only a new group takes", replica_of)
     group = replica_of
-    return lambda changes, told: changes.add_replica(group, host, told, dry_run=dry_run)
+    return lambda changes, report: changes.add_replica(group, host, report, dry_run=dry_run)
 
 
 def _drain(
@@ -233,15 +233,15 @@ def _drain(
     arguments.text("broker", broker)
     if cancel and (remove or lose):
         raise InvalidInput("cancel", "without remove and lose", cancel)
-    wanted = DrainOptions(remove, lose, frozenset(map(check_group, without_groups)))
-    return lambda changes, told: changes.drain(broker, wanted, told, cancel=cancel, dry_run=dry_run)
+    options = DrainOptions(remove, lose, frozenset(map(check_group, without_groups)))
+    return lambda changes, report: changes.drain(broker, options, report, cancel=cancel, dry_run=dry_run)
 
 
 def _move(broker: str, replica: int, host: str, dry_run: bool) -> _Change:
     arguments.text("broker", broker)
     arguments.whole("replica", replica, 0, MAX_REPLICA)
     arguments.text("host", host)
-    return lambda changes, told: changes.move(broker, replica, host, told, dry_run=dry_run)
+    return lambda changes, report: changes.move(broker, replica, host, report, dry_run=dry_run)
 
 
 def _remove(broker: str, dry_run: bool) -> _Change:
@@ -250,8 +250,8 @@ def _remove(broker: str, dry_run: bool) -> _Change:
         return _drain(broker, remove=True, cancel=False, lose=False, without_groups=(), dry_run=dry_run)
     if not number.isdecimal() or not 0 <= int(number) <= MAX_REPLICA:
         raise InvalidInput("broker", 'the name of a replica, as "broker-a.1" or "broker-a.0"', broker)
-    return lambda changes, told: changes.remove_replica(replica_name(group, int(number)), told, dry_run=dry_run)
+    return lambda changes, report: changes.remove_replica(replica_name(group, int(number)), report, dry_run=dry_run)
 
 
 def _in_words(change: BrokerChange) -> str:
-    return f"{', '.join(change.brokers)}: {change.steps[-1] if change.steps else 'nothing was to be done'}"
+    return f"{', '.join(change.brokers)}: {change.steps[-1] if change.steps else 'nothing had to be done'}"

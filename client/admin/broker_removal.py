@@ -19,6 +19,6 @@ async def forget(mq: Connection, broker: str) -> None:
     """
     broker = arguments.text("broker", broker)
     if broker in await fan_out.masters(mq):
-        raise InvalidInput("broker", "one that has left the routes", broker)
+        raise InvalidInput("broker", "a broker that has left the routes", broker)
     await fan_out.request_name_servers(mq, partial(delete_broker_command, broker))
     fan_out.require_answers(await fan_out.request_all(mq, partial(forget_broker_command, broker)))

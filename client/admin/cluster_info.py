@@ -25,8 +25,8 @@ async def info(mq: Connection, known_before: Mapping[tuple[str, int], str]) -> C
     answer now, or that have left the routes since, are reported as "unreachable".
     """
     view = (await mq.routes.cluster()).brokers
-    registered = {address: (name, each) for name, (_, told) in view.items() for each, address in told.items()}
-    before = {address: who for who, address in known_before.items()}
+    registered = {address: (name, each) for name, (_, replicas) in view.items() for each, address in replicas.items()}
+    before = {address: replica for replica, address in known_before.items()}
 
     async def broker(address: str) -> BrokerInfo:
         try:
@@ -34,8 +34,8 @@ async def info(mq: Connection, known_before: Mapping[tuple[str, int], str]) -> C
         except RayMQError:
             return _unreachable(address, before.get(address), registered.get(address), view)
 
-    told = await asking.gather(sorted({**before, **registered}), broker)
-    brokers = sorted(told, key=lambda each: (each.name, each.replica, each.address))
+    answers = await asking.gather(sorted({**before, **registered}), broker)
+    brokers = sorted(answers, key=lambda each: (each.name, each.replica, each.address))
 
     async def name_server(address: str) -> NameServerInfo:
         try:
@@ -87,20 +87,24 @@ async def _keepers(mq: Connection) -> list[KeeperInfo]:
     for known in await asking.gather(mq.name_servers, known_to):
         addresses |= known
     addresses = dict(sorted(addresses.items()))
-    told = dict(zip(addresses, await asking.gather(addresses.values(), status), strict=True))
-    return keepers_of(addresses, told)
+    statuses = dict(zip(addresses, await asking.gather(addresses.values(), status), strict=True))
+    return keepers_of(addresses, statuses)
 
 
-def keepers_of(addresses: Mapping[int, str], told: Mapping[int, wire_keeper.KeeperStatus | None]) -> list[KeeperInfo]:
+def keepers_of(
+    addresses: Mapping[int, str], statuses: Mapping[int, wire_keeper.KeeperStatus | None]
+) -> list[KeeperInfo]:
     """Return the entry of each keeper, from the statuses of the keepers that answered.
 
     The newest set of members among these statuses determines which keepers are voters.
     """
-    newest = max((each for each in told.values() if each is not None), key=lambda each: each.set_number, default=None)
+    newest = max(
+        (each for each in statuses.values() if each is not None), key=lambda each: each.set_number, default=None
+    )
     members = newest.members if newest is not None and newest.set_number else None
     found = []
     for number, address in addresses.items():
-        status = told.get(number)
+        status = statuses.get(number)
         if status is None:
             voter = None if members is None else number in members
             found.append(KeeperInfo(number, address, None, voter, "unreachable"))

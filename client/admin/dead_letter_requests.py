@@ -125,21 +125,21 @@ async def read(
     except TopicNotFound:  # the group has no dead letters yet
         return
     away, found = mq.routes.away(route), False
-    told = _SkippedEntries() if missed is None else missed
-    told.brokers += away
+    skipped = _SkippedEntries() if missed is None else missed
+    skipped.brokers += away
     for queue in route.readable():
-        left, offset = limit, 0
-        gone = await deleted(mq, queue)
-        while left is None or left > 0:
-            most = _PAGE_MESSAGES if left is None else left
-            page, offset = await _page(mq, queue, offset, most, told.entries)
+        remaining, offset = limit, 0
+        deleted_ranges = await deleted(mq, queue)
+        while remaining is None or remaining > 0:
+            most = _PAGE_MESSAGES if remaining is None else remaining
+            page, offset = await _page(mq, queue, offset, most, skipped.entries)
             if not page:
                 break
-            messages = [message for message in page if not _lies_in(gone, message.queue_offset)]
+            messages = [message for message in page if not _lies_in(deleted_ranges, message.queue_offset)]
             for message in messages:
                 found = True
                 yield message
-            left = None if left is None else left - len(messages)
+            remaining = None if remaining is None else remaining - len(messages)
     if missed is None:
         report_skipped_brokers(f"a dead letter of {group}", away, found=found)
 
@@ -180,14 +180,14 @@ def _lies_in(ranges: Sequence[tuple[int, int]], offset: int) -> bool:
 
 async def delete(mq: Connection, group: str, ids: Iterable[str] | None) -> int:
     """See `Admin.dlq_delete`."""
-    wanted = None if ids is None else set(_checked(ids))
+    selected = None if ids is None else set(_checked(ids))
     await check_exists(mq, group, dead_letters=True)
     by_queue: dict[MessageQueue, list[int]] = {}
     missed = _SkippedEntries()
     async for message in read(mq, group, None, missed):
-        if wanted is None or message.message_id in wanted:
+        if selected is None or message.message_id in selected:
             by_queue.setdefault(message.queue, []).append(message.queue_offset)
-    report_skipped_brokers(f"a dead letter of {group} that is wanted", missed.brokers, found=bool(by_queue))
+    report_skipped_brokers(f"a selected dead letter of {group}", missed.brokers, found=bool(by_queue))
     count = 0
     for queue, offsets in by_queue.items():
         for first in range(0, len(offsets), _REDRIVE_AT_ONCE):
@@ -232,7 +232,7 @@ async def _page(
             for at, size in zip(part.offsets.tolist(), part.sizes.tolist(), strict=True):
                 try:
                     messages.append(DeadMessage.from_record(decode(part.records, position), queue.broker))
-                except Exception as error:  # noqa: BLE001 - whatever keeps this one from being read
+                except Exception as error:  # noqa: BLE001 - any error means that this message cannot be read
                     pass_over(at, error)
                 position += size
             offset = part.next_offset
@@ -241,10 +241,10 @@ async def _page(
 
 async def _part(mq: Connection, queue: MessageQueue, offset: int, most: int) -> Fetched | None:
     session = f"dead-letters-{uuid4().hex}"
-    wanted = [FetchSpec(queue.topic, queue.queue_id, offset)]
+    specs = [FetchSpec(queue.topic, queue.queue_id, offset)]
     limits = (most, CHUNK_BYTES)
     parts = await retry_while_unavailable(
-        lambda: fetch(mq, queue.broker, session, wanted, *limits, 0.0, check_crc=True), _REQUEST_SECONDS
+        lambda: fetch(mq, queue.broker, session, specs, *limits, 0.0, check_crc=True), _REQUEST_SECONDS
     )
     return parts[0] if parts else None
 
@@ -269,16 +269,16 @@ async def redrive(
         if (ids is None or message.message_id in outcome) and (known is None or known.dead_at <= message.dead_at):
             entry = _Entry(message.message_id, message.queue, message.queue_offset, message.dead_at)
             entries[message.message_id] = entry
-    report_skipped_brokers(f"a dead letter of {group} that is wanted", missed.brokers, found=bool(entries))
+    report_skipped_brokers(f"a selected dead letter of {group}", missed.brokers, found=bool(entries))
     at_once = _REDRIVE_AT_ONCE if rate is None else max(1, min(_REDRIVE_AT_ONCE, int(rate / 10)))
     for broker in sorted({entry.queue.broker for entry in entries.values()}):
         of_broker = [entry for entry in entries.values() if entry.queue.broker == broker]
         for first in range(0, len(of_broker), at_once):
             part = of_broker[first : first + at_once]
-            told = await _redrive_part(mq, group, part, force=force, dry_run=dry_run)
-            outcome |= {entry.message_id: word for entry, word in zip(part, told, strict=True)}
+            statuses = await _redrive_part(mq, group, part, force=force, dry_run=dry_run)
+            outcome |= {entry.message_id: word for entry, word in zip(part, statuses, strict=True)}
             if rate is not None and not dry_run:
-                await asyncio.sleep(told.count(RedriveStatus.REDRIVEN) / rate)
+                await asyncio.sleep(statuses.count(RedriveStatus.REDRIVEN) / rate)
     redriven, already, unknown = ([i for i, word in outcome.items() if word is which] for which in RedriveStatus)
     return RedriveResult(redriven, already, unknown, missed.brokers, missed.entries)
 

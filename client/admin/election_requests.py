@@ -32,18 +32,18 @@ async def elect(mq: Connection, broker: str, number: int | None, *, unclean: boo
     """
     command = replica_info_command(broker) if dry_run else elect_command(broker, number, unclean=unclean)
     try:
-        told = read_group_master(await mq.routes.ask(command, _ELECT_SECONDS))
+        result = read_group_master(await mq.routes.ask(command, _ELECT_SECONDS))
     except ProtocolError as error:
         if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED.name:
-            raise InvalidInput("broker", "of a cluster whose brokers have replicas", broker) from None
+            raise InvalidInput("broker", "a broker of a group that has replicas", broker) from None
         raise
     return Election(
         broker,
-        None if told.master is None else told.master - 1,
-        told.epoch,
-        [each - 1 for each in told.in_sync],
-        told.changed,
-        told.warning,
+        None if result.master is None else result.master - 1,
+        result.epoch,
+        [each - 1 for each in result.in_sync],
+        result.changed,
+        result.warning,
     )
 
 

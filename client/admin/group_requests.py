@@ -59,11 +59,11 @@ async def progress(mq: Connection, group: str, known_before: Iterable[MessageQue
     """
     answers = await _progress_answers(mq, group)
     tables = _tables(answers)
-    told = [answer for answer in answers.values() if isinstance(answer, Command)]
-    wanted = [wire_admin.read_subscribed(answer) for answer in told]
-    waits_for = {topic for answer in told for topic in wire_admin.read_missing_topics(answer)}
-    subscribed = {topic for topics in wanted if topics is not None for topic in topics} | {retry_topic(group)}
-    has_members = any(topics is not None for topics in wanted)
+    received = [answer for answer in answers.values() if isinstance(answer, Command)]
+    subscriptions = [wire_admin.read_subscribed(answer) for answer in received]
+    waits_for = {topic for answer in received for topic in wire_admin.read_missing_topics(answer)}
+    subscribed = {topic for topics in subscriptions if topics is not None for topic in topics} | {retry_topic(group)}
+    has_members = any(topics is not None for topics in subscriptions)
     found = {queue: values for table in tables.values() if table is not None for queue, values in table.items()}
     silent = {broker for broker, table in tables.items() if table is None}
     lost = {queue for queue in known_before if tables.get(queue.broker) is None}
@@ -86,11 +86,11 @@ async def reset(mq: Connection, group: str, topic: str, timestamp_ms: int, *, dr
     check_group(group)
     check_topic(topic)
     route = await mq.routes.get(topic, fresh=True)
-    addresses, told = route.addresses, f"where group {group} goes on in topic {topic}"
+    addresses, change = route.addresses, f"the offset reset of group {group} in topic {topic}"
     if dry_run:
         await check_exists(mq, group)
         would_be = dict(zip(route.readable(), await _offsets_at(mq, route, timestamp_ms), strict=True))
-        await asking.check_all_updated(mq, route, told)
+        await asking.check_all_updated(mq, route, change)
         return would_be
     command = partial(wire_admin.reset_offset_command, group, topic, timestamp_ms)
     answers = await asking.request_each(mq, addresses, command)
@@ -104,7 +104,7 @@ async def reset(mq: Connection, group: str, topic: str, timestamp_ms: int, *, dr
     targets: dict[MessageQueue, int] = {}
     for answer in asking.require_answers(answers).values():
         targets |= wire_admin.read_reset(answer)
-    await asking.check_all_updated(mq, route, told)
+    await asking.check_all_updated(mq, route, change)
     return dict(sorted(targets.items()))
 
 
@@ -209,7 +209,7 @@ async def delete(mq: Connection, group: str, *, dead_letters: bool, dry_run: boo
         _check_idle(group, found)
         asking.require_answers(await asking.request_all(mq, partial(make, dry_run=False)))
         for route in routes:
-            await asking.check_all_updated(mq, route, f"that group {group} is deleted")
+            await asking.check_all_updated(mq, route, f"the deletion of group {group}")
             await asking.request_name_servers(
                 mq, partial(wire_admin.delete_topic_command, route.topic, from_broker=False)
             )
@@ -233,14 +233,16 @@ def _check_idle(group: str, found: Mapping[str, GroupContent]) -> None:
     members = sorted({member for content in found.values() for member in content.members})
     if members:
         shown = ", ".join(members[:3]) + (", ..." if len(members) > 3 else "")
-        raise InvalidInput("group", "a group without members", f"{group} with {shown}", remedy="stop them first")
+        raise InvalidInput(
+            "group", "a group without members", f"{group} with members {shown}", remedy="stop them first"
+        )
     since = min((each.since_commit for each in found.values() if each.since_commit is not None), default=IDLE_SECONDS)
     if since < IDLE_SECONDS:
         raise InvalidInput(
             "group",
-            f"a group without a commit of the last {IDLE_SECONDS:.0f} s (pull consumers and Spark are no members)",
+            f"a group without a commit of the last {IDLE_SECONDS:.0f} s (pull consumers and Spark are not members)",
             f"{group}, which committed {since:.0f} s ago",
-            remedy=f"stop who consumes, and try again in {IDLE_SECONDS - since:.0f} s",
+            remedy=f"stop its consumers, and try again in {IDLE_SECONDS - since:.0f} s",
         )
 
 
@@ -259,7 +261,7 @@ async def forget_topic(mq: Connection, group: str, topic: str) -> int:
     check_topic(topic)
     progress_now = await progress(mq, group)
     if any(each.subscribed for queue, each in progress_now.items() if queue.topic == topic):
-        raise InvalidInput("topic", f"one that no member of {group} subscribes to", topic)
+        raise InvalidInput("topic", f"a topic that no member of {group} subscribes to", topic)
     answers = await asking.request_all(mq, partial(wire_admin.forget_topic_command, group, topic))
     known = {broker: answer for broker, answer in answers.items() if not isinstance(answer, GroupNotFound)}
     return sum(wire_admin.read_forgotten(answer) for answer in asking.require_answers(known).values())

@@ -35,7 +35,7 @@ class Operation(Generic[_T]):
         self,
         what: str,
         future: concurrent.futures.Future[_T],
-        told: Callable[[_T], str],
+        describe: Callable[[_T], str],
         progress: StepLog | None = None,
     ) -> None:
         """Create the operation of a future.
@@ -43,12 +43,12 @@ class Operation(Generic[_T]):
         Args:
             what: its name in messages.
             future: yields the result.
-            told: returns the result in words.
+            describe: returns the result in words.
             progress: collects the steps of the change.
         """
         self._what = what
         self._future = future
-        self._told = told
+        self._told = describe
         self._progress = progress or StepLog()
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class Operation(Generic[_T]):
         except TimeoutError as error:
             if self._future.done():
                 raise
-            raise Timeout(self._what, f"it goes on after {number_text(timeout or 0.0, 3)} s") from error
+            raise Timeout(self._what, f"it is still running after {number_text(timeout or 0.0, 3)} s") from error
 
     def cancel(self) -> None:
         """Cancel the change.

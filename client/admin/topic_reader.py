@@ -92,10 +92,10 @@ def table(
     """
     check_topic(topic)
     first, last = check_read_position("start", start), check_read_position("end", end)
-    wanted = TagFilter.parse(arguments.text("tags", tags)).tags
+    wanted_tags = TagFilter.parse(arguments.text("tags", tags)).tags
     names = checked_columns(columns)
-    left = None if max_rows is None else arguments.whole("max_rows", max_rows, 0, arguments.MAX_OFFSET)
-    wish = ReadSpec(wanted, None, None if columns is None else frozenset(names))
+    remaining = None if max_rows is None else arguments.whole("max_rows", max_rows, 0, arguments.MAX_OFFSET)
+    spec = ReadSpec(wanted_tags, None, None if columns is None else frozenset(names))
     found = mq.run(bounds(mq, [topic], {}, RETRY_TIMEOUT_SECONDS))
     limits = {
         MessageQueue(topic, broker, queue_id): (each.low, each.high)
@@ -107,15 +107,15 @@ def table(
     parts: list[pa.Table] = []
     reader = RangeReader(mq.name_servers, mq.tls, connection=mq)
     for queue in sorted(starts.keys() & ends.keys()):
-        told = found[topic, queue.broker]
-        fence = ReadFence(told.incarnation, told.epoch)
+        topic_bounds = found[topic, queue.broker]
+        fence = ReadFence(topic_bounds.incarnation, topic_bounds.epoch)
         for begin, behind in mq.run(_ranges(mq, queue, starts[queue], ends[queue])):
-            if left == 0:
+            if remaining == 0:
                 break
-            for part in reader.table(queue, begin, behind, wish, fence):
-                parts.append(part.select(names).slice(0, left))
-                left = None if left is None else left - parts[-1].num_rows
-                if left == 0:
+            for part in reader.table(queue, begin, behind, spec, fence):
+                parts.append(part.select(names).slice(0, remaining))
+                remaining = None if remaining is None else remaining - parts[-1].num_rows
+                if remaining == 0:
                     break
     empty = SCHEMA.empty_table().select(names)
     return pa.concat_tables([empty, *parts])
@@ -147,7 +147,7 @@ async def _offsets(
     if isinstance(place, Mapping):
         for queue, offset in place.items():
             if queue not in limits:
-                raise QueueNotFound(f"{queue} is not a queue of what is read")
+                raise QueueNotFound(f"{queue} is not a queue of the topic that is read")
             low, high = limits[queue]
             if not low <= offset <= high:
                 raise OffsetOutOfRange(offset, low, high)
@@ -165,8 +165,8 @@ async def _offsets(
         places = await gather(
             limits, lambda queue: retry_while_unavailable(lambda: at_time.first(queue, ConsumeFrom.TIMESTAMP, place))
         )
-    told = zip(limits.items(), places, strict=True)
-    return {queue: low if at is None else min(max(at[0], low), high) for (queue, (low, high)), at in told}
+    pairs = zip(limits.items(), places, strict=True)
+    return {queue: low if at is None else min(max(at[0], low), high) for (queue, (low, high)), at in pairs}
 
 
 async def messages(
@@ -175,9 +175,9 @@ async def messages(
     """Iterate over a topic's messages; see `Admin.tail`."""
     check_topic(topic)
     place = check_read_position("start", start)
-    wanted = TagFilter.parse(arguments.text("tags", tags))
+    tag_filter = TagFilter.parse(arguments.text("tags", tags))
     arguments.flag("follow", follow)
-    reader = _TopicTail(mq, topic, wanted)
+    reader = _TopicTail(mq, topic, tag_filter)
     await reader.begin(place)
     found = reader.iter_live() if follow else reader.iter_stored()
     async with contextlib.aclosing(found):
@@ -207,10 +207,10 @@ async def close(found: AsyncGenerator[ReceivedMessage]) -> None:
 class _TopicTail:
     """A reader that follows the queues of one topic without a group."""
 
-    def __init__(self, mq: Connection, topic: str, wanted: TagFilter) -> None:
+    def __init__(self, mq: Connection, topic: str, tag_filter: TagFilter) -> None:
         self._mq = mq
         self._topic = topic
-        self._wanted = wanted
+        self._wanted = tag_filter
         self._positions: dict[MessageQueue, int] = {}
         self._ends: dict[MessageQueue, int] = {}
         self._session = f"tail-{uuid.uuid4().hex}"
@@ -248,10 +248,10 @@ class _TopicTail:
         try:
             tasks[""] = asyncio.create_task(self._find_queues(tasks, arrived))
             while True:
-                told = await arrived.get()
-                if isinstance(told, Exception):
-                    raise told
-                for message in told:
+                item = await arrived.get()
+                if isinstance(item, Exception):
+                    raise item
+                for message in item:
                     yield message
         finally:
             for task in tasks.values():
@@ -270,7 +270,7 @@ class _TopicTail:
                 with contextlib.suppress(BrokerUnavailable):
                     for queue, (low, _) in (await self._limits()).items():
                         self._positions.setdefault(queue, low)
-        except Exception as error:  # noqa: BLE001 - who reads is told
+        except Exception as error:  # noqa: BLE001 - it is raised to the reader
             await arrived.put(error)
 
     async def _follow(self, broker: str, arrived: asyncio.Queue[list[ReceivedMessage] | Exception]) -> None:
@@ -286,7 +286,7 @@ class _TopicTail:
                     continue
                 if found:
                     await arrived.put(found)
-        except Exception as error:  # noqa: BLE001 - who reads is told
+        except Exception as error:  # noqa: BLE001 - it is raised to the reader
             await arrived.put(error)
 
     async def _fetch(self, queues: Sequence[MessageQueue], wait_seconds: float) -> list[ReceivedMessage]:
@@ -295,12 +295,12 @@ class _TopicTail:
         Damaged messages are left out.
         """
         codes = self._wanted.codes
-        wanted = [FetchSpec(queue.topic, queue.queue_id, self._positions[queue], codes) for queue in queues]
+        specs = [FetchSpec(queue.topic, queue.queue_id, self._positions[queue], codes) for queue in queues]
         parts = await fetch(
             self._mq,
             queues[0].broker,
             f"{self._session}:{queues[0]}",
-            wanted,
+            specs,
             _AT_ONCE,
             ANSWER_BYTES,
             wait_seconds,

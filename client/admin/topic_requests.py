@@ -73,7 +73,7 @@ async def update(
         )
         await asking.request_with_retry(mq, addresses[broker], command, broker)
     mq.routes.invalidate(topic)
-    await asking.check_all_updated(mq, route, f"of the change of topic {topic}")
+    await asking.check_all_updated(mq, route, f"the change of topic {topic}")
 
 
 async def delete(mq: Connection, topic: str) -> None:
@@ -85,7 +85,7 @@ async def delete(mq: Connection, topic: str) -> None:
     answers = await asking.request_all(mq, command)
     # A broker without the topic may have deleted it for an earlier request whose answer was lost.
     asking.require_answers({name: each for name, each in answers.items() if not isinstance(each, TopicNotFound)})
-    await asking.check_all_updated(mq, route, f"that topic {topic} is deleted")
+    await asking.check_all_updated(mq, route, f"the deletion of topic {topic}")
     await asking.request_name_servers(mq, partial(wire_admin.delete_topic_command, topic, from_broker=False))
     mq.routes.forget(topic)
 

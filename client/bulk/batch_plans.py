@@ -29,13 +29,13 @@ _REQUEST_SECONDS: Final = 10.0
 class BatchPlanStore:
     """The plans of one stream's queries, on the stream's coordinator.
 
-    `home` is the name of the coordinator. Requests are repeated while it restarts.
+    `coordinator` is the name of its broker. Requests are repeated while it restarts.
     """
 
-    def __init__(self, mq: Connection, stream: str, home: str) -> None:
+    def __init__(self, mq: Connection, stream: str, coordinator: str) -> None:
         self._mq = mq
         self._stream = stream
-        self._home = home
+        self._home = coordinator
 
     async def kept(self, query: str | None) -> QueryPlans:
         """Return the plans of a query's last batches.
@@ -93,7 +93,7 @@ async def _bounds(
     mq: Connection, topics: list[str], epochs: Mapping[BrokerTopic, int], *, skip_missing: bool
 ) -> dict[BrokerTopic, TopicBounds]:
     if topics and not epochs and (brokers := await unknown_brokers(mq)):
-        reason = "it is away, and a name server that was just started does not know what it has"
+        reason = "not reachable, and a name server that was just started has no record of its topics"
         raise BrokerUnavailable(", ".join(brokers), reason, remedy=REMEDY)
     addresses: dict[BrokerTopic, str] = {}
     away: set[BrokerTopic] = set()
@@ -113,7 +113,7 @@ async def _bounds(
             if origin[1] in known:
                 addresses[origin] = known[origin[1]]
             elif origin in away or not await is_forgotten(mq, origin[1]):
-                raise BrokerUnavailable(origin[1], f"it has queues of {origin[0]}, and no name server knows it now")
+                raise BrokerUnavailable(origin[1], f"it has queues of {origin[0]}, but no name server lists it now")
 
     async def ask(origin: BrokerTopic) -> TopicBounds | None:
         try:
@@ -135,8 +135,8 @@ async def retained_end(mq: Connection, queue: MessageQueue, epoch: int) -> int |
     None: all of it is unchanged. Raise as `ask`.
     """
     command = wire.topic_bounds_command(queue.topic, epoch)
-    told = wire.read_topic_bounds(await ask(mq, queue.topic, queue.broker, command, _REQUEST_SECONDS))
-    each = told.queues.get(queue.queue_id)
+    topic_bounds = wire.read_topic_bounds(await ask(mq, queue.topic, queue.broker, command, _REQUEST_SECONDS))
+    each = topic_bounds.queues.get(queue.queue_id)
     return None if each is None else each.kept
 
 
@@ -148,5 +148,5 @@ def queue_bounds(found: Mapping[BrokerTopic, TopicBounds], queue: MessageQueue) 
     of_topic = found.get((queue.topic, queue.broker))
     each = None if of_topic is None else of_topic.queues.get(queue.queue_id)
     if each is None:
-        raise QueueNotFound(f"{queue} is not there")
+        raise QueueNotFound(f"{queue} does not exist")
     return each.low, each.high

@@ -44,7 +44,7 @@ _REQUEST_SECONDS: Final = 5.0
 #: A kind and a key for which no coordinator is ever created.
 _ANY: Final = "any"
 #: The remedy in errors about a broker that does not come back.
-REMEDY: Final = "if it is gone for good, Admin.forget_broker says so to all"
+REMEDY: Final = "if the broker is gone for good, remove it from the cluster's records with Admin.forget_broker"
 
 
 async def ensure_coordinator(
@@ -77,10 +77,10 @@ async def ensure_coordinator(
         able = [name for name, takes_new in known.items() if takes_new and (among is None or name in among)]
         return await _create_coordinator(mq, kind, key, rendezvous_choice(key, able), known) if able else None
 
-    home = await retry_while_unavailable(attempt, seconds)
-    if home is None:
+    coordinator = await retry_while_unavailable(attempt, seconds)
+    if coordinator is None:
         raise BrokerUnavailable("cluster", f"no broker has room for a new {kind}")
-    return home
+    return coordinator
 
 
 async def find_coordinator(
@@ -111,8 +111,8 @@ async def is_forgotten(mq: Connection, broker: str) -> bool:
         command = with_target_broker(name, find_coordinator_command(_ANY, _ANY))
         return frozenset(read_coordinator(await mq.pool.request(address, command, _REQUEST_SECONDS)).members)
 
-    told = await gather((await masters(mq)).items(), members)
-    return not any(broker in each for each in told)
+    answers = await gather((await masters(mq)).items(), members)
+    return not any(broker in each for each in answers)
 
 
 async def unknown_brokers(mq: Connection) -> list[str]:
@@ -131,16 +131,16 @@ async def unknown_brokers(mq: Connection) -> list[str]:
     return sorted(known - (await mq.routes.cluster()).masters.keys())
 
 
-async def request_named_broker(mq: Connection, home: str, command: Command, seconds: float) -> Command:
-    """Return the answer of the broker called `home`, which has `seconds` for it.
+async def request_named_broker(mq: Connection, broker: str, command: Command, seconds: float) -> Command:
+    """Return the answer of the broker called `broker`, which has `seconds` for it.
 
     Raises:
         BrokerUnavailable: the broker is away. Also any error of its answer.
     """
-    address = (await masters(mq)).get(home)
+    address = (await masters(mq)).get(broker)
     if address is None:
-        raise BrokerUnavailable(home, "no name server knows it now")
-    return await mq.pool.request(address, with_target_broker(home, command), seconds)
+        raise BrokerUnavailable(broker, "no name server lists it now")
+    return await mq.pool.request(address, with_target_broker(broker, command), seconds)
 
 
 def rendezvous_choice(key: str, brokers: Iterable[str]) -> str:
@@ -169,8 +169,8 @@ async def _ask_all(mq: Connection, kind: str, key: str) -> str | Mapping[str, bo
         except RayMQError as error:
             return error
 
-    asked = {asyncio.ensure_future(ask(name, address)): name for name, address in addresses.items()}
-    waiting: set[asyncio.Task[CoordinatorEntry | RayMQError]] = set(asked)
+    requests = {asyncio.ensure_future(ask(name, address)): name for name, address in addresses.items()}
+    waiting: set[asyncio.Task[CoordinatorEntry | RayMQError]] = set(requests)
     found: dict[str, bool] = {}
     members: set[str] = set()
     problem: RayMQError | None = None
@@ -178,47 +178,49 @@ async def _ask_all(mq: Connection, kind: str, key: str) -> str | Mapping[str, bo
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
-                told = each.result()
-                if isinstance(told, RayMQError):
-                    problem = told
-                elif told.home is not None:  # one broker's record is enough: the others are not waited for
-                    return told.home
+                entry = each.result()
+                if isinstance(entry, RayMQError):
+                    problem = entry
+                elif entry.home is not None:  # one broker's record is enough: the others are not waited for
+                    return entry.home
                 else:
-                    found[asked[each]] = told.takes_new
-                    members.update(told.members)
+                    found[requests[each]] = entry.takes_new
+                    members.update(entry.members)
     finally:
         for each in waiting:
             each.cancel()
     if problem is not None:
         raise problem
     if away := sorted(members - found.keys()):
-        reason = f"away, and it may be what knows the home of this {kind}"
+        reason = f"not reachable, and it may have the only record of the coordinator of this {kind}"
         raise BrokerUnavailable(", ".join(away), reason, remedy=REMEDY)
     return found
 
 
-async def _create_coordinator(mq: Connection, kind: str, key: str, home: str, asked: Collection[str]) -> str:
+async def _create_coordinator(mq: Connection, kind: str, key: str, coordinator: str, brokers: Collection[str]) -> str:
     """Have the first broker by name decide on the coordinator, and return it.
 
     All brokers have reported that there is none. The coordinator and the other brokers are informed of the decision.
     Raise BrokerUnavailable if the request has to be repeated.
     """
 
-    async def tell(broker: str, home: str, asked: Collection[str] | None = None) -> str:
-        command = register_coordinator_command(kind, key, home, asked)
+    async def register(broker: str, coordinator: str, brokers: Collection[str] | None = None) -> str:
+        command = register_coordinator_command(kind, key, coordinator, brokers)
         return read_registered_coordinator(await request_named_broker(mq, broker, command, _REQUEST_SECONDS))
 
-    decides = min(asked)
-    home = await tell(decides, home, asked)
+    decider = min(brokers)
+    coordinator = await register(decider, coordinator, brokers)
     # The coordinator has to record it itself. Each other broker that records it can report it while the coordinator is
     # away.
-    told = home if home == decides else await tell(home, home)
-    if told != home:
-        raise ProtocolError(f"{decides} has {home} for the home of the {kind} {key!r}, and {home} has {told}")
+    confirmed = coordinator if coordinator == decider else await register(coordinator, coordinator)
+    if confirmed != coordinator:
+        raise ProtocolError(
+            f"{decider} names {coordinator} as coordinator of the {kind} {key!r}, but {coordinator} names {confirmed}"
+        )
 
     async def note(broker: str) -> None:
         with contextlib.suppress(RayMQError):
-            await tell(broker, home)
+            await register(broker, coordinator)
 
-    await gather(set(asked) - {decides, home}, note)
-    return home
+    await gather(set(brokers) - {decider, coordinator}, note)
+    return coordinator

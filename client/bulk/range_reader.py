@@ -26,7 +26,7 @@ from raymq.storage.records.record_table import tables_from_records
 READ_ALL = ReadSpec()
 #: No check whether the topic or the log has changed.
 NO_FENCE = ReadFence()
-_AGAIN = "read it anew"
+_AGAIN = "start the read again"
 
 
 class RangeLost(RayMQError):
@@ -35,17 +35,17 @@ class RangeLost(RayMQError):
 
 def topic_recreated(topic: str, broker: str) -> RangeLost:
     """Return the error of a range whose topic was deleted and recreated."""
-    told = f"topic {topic} was deleted and made anew on {broker} since the read was planned"
-    return RangeLost(told, remedy=_AGAIN)
+    reason = f"topic {topic} was deleted and recreated on {broker} after the read was planned"
+    return RangeLost(reason, remedy=_AGAIN)
 
 
-def range_lost(queue: MessageQueue, kept: int) -> RangeLost:
-    """Return the error of a range that lost its messages from offset `kept` on.
+def range_lost(queue: MessageQueue, retained: int) -> RangeLost:
+    """Return the error of a range that lost its messages from offset `retained` on.
 
     They were lost by a power failure.
     """
-    told = f"a loss of power took messages of {queue} from {kept} on since the read was planned"
-    return RangeLost(told, remedy=_AGAIN)
+    reason = f"a power failure lost the messages of {queue} from offset {retained} on after the read was planned"
+    return RangeLost(reason, remedy=_AGAIN)
 
 
 def _begun(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -75,7 +75,7 @@ class RangeReader(TaskConnection):
     """
 
     def table(
-        self, queue: MessageQueue, start: int, end: int, wish: ReadSpec = READ_ALL, fence: ReadFence = NO_FENCE
+        self, queue: MessageQueue, start: int, end: int, spec: ReadSpec = READ_ALL, fence: ReadFence = NO_FENCE
     ) -> Iterator[pa.Table]:
         """Iterate over the selected messages of a range of offsets as Arrow tables.
 
@@ -83,7 +83,7 @@ class RangeReader(TaskConnection):
         at most 64 MiB (and one body) when they are decompressed.
 
         Args:
-            wish: the messages and columns to read.
+            spec: the messages and columns to read.
             fence: the incarnation of the topic and the recovery epoch at the time when the range was planned; messages
                 that have replaced those of the range since are not read.
 
@@ -95,16 +95,16 @@ class RangeReader(TaskConnection):
             ProtocolError: the broker's answer is invalid.
         """
         session = f"range-{id(self)}-{time.monotonic_ns()}"
-        asked = _RangeRead(session, queue, end, wish, fence)
+        request = _RangeRead(session, queue, end, spec, fence)
 
         def begin(position: int) -> Future[Fetched]:
-            return self._begin_patiently(queue.topic, lambda: self._part(asked, position))
+            return self._begin_patiently(queue.topic, lambda: self._part(request, position))
 
         position = start
         coming = begin(position) if position < end else None
         try:
             while coming is not None:
-                part, tables = self._tables(coming, asked, position)
+                part, tables = self._tables(coming, request, position)
                 position = part.next_offset
                 # The broker reads the next part while this one is processed.
                 coming = begin(position) if position < end else None
@@ -113,7 +113,9 @@ class RangeReader(TaskConnection):
             if coming is not None:
                 coming.cancel()
 
-    def _tables(self, coming: Future[Fetched], asked: _RangeRead, position: int) -> tuple[Fetched, Iterator[pa.Table]]:
+    def _tables(
+        self, coming: Future[Fetched], request: _RangeRead, position: int
+    ) -> tuple[Fetched, Iterator[pa.Table]]:
         """Wait for a part, and return it with its tables.
 
         Only the first table can raise an error, and it is created here. If a record is damaged, the part is fetched
@@ -121,34 +123,34 @@ class RangeReader(TaskConnection):
         """
         part = self._mq.wait(coming)
         try:
-            return part, _begun(_tables(part, asked))
+            return part, _begun(_tables(part, request))
         except StoreCorrupt:
-            part = self._patiently(asked.queue.topic, lambda: self._part(asked, position, check_crc=True))
-            return part, _begun(_tables(part, asked))
+            part = self._patiently(request.queue.topic, lambda: self._part(request, position, check_crc=True))
+            return part, _begun(_tables(part, request))
 
-    async def _part(self, asked: _RangeRead, position: int, *, check_crc: bool = False) -> Fetched:
-        queue, epoch = asked.queue, asked.fence.epoch
-        told: list[int] = []
+    async def _part(self, request: _RangeRead, position: int, *, check_crc: bool = False) -> Fetched:
+        queue, epoch = request.queue, request.fence.epoch
+        epochs: list[int] = []
         parts = await fetch(
             self._mq,
             queue.broker,
-            asked.session,
-            [asked.wish.of(queue, position, asked.fence)],
-            asked.end - position,
+            request.session,
+            [request.wish.of(queue, position, request.fence)],
+            request.end - position,
             CHUNK_BYTES,
             0.0,
             check_crc=check_crc,
-            bodies=asked.wish.bodies,
-            on_epoch=told.append,
+            bodies=request.wish.bodies,
+            on_epoch=epochs.append,
         )
-        if epoch is not None and told and told[0] != epoch:  # the answer may have records that replaced lost ones
-            kept = await retained_end(self._mq, queue, epoch)
-            if kept is not None and asked.end > kept:
-                raise range_lost(queue, kept)
-            asked.fence = asked.fence._replace(epoch=told[0])
-            return await self._part(asked, position, check_crc=check_crc)
+        if epoch is not None and epochs and epochs[0] != epoch:  # the answer may have records that replaced lost ones
+            retained = await retained_end(self._mq, queue, epoch)
+            if retained is not None and request.end > retained:
+                raise range_lost(queue, retained)
+            request.fence = request.fence._replace(epoch=epochs[0])
+            return await self._part(request, position, check_crc=check_crc)
         if not parts:
-            raise RayMQError(f"{queue} ends at {position}, before the planned end {asked.end}")
+            raise RayMQError(f"{queue} ends at {position}, before the planned end {request.end}")
         error = parts[0].error
         if isinstance(error, OffsetReset):
             raise (
@@ -159,24 +161,26 @@ class RangeReader(TaskConnection):
         if error is not None:
             raise error
         if parts[0].next_offset <= position:  # it would be fetched again without end
-            raise ProtocolError(f"{queue.broker} gives nothing of {queue} at {position}, and says to go on there")
+            raise ProtocolError(
+                f"{queue.broker} returned no message of {queue} at {position}, and the same offset as the next one"
+            )
         return parts[0]
 
 
-def _tables(part: Fetched, asked: _RangeRead) -> Iterator[pa.Table]:
+def _tables(part: Fetched, request: _RangeRead) -> Iterator[pa.Table]:
     """Iterate over the tables of a part that match, up to the range's end.
 
     With a filter a part may go beyond the end.
     """
-    wish = asked.wish
-    count = int(np.searchsorted(part.offsets, asked.end))
+    spec = request.wish
+    count = int(np.searchsorted(part.offsets, request.end))
     sizes = part.sizes[:count]
     records = part.records[: int(sizes.sum(dtype=np.int64))]
-    columns = wish.columns
-    if wish.tags is not None and columns is not None:
+    columns = spec.columns
+    if spec.tags is not None and columns is not None:
         columns = columns | {"tags"}
-    for table in tables_from_records(records, sizes, broker=asked.queue.broker, columns=columns):
-        if wish.tags is None:
+    for table in tables_from_records(records, sizes, broker=request.queue.broker, columns=columns):
+        if spec.tags is None:
             yield table
         else:
-            yield table.filter(pc.is_in(table.column("tags"), pa.array(sorted(wish.tags))))
+            yield table.filter(pc.is_in(table.column("tags"), pa.array(sorted(spec.tags))))

@@ -175,8 +175,8 @@ def abort(mq: Connection, transaction: str) -> None:
     """
 
     async def end() -> None:
-        home = await _coordinator_of(mq, transaction)
-        await _abort(mq, transaction, home, ())
+        coordinator = await _coordinator_of(mq, transaction)
+        await _abort(mq, transaction, coordinator, ())
 
     mq.run(end())
 
@@ -198,10 +198,10 @@ def accept(mq: Connection, transaction: str) -> CommittedWrite:
     async def do_without() -> CommittedWrite:
         with contextlib.suppress(WriteIncomplete):
             return await _finish(mq, transaction)
-        home, fate = await _decided(mq, transaction)
+        coordinator, fate = await _decided(mq, transaction)
         lost, _ = await _carried_out(mq, transaction, fate)
         command = wire.accept_write_command(transaction, {broker: rows for broker, (rows, _) in lost.items()})
-        await retry_while_unavailable(lambda: request_named_broker(mq, home, command, _HOME_SECONDS))
+        await retry_while_unavailable(lambda: request_named_broker(mq, coordinator, command, _HOME_SECONDS))
         return await _finish(mq, transaction)
 
     return mq.run(do_without())
@@ -211,53 +211,53 @@ async def _open(
     mq: Connection, topic: str, brokers: Collection[str], series: str, number: int, stem: str
 ) -> StagedWrite | CommittedWrite:
     if series:
-        home = await ensure_coordinator(mq, SERIES, series, among=brokers)
-        transaction = _new_name(home, stem)
-        fate = await retry_while_unavailable(lambda: _open_at(mq, home, transaction, topic, series, number))
+        coordinator = await ensure_coordinator(mq, SERIES, series, among=brokers)
+        transaction = _new_name(coordinator, stem)
+        fate = await retry_while_unavailable(lambda: _open_at(mq, coordinator, transaction, topic, series, number))
         if fate.instead:
-            return await _standing(mq, home, fate, number)
-        return StagedWrite(mq, transaction, home)
+            return await _standing(mq, coordinator, fate, number)
+        return StagedWrite(mq, transaction, coordinator)
 
     async def anywhere() -> StagedWrite:
-        problem: RayMQError = BrokerUnavailable(topic, "no broker may be written to")
-        left = set(brokers)
-        while left:
-            home = rendezvous_choice(uuid.uuid4().hex, left)
-            left.discard(home)
-            transaction = _new_name(home)  # a new name for each coordinator: one name is never opened at two
+        problem: RayMQError = BrokerUnavailable(topic, "no broker of the topic can be written to")
+        remaining = set(brokers)
+        while remaining:
+            coordinator = rendezvous_choice(uuid.uuid4().hex, remaining)
+            remaining.discard(coordinator)
+            transaction = _new_name(coordinator)  # a new name for each coordinator: one name is never opened at two
             try:
-                await _open_at(mq, home, transaction, topic, "", 0)
+                await _open_at(mq, coordinator, transaction, topic, "", 0)
             except (BrokerUnavailable, ServerBusy, StoreError) as error:
                 problem = error
             else:
-                return StagedWrite(mq, transaction, home)
+                return StagedWrite(mq, transaction, coordinator)
         raise problem
 
     return await retry_while_unavailable(anywhere)
 
 
 async def _open_at(
-    mq: Connection, home: str, transaction: str, topic: str, series: str, number: int
+    mq: Connection, coordinator: str, transaction: str, topic: str, series: str, number: int
 ) -> TransactionReply:
     command = wire.open_write_command(transaction, topic, series, number)
-    return wire.read_transaction_reply(await request_named_broker(mq, home, command, _HOME_SECONDS))
+    return wire.read_transaction_reply(await request_named_broker(mq, coordinator, command, _HOME_SECONDS))
 
 
-def _new_name(home: str, stem: str = "") -> str:
+def _new_name(coordinator: str, stem: str = "") -> str:
     """Return a new name, which includes the coordinator's name if that is short enough.
 
     `stem` replaces its random part.
     """
     stem = stem or uuid.uuid4().hex
-    name = f"{stem}-{home}"
+    name = f"{stem}-{coordinator}"
     return name if _NAME.fullmatch(name) else stem
 
 
 async def _decide(
     mq: Connection,
     transaction: str,
-    home: str,
-    wish: TransactionAction,
+    coordinator: str,
+    action: TransactionAction,
     parts: Mapping[str, Mapping[str, int]] | None = None,
 ) -> TransactionReply:
     """Return the coordinator's answer to an action on a write.
@@ -269,35 +269,35 @@ async def _decide(
 
     async def ask() -> TransactionReply:
         nonlocal unanswered
-        command = wire.decide_write_command(transaction, wish, parts)
+        command = wire.decide_write_command(transaction, action, parts)
         try:
-            return wire.read_transaction_reply(await request_named_broker(mq, home, command, _HOME_SECONDS))
+            return wire.read_transaction_reply(await request_named_broker(mq, coordinator, command, _HOME_SECONDS))
         except (BrokerUnavailable, StoreError) as error:
             unanswered = unanswered or is_unanswered(error)
             raise
         except RayMQError as error:
             if unanswered or (isinstance(error, ProtocolError) and not isinstance(error, VersionMismatch)):
-                raise WriteUnknown(f"{home}: {error}") from error
+                raise WriteUnknown(f"{coordinator}: {error}") from error
             raise
 
     return await retry_while_unavailable(ask)
 
 
 async def _commit(
-    mq: Connection, transaction: str, home: str, parts: Mapping[str, Mapping[str, int]]
+    mq: Connection, transaction: str, coordinator: str, parts: Mapping[str, Mapping[str, int]]
 ) -> CommittedWrite:
     try:
-        fate = await _decide(mq, transaction, home, TransactionAction.COMMIT, parts)
+        fate = await _decide(mq, transaction, coordinator, TransactionAction.COMMIT, parts)
     except RayMQError as error:
         if isinstance(error, StoreFull) or not isinstance(error, BrokerUnavailable | StoreError):  # nothing is decided
             with contextlib.suppress(RayMQError):
-                await _abort(mq, transaction, home, parts)
+                await _abort(mq, transaction, coordinator, parts)
             raise
         _remember_undecided(transaction, parts)
-        raise _not_known(transaction, home, error) from error
+        raise _not_known(transaction, coordinator, error) from error
     _undecided.pop(transaction, None)
     if fate.instead:
-        return await _standing(mq, home, fate, fate.instead_number)
+        return await _standing(mq, coordinator, fate, fate.instead_number)
     return await _settle(mq, transaction, fate)
 
 
@@ -307,13 +307,13 @@ def _remember_undecided(transaction: str, parts: Mapping[str, Mapping[str, int]]
     _undecided[transaction] = parts
 
 
-async def _standing(mq: Connection, home: str, fate: TransactionReply, number: int) -> CommittedWrite:
+async def _standing(mq: Connection, coordinator: str, fate: TransactionReply, number: int) -> CommittedWrite:
     """Return the write that is committed in place of this one of its series.
 
     If it has the same number, wait until all of it is visible.
     """
     if fate.instead_number == number:
-        standing = await _decide(mq, fate.instead, home, TransactionAction.LOOK)
+        standing = await _decide(mq, fate.instead, coordinator, TransactionAction.LOOK)
         if standing.decision == "committed":  # otherwise it is too old for the coordinator to have a record
             return await _settle(mq, fate.instead, standing)
     return CommittedWrite(fate.instead, fate.instead_rows)
@@ -324,7 +324,7 @@ async def _settle(mq: Connection, transaction: str, fate: TransactionReply) -> C
     if fate.instead:
         return CommittedWrite(fate.instead, fate.instead_rows)
     if fate.decision != "committed":
-        raise NotStored(f"the write {transaction} was aborted meanwhile: nothing of it is visible, nor will be")
+        raise NotStored(f"the write {transaction} was aborted in the meantime: none of its rows becomes visible")
     return _all_there(transaction, fate, *await _carried_out(mq, transaction, fate))
 
 
@@ -337,9 +337,9 @@ async def _carried_out(
     """
     brokers = sorted(fate.parts)
     done = await gather(brokers, lambda broker: _append(mq, transaction, broker, fate.parts[broker]))
-    away = {broker: told for broker, told in zip(brokers, done, strict=True) if isinstance(told, RayMQError)}
+    away = {broker: result for broker, result in zip(brokers, done, strict=True) if isinstance(result, RayMQError)}
     lost = dict(fate.missing)
-    lost |= {broker: told for broker, told in zip(brokers, done, strict=True) if isinstance(told, tuple)}
+    lost |= {broker: result for broker, result in zip(brokers, done, strict=True) if isinstance(result, tuple)}
     return lost, away
 
 
@@ -356,8 +356,8 @@ def _all_there(
         raise WriteIncomplete(transaction, fate.rows - missing, missing, reasons)
     if away:
         raise OutcomeUnknown(
-            f"the write {transaction} is committed, and its rows on {', '.join(away)} become visible by themselves when"
-            f" that is possible: do not repeat it, finish_write(transaction) waits for it"
+            f"the write {transaction} is committed, but its rows on {', '.join(away)} become visible later, by"
+            f" themselves: do not repeat the write, finish_write(transaction) waits until they are visible"
             f" ({min(map(str, away.values()))})",
             transaction=transaction,
             committed=True,
@@ -400,8 +400,8 @@ async def _is_alive(mq: Connection, broker: str, transaction: str) -> bool:
     return True
 
 
-async def _abort(mq: Connection, transaction: str, home: str, brokers: Iterable[str]) -> None:
-    fate = await _decide(mq, transaction, home, TransactionAction.ABORT)
+async def _abort(mq: Connection, transaction: str, coordinator: str, brokers: Iterable[str]) -> None:
+    fate = await _decide(mq, transaction, coordinator, TransactionAction.ABORT)
     if fate.decision == "committed":
         allowed = "a write that is not committed; finish_write(transaction) waits until it is visible"
         raise InvalidInput("transaction", allowed, transaction)
@@ -414,9 +414,9 @@ async def _abort(mq: Connection, transaction: str, home: str, brokers: Iterable[
 
 
 async def _finish(mq: Connection, transaction: str) -> CommittedWrite:
-    home, fate = await _decided(mq, transaction)
+    coordinator, fate = await _decided(mq, transaction)
     if fate.decision == "open":
-        return await _commit(mq, transaction, home, _undecided[transaction])
+        return await _commit(mq, transaction, coordinator, _undecided[transaction])
     return await _settle(mq, transaction, fate)
 
 
@@ -426,19 +426,17 @@ async def _decided(mq: Connection, transaction: str) -> tuple[str, TransactionRe
     The decision can be "open" only if this process has requested the commit. Raise InvalidInput if it is not decided
     otherwise, or if the coordinator has no record of it.
     """
-    home = await _coordinator_of(mq, transaction)
+    coordinator = await _coordinator_of(mq, transaction)
     try:
-        fate = await _decide(mq, transaction, home, TransactionAction.LOOK)
+        fate = await _decide(mq, transaction, coordinator, TransactionAction.LOOK)
     except (BrokerUnavailable, StoreError) as error:
-        raise _not_known(transaction, home, error) from error
+        raise _not_known(transaction, coordinator, error) from error
     if fate.decision == "open" and transaction not in _undecided:
-        allowed = (
-            "a write that is decided: only its own process can commit it; abort_write(transaction), and write again"
-        )
+        allowed = "a decided write: only its own process can commit it; abort_write(transaction), and write again"
         raise InvalidInput("transaction", allowed, transaction)
     if fate.decision == "unknown":
         raise _unknown(transaction)
-    return home, fate
+    return coordinator, fate
 
 
 async def _coordinator_of(mq: Connection, transaction: str) -> str:
@@ -447,22 +445,22 @@ async def _coordinator_of(mq: Connection, transaction: str) -> str:
     The brokers that had rows of it have a record of the coordinator for some minutes after its end; later only the
     write's name has it. Raise InvalidInput if neither has it.
     """
-    home = await find_coordinator(mq, WRITE, transaction)
-    if isinstance(home, str):
-        return home
+    coordinator = await find_coordinator(mq, WRITE, transaction)
+    if isinstance(coordinator, str):
+        return coordinator
     named = _NAMED.fullmatch(transaction)
-    if named is not None and named[1] not in home:
+    if named is not None and named[1] not in coordinator:
         return named[1]  # the coordinator is away
     raise _unknown(transaction)
 
 
 def _unknown(transaction: str) -> RayMQError:
-    return InvalidInput("transaction", "a write of the last 7 days, which a broker knows", transaction)
+    return InvalidInput("transaction", "a write of the last 7 days that a broker has a record of", transaction)
 
 
-def _not_known(transaction: str, home: str, error: RayMQError) -> OutcomeUnknown:
+def _not_known(transaction: str, coordinator: str, error: RayMQError) -> OutcomeUnknown:
     return OutcomeUnknown(
-        f"whether the write {transaction} is committed only {home} knows, which does not answer: do not repeat it"
-        f" before finish_write(transaction) has said what has become of it ({error})",
+        f"it is unknown whether the write {transaction} is committed: {coordinator} does not answer; do not repeat it"
+        f" before finish_write(transaction) has returned its outcome ({error})",
         transaction=transaction,
     )

@@ -29,7 +29,7 @@ def average(
     queues: Sequence[MessageQueue],
     members: Sequence[str],
     member: str,
-    owners: Mapping[MessageQueue, str],  # noqa: ARG001 - who had them plays no part
+    owners: Mapping[MessageQueue, str],  # noqa: ARG001 - this strategy ignores the previous owners
 ) -> list[MessageQueue]:
     """Assign contiguous shares of the sorted queues, as RocketMQ does."""
     return queue_allocation.average(queues, members, member)
@@ -66,7 +66,7 @@ def consistent_hash(
     queues: Sequence[MessageQueue],
     members: Sequence[str],
     member: str,
-    owners: Mapping[MessageQueue, str],  # noqa: ARG001 - who had them plays no part
+    owners: Mapping[MessageQueue, str],  # noqa: ARG001 - this strategy ignores the previous owners
 ) -> list[MessageQueue]:
     """Assign queues by a ring of hashes.
 

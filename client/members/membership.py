@@ -207,7 +207,7 @@ class Membership:
             if self._away_since is not None and self._has_logged_away:
                 away_seconds = now - self._away_since
                 _consumer_log.warning(
-                    "group %s goes on: its brokers answer after %.0f s", self._member.group, away_seconds
+                    "group %s continues: its brokers answer again after %.0f s", self._member.group, away_seconds
                 )
             self._away_since, self._has_logged_away = None, False
         elif self._away_since is None:
@@ -223,7 +223,7 @@ class Membership:
         """
         if not self._is_superseded:
             self._is_superseded = True
-            _consumer_log.warning("group %s: a consumer of it ends: %s", self._member.group, error)
+            _consumer_log.warning("group %s: one of its consumers ends: %s", self._member.group, error)
             self._on_superseded(error)
 
     def is_unreached(self, address: str | None) -> bool:
@@ -318,9 +318,9 @@ class Membership:
         new = sorted(set(absent) - self._waits_for)
         if new:
             self._waits_for |= frozenset(new)
-            told = "; ".join(f"waits for topic {topic}, which does not exist" for topic in new)
+            text = "; ".join(f"waits for topic {topic}, which does not exist" for topic in new)
             remedy = topic_not_found(new[0]).remedy
-            _consumer_log.warning("group %s %s (%s)", self._member.group, told, remedy)
+            _consumer_log.warning("group %s %s (%s)", self._member.group, text, remedy)
         if self._member.waits_for != self._waits_for:
             self._member = replace(self._member, waits_for=self._waits_for)
 
@@ -339,19 +339,19 @@ class Membership:
             self._beyond = (self._beyond | masters) - found
             found |= masters
         elif self._beyond:
-            left, self._beyond = self._beyond - found, frozenset()
-            for address in left:
+            departed, self._beyond = self._beyond - found, frozenset()
+            for address in departed:
                 self._greeted.pop(address, None)
-            self._may_know -= left
-            await self._leave(left)
+            self._may_know -= departed
+            await self._leave(departed)
         return sorted(found), knows_all
 
     async def _greet(self, address: str, *, anew: bool) -> RayMQError | None:
         try:
             connection = await self._mq.pool.get(address, _REQUEST_SECONDS)
-            known, at, told = self._greeted.get(address, (None, 0.0, None))
+            known, at, greeted_member = self._greeted.get(address, (None, 0.0, None))
             member = self._member
-            if not anew and known is connection and self._clock() - at < HEARTBEAT_SECONDS and told == member:
+            if not anew and known is connection and self._clock() - at < HEARTBEAT_SECONDS and greeted_member == member:
                 return None
             if known is None and self._retry_max_times is not None:
                 settings = wire_group.create_group_command(self._member.group, self._retry_max_times)

@@ -59,37 +59,37 @@ class QueueLockClient:
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Request the locks of `queues` and return the queues whose locks are held now."""
         answers = await asyncio.gather(*(self._request(*each) for each in _by_broker(queues)))
-        held = {queue: grant for grants in answers if grants is not None for queue, grant in grants.items()}
-        for queue, grant in held.items():
+        granted = {queue: grant for grants in answers if grants is not None for queue, grant in grants.items()}
+        for queue, grant in granted.items():
             self._table.granted(queue, grant)
-        return set(held)
+        return set(granted)
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Release the locks; if a request fails, the lease expires."""
-        for queue in (given := list(queues)):
+        for queue in (released := list(queues)):
             self._table.forget(queue)
-        await asyncio.gather(*(self._unlock(*each) for each in _by_broker(given)))
+        await asyncio.gather(*(self._unlock(*each) for each in _by_broker(released)))
 
     async def keep(
         self,
         owned: Callable[[], Collection[MessageQueue]],
-        heard: Callable[[set[MessageQueue], set[MessageQueue]], None],
+        on_renewed: Callable[[set[MessageQueue], set[MessageQueue]], None],
     ) -> None:
         """Renew the locks of the queues in `owned()`, without end.
 
         Args:
-            heard: called with the queues whose locks were renewed, so that their calls may begin, and those whose locks
-                are lost.
+            on_renewed: called with the queues whose locks were renewed, so that their calls may begin, and those whose
+                locks are lost.
         """
         try:
             while True:
                 if ended := self._table.ended(owned()):
-                    heard(set(), ended)
+                    on_renewed(set(), ended)
                 due = self._table.due(owned())
                 self._table.tried(due)
                 for broker, queues in _by_broker(due):
                     if broker not in self._renewals:  # a broker that hangs does not delay the others
-                        task = asyncio.get_running_loop().create_task(self._renew(broker, queues, heard))
+                        task = asyncio.get_running_loop().create_task(self._renew(broker, queues, on_renewed))
                         self._renewals[broker] = task
                         task.add_done_callback(lambda _, broker=broker: self._renewals.pop(broker))  # type: ignore[misc]
                 self._wanted.clear()
@@ -104,13 +104,13 @@ class QueueLockClient:
         self,
         broker: str,
         queues: list[MessageQueue],
-        heard: Callable[[set[MessageQueue], set[MessageQueue]], None],
+        on_renewed: Callable[[set[MessageQueue], set[MessageQueue]], None],
     ) -> None:
         try:
             grants = await self._request(broker, queues)
             if grants is not None:
-                kept = {queue for queue, grant in grants.items() if self._table.granted(queue, grant)}
-                heard(kept, set(queues) - kept)
+                renewed = {queue for queue, grant in grants.items() if self._table.granted(queue, grant)}
+                on_renewed(renewed, set(queues) - renewed)
         except BaseException as error:
             if is_own_cancellation(error):
                 raise

@@ -18,13 +18,13 @@ from raymq.storage.records.java_hash import tags_code
 ALL = "*"
 
 
-def check_missing_topics(told: object) -> None:
+def check_missing_topics(value: object) -> None:
     """Raise InvalidInput unless the value is "wait" or "error".
 
     It is what a consumer does about topics that do not exist.
     """
-    if told not in ("wait", "error"):
-        raise InvalidInput("missing_topics", '"wait" or "error"', told)
+    if value not in ("wait", "error"):
+        raise InvalidInput("missing_topics", '"wait" or "error"', value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,13 @@ def parse_subscriptions(subscriptions: Mapping[str, str | Sql]) -> dict[str, Tag
     if not subscriptions:
         raise InvalidInput("subscriptions", "at least one topic", {})
     return {
-        check_topic(topic, "subscriptions"): SqlSubscription(wanted.expression)
-        if isinstance(wanted, Sql)
-        else TagFilter.parse(wanted)
-        for topic, wanted in subscriptions.items()
+        check_topic(topic, "subscriptions"): SqlSubscription(condition.expression)
+        if isinstance(condition, Sql)
+        else TagFilter.parse(condition)
+        for topic, condition in subscriptions.items()
     }
 
 
 def expressions(filters: Mapping[str, TagFilter | SqlSubscription]) -> dict[str, str]:
     """Return the expression of each topic as text."""
-    return {topic: wanted.subscription(topic).expression for topic, wanted in filters.items()}
+    return {topic: each.subscription(topic).expression for topic, each in filters.items()}

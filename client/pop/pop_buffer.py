@@ -108,9 +108,9 @@ class PopBuffer:
         self._popped.clear()
         return left
 
-    def _without(self, gone: Sequence[BufferedMessage]) -> None:
-        if gone:
-            taken = set(map(id, gone))
+    def _without(self, removed: Sequence[BufferedMessage]) -> None:
+        if removed:
+            taken = set(map(id, removed))
             self._popped = [popped for popped in self._popped if id(popped) not in taken]
 
 

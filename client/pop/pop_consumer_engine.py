@@ -97,7 +97,7 @@ class PopConsumerEngine:
             Member(
                 requests.member,
                 group,
-                {topic: wanted.subscription(topic) for topic, wanted in filters.items()},
+                {topic: each.subscription(topic) for topic, each in filters.items()},
                 consume_type="CONSUME_POP",
                 version=version,
             ),
@@ -311,10 +311,10 @@ class PopConsumerEngine:
         """
         sources: list[PopSource] = []
         away: BrokerUnavailable | None = None
-        gone: dict[str, TopicNotFound] = {}
+        missing: dict[str, TopicNotFound] = {}
         for topic, route in (await self._routes(self.topics)).items():
             if isinstance(route, TopicNotFound):
-                gone[topic] = route
+                missing[topic] = route
             elif isinstance(route, BrokerUnavailable):  # the other topics are not affected
                 away = route
             elif isinstance(route, RayMQError):
@@ -324,8 +324,8 @@ class PopConsumerEngine:
         if away is not None and not sources:
             raise away
         if self._waits:
-            gone.clear()
-        lacking = [error for topic, error in gone.items() if topic != retry_topic(self._group)]
+            missing.clear()
+        lacking = [error for topic, error in missing.items() if topic != retry_topic(self._group)]
         if lacking and len(lacking) == len(self.topics) - 1:
             raise lacking[0]
         first = next(self._turn) % max(1, len(sources))
@@ -345,10 +345,10 @@ class PopConsumerEngine:
             while (room := max_messages - self._kept.count(invisible_ms)) > 0 and source not in self._pops:
                 if self._stopped.is_set() or self.ended_by is not None:
                     return failures
-                asked = min(MAX_MESSAGES, room)
+                requested = min(MAX_MESSAGES, room)
                 self._asked_at[source] = time.monotonic()
                 pop = self._pops[source] = asyncio.get_running_loop().create_task(
-                    self._keep_popped(source, asked, invisible_ms, begun=begun)
+                    self._keep_popped(source, requested, invisible_ms, begun=begun)
                 )
                 pop.add_done_callback(partial(self._popped, source))
                 await asyncio.wait((pop,), timeout=0.0 if source[0] in slow else _PATIENCE_SECONDS)
@@ -367,7 +367,7 @@ class PopConsumerEngine:
                     break
                 if not pop.result() and not self._stopped.is_set():
                     self._notification(source)
-                if pop.result() < asked:
+                if pop.result() < requested:
                     break
         return failures
 
@@ -473,12 +473,12 @@ class PopConsumerEngine:
 
         Other members can receive them at once. This does not count as a failed delivery.
         """
-        gone = [
+        requests = [
             self.requests.change_invisible(message, message.receipt, 1, undelivered=True)
             for message in messages
             if message.receipt
         ]
-        await asyncio.gather(*gone, return_exceptions=True)
+        await asyncio.gather(*requests, return_exceptions=True)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 

@@ -49,12 +49,12 @@ class SettlementBatcher:
         queue, handle = message.queue, message.receipt.handle
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[SettleResult] = loop.create_future()
-        wanted = Settlement(
+        settlement = Settlement(
             queue.topic, queue.queue_id, message.queue_offset, handle.pop_time_ms, action, argument, reason
         )
         if not self._waiting:
             loop.call_soon(self._send)
-        self._waiting[queue.broker].append((wanted, outcome))
+        self._waiting[queue.broker].append((settlement, outcome))
         return outcome
 
     async def idle(self) -> None:
@@ -66,24 +66,24 @@ class SettlementBatcher:
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, defaultdict(list)
-        for broker, wanted in waiting.items():
-            for begin in range(0, len(wanted), MAX_SETTLED):
-                part = wanted[begin : begin + MAX_SETTLED]
+        for broker, entries in waiting.items():
+            for begin in range(0, len(entries), MAX_SETTLED):
+                part = entries[begin : begin + MAX_SETTLED]
                 request = asyncio.get_running_loop().create_task(self._ask(broker, part))
                 self._requests.add(request)
                 request.add_done_callback(self._requests.discard)
 
-    async def _ask(self, broker: str, wanted: list[_Waiting]) -> None:
-        command = settle_command(self._group, [settlement for settlement, _ in wanted])
+    async def _ask(self, broker: str, entries: list[_Waiting]) -> None:
+        command = settle_command(self._group, [settlement for settlement, _ in entries])
         try:
             answer = await request_via_topics(self._mq, self._topics, broker, command, _REQUEST_SECONDS)
             outcomes = read_settled(answer)
         except RayMQError as error:
-            for _, outcome in wanted:
+            for _, outcome in entries:
                 if not outcome.done():
                     outcome.set_exception(error)
                     outcome.exception()  # the caller may be gone, and asyncio logs errors that are never read
             return
-        for (_, outcome), told in zip(wanted, outcomes, strict=True):
+        for (_, outcome), result in zip(entries, outcomes, strict=True):
             if not outcome.done():
-                outcome.set_result(told)
+                outcome.set_result(result)

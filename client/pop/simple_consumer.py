@@ -79,8 +79,8 @@ class SimpleConsumer(ClientBase):
         check_connection(mq)
         self.group = check_group(group)
         filters = parse_subscriptions(subscriptions)
-        for wanted in filters.values():
-            wanted.check()
+        for each in filters.values():
+            each.check()
         arguments.whole("max_reconsume_times", max_reconsume_times, 0)
         arguments.flag("ordered", ordered)
         check_missing_topics(missing_topics)
@@ -281,5 +281,5 @@ def _several(messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
 def _receipt(message: ReceivedMessage) -> Receipt:
     receipt = arguments.instance("message", message, ReceivedMessage).receipt
     if receipt is None:
-        raise InvalidInput("message", "one that a SimpleConsumer received", message.message_id)
+        raise InvalidInput("message", "a message that a SimpleConsumer received", message.message_id)
     return receipt

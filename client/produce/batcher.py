@@ -220,7 +220,7 @@ class Batcher:
         if self._on_the_loop():
             return  # a callback of a result would wait for itself
         if not self._block or not self._answered.wait_for(self._has_room, timeout):
-            raise BufferFull(f"{self._taken_bytes} bytes wait for their brokers' answers")
+            raise BufferFull(f"{self._taken_bytes} bytes are waiting for their brokers' answers")
         if self._closed:
             raise ClientClosed("the producer was closed")
 
@@ -293,7 +293,7 @@ class Batcher:
         except asyncio.CancelledError:
             batch.fail(OutcomeUnknown("closed before an answer came"))
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what became of the batch
+        except Exception as error:  # noqa: BLE001 - any error is the outcome of the batch
             batch.fail(error)
 
     def _ended(self, batch: MessageBatch, _: asyncio.Task[None]) -> None:
@@ -442,8 +442,8 @@ class Batcher:
 
         async def outcomes() -> dict[int, Outcome]:
             found: dict[int, Outcome] = {}
-            for mine, made in zip(members.values(), await sends, strict=True):
-                found |= zip(mine, [made] * len(mine) if isinstance(made, BaseException) else made, strict=True)
+            for mine, result in zip(members.values(), await sends, strict=True):
+                found |= zip(mine, [result] * len(mine) if isinstance(result, BaseException) else result, strict=True)
             return found
 
         return outcomes()
@@ -461,18 +461,20 @@ class Batcher:
         """
         messages = [batch.messages[index] for index in mine]
         try:
-            made = await self._send_together(messages, replace(batch.terms, queue=queue, by_key=True), deadline)
-            outcomes = list(made())
+            make_outcomes = await self._send_together(
+                messages, replace(batch.terms, queue=queue, by_key=True), deadline
+            )
+            outcomes = list(make_outcomes())
         except RayMQError as error:
             outcomes = [error] * len(mine)
         if self._keep is not None:
             for failure in {id(each): each for each in outcomes if isinstance(each, RayMQError)}.values():
                 if belongs_in_outbox(failure, batch.terms) and not (elsewhere and isinstance(failure, QUEUE_ERRORS)):
-                    told = copy(failure)  # a copy: other messages share this error and may not be stored
+                    own_error = copy(failure)  # a copy: other messages share this error and may not be stored
                     its = [index for index, each in zip(mine, outcomes, strict=True) if each is failure]
                     with contextlib.suppress(RayMQError):
-                        await self._keep_by_key(batch, told, its)
-                    outcomes = [told if each is failure else each for each in outcomes]
+                        await self._keep_by_key(batch, own_error, its)
+                    outcomes = [own_error if each is failure else each for each in outcomes]
         return outcomes
 
     @asynccontextmanager
@@ -489,7 +491,7 @@ class Batcher:
             if not self._ends or batch not in self._choosers:
                 raise
             self._choosers.discard(batch)
-            ended = NotStored("closed before it was its turn")
+            ended = NotStored("closed before the send began")
             await self._keep_by_key(batch, ended, indices)
             raise ended from None
         finally:
@@ -515,7 +517,7 @@ class Batcher:
         """
         async with self._choosing.take(topic, terms.timeout) as in_time:
             if not in_time:
-                raise NotStored("its time was over before it was its turn")
+                raise NotStored("the timeout ended before the send began")
             yield
 
 

@@ -102,8 +102,8 @@ class MessageBatch:
         """
         try:
             return self.outcomes()[index]
-        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits has to know
-            unknown = OutcomeUnknown(f"what was answered says nothing of this message: {error!r}")
+        except Exception as error:  # noqa: BLE001 - any error is raised to the waiting callers
+            unknown = OutcomeUnknown(f"the answer has no result for this message: {error!r}")
             unknown.__cause__ = error
             return unknown
 

@@ -170,7 +170,7 @@ def arrow_table(table: ArrowData) -> pa.Table:
             return pa.Table.from_batches([pa.record_batch(table)])
     except (pa.ArrowException, ValueError, TypeError) as error:
         if "non-struct" in str(error):
-            remedy = "make one of a column by its to_frame()"
+            remedy = "convert the column into a table with its to_frame()"
             raise InvalidInput("table", "a table", f"one column ({type(table).__name__})", remedy=remedy) from error
         raise InvalidInput("table", "columns that Arrow has types for", f"{type(table).__name__}: {error}") from error
     raise TypeError(

@@ -56,7 +56,7 @@ async def recall(mq: Connection, handles: Sequence[RecallHandle], timeout: float
 
     try:
         async with asyncio.timeout(timeout):
-            told = await asyncio.gather(
+            statuses = await asyncio.gather(
                 *(retry_while_unavailable(partial(recalled, each), timeout) for each in handles)
             )
     except TimeoutError as error:
@@ -64,5 +64,5 @@ async def recall(mq: Connection, handles: Sequence[RecallHandle], timeout: float
             raise
         raise Timeout(", ".join(handle.broker for handle in handles), no_answer_within(timeout)) from error
     return next(
-        (word for word in (RecallStatus.DELIVERED, RecallStatus.WITHDRAWN) if word in told), RecallStatus.UNKNOWN
+        (word for word in (RecallStatus.DELIVERED, RecallStatus.WITHDRAWN) if word in statuses), RecallStatus.UNKNOWN
     )

@@ -88,7 +88,7 @@ class OutboxSender:
         self._busy = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._task = Supervisor("outbox").keep("sending of what is kept", self._empty)
+        self._task = Supervisor("outbox").keep("sending of kept batches", self._empty)
         self._closing: asyncio.Task[None] | None = None
         self._topic_backoffs = _TopicBackoffs(boottime)
 
@@ -103,7 +103,7 @@ class OutboxSender:
         self._idle.clear()
         try:
             if self._closing_down:
-                raise NotStored("closed before it was its turn")
+                raise NotStored("closed before the send began")
             return await self._send(topic, records, sizes, terms)
         except RayMQError as error:
             if not terms.by_key and belongs_in_outbox(error, terms):
@@ -150,7 +150,7 @@ class OutboxSender:
             self._to_keep.pop(mine, None)
         self._kept.set()
         error.kept = True
-        error.remedy = "it is in the outbox and will be sent from there"
+        error.remedy = "the outbox has it and will send it"
 
     def _keep_with_others(self, mine: object) -> None:
         """Write a send's batches together with those of other waiting sends.
@@ -159,12 +159,12 @@ class OutboxSender:
         at the same time, and each write waits for the disk.
         """
         waiting = list(self._to_keep.items())
-        last = next((place for place, (who, _) in enumerate(waiting) if who is mine), None)
+        last = next((place for place, (sender, _) in enumerate(waiting) if sender is mine), None)
         if last is not None:
             together = waiting[: last + _KEPT_TOGETHER]
             self._file.keep(*(send for _, send in together))
-            for who, _ in together:
-                self._to_keep.pop(who, None)
+            for sender, _ in together:
+                self._to_keep.pop(sender, None)
 
     async def close(self, gathered: Callable[[], Awaitable[None]] | None = None) -> None:
         """End the sends in flight, whose messages are kept, and stop sending from the file.
@@ -242,7 +242,7 @@ class OutboxSender:
             if not refused:
                 self._topic_backoffs.failed(batch.topic)
             await self._written(partial(self._file.failed, batch.id, _first_line(error), refused=refused))
-        except Exception:  # noqa: BLE001 - one batch's trouble, whatever it is, is not that of the others
+        except Exception:  # noqa: BLE001 - an error of one batch must not affect the others
             _log.exception("batch %d of the outbox cannot be sent", batch.id)
             await self._written(partial(self._file.failed, batch.id, "an unexpected error", refused=True))
         else:

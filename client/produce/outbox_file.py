@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS batches (
     tries INTEGER NOT NULL DEFAULT 0,   -- from the outbox
     error TEXT NOT NULL
 );
--- Who sends, until when: seconds since the machine started, which nobody sets, and which of its starts that was.
+-- The process that sends, until when (seconds since the machine started: this clock cannot be set), and the boot's id.
 CREATE TABLE IF NOT EXISTS lease (
     one INTEGER PRIMARY KEY CHECK (one = 1), owner TEXT NOT NULL, boot TEXT NOT NULL, until REAL NOT NULL
 );
@@ -203,7 +203,7 @@ class OutboxFile:
         columns = {row[1] for row in self._db.execute("PRAGMA table_info(batches)")}
         is_new = not application and not tables and not read_only
         if not is_new and (application not in (0, _APPLICATION) or not columns >= _COLUMNS):
-            raise InvalidInput("outbox", "an outbox of RayMQ, or a file that is not there yet", str(path))
+            raise InvalidInput("outbox", "an outbox of RayMQ, or a file that does not exist yet", str(path))
 
     def keep(self, *sends: UnsentBatches) -> list[int]:
         """Add batches after all others, all of them or none, and return their numbers.

@@ -346,8 +346,8 @@ class Producer(ClientBase):
         deadline = time.monotonic() + arguments.duration("timeout", timeout)
         batcher = self._paths.batcher
         answered = batcher is None or batcher.flush(timeout)
-        left = wait(list(self._under_way), max(0.0, deadline - time.monotonic())).not_done
-        return answered and not left
+        pending = wait(list(self._under_way), max(0.0, deadline - time.monotonic())).not_done
+        return answered and not pending
 
     async def aflush(self, timeout: float = 10.0) -> bool:
         """Do `flush` for asyncio code."""
@@ -422,11 +422,11 @@ class Producer(ClientBase):
     def _make_paths(self) -> SendPipeline:
         with self._making:  # a second thread would create a pipeline that is never closed
             if self._made is None:
-                made = SendPipeline.make(self._mq, self._options, self._defaults, owner=self)
+                created = SendPipeline.make(self._mq, self._options, self._defaults, owner=self)
                 if self._made is None:
-                    self._made = made
+                    self._made = created
                 else:  # a signal handler created another pipeline meanwhile, which is in use
-                    made.start_outbox_close(self._mq)  # type: ignore[unreachable]
+                    created.start_outbox_close(self._mq)  # type: ignore[unreachable]
             return self._made
 
     def _reset_in_child(self) -> None:

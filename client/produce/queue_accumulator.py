@@ -96,19 +96,19 @@ class QueueAccumulator:
     async def _send(self, parts: list[_Part]) -> None:
         """Send parts together, and set the outcomes of each."""
         terms = parts[0].terms
-        left = max(0.0, min(part.deadline for part in parts) - time.monotonic())
-        if left < _UNTOUCHED * terms.timeout:  # else keep equal terms, which can be joined with others
-            terms = replace(terms, timeout=left)
+        remaining = max(0.0, min(part.deadline for part in parts) - time.monotonic())
+        if remaining < _UNTOUCHED * terms.timeout:  # else keep equal terms, which can be joined with others
+            terms = replace(terms, timeout=remaining)
         messages = [message for part in parts for message in part.messages]
         try:
-            made = await self._store(messages, _as_one([part.encoded for part in parts]), terms)
+            make_outcomes = await self._store(messages, _as_one([part.encoded for part in parts]), terms)
         except InvalidInput as error:
             if len(parts) > 1:  # send each alone: one invalid part must not fail the others
                 for part in parts:
                     await self._send([part])
                 return
             parts[0].outcomes.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what became of all of them
+        except Exception as error:  # noqa: BLE001 - any error is the outcome of all of them
             for part in parts:
                 part.outcomes.set_exception(error)
         except BaseException:
@@ -116,7 +116,7 @@ class QueueAccumulator:
                 part.outcomes.cancel()
             raise
         else:
-            _share(cache(made), parts)
+            _share(cache(make_outcomes), parts)
 
 
 def _joined(line: deque[_Part], most_bytes: int) -> list[_Part]:
@@ -150,13 +150,13 @@ def _as_one(encoded: Sequence[Encoded]) -> Encoded:
     return numbers, records, np.concatenate([each for _, _, each in encoded])
 
 
-def _share(made: MakeOutcomes, parts: Sequence[_Part]) -> None:
+def _share(make_outcomes: MakeOutcomes, parts: Sequence[_Part]) -> None:
     first = 0
     for part in parts:
         mine = slice(first, first + len(part.messages))
         first = mine.stop
 
         def outcomes(mine: slice = mine) -> Sequence[Outcome]:
-            return made()[mine]
+            return make_outcomes()[mine]
 
-        part.outcomes.set_result(made if len(parts) == 1 else outcomes)
+        part.outcomes.set_result(make_outcomes if len(parts) == 1 else outcomes)

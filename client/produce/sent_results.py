@@ -74,8 +74,8 @@ def batch_error(outcomes: Sequence[tuple[int, PartOutcome]], key_numbers: Sequen
             entries += [_entry(outcome)] * count
         else:
             entries += results_of(outcome, key_numbers[len(entries) : len(entries) + count])
-    left = len(key_numbers) - len(entries)
-    return _error([*entries, *[_never_tried()] * left], [outcome for _, outcome in outcomes])
+    untried = len(key_numbers) - len(entries)
+    return _error([*entries, *[_never_tried()] * untried], [outcome for _, outcome in outcomes])
 
 
 def table_error(outcomes: Sequence[tuple[int, PartOutcome]], first_keys: Sequence[str], rows: int) -> RayMQError:
@@ -98,9 +98,9 @@ def table_error(outcomes: Sequence[tuple[int, PartOutcome]], first_keys: Sequenc
             entry = PartResult(*result_of_one(place, key))
         entry.rows = count
         entries.append(entry)
-    if left := rows - sum(count for count, _ in outcomes):
+    if untried := rows - sum(count for count, _ in outcomes):
         rest = _never_tried()
-        rest.rows = left
+        rest.rows = untried
         entries.append(rest)
     return _error(entries, [outcome for _, outcome in outcomes])
 

@@ -66,11 +66,11 @@ class SharedSender:
             await self._renew_actor()  # an idle actor may have ended by itself, and did not die during this send
         plan = terms.plan()
         # Unchanged, so that the actor finds the terms equal to those of other sends and can join them.
-        left = terms
+        remaining_terms = terms
         while True:
             began = time.monotonic()
             try:
-                sent = await self._call(topic, bytes(records), sizes, left)
+                sent = await self._call(topic, bytes(records), sizes, remaining_terms)
             except BrokerUnavailable as error:
                 self._answered_at = float("-inf")  # the next send checks the actor first
                 wait = plan.failed(None, error, time.monotonic() - began)
@@ -78,7 +78,7 @@ class SharedSender:
                     raise plan.outcome() from error
                 if not await self._renew_actor():
                     await asyncio.sleep(max(wait, min(_RESTART_SECONDS, plan.remaining / 2)))
-                left = replace(terms, timeout=plan.remaining)
+                remaining_terms = replace(terms, timeout=plan.remaining)
             except RayMQError as error:
                 if not plan.is_in_doubt:
                     raise

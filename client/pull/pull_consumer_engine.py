@@ -272,7 +272,7 @@ class PullConsumerEngine:
 
         parts = await retry_while_unavailable(once, CONTROL_SECONDS)
         if not parts:
-            raise BrokerUnavailable(queue.broker, "what it gave before is gone")
+            raise BrokerUnavailable(queue.broker, "the messages that it returned before are no longer there")
         if parts[0].error is not None:
             raise parts[0].error
         return parts[0]
@@ -297,21 +297,21 @@ class PullConsumerEngine:
         wait_seconds = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
         within = ANSWER_SECONDS if deadline is None else answer_seconds(wait_seconds)
         epoch, incarnation = self.epochs.get(queue, 0), self.incarnations.get(queue)
-        wanted = [FetchSpec(queue.topic, queue.queue_id, offset, epoch=epoch, incarnation=incarnation)]
+        specs = [FetchSpec(queue.topic, queue.queue_id, offset, epoch=epoch, incarnation=incarnation)]
         limits = (max_messages, ANSWER_BYTES, wait_seconds)
-        told: list[int] = []
+        epochs: list[int] = []
         parts = await fetch(
             self._mq,
             queue.broker,
             self.session(queue),
-            wanted,
+            specs,
             *limits,
             check_crc=check_crc,
-            on_epoch=told.append,
+            on_epoch=epochs.append,
             answer_within=within,
         )
-        if told and not (parts and parts[0].error):
-            self.epochs[queue] = told[0]
+        if epochs and not (parts and parts[0].error):
+            self.epochs[queue] = epochs[0]
         return parts
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:

@@ -280,11 +280,11 @@ class ConsumeMessageService:
             if not self._calls and not self._returning:
                 break
             await asyncio.sleep(0.01)
-        left = list(self._returning)
-        for task in left:  # a message that is not sent back is not committed either, so it is redelivered
+        unfinished = list(self._returning)
+        for task in unfinished:  # a message that is not sent back is not committed either, so it is redelivered
             task.cancel()
-        if left:
-            await asyncio.wait(left)
+        if unfinished:
+            await asyncio.wait(unfinished)
         self._failure_log.flush(all_of_them=True)
 
     def force_stop(self) -> None:
@@ -403,7 +403,7 @@ class ConsumeMessageService:
                 call.started = self._clock()
                 failures = self._runner.call(call.messages)
                 self.pace.took(self._clock() - call.started)
-        except BaseException as error:  # noqa: BLE001 - nothing may keep a call from ending
+        except BaseException as error:  # noqa: BLE001 - a call has to end after any error
             if call.started is None:
                 call.barred = True
             elif failures is None:
@@ -461,7 +461,7 @@ class ConsumeMessageService:
         self._end(call)
         try:
             self._decide(call, failures)
-        except BaseException as error:  # noqa: BLE001 - one message that cannot be looked at must not hold up the others
+        except BaseException as error:  # noqa: BLE001 - an unreadable message must not block the others
             self._supervisor.report("outcome of a call", error)
             self._decide_singly(call, failures)
 
@@ -526,8 +526,8 @@ class ConsumeMessageService:
             return outcome
 
         async def work() -> None:
-            told = await self._return(process, message, failure)
-            outcome.set_result(told)
+            result = await self._return(process, message, failure)
+            outcome.set_result(result)
 
         self._keep_returning("send-back", work)
         return outcome
@@ -541,18 +541,18 @@ class ConsumeMessageService:
         """Send a message back. It stays in flight and uncommitted until the broker has it."""
         try:
             message.message_id, message.physical_offset  # noqa: B018 - decodes it
-        except Exception as error:  # noqa: BLE001 - damaged around its body: nobody could ask for it again
+        except Exception as error:  # noqa: BLE001 - a damaged record, which cannot be sent back
             self._pass_over(process.queue, message.queue_offset, error)
             process.finish(message.queue_offset)
             self._tell_of_room(process)
             return SendBackResult(given_up=True)
-        told = await self._send_back(message, failure)
+        result = await self._send_back(message, failure)
         process.finish(message.queue_offset)
-        self._trace(TraceState.DEAD_LETTER if told.dead else TraceState.RETRY, [message])
-        if told.dead:
+        self._trace(TraceState.DEAD_LETTER if result.dead else TraceState.RETRY, [message])
+        if result.dead:
             self._failure_log.dead_letter(message, failure.reason)
         self._tell_of_room(process)
-        return told
+        return result
 
     def _log_failed(
         self, call: _Call, failures: Failures, returned: dict[int, asyncio.Future[SendBackResult]], *, stays_out: bool
@@ -602,7 +602,7 @@ class ConsumeMessageService:
         for message in messages:
             try:
                 self._settings.trace(TraceEvent(state, message))
-            except BaseException as error:  # noqa: BLE001 - a watcher's fault must not stop what it watches
+            except BaseException as error:  # noqa: BLE001 - an error of the hook must not stop the consumer
                 self._supervisor.report("trace hook", error)
 
 
@@ -610,9 +610,9 @@ def _what_follows(outcome: asyncio.Future[SendBackResult], broker: str) -> str:
     """Return the part of a log line that says what happens to a failed message."""
     if not outcome.done():
         return f"it comes again when {broker} has taken it back"
-    told = outcome.result()
-    if told.dead:
+    result = outcome.result()
+    if result.dead:
         return "it goes to the dead letters"
-    if told.given_up:
+    if result.given_up:
         return "it does not come again"
-    return "it comes again" + ("" if told.delay_seconds is None else f" in {number_text(told.delay_seconds)} s")
+    return "it comes again" + ("" if result.delay_seconds is None else f" in {number_text(result.delay_seconds)} s")

@@ -92,13 +92,13 @@ class ConsumerSettings:
         for name in ("ordered", "park_failed_keys", "failure_text"):
             arguments.flag(name, getattr(self, name))
         if self.trace is not None and not callable(self.trace):
-            raise InvalidInput("trace", "None, or something to call with each event", self.trace)
+            raise InvalidInput("trace", "None, or a function that is called with each event", self.trace)
         if self.on_outage not in (None, "pause"):
             raise InvalidInput("on_outage", 'None or "pause"', self.on_outage)
         check_missing_topics(self.missing_topics)
         arguments.whole("subscription_version", self.subscription_version, 0)
         if self.park_failed_keys and not self.ordered:
-            raise InvalidInput("park_failed_keys", "False where ordered is False: nothing blocks there", True)
+            raise InvalidInput("park_failed_keys", "False where ordered is False, since nothing blocks there", True)
         self._check_mode()
 
     def _check_mode(self) -> None:

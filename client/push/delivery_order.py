@@ -82,10 +82,10 @@ class ConcurrentDelivery:
     blocked: bool = False
     waits_for_call: bool = False
 
-    def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:  # noqa: ARG002 - time plays no part
+    def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:  # noqa: ARG002 - this order does not depend on the time
         return self.process.take(limit)
 
-    def wait_seconds(self, now: float) -> float | None:  # noqa: ARG002 - time plays no part
+    def wait_seconds(self, now: float) -> float | None:  # noqa: ARG002 - this order does not depend on the time
         return 0.0 if self.process.ready else None
 
     def done(self, messages: list[ReceivedMessage], failures: Failures, now: float) -> OrderDecision:  # noqa: ARG002
@@ -158,14 +158,16 @@ class OrderedDelivery:
         dead = [
             (m, failure.to_dead_letters()) for m, failure in pairs if failure is not None and self._dies(m, failure)
         ]
-        left = [(m, failure) for m, failure in pairs if failure is None or not self._dies(m, failure)]
+        remaining = [(m, failure) for m, failure in pairs if failure is None or not self._dies(m, failure)]
         finished: list[ReceivedMessage] = []
         if self.park_failed_keys:
-            finished = self._park(left, now)
-        elif all(failure is None for _, failure in left):
-            finished = [m for m, _ in left]
+            finished = self._park(remaining, now)
+        elif all(failure is None for _, failure in remaining):
+            finished = [m for m, _ in remaining]
         else:
-            self.process.put_back([m.with_failure(None if failure is None else failure.reason) for m, failure in left])
+            self.process.put_back(
+                [m.with_failure(None if failure is None else failure.reason) for m, failure in remaining]
+            )
             self._retry_at = now + self.retry_seconds
         self._running, self._running_key = False, None
         self._count_parked()
@@ -213,14 +215,14 @@ class OrderedDelivery:
                     parked.messages.append(message)
         return batch
 
-    def _park(self, left: list[tuple[ReceivedMessage, CallFailure | None]], now: float) -> list[ReceivedMessage]:
+    def _park(self, remaining: list[tuple[ReceivedMessage, CallFailure | None]], now: float) -> list[ReceivedMessage]:
         """Park the failed messages and those that follow them under the same key.
 
         Return the other messages, which are finished.
         """
         finished = []
         aside: dict[str, list[ReceivedMessage]] = {}
-        for message, failure in left:
+        for message, failure in remaining:
             key = _key(message)
             if failure is not None:
                 aside.setdefault(key, []).append(message.with_failure(failure.reason))

@@ -93,7 +93,7 @@ class CallFailure:
 def _first_line(error: BaseException) -> str:
     try:
         lines = str(error)[:_MAX_CHARACTERS].strip().splitlines()
-    except Exception:  # noqa: BLE001 - the exception is the user's own, and so is its text
+    except Exception:  # noqa: BLE001 - the user's exception class makes the text
         return ""
     return lines[0].strip() if lines else ""
 
@@ -197,7 +197,7 @@ class FailureLog:
             follows: what happens to them, such as "it comes again in 10 s".
         """
         more = f" and {len(messages) - 1} more of its call" if len(messages) > 1 else ""
-        others = f"; {line.others} other calls failed so since the last line" if line.others else ""
+        others = f"; {line.others} other calls failed in this way since the last line" if line.others else ""
         traceback = _of_listener(failure.error) if line.in_full and failure.error is not None else None
         _warn(
             "consumer of group %s failed on %s%s: %s; %s%s",

@@ -78,10 +78,10 @@ class ListenerThreads(Generic[_Call]):
 
     def withdraw(self) -> list[_Call]:
         """Remove and return the calls that have not begun, in order."""
-        left = []
+        withdrawn = []
         while (call := self._next()) is not None:
-            left.append(call)
-        return left
+            withdrawn.append(call)
+        return withdrawn
 
     def close(self) -> list[_Call]:
         """End each thread when its call has ended.
@@ -89,10 +89,10 @@ class ListenerThreads(Generic[_Call]):
         Return the calls that have not begun.
         """
         self._closed = True
-        left = self.withdraw()
+        withdrawn = self.withdraw()
         while self._sleeping:
             self._sleeping.pop().release()
-        return left
+        return withdrawn
 
     def _next(self) -> _Call | None:
         try:
@@ -123,7 +123,7 @@ class ListenerThreads(Generic[_Call]):
                     self._wake_one()
                 try:
                     self._run(call)
-                except BaseException as error:  # noqa: BLE001 - the thread is there for all other calls, too
+                except BaseException as error:  # noqa: BLE001 - the thread runs all other calls, too
                     self._failed(error)
             elif self._closed:
                 return

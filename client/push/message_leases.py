@@ -238,7 +238,7 @@ class MessageLeases:
         self.first_calls -= self.first_calls > 0
         return call
 
-    def _without(self, gone: list[MessageLease]) -> None:
-        for lease in gone:
+    def _without(self, removed: list[MessageLease]) -> None:
+        for lease in removed:
             self.ahead.pop(lease.place, None)
             self._suspects.pop(lease.place, None)

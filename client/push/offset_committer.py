@@ -48,11 +48,11 @@ class OffsetCommitter:
         The queues in `due()` of a broker are committed as soon as the broker has no commit in flight. So a caller that
         is cancelled while one broker hangs has committed at all others.
         """
-        asked: set[str] = set()
+        begun_brokers: set[str] = set()
         while True:
-            left = [process for process in due() if process.queue.broker not in asked]
-            asked |= {process.queue.broker for process in left} - self._under_way.keys()
-            self.begin(left)
+            remaining = [process for process in due() if process.queue.broker not in begun_brokers]
+            begun_brokers |= {process.queue.broker for process in remaining} - self._under_way.keys()
+            self.begin(remaining)
             if not self._under_way:
                 return
             await asyncio.wait(self._under_way.values(), return_when=asyncio.FIRST_COMPLETED)

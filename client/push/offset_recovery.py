@@ -123,10 +123,12 @@ class OffsetRecovery:
         """Read on record by record, and skip exactly the damaged records."""
         queue = process.queue
         limits = (max(1, process.room), MAX_ANSWER_BYTES, 0.0)
-        who = self._who
-        wanted = [self._fetcher.wanted(process)]
-        session = f"{who.session}:{queue}"
-        parts = await fetch(*(who.mq, queue.broker, session, wanted, *limits, who.group, who.client_id), check_crc=True)
+        identity = self._who
+        specs = [self._fetcher.wanted(process)]
+        session = f"{identity.session}:{queue}"
+        parts = await fetch(
+            *(identity.mq, queue.broker, session, specs, *limits, identity.group, identity.client_id), check_crc=True
+        )
         if process.dropped or not parts:
             return
         part = parts[0]

@@ -301,8 +301,8 @@ class PushConsumer(ClientBase):
                 raise_persistent(self.health.failures)
 
     def _join(self, attempt: _Attempt) -> None:
-        for wanted in self._settings.filters.values():
-            wanted.check()
+        for each in self._settings.filters.values():
+            each.check()
         runner = ListenerRunner(
             self._listener, failure_text=self._settings.failure_text, program_loop=attempt.program_loop
         )
@@ -467,15 +467,15 @@ class PushConsumer(ClientBase):
             arguments.duration("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            told = self._told
+            seen = self._told
             if self._ended.is_set():
                 return self._end_reached()
             raise_persistent(self.health.failures)
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
                 return False
             with self._news:
-                self._news.wait_for(lambda: self._told != told, left)  # noqa: B023 - called before the next round
+                self._news.wait_for(lambda: self._told != seen, remaining)  # noqa: B023 - called before the loop's next iteration
 
     async def await_(self, timeout: float | None = None) -> bool:
         """Do `wait` for asyncio code, on any event loop.
@@ -617,7 +617,7 @@ class PushConsumer(ClientBase):
     def _begin_stop(self, consuming: Engine, timeout: float) -> Future[None]:
         try:
             return self._mq.submit(consuming.stop(timeout))
-        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+        except Exception as error:  # noqa: BLE001 - the error is raised to the waiting caller
             stopping: Future[None] = Future()
             stopping.set_exception(error)
             return stopping

@@ -98,7 +98,7 @@ class PushConsumerEngine:
             Member(
                 self._client_id,
                 settings.group,
-                {topic: wanted.subscription(topic) for topic, wanted in settings.filters.items()},
+                {topic: each.subscription(topic) for topic, each in settings.filters.items()},
                 model=settings.model.value,
                 start=settings.consume_from.value,
                 version=settings.subscription_version,
@@ -143,9 +143,9 @@ class PushConsumerEngine:
             time.monotonic, locking=self._locking, clustering=self._clustering, backoffs=self._backoffs
         )
         session = f"{self._client_id}:{settings.group}"
-        who = FetchIdentity(mq, self._client_id, session, settings.group if self._clustering else None)
+        identity = FetchIdentity(mq, self._client_id, session, settings.group if self._clustering else None)
         self._fetcher = QueueFetcher(
-            who,
+            identity,
             filters=self._filters,
             queues=self._queues,
             delivery=self.delivery,
@@ -154,7 +154,7 @@ class PushConsumerEngine:
             failing=self.failing_fetches,
             unreadable=self._unreadable,
         )
-        self._offset_recovery = OffsetRecovery(who, self._fetcher, self._offsets, self, self.supervisor)
+        self._offset_recovery = OffsetRecovery(identity, self._fetcher, self._offsets, self, self.supervisor)
         self._rebalance_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         #: The tasks that renew the membership and the locks while calls with messages of our queues run.
@@ -362,12 +362,12 @@ class PushConsumerEngine:
 
     async def _lock(self, queues: tuple[MessageQueue, ...]) -> None:
         try:
-            held = await self._locks.lock(queues)
+            granted = await self._locks.lock(queues)
         except BaseException as error:
             if not is_own_cancellation(error):
                 await self._carry_out(self._assignment.locked(queues, set()))
             raise
-        await self._carry_out(self._assignment.locked(queues, held))
+        await self._carry_out(self._assignment.locked(queues, granted))
 
     async def _find_start(self, queue: MessageQueue) -> None:
         try:
@@ -406,9 +406,9 @@ class PushConsumerEngine:
                 raise  # the consumer is stopping, which commits the queue
             self.supervisor.report("commit", error)
         self._dropped.pop(queue, None)
-        told = self._committed.pop(queue, offset)
-        saved = process.is_void or told >= offset
-        await self._carry_out(self._assignment.final_commit_done(queue, process, told=told, saved=saved))
+        committed = self._committed.pop(queue, offset)
+        saved = process.is_void or committed >= offset
+        await self._carry_out(self._assignment.final_commit_done(queue, process, told=committed, saved=saved))
 
     async def _unlock(self, queue: MessageQueue) -> None:
         self._dropped.pop(queue, None)
@@ -417,7 +417,7 @@ class PushConsumerEngine:
         finally:
             await self._carry_out(self._assignment.unlocked(queue))
 
-    def _on_locks_renewed(self, kept: set[MessageQueue], lost: set[MessageQueue]) -> None:
+    def _on_locks_renewed(self, renewed: set[MessageQueue], lost: set[MessageQueue]) -> None:
         """Process a renewal of locks.
 
         Another member may have had the queues whose locks were lost.
@@ -426,7 +426,7 @@ class PushConsumerEngine:
             _log.warning("the lock of %s is lost", queue)
             self._rebalance_now.set()
         self._do_at_once(self._assignment.locks_lost(lost))
-        self.delivery.gate_opened(kept)
+        self.delivery.gate_opened(renewed)
 
     def _do_at_once(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
@@ -443,7 +443,7 @@ class PushConsumerEngine:
             self._rebalance_now.set()
 
     def _give_up(self, queue: MessageQueue, error: Exception) -> list[Instruction]:
-        _log.info("%s is not there: %s", queue, error)
+        _log.info("%s does not exist: %s", queue, error)
         if isinstance(error, TopicNotFound):
             self._membership.doubt(queue.topic, error)
         self._fetcher.back_off(queue, error)
@@ -468,7 +468,7 @@ class PushConsumerEngine:
         topic. The messages in flight are neither awaited nor committed.
         """
         queue = process.queue
-        _log.info("%s: the group was sent from offset %d to %d", queue, process.next_offset, offset)
+        _log.info("%s: the group continues at offset %d instead of %d", queue, process.next_offset, offset)
         self.delivery.drop(queue)
         moved = self._queues[queue] = self.delivery.open(queue, offset)
         moved.epoch = process.epoch

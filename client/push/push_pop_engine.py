@@ -232,15 +232,15 @@ class PushPopEngine:
         backoff = Backoff(first=0.1, cap=1.0)
         while True:
             self._room.clear()
-            wanted = self._wanted()
-            if wanted <= 0:
+            count = self._wanted()
+            if count <= 0:
                 self.failing_fetches.over(self)
                 await self._room.wait()
                 continue
             receiver, begun_at = ReceiveCall(), time.monotonic()
             try:
                 await self._pop_engine.receive(
-                    wanted, self._settings.lease_ms, _PARK_SECONDS, receiver, begun=self._begins_at_once(wanted)
+                    count, self._settings.lease_ms, _PARK_SECONDS, receiver, begun=self._begins_at_once(count)
                 )
             except RayMQError as error:
                 _log.debug("pop: %s", error)
@@ -269,9 +269,9 @@ class PushPopEngine:
             target = settings.threads * settings.batch_size
         return min(target, settings.fetched_messages) - leases.waiting
 
-    def _begins_at_once(self, wanted: int) -> bool:
+    def _begins_at_once(self, count: int) -> bool:
         """Return True if a call begins with the only wanted message on its arrival."""
-        return wanted == 1 and self._leases.free > 0 and not self._leases.ahead and self.delivery.wait_seconds <= 0
+        return count == 1 and self._leases.free > 0 and not self._leases.ahead and self.delivery.wait_seconds <= 0
 
     @property
     def _is_held(self) -> bool:
@@ -330,12 +330,12 @@ class PushPopEngine:
             self._over(call)
         if not call.leases:
             return
-        left = list(call.leases.values())
-        queue = left[0].message.queue
+        remaining = list(call.leases.values())
+        queue = remaining[0].message.queue
         if queue not in self._queues:
             lent = self._queues[queue] = _LeasedQueue(queue, self._finished)
             self.delivery.take_over(lent)
-        self.delivery.add(self._queues[queue], [lease.message for lease in left], [0] * len(left))
+        self.delivery.add(self._queues[queue], [lease.message for lease in remaining], [0] * len(remaining))
         self._pump()
 
     async def _say_begun(self, leases: Sequence[MessageLease]) -> list[bool]:
@@ -362,7 +362,7 @@ class PushPopEngine:
                 continue
             for lease in leases:
                 self._leases.renewed(lease, asked_at)
-            return [told.outcome is not SettleOutcome.STALE for told in outcomes]
+            return [result.outcome is not SettleOutcome.STALE for result in outcomes]
 
     def _finished(self, queue: MessageQueue, offset: int) -> None:
         """Acknowledge a message that succeeded, unless its outcome was settled already."""
@@ -391,11 +391,11 @@ class PushPopEngine:
         acks = self._acks.pop(call)
         try:
             if acks:
-                await asyncio.wait([asked for _, asked in acks])
+                await asyncio.wait([request for _, request in acks])
             open_ones = [
-                self._end(lease, SettleAction.ACK, asked=asked)
-                for lease, asked in acks
-                if asked.exception() is not None or asked.result().outcome is SettleOutcome.STALE
+                self._end(lease, SettleAction.ACK, request=request)
+                for lease, request in acks
+                if request.exception() is not None or request.result().outcome is SettleOutcome.STALE
             ]
             await asyncio.gather(*open_ones)
         finally:
@@ -416,13 +416,13 @@ class PushPopEngine:
         call.unsettled += 1
         self._free_soon(call)
         try:
-            told = None
+            result = None
             if not message.lease_lost:
-                told = await self._end(lease, SettleAction.RETRY, failure.level, failure.reason)
-            if told is None or told.outcome is SettleOutcome.STALE:  # it is delivered again, whatever this call did
+                result = await self._end(lease, SettleAction.RETRY, failure.level, failure.reason)
+            if result is None or result.outcome is SettleOutcome.STALE:  # it is delivered again, whatever this call did
                 return SendBackResult()
-            is_dead = told.outcome is SettleOutcome.DEAD
-            return SendBackResult(is_dead, None if is_dead else told.delay_ms / 1000)
+            is_dead = result.outcome is SettleOutcome.DEAD
+            return SendBackResult(is_dead, None if is_dead else result.delay_ms / 1000)
         finally:
             call.unsettled -= 1
             self._over(call)
@@ -448,31 +448,31 @@ class PushPopEngine:
         action: SettleAction,
         argument: int = 0,
         reason: str = "",
-        asked: asyncio.Future[SettleResult] | None = None,
+        request: asyncio.Future[SettleResult] | None = None,
     ) -> SettleResult | None:
         """Settle a message, with retries until its lease ends.
 
         Return None if it was not settled.
 
         Args:
-            asked: the future of the first attempt, if it was made already.
+            request: the future of the first attempt, if it was made already.
         """
         backoff = Backoff(first=0.1, cap=1.0)
         is_unknown = False
         while True:
             try:
-                told = await (asked or self._settling.settle(lease.message, action, argument, reason))
+                result = await (request or self._settling.settle(lease.message, action, argument, reason))
             except RayMQError as error:
-                asked, is_unknown = None, is_unknown or is_unanswered(error)
+                request, is_unknown = None, is_unknown or is_unanswered(error)
                 if boottime() >= lease.ends_at or not error.retriable:
                     _log.debug("%s of %s: %s", action.name, lease.place, error)
                     return None
                 await asyncio.sleep(backoff.next_delay())
                 continue
             # Otherwise an attempt without a response may have settled it.
-            if told.outcome is SettleOutcome.STALE and not is_unknown and action is not SettleAction.RETURN:
-                _log.warning("%s was answered after its lease was over: it comes again", _named(lease))
-            return told
+            if result.outcome is SettleOutcome.STALE and not is_unknown and action is not SettleAction.RETURN:
+                _log.warning("%s was settled after the end of its lease: it comes again", _named(lease))
+            return result
 
     # -- giving back ---------------------------------------------------------------------------------------------
 

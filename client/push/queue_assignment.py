@@ -240,16 +240,16 @@ class QueueAssignment:
 
     # -- taking over ----------------------------------------------------------------------------------------------
 
-    def locked(self, asked: Collection[MessageQueue], held: AbstractSet[MessageQueue]) -> list[Instruction]:
+    def locked(self, requested: Collection[MessageQueue], granted: AbstractSet[MessageQueue]) -> list[Instruction]:
         """Process the result of a lock request.
 
-        The locks in `held` are ours for certain. For the others, the response may have been lost.
+        The locks in `granted` are ours for certain. For the others, the response may have been lost.
         """
         instructions: list[Instruction] = []
-        for queue in asked:
+        for queue in requested:
             if self._stages.get(queue) is not Stage.LOCKING:
                 continue
-            if queue in held and queue in self._mine:
+            if queue in granted and queue in self._mine:
                 instructions.append(self._find_start(queue))
             else:
                 instructions += self._not_yet(queue)
@@ -279,8 +279,8 @@ class QueueAssignment:
         """
         if queue not in self._unsaved:
             return None
-        position, told = self._unsaved.pop(queue)
-        was_sent_back = self._clustering and offset < told
+        position, committed = self._unsaved.pop(queue)
+        was_sent_back = self._clustering and offset < committed
         return None if position.incarnation < incarnation or was_sent_back else position
 
     def start_unknown(self, queue: MessageQueue) -> list[Instruction]:
@@ -393,4 +393,4 @@ class QueueAssignment:
         of_locks = {Stage.LOCKING, Stage.WAITING, Stage.ENDING, Stage.UNLOCKING}
         assert self._locking or not of_locks & set(self._stages.values())
         assert self._vanished <= self.at(Stage.ENDING)
-        assert not self._unsaved.keys() & self.at(Stage.OPEN), "what is open goes on from its own book"
+        assert not self._unsaved.keys() & self.at(Stage.OPEN), "an open queue has an unsaved position"

@@ -70,7 +70,7 @@ class QueueFetcher:
 
     def __init__(
         self,
-        who: FetchIdentity,
+        identity: FetchIdentity,
         *,
         filters: Mapping[str, TagFilter | SqlSubscription],
         queues: dict[MessageQueue, ProcessQueue],
@@ -80,7 +80,7 @@ class QueueFetcher:
         failing: FetchFailures,
         unreadable: Callable[[ProcessQueue, BaseException], None],
     ) -> None:
-        self._who = who
+        self._who = identity
         self._filters = filters
         self._queues = queues
         self._delivery = delivery
@@ -125,9 +125,9 @@ class QueueFetcher:
     def wanted(self, process: ProcessQueue) -> FetchSpec:
         """Return the specification of a queue's next fetch."""
         queue = process.queue
-        wanted = self._filters[queue.topic]
+        tag_filter = self._filters[queue.topic]
         place = queue.topic, queue.queue_id, process.next_offset
-        return FetchSpec(*place, wanted.codes, wanted.sql, process.epoch, process.incarnation)
+        return FetchSpec(*place, tag_filter.codes, tag_filter.sql, process.epoch, process.incarnation)
 
     def deliver(
         self, process: ProcessQueue, messages: list[ReceivedMessage], sizes: list[int], next_offset: int
@@ -140,9 +140,9 @@ class QueueFetcher:
         """
         self.arrived.set()
         self._backoffs.succeeded(process.queue)
-        wanted = self._filters[process.queue.topic]
-        if wanted.codes is not None:  # the broker compared hashes
-            pairs = [pair for pair in zip(messages, sizes, strict=True) if wanted.passes(pair[0].tags)]
+        tag_filter = self._filters[process.queue.topic]
+        if tag_filter.codes is not None:  # the broker compared hashes
+            pairs = [pair for pair in zip(messages, sizes, strict=True) if tag_filter.passes(pair[0].tags)]
             messages, sizes = [message for message, _ in pairs], [size for _, size in pairs]
         if len(messages) == 1:
             self._delivery.add_one(process, messages[0], sizes[0])
@@ -224,7 +224,7 @@ class QueueFetcher:
                     continue
                 try:
                     self._arrived(process, part)
-                except BaseException as error:  # noqa: BLE001 - of this queue; what the others got is theirs
+                except BaseException as error:  # noqa: BLE001 - an error of this queue must not affect the others
                     unread.add(process)
                     self._unreadable(process, error)
 
@@ -242,15 +242,15 @@ class QueueFetcher:
             for process in processes:
                 process.epoch = epoch
 
-        wanted = [self.wanted(process) for process in processes]
+        specs = [self.wanted(process) for process in processes]
         on_early_answer = StreamedAnswers(arrived, one_arrived, len(processes))
         # The limit is the room of the fullest queue, so that no queue gets more than it has room for.
         park_seconds = _PROBE_SECONDS if self._failing.fails(share) else _PARK_SECONDS
         limits = (max(1, min(process.room for process in processes)), MAX_ANSWER_BYTES, park_seconds)
-        who = self._who
-        session = f"{who.session}:{share}"
+        identity = self._who
+        session = f"{identity.session}:{share}"
         last = fetch(
-            *(who.mq, share.broker, session, wanted, *limits, who.group, who.client_id),
+            *(identity.mq, share.broker, session, specs, *limits, identity.group, identity.client_id),
             on_early_answer=on_early_answer,
             on_epoch=learn,
         )

@@ -73,9 +73,9 @@ class StartOffsets:
         """
         if self._rule is not ConsumeFrom.LAST:
             return
-        told = [each for each in await asyncio.gather(*map(self._ask, queues)) if each is not None]
-        consumed = {queue.topic for queue, is_known in told if is_known or queue.topic in awaited}
-        without = [queue for queue, is_known in told if not is_known]
+        answers = [each for each in await asyncio.gather(*map(self._ask, queues)) if each is not None]
+        consumed = {queue.topic for queue, is_known in answers if is_known or queue.topic in awaited}
+        without = [queue for queue, is_known in answers if not is_known]
         await asyncio.gather(*(self._fix_end(queue) for queue in without if queue.topic not in consumed))
         if any(queue.topic in consumed for queue in without):
             await asyncio.sleep(_OTHERS_SECONDS)

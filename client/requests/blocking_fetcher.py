@@ -96,8 +96,8 @@ class BlockingFetcher:
                 break
         if part is not None and part.error is None and part.next_offset < part.max_offset:
             self._ahead.make_room(queue)
-            asked = self._request(queue, part.next_offset, max_messages, 0.0, latest)
-            self._ahead.put(queue, part.next_offset, max_messages, asked)
+            request = self._request(queue, part.next_offset, max_messages, 0.0, latest)
+            self._ahead.put(queue, part.next_offset, max_messages, request)
         return part
 
     def forget(self, queue: MessageQueue) -> None:
@@ -116,29 +116,29 @@ class BlockingFetcher:
 
         Return None if there is none, or if it brought no records or an error: the caller then sends a new fetch.
         """
-        asked = self._ahead.take(queue, offset, max_messages)
-        if asked is None:
+        request = self._ahead.take(queue, offset, max_messages)
+        if request is None:
             return None
-        if asked.incarnation != self._incarnations.get(queue):  # the consumer has called `seek` since
-            asked.give_up()
+        if request.incarnation != self._incarnations.get(queue):  # the consumer has called `seek` since
+            request.give_up()
             return None
-        part = self._answer(queue, asked, latest)
+        part = self._answer(queue, request, latest)
         return None if part is None or part.error is not None else part
 
     def _request(
         self, queue: MessageQueue, offset: int, max_messages: int, wait_seconds: float, latest: float
     ) -> _PendingFetch:
         epoch, incarnation = self._epochs.get(queue, 0), self._incarnations.get(queue)
-        wanted = [FetchSpec(queue.topic, queue.queue_id, offset, epoch=epoch, incarnation=incarnation)]
-        command = fetch_command(self._session(queue), wanted, max_messages, ANSWER_BYTES, wait_seconds, check_crc=False)
+        specs = [FetchSpec(queue.topic, queue.queue_id, offset, epoch=epoch, incarnation=incarnation)]
+        command = fetch_command(self._session(queue), specs, max_messages, ANSWER_BYTES, wait_seconds, check_crc=False)
         channel = self._channel(queue, max(_LEAST_CONNECT_SECONDS, wait_seconds / 2))
         return _PendingFetch(channel, channel.write(command, latest - time.monotonic()), incarnation)
 
-    def _answer(self, queue: MessageQueue, asked: _PendingFetch, latest: float) -> Fetched | None:
+    def _answer(self, queue: MessageQueue, request: _PendingFetch, latest: float) -> Fetched | None:
         try:
-            answer = asked.channel.read(latest - time.monotonic(), asked.number)
+            answer = request.channel.read(latest - time.monotonic(), request.number)
         except BrokerUnavailable:
-            self._mq.loop.call_soon_threadsafe(self._mq.routes.doubt, asked.channel.address)
+            self._mq.loop.call_soon_threadsafe(self._mq.routes.doubt, request.channel.address)
             raise
         parts, epoch = read_fetched(answer, 1), read_epoch(answer)
         if epoch is not None and not (parts and parts[0].error):

@@ -31,7 +31,7 @@ async def broker_address(mq: Connection, topic: str, broker: str) -> str:
         address = (await mq.routes.get(topic, fresh=fresh)).addresses.get(broker)
         if address is not None:
             return address
-    raise BrokerUnavailable(broker, f"it is in no route of {topic}", remedy=CLUSTER_INFO_HINT)
+    raise BrokerUnavailable(broker, f"it is not in the route of topic {topic}", remedy=CLUSTER_INFO_HINT)
 
 
 async def broker_address_via(mq: Connection, topics: Iterable[str], broker: str) -> str:
@@ -42,7 +42,7 @@ async def broker_address_via(mq: Connection, topics: Iterable[str], broker: str)
     Raises:
         TopicNotFound, BrokerUnavailable: no route of the topics has it.
     """
-    problem: RayMQError = BrokerUnavailable(broker, "no topic is read there")
+    problem: RayMQError = BrokerUnavailable(broker, "no topic is read from this broker")
     for topic in dict.fromkeys(topics):
         try:
             return await broker_address(mq, topic, broker)

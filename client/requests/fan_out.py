@@ -113,9 +113,9 @@ def report_skipped_brokers(what: str, not_asked: Collection[str], *, found: bool
         BrokerUnavailable: nothing was found, and a skipped broker may have it.
     """
     if not_asked and not found:
-        raise BrokerUnavailable(", ".join(not_asked), f"away, and no other broker has {what}")
+        raise BrokerUnavailable(", ".join(not_asked), f"not reachable, and no other broker has {what}")
     if not_asked:
-        _log.warning("%s: brokers that are away were not asked: %s", what, ", ".join(not_asked))
+        _log.warning("search for %s: skipped brokers that are not reachable: %s", what, ", ".join(not_asked))
 
 
 async def check_all_updated(mq: Connection, route: TopicRoute, change: str) -> None:
@@ -133,8 +133,8 @@ async def check_all_updated(mq: Connection, route: TopicRoute, change: str) -> N
     living = (await mq.routes.cluster()).masters
     not_told = [broker for broker in away if broker not in living]
     if not_told:
-        error = BrokerUnavailable(", ".join(not_told), f"away, and not told {change}")
-        error.remedy = "all others were: do it again when it is back"
+        error = BrokerUnavailable(", ".join(not_told), f"not reachable, so it missed {change}")
+        error.remedy = "all other brokers made the change: repeat it when this broker is back"
         raise error
 
 

@@ -65,7 +65,7 @@ async def fetch(
     mq: Connection,
     broker: str,
     session: str,
-    wanted: Sequence[FetchSpec],
+    specs: Sequence[FetchSpec],
     max_messages: int,
     max_bytes: int,
     wait_seconds: float,
@@ -105,13 +105,11 @@ async def fetch(
     """
     limits = max_messages, max_bytes, wait_seconds
     goes_on = on_early_answer is not None
-    command = fetch_command(
-        session, wanted, *limits, group, member, check_crc=check_crc, goes_on=goes_on, bodies=bodies
-    )
-    topics = (want.topic for want in wanted)
+    command = fetch_command(session, specs, *limits, group, member, check_crc=check_crc, goes_on=goes_on, bodies=bodies)
+    topics = (spec.topic for spec in specs)
     answer = await request_via_topics(
         mq, topics, broker, command, wait_seconds + answer_within, on_early_answer=on_early_answer
     )
     if on_epoch is not None and (epoch := read_epoch(answer)) is not None:
         on_epoch(epoch)
-    return read_fetched(answer, len(wanted))
+    return read_fetched(answer, len(specs))

@@ -42,14 +42,14 @@ def check_cluster(info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]) -
 def check_reachable(info: ClusterInfo) -> Iterator[CheckResult]:
     """Check that every socket of the cluster answers from this machine."""
     there = 0
-    ways = "see whether its process lives, and whether a firewall stands between"
+    ways = "check that its process runs and that no firewall blocks the connection"
     for broker in info.brokers:
         if broker.state == "unreachable":
             yield problem("sockets", f"{_named(broker)} does not answer at {broker.address}", broker.name, ways)
         elif broker.state != "running":
             found = f"{_named(broker)} is {broker.state}"
             yield problem(
-                "sockets", found, broker.name, "`raymq broker list` and its actor's log say what it waits for"
+                "sockets", found, broker.name, "`raymq broker list` and its actor's log show what it waits for"
             )
         else:
             there += 1
@@ -62,15 +62,17 @@ def check_reachable(info: ClusterInfo) -> Iterator[CheckResult]:
         if keeper.state == "unreachable":
             yield problem("sockets", f"keeper {keeper.id} does not answer at {keeper.address}", keeper.address, ways)
         elif keeper.state not in _LIVE_STATES:
-            remedy = "`raymq cluster start` with the arguments of before gives it a file again, if a majority lives"
+            remedy = "`raymq cluster start` with the same arguments creates its file again, if a majority runs"
             yield problem(
-                "keepers", f"keeper {keeper.id} has no voice: its file is {keeper.state}", keeper.address, remedy
+                "keepers", f"keeper {keeper.id} has no vote: its file is {keeper.state}", keeper.address, remedy
             )
         else:
             there += 1
     if not info.brokers:
-        yield problem("sockets", "no broker is registered", remedy="start the cluster again: what is missing is made")
-    yield fine("sockets", f"{there} brokers, name servers and keepers answer from here")
+        yield problem(
+            "sockets", "no broker is registered", remedy="start the cluster again: this starts the missing actors"
+        )
+    yield fine("sockets", f"{there} brokers, name servers and keepers answer")
 
 
 def check_versions(info: ClusterInfo) -> CheckResult:
@@ -81,12 +83,12 @@ def check_versions(info: ClusterInfo) -> CheckResult:
     running: dict[str, list[str]] = defaultdict(list)
     for broker in info.brokers:
         if broker.state != "unreachable":
-            running[broker.version or "from before versions were told"].append(_named(broker))
-    told = "; ".join(f"RayMQ {version}: {', '.join(names)}" for version, names in sorted(running.items()))
+            running[broker.version or "of an unreported version"].append(_named(broker))
+    text = "; ".join(f"RayMQ {version}: {', '.join(names)}" for version, names in sorted(running.items()))
     if len(running) < 2:
-        return fine("versions", told or "no broker answers")
+        return fine("versions", text or "no broker answers")
     remedy = "install the newest one on every machine, then `raymq broker restart --rolling` (docs/deployment.md)"
-    return note("versions", f"brokers run different versions: {told}", remedy=remedy)
+    return note("versions", f"brokers run different versions: {text}", remedy=remedy)
 
 
 def in_sync(info: ClusterInfo) -> Iterator[CheckResult]:
@@ -100,15 +102,15 @@ def in_sync(info: ClusterInfo) -> Iterator[CheckResult]:
             continue
         if not masters:
             yield problem(
-                "in sync", "the group has no master", name, f"raymq broker elect {name} says why there is none"
+                "in sync", "the group has no master", name, f"raymq broker elect {name} shows why there is none"
             )
             continue
         behind = sorted({each.replica for each in replicas} - set(masters[0].in_sync or ()))
         if behind:
             lags = {each.replica: each.lag_bytes for each in replicas}
-            told = ", ".join(f"{number} ({lags[number] or 0} B behind)" for number in behind)
-            remedy = "see whether it runs, and what `raymq broker list` says of it; it comes in again by itself"
-            yield problem("in sync", f"of {len(replicas)} replicas not in sync: {told}", name, remedy)
+            text = ", ".join(f"{number} ({lags[number] or 0} B behind)" for number in behind)
+            remedy = "check that it runs, and its row in `raymq broker list`; it gets in sync again by itself"
+            yield problem("in sync", f"of {len(replicas)} replicas not in sync: {text}", name, remedy)
         else:
             yield fine("in sync", f"all {len(replicas)} replicas are in sync", name)
 
@@ -126,15 +128,15 @@ def _broker(broker: BrokerInfo, figures: Mapping[str, str]) -> Iterator[CheckRes
         yield note("disk room", f"{broker.disk_ratio:.0%} of its disk is used", where, "make room before it is 90 %")
     refused = {cause: broker.refusals.get(cause, 0) for cause in _BAD_REFUSALS if broker.refusals.get(cause)}
     if refused:
-        told = ", ".join(f"{cause} {count}" for cause, count in refused.items())
+        text = ", ".join(f"{cause} {count}" for cause, count in refused.items())
         yield note(
-            "refusals", f"since its start it has refused: {told}", where, "see docs/producing.md, a broker's side"
+            "refusals", f"messages refused since its start: {text}", where, "see docs/producing.md, a broker's side"
         )
     yield check_quarantine(figures, where)
     stop_ms = _number(figures.get(_RECENT_STOP))
     if stop_ms > _STOP_MS:
-        remedy = "look what else uses its processors and its disk: nobody is served meanwhile"
-        yield note("stops", f"lately its loop has stood still for {stop_ms:.0f} ms", where, remedy)
+        remedy = "check what else uses its processors and its disk: requests wait meanwhile"
+        yield note("stops", f"its event loop was blocked for {stop_ms:.0f} ms lately", where, remedy)
 
 
 def check_quarantine(figures: Mapping[str, str], where: str) -> CheckResult:
@@ -143,29 +145,31 @@ def check_quarantine(figures: Mapping[str, str], where: str) -> CheckResult:
     there = {duty: count for duty, count in counts.items() if count}
     if not there:
         return fine("undeliverable messages", "none was set aside", where)
-    told = ", ".join(f"{duty} {count:.0f}" for duty, count in there.items())
-    remedy = "raymq/set_aside.jsonl in its directory says which and why; they stay in the log until they expire"
-    return note("undeliverable messages", f"set aside, by duty: {told}", where, remedy)
+    text = ", ".join(f"{duty} {count:.0f}" for duty, count in there.items())
+    remedy = (
+        "raymq/set_aside.jsonl in its directory lists them with the reasons; they stay in the log until they expire"
+    )
+    return note("undeliverable messages", f"set aside, by duty: {text}", where, remedy)
 
 
 def scheduler(info: ClusterInfo) -> CheckResult:
     """Check that delayed messages are delivered in time."""
     if info.scheduler.pid is None:
-        found = "no scheduler has asked the brokers: they deliver delayed messages by themselves"
-        return note("scheduler", found, remedy="start the cluster again: what is missing is made")
+        found = "no scheduler calls the brokers: they deliver delayed messages by themselves"
+        return note("scheduler", found, remedy="start the cluster again: this starts the missing actors")
     if (info.scheduler.lateness or 0.0) > _LATE_SECONDS:
         found = f"delayed messages come {info.scheduler.lateness:.1f} s late"
-        return problem("scheduler", found, remedy="look what else uses the brokers' processors and disks")
-    return fine("scheduler", f"process {info.scheduler.pid} asks the brokers in time")
+        return problem("scheduler", found, remedy="check what else uses the brokers' processors and disks")
+    return fine("scheduler", f"process {info.scheduler.pid} calls the brokers in time")
 
 
 def missing_topics(figures: Mapping[str, Mapping[str, str]]) -> Iterator[CheckResult]:
     """Check that every topic that a consumer subscribes to exists."""
     waiting: dict[str, set[str]] = defaultdict(set)
-    for told in figures.values():
-        for name in told:
+    for table in figures.values():
+        for name in table:
             if name.startswith(_WAITS_FOR):
-                waiting[name.removeprefix(_WAITS_FOR)].update(told[name].split())
+                waiting[name.removeprefix(_WAITS_FOR)].update(table[name].split())
     for group, topics in sorted(waiting.items()):
         for topic in sorted(topics):
             found = f"group {group} waits for topic {topic}, which does not exist"

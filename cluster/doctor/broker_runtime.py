@@ -30,20 +30,20 @@ def fetch_runtime_figures(mq: Connection, info: ClusterInfo) -> tuple[dict[str, 
         if broker.state != "unreachable":
             begun = time.time()
             try:
-                told = _figures(mq, broker.address)
+                found = _figures(mq, broker.address)
             except RayMQError:
                 continue
-            figures[broker.address] = told
-            clocks += _clock(broker.name, told, begun, time.time())
+            figures[broker.address] = found
+            clocks += _clock(broker.name, found, begun, time.time())
     return figures, clocks
 
 
 def _figures(mq: Connection, address: str) -> dict[str, str]:
-    asked = mq.pool.request(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO), _REQUEST_SECONDS)
-    table = read_json_answer(mq.run(asked)).get("table")
+    request = mq.pool.request(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO), _REQUEST_SECONDS)
+    table = read_json_answer(mq.run(request)).get("table")
     return {str(name): str(value) for name, value in table.items()} if isinstance(table, dict) else {}
 
 
-def _clock(name: str, told: Mapping[str, str], begun: float, ended: float) -> Iterator[CheckResult]:
-    if told.get(_CLOCK, "").isdecimal():
-        yield check_clock_offset(name, int(told[_CLOCK]) / 1000 - (begun + ended) / 2, (ended - begun) / 2 + 1e-3)
+def _clock(name: str, figures: Mapping[str, str], begun: float, ended: float) -> Iterator[CheckResult]:
+    if figures.get(_CLOCK, "").isdecimal():
+        yield check_clock_offset(name, int(figures[_CLOCK]) / 1000 - (begun + ended) / 2, (ended - begun) / 2 + 1e-3)

@@ -59,7 +59,7 @@ def diagnose(patient: DiagnosisTarget) -> Iterator[CheckResult]:
         yield from clocks
     except RayMQError as error:
         remedy = error.remedy or "name it (--namespace, --address, --name-servers), or start it"
-        found = f"no cluster was found, and only this machine is looked at: {Exception.__str__(error)}"
+        found = f"no cluster was found, so only this machine is checked: {Exception.__str__(error)}"
         yield (problem if patient.is_named else note)("cluster", found, patient.namespace, remedy)
     directories = _directories(patient, info, has_ray=has_ray)
     seen = host_probes.read_machine(directories, spark=patient.spark)
@@ -94,8 +94,8 @@ def _directories(patient: DiagnosisTarget, info: ClusterInfo | None, *, has_ray:
 
         with contextlib.suppress(RayMQError):
             roots.append(Path(cluster_launch.start_arguments(patient.namespace)["root"]))
-    told = [] if info is None else [each.store for each in info.brokers if each.store]
-    there = {each for each in told if Path(each, "commitlog").is_dir()}
+    stores = [] if info is None else [each.store for each in info.brokers if each.store]
+    there = {each for each in stores if Path(each, "commitlog").is_dir()}
     return sorted(there.union(*map(host_probes.stores_below, roots)))
 
 
@@ -108,9 +108,9 @@ def _join_ray(patient: DiagnosisTarget) -> Iterator[CheckResult]:
         ray_runtime.join_address(patient.address or "auto", partial(_noted_ray, patient.namespace))
         yield fine("ray", f"joined at {ray_runtime.address()}", host)
     except ImportError as error:
-        yield note("ray", f"nodes and actors are not looked at: Ray cannot be imported: {error}", host)
+        yield note("ray", f"nodes and actors are not checked: Ray cannot be imported: {error}", host)
     except RayMQError as error:
-        found = f"nodes and actors are not looked at: {Exception.__str__(error)}"
+        found = f"nodes and actors are not checked: {Exception.__str__(error)}"
         yield (problem if patient.address else note)("ray", found, host, error.remedy)
 
 

@@ -90,20 +90,20 @@ def check_machine(seen: HostInfo) -> Iterator[CheckResult]:
 
 def check_ray_version(seen: HostInfo) -> CheckResult:
     """Check that Ray is installed, in a supported version."""
-    wanted, fits = seen.wanted_ray
+    required, fits = seen.wanted_ray
     if seen.ray is None:
-        remedy = f"pip install 'ray{wanted}', unless this machine reaches clusters by --name-servers alone"
+        remedy = f"pip install 'ray{required}', unless this machine reaches clusters by --name-servers alone"
         return problem("ray version", "Ray cannot be imported", seen.host, remedy)
     if not fits:
-        remedy = f"pip install 'ray{wanted}', on all machines of the cluster"
-        return problem("ray version", f"Ray {seen.ray} is installed, and {wanted} is needed", seen.host, remedy)
+        remedy = f"pip install 'ray{required}', on all machines of the cluster"
+        return problem("ray version", f"Ray {seen.ray} is installed, and {required} is needed", seen.host, remedy)
     return fine("ray version", f"Ray {seen.ray}", seen.host)
 
 
 def check_native_code(seen: HostInfo) -> CheckResult:
     """Check that raymq-native is installed, in the matching version."""
     if seen.native is None:
-        found = "raymq-native is not installed: NumPy does its work, and takes two to five times as long"
+        found = "raymq-native is not installed: NumPy is used instead, and takes two to five times as long"
         return note(
             "native code", found, seen.host, "pip install ./native (it needs a C compiler and Python's headers)"
         )
@@ -139,14 +139,14 @@ def check_open_files(seen: HostInfo) -> CheckResult:
     if seen.hard_files < _MANY_FILES:
         found = f"a process may open {seen.hard_files:.0f} files: that many connections, at most, for each broker"
         return note("open files", found, seen.host, _RAISE_FILES)
-    shown = "as many as it likes" if math.isinf(seen.hard_files) else f"{seen.hard_files:.0f}"
-    return fine("open files", f"a process may open {shown}", seen.host)
+    shown = "any number of" if math.isinf(seen.hard_files) else f"{seen.hard_files:.0f}"
+    return fine("open files", f"a process may open {shown} files", seen.host)
 
 
 def mappings(seen: HostInfo) -> CheckResult:
     """Check that a broker may map enough files."""
     if seen.mappings is None:
-        return note("mappings", "the kernel does not say how many mappings a process may have", seen.host)
+        return note("mappings", "the kernel does not report how many mappings a process may have", seen.host)
     if seen.mappings < _MIN_MAPPINGS:
         found = f"a process may have {seen.mappings} mappings (vm.max_map_count), and brokers map their files"
         return problem("mappings", found, seen.host, "sysctl -w vm.max_map_count=262144, also in /etc/sysctl.d")
@@ -158,9 +158,9 @@ def auth_mode(seen: HostInfo) -> CheckResult:
     if seen.auth_mode.lower() in ("token", "disabled"):
         return fine("auth mode", f"{AUTH_MODE}={seen.auth_mode}", seen.host)
     if seen.auth_mode:
-        found = f"{AUTH_MODE}={seen.auth_mode} is nothing that Ray knows"
+        found = f"{AUTH_MODE}={seen.auth_mode} is not a mode of Ray"
         return problem("auth mode", found, seen.host, f"set {AUTH_MODE} to token or disabled, the same on all machines")
-    found = f"{AUTH_MODE} is not set: which mode a Ray has depends on who starts it, and on its version"
+    found = f"{AUTH_MODE} is not set: the mode of a Ray depends on the program that starts it, and on its version"
     return note("auth mode", found, seen.host, f"set {AUTH_MODE} to token or disabled, the same on all machines")
 
 
@@ -171,7 +171,9 @@ def check_disk_space(disk: DiskInfo, host: str) -> CheckResult:
         remedy = "make room: brokers refuse messages above disk_refuse_ratio (90 %), and go on by themselves"
         return problem("disk room", used, where, remedy)
     if disk.ratio >= _EARLY_RATIO:
-        return note("disk room", used, where, "from 75 % on expired files go at any hour, from 85 % on the oldest ones")
+        return note(
+            "disk room", used, where, "from 75 % on expired files are deleted at any hour, from 85 % on the oldest ones"
+        )
     return fine("disk room", used, where)
 
 
@@ -182,7 +184,7 @@ def check_disk_speed(disk: DiskInfo, host: str) -> CheckResult:
         return problem("disk speed", "no file can be written there", where, "let the user of the brokers write there")
     found = f"fdatasync takes {disk.sync_ms:.1f} ms, and it writes {disk.write_mb:.0f} MB a second"
     if disk.sync_ms > _SLOW_SYNC_MS or disk.write_mb < _SLOW_WRITE_MB:
-        return problem("disk speed", found, where, "use another disk, or look who else uses this one")
+        return problem("disk speed", found, where, "use another disk, or check what else uses this one")
     if disk.sync_ms > _LATE_SYNC_MS:
         return note("disk speed", found, where, "with flush: sync each send waits for that: use another disk")
     return fine("disk speed", found, where)
@@ -191,8 +193,8 @@ def check_disk_speed(disk: DiskInfo, host: str) -> CheckResult:
 def check_clock_offset(where: str, offset_seconds: float, known_to_seconds: float) -> CheckResult:
     """Check that another clock agrees with the local one, within the round-trip error."""
     surely = max(0.0, abs(offset_seconds) - known_to_seconds)
-    found = f"its clock differs by {offset_seconds:+.3f} s (known to {known_to_seconds:.3f} s)"
-    remedy = "keep the clocks with NTP (chrony): delayed messages come, and files expire, by the broker's own"
+    found = f"its clock differs by {offset_seconds:+.3f} s (accurate to {known_to_seconds:.3f} s)"
+    remedy = "synchronise the clocks with NTP (chrony): delayed messages and expiry of files follow the broker's clock"
     if surely > _CLOCK_PROBLEM_SECONDS:
         return problem("clocks", found, where, remedy)
     if surely > _CLOCK_NOTE_SECONDS:

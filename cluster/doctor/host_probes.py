@@ -204,8 +204,8 @@ def _wanted(package: str, version: str | None) -> tuple[str, bool]:
     for each in importlib.metadata.requires("raymq") or ():
         name, _, marker = each.partition(";")
         if not marker and name.startswith(package) and not name[len(package)].isalnum():
-            wanted = sorted(name.removeprefix(package).strip().split(","), reverse=True)
-            return ",".join(wanted), version is not None and all(_fits(version, part) for part in wanted)
+            requirements = sorted(name.removeprefix(package).strip().split(","), reverse=True)
+            return ",".join(requirements), version is not None and all(_fits(version, part) for part in requirements)
     return "", True
 
 
@@ -232,8 +232,10 @@ def _native() -> int | None:
 def _java() -> str | None:
     try:
         program = find_java() / "bin" / "java"
-        told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=_JAVA_SECONDS, check=True)
+        result = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, timeout=_JAVA_SECONDS, check=True
+        )
     except (JavaNotFound, OSError, subprocess.SubprocessError):
         return None
-    lines = (told.stderr or told.stdout).splitlines()
+    lines = (result.stderr or result.stdout).splitlines()
     return next((line for line in lines if "version" in line), lines[0] if lines else None)

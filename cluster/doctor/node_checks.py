@@ -35,20 +35,20 @@ def check_nodes(spark: bool, here: str) -> Iterator[CheckResult]:
     for node in nodes:
         if not node["Alive"]:
             remedy = "start Ray there again (`ray start --address=...`): brokers come back with their machine"
-            yield note("nodes", "it is dead, as Ray's head says", _named(node), remedy)
-    asked = [(node, _on(node, _clock)) for node in nodes if node["Alive"]]
-    for node, refs in asked:
+            yield note("nodes", "it is dead, according to Ray's head", _named(node), remedy)
+    requests = [(node, _on(node, _clock)) for node in nodes if node["Alive"]]
+    for node, refs in requests:
         try:
             # The first call waits until the worker has started; the second one measures the clock.
             actor_calls.result(_named(node), refs.remote(), _NODE_SECONDS)
             begun = time.time()
-            told, host = actor_calls.result(_named(node), refs.remote(), _NODE_SECONDS)
+            node_time, host = actor_calls.result(_named(node), refs.remote(), _NODE_SECONDS)
             ended = time.time()
-            yield check_clock_offset(f"{host} ({_named(node)})", told - (begun + ended) / 2, (ended - begun) / 2)
+            yield check_clock_offset(f"{host} ({_named(node)})", node_time - (begun + ended) / 2, (ended - begun) / 2)
             if host != here:
                 yield from actor_calls.result(_named(node), _on(node, _machine).remote(spark), _NODE_SECONDS)
         except RayMQError as error:
-            remedy = "see whether its machine is overloaded, and whether raymq is installed there"
+            remedy = "check whether its machine is overloaded, and whether raymq is installed there"
             yield problem("nodes", f"no task runs there: {error}", _named(node), remedy)
 
 
@@ -60,17 +60,17 @@ def check_actors(namespace: str) -> Iterator[CheckResult]:
         missing = sorted(set(cluster_launch.expected_actors(cluster_launch.start_arguments(namespace))) - set(there))
     except RayMQError as error:
         missing = []
-        yield problem("actors", f"what the cluster consists of is not known: {error}", namespace, _START_REMEDY)
+        yield problem("actors", f"the actors of the cluster are not known: {error}", namespace, _START_REMEDY)
     for name in missing:
         yield problem("actors", f"{name} is missing", namespace, _START_REMEDY)
     silent = dict(_silent(namespace, ours))
     for name, reason in silent.items():
-        remedy = "`ray list actors` and its log say more; Ray starts one that is dead again by itself"
+        remedy = "`ray list actors` and its log show more; Ray restarts a dead actor by itself"
         yield problem("actors", f"{name} does not answer: {reason}", namespace, remedy)
     yield fine("actors", f"{len(ours) - len(silent)} of {len(ours)} actors answer", namespace)
 
 
-_START_REMEDY: Final = "`raymq cluster start` with the arguments that it was started with makes what is missing"
+_START_REMEDY: Final = "`raymq cluster start` with the arguments that it was started with starts the missing actors"
 
 
 def _is_ours(name: str) -> bool:
@@ -80,14 +80,14 @@ def _is_ours(name: str) -> bool:
 
 def _silent(namespace: str, names: Iterable[str]) -> Iterator[tuple[str, RayMQError]]:
     """Yield the actors that do not answer, each with the error."""
-    asked: list[tuple[str, Any]] = []
+    requests: list[tuple[str, Any]] = []
     for name in names:
         try:
-            asked.append((name, actor_calls.find(name, namespace).__ray_ready__.remote()))
+            requests.append((name, actor_calls.find(name, namespace).__ray_ready__.remote()))
         except RayMQError as error:
             yield name, error
     deadline = time.monotonic() + _ACTOR_SECONDS
-    for name, ref in asked:
+    for name, ref in requests:
         try:
             actor_calls.result(name, ref, max(0.1, deadline - time.monotonic()))
         except RayMQError as error:

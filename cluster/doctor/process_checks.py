@@ -38,14 +38,14 @@ def check_orphans(processes: Iterable[ProcessInfo], host: str) -> Iterator[Check
     Such actors still serve clients that reach them, and hold locks that other processes wait for.
     """
     ours = [each for each in processes if is_raymq_actor(each.title)]
-    left = [each for each in ours if is_orphan(each)]
-    for each in left:
+    orphans = [each for each in ours if is_orphan(each)]
+    for each in orphans:
         yield problem(
             "orphaned processes",
-            f"{each.title.split()[0]} runs, and the Ray node that has started it does not",
+            f"{each.title.split()[0]} runs, but the Ray node that started it does not",
             f"{host}: process {each.pid}",
             f"kill {each.pid}: it ends by itself in some minutes at the latest, and holds its directory until then",
         )
-    if not left:
+    if not orphans:
         found = f"{len(ours)} actors run here, each under its Ray node" if ours else "no actor of RayMQ runs here"
         yield fine("orphaned processes", found, host)

@@ -47,8 +47,8 @@ def check_store(seen: StoreInfo, brokers: Sequence[BrokerInfo] | None, host: str
     """
     where = f"{host}:{seen.directory}"
     if seen.is_restoring:
-        remedy = "let `raymq store restore` come to its end: the same command begins anew"
-        yield problem("directories", "a backup was being restored here, and not all of it is", where, remedy)
+        remedy = "run the same `raymq store restore` again: it starts over"
+        yield problem("directories", "the restore of a backup into this directory is not complete", where, remedy)
     if seen.too_new is not None:
         yield problem("formats", Exception.__str__(seen.too_new), where, seen.too_new.remedy)
     if seen.foreign:
@@ -59,37 +59,39 @@ def check_store(seen: StoreInfo, brokers: Sequence[BrokerInfo] | None, host: str
     broker = broker or next((each for each in brokers or () if seen.address == each.address and not each.store), None)
     yield _held(seen, broker, brokers is not None, where)
     if seen.holder is None and seen.address_is_taken:
-        remedy = "end who has the port, or delete raymq/broker.json in the directory"
-        yield problem("ports", f"somebody else listens at its broker's {seen.address}", where, remedy)
+        remedy = "end the process that has the port, or delete raymq/broker.json in the directory"
+        yield problem("ports", f"another process listens at its broker's address {seen.address}", where, remedy)
 
 
 def _held(seen: StoreInfo, broker: BrokerInfo | None, has_cluster: bool, where: str) -> CheckResult:
-    who = (
-        f"process {seen.holder} ({seen.holder_title or 'of no name'})" if seen.holder else "a process not visible here"
+    holder = (
+        f"process {seen.holder} ({seen.holder_title or 'without a name'})"
+        if seen.holder
+        else "a process not visible here"
     )
     if seen.holder is None:
         if broker is not None:
-            found = f"the cluster knows {broker.name} here, and no process has the directory open"
-            remedy = "look into the log of its actor (`ray logs`): Ray starts it again where its machine is known"
+            found = f"the cluster has {broker.name} here, but no process has the directory open"
+            remedy = "see the log of its actor (`ray logs`): Ray starts it again if its machine is part of the cluster"
             return problem("locks", found, where, remedy)
         if not seen.was_closed:
-            return note("locks", "nobody has it open; it was not closed properly, and a start recovers it", where)
-        return fine("locks", "nobody has it open, and it was closed properly", where)
+            return note("locks", "no process has it open; it was not closed cleanly, and a start recovers it", where)
+        return fine("locks", "no process has it open, and it was closed cleanly", where)
     if seen.is_orphan:
         remedy = f"kill {seen.holder}: its Ray node is gone, and no other broker can have the directory until it ends"
-        return problem("locks", f"{who} has it open, and its Ray node is gone", where, remedy)
+        return problem("locks", f"{holder} has it open, and its Ray node is gone", where, remedy)
     if broker is not None and broker.pid == seen.holder:
         return fine("locks", f"{broker.name}, process {seen.holder}, has it open", where)
     if broker is not None and broker.state != "unreachable" and seen.holder:
-        found = f"{who} has it open, and {broker.name} says that it is process {broker.pid}"
-        return problem("locks", found, where, f"kill {seen.holder}, if it is not what you have started there")
+        found = f"{holder} has it open, but {broker.name} reports process {broker.pid}"
+        return problem("locks", found, where, f"kill {seen.holder}, unless you started it there")
     if broker is not None and seen.holder:
-        found = f"{who} has it open, and {broker.name} does not answer: it may stand still"
-        remedy = f"kill -CONT {seen.holder} lets it go on; else kill {seen.holder}, and Ray starts it again"
+        found = f"{holder} has it open, but {broker.name} does not answer: the process may be stopped"
+        remedy = f"kill -CONT {seen.holder} resumes it; else kill {seen.holder}, and Ray starts it again"
         return problem("locks", found, where, remedy)
     if has_cluster and seen.holder:
-        found = f"{who} has it open, and is no broker of the running cluster"
+        found = f"{holder} has it open, and is no broker of the running cluster"
         return problem(
             "locks", found, where, f"kill {seen.holder}, unless another cluster or tool of yours works there"
         )
-    return note("locks", f"{who} has it open", where)
+    return note("locks", f"{holder} has it open", where)

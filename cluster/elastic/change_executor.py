@@ -10,7 +10,7 @@ from functools import partial
 
 from raymq.actors.errors import InvalidInput, broker_not_found
 from raymq.actors.naming import host_resource, is_replica_of, replica_name
-from raymq.client.cluster_changes import DrainOptions
+from raymq.client.cluster_changes import DrainOptions, ReportStep
 from raymq.client.connection import Connection
 from raymq.client.results import BrokerChange
 from raymq.cluster.cluster_layout import ClusterLayout, group_name
@@ -32,8 +32,6 @@ from raymq.cluster.elastic.rolling_restart import RollingRestartPlanner
 from raymq.cluster.elastic.scale_out_planner import ScaleOut, ScaleOutPlanner, ScaleOutState
 from raymq.cluster.replica_placement import least_loaded_machine
 
-Told = Callable[[str], None]
-
 
 class ChangeExecutor:
     """The changes of one cluster; see `client.cluster_changes.ClusterChanges`.
@@ -45,7 +43,7 @@ class ChangeExecutor:
         self._namespace = namespace
         self._client = ClusterClient(mq, namespace)
 
-    async def restart(self, broker: str | None, told: Told, *, dry_run: bool) -> BrokerChange:
+    async def restart(self, broker: str | None, report: ReportStep, *, dry_run: bool) -> BrokerChange:
         """Restart brokers one after the other; see `Admin.restart`."""
         ground = self._client
         names = [name for name in await ground.actors() if broker is None or _matches_broker(name, broker)]
@@ -55,35 +53,35 @@ class ChangeExecutor:
             return BrokerChange(names, rolling_restart.dry_run_steps(names, await ground.groups()), dry_run=True)
         plan = RollingRestartPlanner(names, time.monotonic)
         async with self._change_lock():
-            steps = await run_until_done(ground.groups, plan.next, ground.execute_stateless, told)
+            steps = await run_until_done(ground.groups, plan.next, ground.execute_stateless, report)
         return BrokerChange(plan.done, steps)
 
-    async def add_replica(self, group: str, host: str | None, told: Told, *, dry_run: bool) -> BrokerChange:
+    async def add_replica(self, group: str, host: str | None, report: ReportStep, *, dry_run: bool) -> BrokerChange:
         """Add a replica to a group; see `Admin.add_broker`."""
         arguments, scene = await self._scene(group)
         machine = "" if host is None else await self._machine(host)
-        wanted = ReplicaChange("add", replica_planner.free_replica_name(group, scene), machine)
-        wanted = replica_planner.planned(group, wanted, arguments.settings.min_in_sync, scene)
-        if not wanted.machine:
+        change = ReplicaChange("add", replica_planner.free_replica_name(group, scene), machine)
+        change = replica_planner.planned(group, change, arguments.settings.min_in_sync, scene)
+        if not change.machine:
             machines = sorted(await self._client.machines())
-            wanted = replace(wanted, machine=least_loaded_machine(scene.layout, group, machines))
-        return await self._replace(group, wanted, arguments, scene, told, dry_run=dry_run)
+            change = replace(change, machine=least_loaded_machine(scene.layout, group, machines))
+        return await self._replace(group, change, arguments, scene, report, dry_run=dry_run)
 
-    async def move(self, group: str, replica: int, host: str, told: Told, *, dry_run: bool) -> BrokerChange:
+    async def move(self, group: str, replica: int, host: str, report: ReportStep, *, dry_run: bool) -> BrokerChange:
         """Move a replica to another machine; see `Admin.move`."""
         arguments, scene = await self._scene(group)
         new, old = replica_planner.free_replica_name(group, scene), replica_name(group, replica)
-        wanted = ReplicaChange("move", new, await self._machine(host), old)
-        wanted = replica_planner.planned(group, wanted, arguments.settings.min_in_sync, scene)
-        return await self._replace(group, wanted, arguments, scene, told, dry_run=dry_run)
+        change = ReplicaChange("move", new, await self._machine(host), old)
+        change = replica_planner.planned(group, change, arguments.settings.min_in_sync, scene)
+        return await self._replace(group, change, arguments, scene, report, dry_run=dry_run)
 
-    async def remove_replica(self, name: str, told: Told, *, dry_run: bool) -> BrokerChange:
+    async def remove_replica(self, name: str, report: ReportStep, *, dry_run: bool) -> BrokerChange:
         """Remove a replica; see `Admin.remove_broker`."""
         group = group_name(name)
         arguments, scene = await self._scene(group)
-        wanted = ReplicaChange("remove", old=name)
-        wanted = replica_planner.planned(group, wanted, arguments.settings.min_in_sync, scene)
-        return await self._replace(group, wanted, arguments, scene, told, dry_run=dry_run)
+        change = ReplicaChange("remove", old=name)
+        change = replica_planner.planned(group, change, arguments.settings.min_in_sync, scene)
+        return await self._replace(group, change, arguments, scene, report, dry_run=dry_run)
 
     async def add_group(
         self,
@@ -91,7 +89,7 @@ class ChangeExecutor:
         replicas: int | None,
         host: str | None,
         topics: Sequence[str] | None,
-        told: Told,
+        report: ReportStep,
         *,
         dry_run: bool,
     ) -> BrokerChange:
@@ -104,40 +102,40 @@ class ChangeExecutor:
             raise InvalidInput("replicas", f"{arguments.replicas}, as the other groups have", count)
         group = scale_out_planner.planned(layout, arguments.brokers, name, await ground.groups())
         if group in layout.pending_changes:
-            wanted = ScaleOut.from_json(group, layout.pending_changes[group])
+            change = ScaleOut.from_json(group, layout.pending_changes[group])
         else:
             if topics is not None:
                 await self._check_topics(topics)
             machines = await self._machines_for(group, count, host, layout)
-            wanted = ScaleOut(group, machines, None if topics is None else tuple(topics))
-        plan, names = ScaleOutPlanner(wanted, time.monotonic), list(wanted.machines)
+            change = ScaleOut(group, machines, None if topics is None else tuple(topics))
+        plan, names = ScaleOutPlanner(change, time.monotonic), list(change.machines)
         if dry_run:
-            missing_topics = await self._lacks(wanted, if_away=())
+            missing_topics = await self._lacks(change, if_away=())
             return BrokerChange(
                 names,
-                scale_out_planner.dry_run_steps(wanted, layout, missing_topics, is_replicated=count > 1),
+                scale_out_planner.dry_run_steps(change, layout, missing_topics, is_replicated=count > 1),
                 dry_run=True,
             )
         async with self._change_lock():
-            look, do = partial(self._grow_scene, arguments, wanted), partial(self._do, arguments, plan.record_done)
-            steps = await run_until_done(look, plan.next, do, told)
+            look, do = partial(self._grow_scene, arguments, change), partial(self._do, arguments, plan.record_done)
+            steps = await run_until_done(look, plan.next, do, report)
         return BrokerChange(names, steps)
 
     async def drain(
-        self, group: str, wanted: DrainOptions, told: Told, *, cancel: bool = False, dry_run: bool
+        self, group: str, options: DrainOptions, report: ReportStep, *, cancel: bool = False, dry_run: bool
     ) -> BrokerChange:
         """Drain a broker group; see `Admin.drain`."""
         arguments = await self._client.arguments()
-        without = None if cancel else wanted.without
+        without = None if cancel else options.without
         scene = await self._drain_scene(arguments, group, without)
         if not scene.actors and group not in scene.layout.pending_changes:
             raise broker_not_found(group, f"namespace {self._namespace}")
         names = list(scene.actors)
-        kept = [f"{scene.layout.machines.get(name, '')}:{arguments.directory / name}" for name in names]
+        retained = [f"{scene.layout.machines.get(name, '')}:{arguments.directory / name}" for name in names]
         is_new = not cancel and group not in scene.layout.pending_changes
-        plan = DrainPlanner(group, wanted, await self._client.topics_only_on(group) if is_new else ())
+        plan = DrainPlanner(group, options, await self._client.topics_only_on(group) if is_new else ())
         if dry_run:
-            words = [f"{group} has {each}" for each in self._left_in_words(scene, wanted) if each]
+            words = [f"{group} has {each}" for each in self._left_in_words(scene, options) if each]
             first = next_cancel_step(group, scene.layout, scene.permission) if cancel else plan.next(scene)
             return BrokerChange(names, [*words, *([] if first is None else [str(first)])], dry_run=True)
 
@@ -149,19 +147,19 @@ class ChangeExecutor:
                 partial(self._drain_scene, arguments, group, without),
                 partial(self._do, arguments, plan.record_done),
             )
-            steps = await run_until_done(look, next_step, do, told)
-        return BrokerChange(names, steps, kept=kept if wanted.remove and not cancel else [])
+            steps = await run_until_done(look, next_step, do, report)
+        return BrokerChange(names, steps, kept=retained if options.remove and not cancel else [])
 
     async def _do(self, arguments: StartArguments, record_done: Callable[[object], None], step: object) -> str:
-        said = await self._client.do(step, arguments)
+        result = await self._client.do(step, arguments)
         record_done(step)
-        return said
+        return result
 
     @staticmethod
-    def _left_in_words(scene: DrainState, wanted: DrainOptions) -> list[str]:
+    def _left_in_words(scene: DrainState, options: DrainOptions) -> list[str]:
         if scene.remains is None:
             return []
-        return [describe_pending(scene.remains, wanted.without), describe_permanent(scene.remains)]
+        return [describe_pending(scene.remains, options.without), describe_permanent(scene.remains)]
 
     async def _drain_scene(self, arguments: StartArguments, group: str, without: frozenset[str] | None) -> DrainState:
         """Observe a group that is drained.
@@ -183,33 +181,33 @@ class ChangeExecutor:
             others=count_writable_groups(groups, layout, group),
         )
 
-    async def _grow_scene(self, arguments: StartArguments, wanted: ScaleOut) -> ScaleOutState:
+    async def _grow_scene(self, arguments: StartArguments, change: ScaleOut) -> ScaleOutState:
         ground = self._client
         groups, actors = await ground.groups(), await ground.actors()
         return ScaleOutState(
             await ground.layout(arguments.directory),
             actors,
-            groups.get(wanted.name),
+            groups.get(change.name),
             is_replicated=arguments.replicas > 1,
-            missing_topics=await self._lacks(wanted),
+            missing_topics=await self._lacks(change),
         )
 
-    async def _lacks(self, wanted: ScaleOut, if_away: Iterable[str] | None = None) -> tuple[str, ...] | None:
+    async def _lacks(self, change: ScaleOut, if_away: Iterable[str] | None = None) -> tuple[str, ...] | None:
         """Return the topics that a new group must have and lacks.
 
         Return None if the group does not answer yet, unless `if_away` gives the topics to assume in that case.
         """
-        elsewhere = await self._client.topics_elsewhere(wanted.name)
-        there = await self._client.topics_of(wanted.name)
+        elsewhere = await self._client.topics_elsewhere(change.name)
+        there = await self._client.topics_of(change.name)
         names = [name for name, each in elsewhere.items() if not each.get("order")]
-        wished = names if wanted.topics is None else [name for name in wanted.topics if name in elsewhere]
+        requested = names if change.topics is None else [name for name in change.topics if name in elsewhere]
         has = there if there is not None else if_away
-        return None if has is None else tuple(sorted(set(wished).difference(has)))
+        return None if has is None else tuple(sorted(set(requested).difference(has)))
 
     async def _check_topics(self, topics: Sequence[str]) -> None:
         unknown = sorted(set(topics) - (await self._client.topics_elsewhere("")).keys())
         if unknown:
-            raise InvalidInput("topics", "topics that there are", ", ".join(unknown))
+            raise InvalidInput("topics", "topics that exist", ", ".join(unknown))
 
     async def _machines_for(self, group: str, count: int, host: str | None, layout: ClusterLayout) -> dict[str, str]:
         """Return the machines of a new group's replicas.
@@ -227,27 +225,27 @@ class ChangeExecutor:
     async def _replace(
         self,
         group: str,
-        wanted: ReplicaChange,
+        change: ReplicaChange,
         arguments: StartArguments,
         scene: ReplicaChangeState,
-        told: Told,
+        report: ReportStep,
         *,
         dry_run: bool,
     ) -> BrokerChange:
-        names = [name for name in (wanted.new, wanted.old) if name is not None]
-        kept = []
-        if wanted.old is not None and (machine := scene.layout.machines.get(wanted.old)):
-            kept = [f"{machine}:{arguments.directory / wanted.old}"]
+        names = [name for name in (change.new, change.old) if name is not None]
+        retained = []
+        if change.old is not None and (machine := scene.layout.machines.get(change.old)):
+            retained = [f"{machine}:{arguments.directory / change.old}"]
         if dry_run:
-            return BrokerChange(names, replica_planner.dry_run_steps(group, wanted, scene), dry_run=True, kept=kept)
-        plan = ReplicaChangePlanner(group, wanted, time.monotonic)
+            return BrokerChange(names, replica_planner.dry_run_steps(group, change, scene), dry_run=True, kept=retained)
+        plan = ReplicaChangePlanner(group, change, time.monotonic)
 
         async def look() -> ReplicaChangeState:
             return (await self._scene(group))[1]
 
         async with self._change_lock():
-            steps = await run_until_done(look, plan.next, partial(self._client.do, arguments=arguments), told)
-        return BrokerChange(names, steps, kept=kept)
+            steps = await run_until_done(look, plan.next, partial(self._client.do, arguments=arguments), report)
+        return BrokerChange(names, steps, kept=retained)
 
     async def _scene(self, group: str) -> tuple[StartArguments, ReplicaChangeState]:
         ground = self._client
@@ -255,9 +253,9 @@ class ChangeExecutor:
         if arguments.replicas == 1:
             raise InvalidInput(
                 "broker",
-                "of a cluster whose groups have replicas",
+                "a broker of a group that has replicas",
                 group,
-                remedy="stop the cluster and start it with replicas=2: what is there becomes the first of them",
+                remedy="stop the cluster and start it with replicas=2: the existing copies become the first replicas",
             )
         groups, actors = await ground.groups(), frozenset(await ground.actors())
         layout = await ground.layout(arguments.directory)
@@ -270,13 +268,13 @@ class ChangeExecutor:
     async def _machine(self, host: str) -> str:
         """Return the resource of the machine with that name or address."""
         machines = await self._client.machines()
-        meant = {resource for resource, address in machines.items() if host in (resource, address)}
-        meant |= {host_resource(host)} & machines.keys()
+        matching = {resource for resource, address in machines.items() if host in (resource, address)}
+        matching |= {host_resource(host)} & machines.keys()
         # A machine's identity is its host name and a random suffix.
-        meant = meant or {each for each in machines if each.rpartition("-")[0] == host_resource(host)}
-        if len(meant) != 1:
+        matching = matching or {each for each in machines if each.rpartition("-")[0] == host_resource(host)}
+        if len(matching) != 1:
             raise InvalidInput("host", f"the name or the address of one of {', '.join(sorted(machines))}", host)
-        return meant.pop()
+        return matching.pop()
 
     @contextlib.asynccontextmanager
     async def _change_lock(self, what: str = "") -> AsyncIterator[None]:

@@ -52,7 +52,7 @@ class SaveLayout:
     what: str
 
     def __str__(self) -> str:
-        return f"writes down: {self.what}"
+        return f"saves: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class SetPermission:
     permission: int
 
     def __str__(self) -> str:
-        return f"lets {self.group} be {'written again' if self.permission & PERM_WRITE else 'read only'}"
+        return f"makes {self.group} {'writable again' if self.permission & PERM_WRITE else 'read only'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class DeregisterGroup:
     group: str
 
     def __str__(self) -> str:
-        return f"has all others forget {self.group}"
+        return f"removes {self.group} from all records"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class RegisterGroup:
     group: str
 
     def __str__(self) -> str:
-        return f"founds {self.group}"
+        return f"registers {self.group}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +129,4 @@ class CopyMetadata:
 
     def __str__(self) -> str:
         shown = ", ".join(self.topics[:5]) + (f" and {len(self.topics) - 5} more" if len(self.topics) > 5 else "")
-        return f"makes topics on {self.group}: {shown or 'none'}"
+        return f"creates topics on {self.group}: {shown or 'none'}"

@@ -113,15 +113,17 @@ class ClusterClient:
         Raises:
             BrokerUnavailable: the cluster's layout is not recorded on this machine.
         """
-        told = await asyncio.to_thread(cluster_launch.start_arguments, self.namespace)
-        directory = Path(told["root"])
+        arguments = await asyncio.to_thread(cluster_launch.start_arguments, self.namespace)
+        directory = Path(arguments["root"])
         if not (directory / noted.LAYOUT_FILE).exists():
             raise BrokerUnavailable(
                 "cluster",
-                f"{directory / noted.LAYOUT_FILE} is not on this machine: it says which brokers there are",
-                remedy="do it on the machine on which the cluster was started",
+                f"{directory / noted.LAYOUT_FILE} is not on this machine: it has the list of brokers",
+                remedy="run this on the machine on which the cluster was started",
             )
-        return StartArguments(directory, told["brokers"], told["replicas"], ClusterConfig.from_dict(told["config"]))
+        return StartArguments(
+            directory, arguments["brokers"], arguments["replicas"], ClusterConfig.from_dict(arguments["config"])
+        )
 
     async def layout(self, directory: Path) -> ClusterLayout:
         """Return the recorded layout."""
@@ -173,7 +175,9 @@ class ClusterClient:
                 if await self._is_forgotten(broker):  # The actor waits for a machine that does not return.
                     continue
                 raise BrokerUnavailable(
-                    broker, "it is away, and has to say which groups consume what", remedy=coordinator_lookup.REMEDY
+                    broker,
+                    "not reachable, but its list of groups and topics is needed",
+                    remedy=coordinator_lookup.REMEDY,
                 )
             command = partial(_consumption_of, broker)
             pairs |= read_consumption(await fan_out.request_with_retry(self.mq, masters[broker], command))
@@ -265,9 +269,7 @@ class ClusterClient:
         try:
             await broker_removal.forget(self.mq, step.group)
         except InvalidInput as error:  # One of several name servers has not noticed the removal yet.
-            raise BrokerUnavailable(
-                step.group, f"not every name server has noticed that it is gone: {error}"
-            ) from error
+            raise BrokerUnavailable(step.group, f"not every name server has removed it yet: {error}") from error
 
     async def found(self, arguments: StartArguments, group: str) -> None:
         """Add a group to the register."""
@@ -295,8 +297,8 @@ class ClusterClient:
         topics = await self.topics_elsewhere(step.group)
         for some in batched(groups.values(), _BATCH_SIZE):
             await self.mq.pool.request(address, whole.create_groups_command(some), _COPY_SECONDS)
-        for wanted in batched((topics[name] for name in step.topics if name in topics), _BATCH_SIZE):
-            await self.mq.pool.request(address, whole.create_topics_command(wanted), _COPY_SECONDS)
+        for batch in batched((topics[name] for name in step.topics if name in topics), _BATCH_SIZE):
+            await self.mq.pool.request(address, whole.create_topics_command(batch), _COPY_SECONDS)
 
     async def save_layout(self, directory: Path, step: SaveLayout) -> None:
         """Record a layout, unless another change has recorded one since it was read.

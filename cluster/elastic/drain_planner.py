@@ -50,11 +50,11 @@ class DrainState:
 class DrainPlanner:
     """The planner of one drain."""
 
-    def __init__(self, group: str, wanted: DrainOptions, unique_topics: Sequence[str] = ()) -> None:
+    def __init__(self, group: str, options: DrainOptions, unique_topics: Sequence[str] = ()) -> None:
         """Create a planner; `unique_topics` are topics that no other group has."""
         self._only_here = unique_topics
         self._group = group
-        self._wanted = wanted
+        self._wanted = options
         self._empty_checks = 0
         #: Whether all other groups were told to forget this group; if unknown, they are told again.
         self.is_forgotten = False
@@ -86,7 +86,7 @@ class DrainPlanner:
             return WaitStep(f"{group} is still in the routes")
         if not self.is_forgotten:
             return DeregisterGroup(group)
-        return SaveLayout(layout.with_change(group, None), f"{group} is gone")
+        return SaveLayout(layout.with_change(group, None), f"{group} is removed")
 
     def _next_drain_step(self, scene: DrainState) -> Step | None:
         group, remains = self._group, scene.remains
@@ -95,10 +95,10 @@ class DrainPlanner:
             return WaitStep(f"{group} has no master that answers")
         if scene.permission & PERM_WRITE:
             return SetPermission(group, PERM_READ)
-        left = describe_pending(remains, self._wanted.without)
-        if left:
+        pending = describe_pending(remains, self._wanted.without)
+        if pending:
             self._empty_checks = 0
-            return WaitStep(f"{group} has {left}")
+            return WaitStep(f"{group} has {pending}")
         self._empty_checks += 1
         if self._empty_checks < _EMPTY_CHECKS:
             return WaitStep(f"{group} seems to be empty")
@@ -109,20 +109,20 @@ class DrainPlanner:
             scene.layout.without(*scene.layout.replicas_of(group), *scene.actors).with_change(
                 group, {"verb": "drain", "going": True}
             ),
-            f"{group} is not to come back",
+            f"{group} is removed for good",
         )
 
     def _check(self, scene: DrainState) -> None:
         if not scene.others:
-            raise InvalidInput("broker", "one beside which another broker group takes messages", self._group)
+            raise InvalidInput("broker", "a group beside which another broker group takes messages", self._group)
         if self._only_here and not self._wanted.lose:
             more = len(self._only_here) - _MAX_TOPICS
             shown = ", ".join(self._only_here[:_MAX_TOPICS]) + (f" and {more} more" if more > 0 else "")
             raise InvalidInput(
                 "broker",
-                f"one whose topics others have, too, or lose=True (--lose); only {self._group} has {shown}",
+                f"a group whose topics others have, too, or lose=True (--lose); only {self._group} has {shown}",
                 self._group,
-                remedy="make them on the others first: Admin.create_topic makes a topic on all brokers",
+                remedy="create them on the others first: Admin.create_topic creates a topic on all brokers",
             )
         if scene.remains is not None:
             self._check_permanent(scene.remains)
@@ -132,7 +132,7 @@ class DrainPlanner:
         if self._wanted.remove and not self._wanted.lose and stays:
             raise InvalidInput(
                 "broker",
-                f"one that has nothing that stays for ever, or lose=True (--lose); {self._group} has {stays}",
+                f"a group without dead letters and streams' progress, or lose=True (--lose); {self._group} has {stays}",
                 self._group,
                 remedy="redrive dead letters with Admin.dlq_redrive, or let the group stay, drained",
             )
@@ -152,7 +152,7 @@ def next_cancel_step(group: str, layout: ClusterLayout, permission: int | None) 
     """
     begun: Mapping[str, Any] | None = layout.pending_changes.get(group)
     if begun is not None and begun.get("verb") == "drain" and begun.get("going"):
-        raise InvalidInput("broker", "one whose removal has not begun", group)
+        raise InvalidInput("broker", "a group whose removal has not begun", group)
     if permission is None:
         return WaitStep(f"{group} has no master that answers")
     if not permission & PERM_WRITE:
@@ -167,24 +167,24 @@ def describe_pending(remains: DrainBacklog, without: frozenset[str] = frozenset(
 
     It consists of unconsumed, delayed and lent messages, timers, staged writes, and undecided writes.
     """
-    told = []
+    parts = []
     awaited = {key: count for key, count in remains.unconsumed.items() if key[0] not in without}
     for (group, topic), count in list(awaited.items())[:3]:
-        told.append(f"{count} messages of {topic} for group {group}")
+        parts.append(f"{count} messages of {topic} for group {group}")
     ignored = sum(remains.unconsumed.values()) - sum(awaited.values())
     more = remains.unconsumed_messages - ignored - sum(count for _, count in list(awaited.items())[:3])
     if more > 0:
-        told.append(f"{more} messages for others")
+        parts.append(f"{more} messages for others")
     lent = remains.lent - sum(remains.lent_to.get(group, 0) for group in without)
     counts = (
         (remains.delayed, "delayed messages"),
         (remains.timers, "timers"),
-        (lent, "messages that are out"),
+        (lent, "messages in flight"),
         (remains.staged, "staged writes"),
-        (remains.writes, "writes that it decides on"),
+        (remains.writes, "writes that it coordinates"),
     )
-    told += [f"{count} {what}" for count, what in counts if count]
-    return ", ".join(told)
+    parts += [f"{count} {what}" for count, what in counts if count]
+    return ", ".join(parts)
 
 
 def describe_permanent(remains: DrainBacklog) -> str:
@@ -192,7 +192,7 @@ def describe_permanent(remains: DrainBacklog) -> str:
 
     It consists of dead letters, and of the progress of streams and series of writes.
     """
-    told = [f"{count} dead letters of {group}" for group, count in remains.dead_letters.items()]
+    parts = [f"{count} dead letters of {group}" for group, count in remains.dead_letters.items()]
     if remains.homes:
-        told.append(f"the progress of {remains.homes} streams or series of writes")
-    return ", ".join(told)
+        parts.append(f"the progress of {remains.homes} streams or series of writes")
+    return ", ".join(parts)

@@ -67,14 +67,14 @@ class ObservedGroup:
         return ""
 
 
-def observe_groups(actors: Iterable[str], told: Iterable[BrokerInfo]) -> dict[str, ObservedGroup]:
+def observe_groups(actors: Iterable[str], statuses: Iterable[BrokerInfo]) -> dict[str, ObservedGroup]:
     """Return the observed state of all groups by name.
 
     Args:
         actors: the names of all brokers' actors.
-        told: the reports of the brokers that are in the routes.
+        statuses: the reports of the brokers that are in the routes.
     """
-    running = {(each.name, each.replica): each for each in told if each.state == "running"}
+    running = {(each.name, each.replica): each for each in statuses if each.state == "running"}
     found: dict[str, dict[int, ObservedReplica]] = {}
     for actor in sorted(actors):
         group, _, rest = actor.partition(".")

@@ -21,7 +21,7 @@ async def run_until_done(
     look: Callable[[], Awaitable[_Scene]],
     decide: Callable[[_Scene], object | None],
     do: Callable[[object], Awaitable[str]],
-    told: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     clock: Callable[[], float] = time.monotonic,
     pause_seconds: float = POLL_SECONDS,
@@ -34,7 +34,7 @@ async def run_until_done(
         look: observes the current state.
         decide: returns the next step for that state, None at the end; an error that it raises ends the loop.
         do: executes a step, and returns a message about it.
-        told: is called with each step before it is executed, and with the reason of each wait.
+        report: is called with each step before it is executed, and with the reason of each wait.
 
     Raises:
         BrokerUnavailable: the same broker was unavailable for too long.
@@ -45,25 +45,25 @@ async def run_until_done(
         try:
             scene = await look()
         except BrokerUnavailable as error:
-            told(_awaited(patience, error))
+            report(_awaited(patience, error))
             await asyncio.sleep(pause_seconds)
             continue
         step = decide(scene)
         if step is None:
             return done
-        told(str(step))
+        report(str(step))
         if isinstance(step, WaitStep):
             patience.reset()  # The observation succeeded, so the unavailable broker is back.
         else:
             try:
-                said = await do(step)
+                result = await do(step)
             except BrokerUnavailable as error:
-                told(_awaited(patience, error))
+                report(_awaited(patience, error))
             else:
                 patience.reset()
                 done.append(str(step))
-                if said:
-                    told(said)
+                if result:
+                    report(result)
         await asyncio.sleep(pause_seconds)
 
 

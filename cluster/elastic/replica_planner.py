@@ -70,17 +70,17 @@ class ReplicaChange:
     def describe(self) -> str:
         """Describe the change for people."""
         if self.new is None:
-            return f"{self.old} goes"
-        return f"{self.new} comes to {self.machine}" + (f" in the place of {self.old}" if self.old else "")
+            return f"{self.old} is removed"
+        return f"{self.new} is added on {self.machine}" + (f" in place of {self.old}" if self.old else "")
 
 
 class ReplicaChangePlanner:
     """The planner of one change."""
 
-    def __init__(self, group: str, wanted: ReplicaChange, clock: Callable[[], float]) -> None:
+    def __init__(self, group: str, change: ReplicaChange, clock: Callable[[], float]) -> None:
         """Create a planner; `clock` is a monotonic clock in seconds."""
         self._group = group
-        self._wanted = wanted
+        self._wanted = change
         self._patience = StallTimeout(clock)
         self._handovers = 0
 
@@ -90,17 +90,17 @@ class ReplicaChangePlanner:
         Raises:
             BrokerUnavailable: a condition that the change waits for is not met in time.
         """
-        wanted, layout = self._wanted, scene.layout
+        change, layout = self._wanted, scene.layout
         if self._is_complete(scene):
             if self._group not in layout.pending_changes:
                 return None
-            return SaveLayout(layout.with_change(self._group, None), f"{wanted.describe()}: done")
-        if layout.pending_changes.get(self._group) != wanted.to_json():
-            after = layout if wanted.new is None else layout.with_added({wanted.new: wanted.machine})
-            return SaveLayout(after.with_change(self._group, wanted.to_json()), wanted.describe())
-        if wanted.new is not None and (step := self._next_add_step(wanted.new, scene)) is not None:
+            return SaveLayout(layout.with_change(self._group, None), f"{change.describe()}: done")
+        if layout.pending_changes.get(self._group) != change.to_json():
+            after = layout if change.new is None else layout.with_added({change.new: change.machine})
+            return SaveLayout(after.with_change(self._group, change.to_json()), change.describe())
+        if change.new is not None and (step := self._next_add_step(change.new, scene)) is not None:
             return step
-        return None if wanted.old is None else self._next_remove_step(wanted.old, scene)
+        return None if change.old is None else self._next_remove_step(change.old, scene)
 
     def _is_complete(self, scene: ReplicaChangeState) -> bool:
         new, old = self._wanted.new, self._wanted.old
@@ -132,7 +132,7 @@ class ReplicaChangePlanner:
         others = (scene.group.in_sync or frozenset()) - {replica_number(old)}
         if old in scene.actors:
             if not others:
-                return self._wait(f"nobody but {old} is in sync")
+                return self._wait(f"no replica but {old} is in sync")
             if seen is not None and seen.is_master:
                 self._handovers += 1
                 if self._handovers > _MAX_HANDOVERS:
@@ -140,10 +140,10 @@ class ReplicaChangePlanner:
                 new = self._wanted.new
                 return TransferMaster(self._group, replica_number(new) if new is not None else min(others))
             if old not in scene.layout.removed:
-                return SaveLayout(scene.layout.without(old), f"{old} is not to come back")
+                return SaveLayout(scene.layout.without(old), f"{old} is removed for good")
             return StopReplica(old)
         if old not in scene.layout.removed:
-            return SaveLayout(scene.layout.without(old), f"{old} is not to come back")
+            return SaveLayout(scene.layout.without(old), f"{old} is removed for good")
         if scene.registered.get(old):
             return self._wait(f"{old} still counts as in sync")
         return DeregisterReplica(old)
@@ -156,9 +156,9 @@ class ReplicaChangePlanner:
     def _stall_error(self, why: str) -> BrokerUnavailable:
         return BrokerUnavailable(
             self._group,
-            f"{why}; it stays under way: {self._wanted.describe()}",
-            remedy="ask for the same again when that is right"
-            + (f", or take {self._wanted.new} away with Admin.remove_broker" if self._wanted.new else ""),
+            f"{why}; the change stays under way: {self._wanted.describe()}",
+            remedy="repeat the call when this is solved"
+            + (f", or remove {self._wanted.new} with Admin.remove_broker" if self._wanted.new else ""),
         )
 
 
@@ -168,7 +168,7 @@ def pending_changes(layout: ClusterLayout, group: str) -> ReplicaChange | None:
     return None if raw is None or raw.get("verb") not in ("add", "move", "remove") else ReplicaChange.from_json(raw)
 
 
-def planned(group: str, wanted: ReplicaChange, min_in_sync: int, scene: ReplicaChangeState) -> ReplicaChange:
+def planned(group: str, change: ReplicaChange, min_in_sync: int, scene: ReplicaChangeState) -> ReplicaChange:
     """Return the change to carry out: the one in progress if it is the same.
 
     Raises:
@@ -180,21 +180,21 @@ def planned(group: str, wanted: ReplicaChange, min_in_sync: int, scene: ReplicaC
         known = pending_changes(layout, group)
         if known is None:
             raise InvalidInput("broker", f"a group in which nothing else is under way ({begun.get('verb')})", group)
-        same = wanted.verb == known.verb and wanted.old == known.old and wanted.machine in ("", known.machine)
+        same = change.verb == known.verb and change.old == known.old and change.machine in ("", known.machine)
         if same:
             return known
-        if wanted.verb != "remove" or wanted.old != known.new or known.old in layout.removed:
+        if change.verb != "remove" or change.old != known.new or known.old in layout.removed:
             raise InvalidInput(
                 "broker",
                 f"a group in which nothing is under way: {known.describe()} ({known.verb})",
                 group,
-                remedy=f"ask for that again, which finishes it, or take {known.new} away with Admin.remove_broker",
+                remedy=f"repeat that call, which finishes the change, or remove {known.new} with Admin.remove_broker",
             )
-    if wanted.old is not None:
-        _check_old(wanted, scene, min_in_sync)
-        if wanted.new is not None and layout.machines.get(wanted.old) == wanted.machine:
-            raise InvalidInput("host", f"another machine than the one that {wanted.old} is on", wanted.machine)
-    return wanted
+    if change.old is not None:
+        _check_old(change, scene, min_in_sync)
+        if change.new is not None and layout.machines.get(change.old) == change.machine:
+            raise InvalidInput("host", f"another machine than the one that {change.old} is on", change.machine)
+    return change
 
 
 def free_replica_name(group: str, scene: ReplicaChangeState) -> str:
@@ -211,31 +211,31 @@ def free_replica_name(group: str, scene: ReplicaChangeState) -> str:
     return min(free, key=lambda name: (name in scene.layout.removed, replica_number(name)))
 
 
-def _check_old(wanted: ReplicaChange, scene: ReplicaChangeState, min_in_sync: int) -> None:
-    old = wanted.old
+def _check_old(change: ReplicaChange, scene: ReplicaChangeState, min_in_sync: int) -> None:
+    old = change.old
     assert old is not None
     known = {*scene.actors, *scene.registered}
     written = {*known, *scene.layout.machines, *scene.layout.removed}  # Also a replica that never started.
     if old not in written:
         replicas = sorted(name for name in known if is_replica_of(name, group_name(old)))
         raise InvalidInput("replica", f"one of {', '.join(replicas)}", old)
-    left = (scene.group.in_sync or frozenset()) - {replica_number(old)}
-    if wanted.new is None and old in known and len(left) < max(1, min_in_sync):
+    remaining = (scene.group.in_sync or frozenset()) - {replica_number(old)}
+    if change.new is None and old in known and len(remaining) < max(1, min_in_sync):
         raise InvalidInput(
             "replica",
-            f"one without which at least {max(1, min_in_sync)} replicas are in sync (min_in_sync)",
+            f"a replica without which at least {max(1, min_in_sync)} replicas are in sync (min_in_sync)",
             old,
             remedy="add another one first",
         )
 
 
-def dry_run_steps(group: str, wanted: ReplicaChange, scene: ReplicaChangeState) -> list[str]:
+def dry_run_steps(group: str, change: ReplicaChange, scene: ReplicaChangeState) -> list[str]:
     """Return the descriptions of the steps, assuming that each succeeds."""
-    plan, told = ReplicaChangePlanner(group, wanted, lambda: 0.0), []
+    plan, steps = ReplicaChangePlanner(group, change, lambda: 0.0), []
     while (step := plan.next(scene)) is not None:
-        told.append(str(step))
+        steps.append(str(step))
         scene = _after(step, scene)
-    return told
+    return steps
 
 
 def _after(step: Step, scene: ReplicaChangeState) -> ReplicaChangeState:

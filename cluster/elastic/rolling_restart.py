@@ -64,7 +64,7 @@ class RollingRestartPlanner:
             waited = self._clock() - now.since
             if same is not None and same.pid == now.replica.pid:
                 if waited < FORCE_SECONDS or now.by_force:
-                    return self._wait(f"{now.replica.name} is to stop")
+                    return self._wait(f"{now.replica.name} has to stop")
                 now.by_force = True
                 return RestartReplica(now.replica.name, by_force=True)
             trouble = f"{now.replica.name} is gone" if group is None or same is None else group.trouble
@@ -82,8 +82,8 @@ class RollingRestartPlanner:
         return self._begin(group)
 
     def _begin(self, group: ObservedGroup) -> Step:
-        wanted = [each for each in group.replicas.values() if each.name in self._left]
-        replica = next((each for each in wanted if not each.is_master), wanted[0])
+        waiting = [each for each in group.replicas.values() if each.name in self._left]
+        replica = next((each for each in waiting if not each.is_master), waiting[0])
         others = sorted((group.in_sync or frozenset()) - {replica.number})
         if replica.is_master and others:
             self._handovers += 1
@@ -97,23 +97,25 @@ class RollingRestartPlanner:
 
     def _wait(self, why: str) -> WaitStep:
         if self._patience.has_expired(why):
-            raise self._stall_error(f"{why}, and has been for {STALL_TIMEOUT_SECONDS:g} s")
+            raise self._stall_error(f"{why}, for {STALL_TIMEOUT_SECONDS:g} s")
         return WaitStep(why)
 
     def _stall_error(self, why: str) -> BrokerUnavailable:
-        done = f"restarted were {', '.join(self._done)}; " if self._done else ""
+        done = f"restarted: {', '.join(self._done)}; " if self._done else ""
         return BrokerUnavailable(
-            "rolling restart", f"{why}; {done}left are {', '.join(self.left)}", remedy="run it again when that is right"
+            "rolling restart",
+            f"{why}; {done}not restarted: {', '.join(self.left)}",
+            remedy="run it again when this is solved",
         )
 
 
 def dry_run_steps(names: Sequence[str], groups: Mapping[str, ObservedGroup]) -> list[str]:
     """Return the descriptions of a restart's steps, assuming that each succeeds."""
-    plan, told, now = RollingRestartPlanner(names, lambda: 0.0), [], dict(groups)
+    plan, steps, now = RollingRestartPlanner(names, lambda: 0.0), [], dict(groups)
     while (step := plan.next(now)) is not None:
-        told.append(str(step))
+        steps.append(str(step))
         now = {name: _after(step, group) for name, group in now.items()}
-    return told
+    return steps
 
 
 def _after(step: Step, group: ObservedGroup) -> ObservedGroup:

@@ -63,9 +63,9 @@ class ScaleOutState:
 class ScaleOutPlanner:
     """The planner of one addition."""
 
-    def __init__(self, wanted: ScaleOut, clock: Callable[[], float]) -> None:
+    def __init__(self, change: ScaleOut, clock: Callable[[], float]) -> None:
         """Create a planner; `clock` is a monotonic clock in seconds."""
-        self._wanted = wanted
+        self._wanted = change
         self._patience = StallTimeout(clock)
         #: Steps that were executed in this run; otherwise they are repeated, which changes nothing.
         self.is_registered = False
@@ -82,29 +82,29 @@ class ScaleOutPlanner:
         Raises:
             BrokerUnavailable: the group has been unavailable for the same reason for too long.
         """
-        wanted, layout = self._wanted, scene.layout
-        if layout.pending_changes.get(wanted.name) != wanted.to_json():
+        change, layout = self._wanted, scene.layout
+        if layout.pending_changes.get(change.name) != change.to_json():
             if self.is_copied:
                 return None
-            after = layout.with_added(wanted.machines).with_change(wanted.name, wanted.to_json())
-            machines = ", ".join(f"{name} on {machine}" for name, machine in wanted.machines.items())
-            return SaveLayout(after, f"{wanted.name} comes: {machines}")
-        missing = {name: machine for name, machine in wanted.machines.items() if name not in scene.actors}
+            after = layout.with_added(change.machines).with_change(change.name, change.to_json())
+            machines = ", ".join(f"{name} on {machine}" for name, machine in change.machines.items())
+            return SaveLayout(after, f"{change.name} is added: {machines}")
+        missing = {name: machine for name, machine in change.machines.items() if name not in scene.actors}
         if missing and scene.is_replicated and not self.is_registered:
-            return RegisterGroup(wanted.name)
+            return RegisterGroup(change.name)
         for name, machine in missing.items():
             return StartReplica(name, machine)
-        trouble = f"{wanted.name} is not in the routes" if scene.group is None else scene.group.trouble
+        trouble = f"{change.name} is not in the routes" if scene.group is None else scene.group.trouble
         if trouble or scene.missing_topics is None:
             trouble = trouble or "its topics are not known yet"
             if self._patience.has_expired(trouble):
                 raise BrokerUnavailable(
-                    wanted.name, f"{trouble}, for too long", remedy="ask for the same again when that is right"
+                    change.name, f"{trouble}, for too long", remedy="repeat the call when this is solved"
                 )
             return WaitStep(trouble)
         if scene.missing_topics or not self.is_copied:
-            return CopyMetadata(wanted.name, scene.missing_topics)
-        return SaveLayout(layout.with_change(wanted.name, None), f"{wanted.name} is there")
+            return CopyMetadata(change.name, scene.missing_topics)
+        return SaveLayout(layout.with_change(change.name, None), f"{change.name} is complete")
 
 
 def planned(layout: ClusterLayout, brokers: int, name: str | None, groups: Collection[str]) -> str:
@@ -121,27 +121,27 @@ def planned(layout: ClusterLayout, brokers: int, name: str | None, groups: Colle
     if name is None:
         return layout.next_group(brokers)
     if not is_broker_name(name) or "." in name:
-        raise InvalidInput("name", 'as "broker-c"', name)
+        raise InvalidInput("name", 'a name such as "broker-c"', name)
     known = {each.partition(".")[0] for each in (*layout.machines, *layout.removed)}
     if name in groups or name in known:
-        raise InvalidInput("name", f"of a broker that never was, as {layout.next_group(brokers)}", name)
+        raise InvalidInput("name", f"a name that no broker ever had, such as {layout.next_group(brokers)}", name)
     return name
 
 
 def dry_run_steps(
-    wanted: ScaleOut, layout: ClusterLayout, missing_topics: tuple[str, ...] | None, *, is_replicated: bool
+    change: ScaleOut, layout: ClusterLayout, missing_topics: tuple[str, ...] | None, *, is_replicated: bool
 ) -> list[str]:
     """Return the descriptions of the steps, assuming that each succeeds."""
-    plan, told = ScaleOutPlanner(wanted, lambda: 0.0), []
+    plan, steps = ScaleOutPlanner(change, lambda: 0.0), []
     scene = ScaleOutState(layout, set(), None, is_replicated=is_replicated, missing_topics=missing_topics or ())
     while (step := plan.next(scene)) is not None:
-        told.append(str(step))
+        steps.append(str(step))
         plan.record_done(step)
         if isinstance(step, SaveLayout):
             scene = replace(scene, layout=step.layout)
         elif isinstance(step, StartReplica):
-            whole = {0: ObservedReplica(wanted.name, 0, 1, is_master=True)}
-            scene = replace(scene, actors={*scene.actors, step.name}, group=ObservedGroup(wanted.name, whole))
+            whole = {0: ObservedReplica(change.name, 0, 1, is_master=True)}
+            scene = replace(scene, actors={*scene.actors, step.name}, group=ObservedGroup(change.name, whole))
         elif isinstance(step, CopyMetadata):
             scene = replace(scene, missing_topics=())
-    return told
+    return steps

@@ -1,7 +1,8 @@
-"""The steps that RayMQ takes for every message of a batch, compiled: an optional companion of the package raymq.
+"""Compiled steps of RayMQ for each message of a batch: an optional companion of the package raymq.
 
-raymq has the same steps in NumPy and takes these where they are installed (`raymq.storage.kernels`), with the same
-results. They work on buffers and arrays, keep nothing, and check every position that they are given.
+raymq has the same steps in NumPy, and uses these instead if they are installed
+(`raymq.storage.records.native_kernels`), with the same results. They work on buffers and arrays, keep no state, and
+check every position that they receive.
 """
 
 from __future__ import annotations
@@ -46,5 +47,5 @@ __all__ = [
     "untrack",
 ]
 
-#: Which functions there are and what they take; raymq uses no other than the one that it knows.
+#: The version of the functions and their arguments; raymq uses only the version that it supports.
 INTERFACE: Final = 2

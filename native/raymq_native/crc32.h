@@ -24,7 +24,7 @@
 static uint32_t crc32_tables[8][256];
 static int crc32_folds = 0;
 
-/* Call it once before any other function. */
+/* Call this once before any other function. */
 static void crc32_prepare(void)
 {
     for (uint32_t byte = 0; byte < 256; byte++) {
@@ -72,7 +72,7 @@ static uint32_t crc32_by_tables(uint32_t crc, const uint8_t *at, size_t length)
 
 #define RAYMQ_FOLDING __attribute__((target("pclmul,sse4.1")))
 
-/* Move `value` on by as many bits as `powers` says, and add what lies there. */
+/* Shift `value` by the bits that `powers` encodes, and add the content there. */
 RAYMQ_FOLDING static inline __m128i crc32_fold(__m128i value, __m128i powers, __m128i there)
 {
     __m128i low = _mm_clmulepi64_si128(value, powers, 0x00);

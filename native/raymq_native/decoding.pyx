@@ -1,4 +1,4 @@
-"""Records and columns taken apart: bodies with their CRC compared, slices side by side, objects made by the thousand."""
+"""Decode records and columns: bodies and their CRC, contiguous slices, and many objects at once."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.list cimport PyList_New, PyList_SET_ITEM
@@ -15,7 +15,7 @@ include "layout.pxi"
 cdef enum:
     ID_DIGITS = 32
 
-#: More of them, or fewer, are more microseconds than 64 bits hold.
+#: The limit of milliseconds, positive or negative, whose microseconds fit into 64 bits.
 cdef int64_t MAX_MILLISECONDS = 9_223_372_036_854_775
 
 cdef extern from "Python.h":
@@ -29,7 +29,7 @@ cdef extern from "Python.h":
 
 def checksums(const uint8_t[::1] data not None, const int64_t[::1] starts not None, const int64_t[::1] lengths not None,
               uint32_t[::1] result not None):
-    """Fill `result` with the CRC-32 of each text of `data`."""
+    """Fill `result` with the CRC-32 of each slice of `data`."""
     cdef Py_ssize_t i, count = starts.shape[0]
     cdef const uint8_t *begin = &data[0] if data.shape[0] else NULL
     if lengths.shape[0] != count or result.shape[0] != count:
@@ -43,7 +43,7 @@ def checksums(const uint8_t[::1] data not None, const int64_t[::1] starts not No
 
 def gather(const uint8_t[::1] data not None, const int64_t[::1] starts not None, const int64_t[::1] ends not None,
            int32_t[::1] offsets not None, uint8_t[::1] result not None):
-    """Fill `result` with the slices of `data`, one behind the other, and `offsets` with where each begins and the last ends."""
+    """Fill `result` with the slices of `data`, and `offsets` with the begin of each and the end of the last one."""
     cdef Py_ssize_t i, count = starts.shape[0]
     cdef int64_t total = 0
     if ends.shape[0] != count or offsets.shape[0] != count + 1:
@@ -54,7 +54,7 @@ def gather(const uint8_t[::1] data not None, const int64_t[::1] starts not None,
             check_slice(starts[i], ends[i], data.shape[0])
             total += ends[i] - starts[i]
             if total > result.shape[0] or total > 0x7FFFFFFF:
-                raise ValueError("too little room")
+                raise ValueError("too little room in the result")
             offsets[i + 1] = <int32_t>total
             if ends[i] > starts[i]:
                 memcpy(&result[offsets[i]], &data[starts[i]], ends[i] - starts[i])
@@ -69,10 +69,10 @@ cdef inline int check_slice(int64_t start, int64_t end, int64_t length) except -
 def gather_bodies(const uint8_t[::1] records not None, const int64_t[::1] starts not None,
                   const int64_t[::1] body_at not None, const int64_t[::1] lengths not None,
                   int32_t[::1] offsets not None, uint8_t[::1] result not None):
-    """`gather` of the bodies of sound records, with the CRC of each compared while it is at hand.
+    """Gather the bodies of sound records as `gather`, and compare the CRC of each.
 
     Returns:
-        The number of the first one that has another CRC than its record says; -1 if none has.
+        The number of the first body whose CRC differs from its record's; -1 if there is none.
     """
     cdef Py_ssize_t i, count = starts.shape[0], bad = -1
     cdef int64_t total = 0
@@ -87,7 +87,7 @@ def gather_bodies(const uint8_t[::1] records not None, const int64_t[::1] starts
             check_slice(starts[i], body_at[i], body_at[i] + lengths[i])
             total += lengths[i]
             if total > result.shape[0] or total > 0x7FFFFFFF:
-                raise ValueError("too little room")
+                raise ValueError("too little room in the result")
             offsets[i + 1] = <int32_t>total
             memcpy(to + offsets[i], begin + body_at[i], lengths[i])
             if bad < 0 and (crc32_of(to + offsets[i], lengths[i]) & CRC_MASK
@@ -99,11 +99,11 @@ def gather_bodies(const uint8_t[::1] records not None, const int64_t[::1] starts
 def heads(const uint8_t[::1] records not None, const int64_t[::1] starts not None,
           const int32_t[::1] sys_flags not None, int32_t[::1] queue_ids not None, int64_t[::1] queue_offsets not None,
           int64_t[::1] born_us not None, int64_t[::1] stored_us not None, uint8_t[::1] ids not None):
-    """Fill the last five with what the headers of sound records with IPv4 store hosts say.
+    """Fill the last five arguments from the headers of sound records with IPv4 store hosts.
 
     Args:
-        born_us, stored_us: times in microseconds; one that 64 bits do not hold is the first or last that they do.
-        ids: message ids, 32 upper-case hexadecimal digits each, one behind the other.
+        born_us, stored_us: times in microseconds, clamped to 64 bits.
+        ids: message ids, 32 upper-case hexadecimal digits each, without separators.
     """
     cdef Py_ssize_t i, count = starts.shape[0]
     cdef const uint8_t *at
@@ -143,7 +143,7 @@ _spell_digits()
 
 
 cdef inline void put_digits(uint8_t *to, const uint8_t *octets) noexcept nogil:
-    """Eight bytes as upper-case hexadecimal digits."""
+    """Write eight bytes as upper-case hexadecimal digits."""
     cdef int i
     for i in range(8):
         memcpy(to + 2 * i, &digits[2 * octets[i]], 2)
@@ -152,13 +152,13 @@ cdef inline void put_digits(uint8_t *to, const uint8_t *octets) noexcept nogil:
 def common_properties(const uint8_t[::1] records not None, const int64_t[::1] properties_at not None,
                       const int64_t[::1] ends not None, list names not None, int64_t[:, ::1] begins not None,
                       int64_t[:, ::1] stops not None):
-    """Fill `begins` and `stops` (names x records) with where the values of properties lie.
+    """Fill `begins` and `stops` (names x records) with the begin and end of each property's value.
 
     Args:
-        names: of all properties, in their order, each with the separator behind it.
+        names: the names of all properties, in order, each followed by the separator.
 
     Returns:
-        Whether all records have just these properties, each with a value, closed and in plain ASCII.
+        Whether all records have exactly these properties, each with a terminated value in ASCII.
     """
     cdef Py_ssize_t i, k, count = ends.shape[0], most = len(names)
     cdef const uint8_t *begin = &records[0] if records.shape[0] else NULL
@@ -192,7 +192,7 @@ def common_properties(const uint8_t[::1] records not None, const int64_t[::1] pr
 cdef bint find_values(const uint8_t *records, const int64_t *before, int64_t skipped, const int64_t *ends,
                       const char *name, Py_ssize_t length, Py_ssize_t count, int64_t *begins, int64_t *stops
                       ) noexcept nogil:
-    """Where one property's values lie, of which each begins `skipped` behind `before`; whether all are sound."""
+    """Find the values of one property, which begin `skipped` bytes after `before`; return whether all are sound."""
     cdef Py_ssize_t i
     cdef const uint8_t *at
     cdef const uint8_t *end
@@ -220,10 +220,10 @@ cdef bint find_values(const uint8_t *records, const int64_t *before, int64_t ski
 
 def bodies(const uint8_t[::1] records not None, const int64_t[::1] starts not None,
            const int64_t[::1] body_at not None, const int64_t[::1] lengths not None):
-    """The bodies of sound records, as a list of bytes, and the number of the first one that has another CRC; -1 = none.
+    """Return the bodies of sound records as a list of bytes, and the number of the first one with a wrong CRC, or -1.
 
     Args:
-        starts, body_at, lengths: where each record and its body begin in `records`, and the body's length.
+        starts, body_at, lengths: the begin of each record and of its body in `records`, and the body's length.
     """
     cdef Py_ssize_t i, count = starts.shape[0], bad = -1
     cdef const uint8_t *begin = &records[0] if records.shape[0] else NULL
@@ -245,10 +245,10 @@ def bodies(const uint8_t[::1] records not None, const int64_t[::1] starts not No
 
 def filled(type kind not None, tuple names not None, list column not None, object second,
            const int64_t[::1] third not None, object fourth):
-    """Objects of a class with slots, four of them filled: with a list's values, one value, numbers, one value.
+    """Return objects of a class with slots, with four slots set: from a list, one value, numbers, and one value.
 
-    They are made without calling the class, and the garbage collector does not look at them: of a class whose objects
-    can be part of a circle none must be made so.
+    They are created without calling the class, and the garbage collector does not track them: do not use it for a class
+    whose objects can be part of a reference cycle.
     """
     cdef Py_ssize_t i, count = len(column)
     cdef object made
@@ -269,12 +269,12 @@ def filled(type kind not None, tuple names not None, list column not None, objec
     return found
 
 
-def untrack(object made):
-    """Have the garbage collector not look at an object, which must not be part of a circle until `track`."""
-    PyObject_GC_UnTrack(made)
+def untrack(object value):
+    """Stop tracking an object by the garbage collector; until `track` it must not be part of a reference cycle."""
+    PyObject_GC_UnTrack(value)
 
 
-def track(object made):
-    """End that."""
-    if not PyObject_GC_IsTracked(made):
-        PyObject_GC_Track(made)
+def track(object value):
+    """Let the garbage collector track an object again."""
+    if not PyObject_GC_IsTracked(value):
+        PyObject_GC_Track(value)

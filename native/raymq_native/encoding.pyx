@@ -1,7 +1,7 @@
-"""Records out of bodies and properties: header, body with its CRC, topic, unique key and properties, one behind the other.
+"""Encode records from bodies and properties: header, body and its CRC, topic, unique key and properties, in this order.
 
-Limits are the caller's to check; what these functions cannot do (2 GiB of records, properties that are too long, a value
-of another type) they leave to the caller's own code by returning None.
+The caller checks limits. For input that these functions do not support (2 GiB of records, properties that are too long,
+a value of another type) they return None, and the caller uses its own code.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
@@ -22,7 +22,7 @@ cdef int64_t MAX_BYTES = 0x7FFFFFFF
 
 
 cdef struct Frame:
-    # What all records of a batch have in common.
+    # The parts that all records of a batch share.
     const uint8_t *header
     const uint8_t *topic
     int64_t topic_bytes
@@ -31,7 +31,7 @@ cdef struct Frame:
 
 
 cdef inline int64_t size_of(Frame *frame, int64_t body_bytes, int64_t properties_bytes) noexcept nogil:
-    """The size of a record; 0 if its properties are too long."""
+    """Return the size of a record; 0 if its properties are too long."""
     cdef int64_t properties = frame.key_bytes + NUMBER_DIGITS + 1 + properties_bytes
     if properties > MAX_PROPERTIES:
         return 0
@@ -40,7 +40,7 @@ cdef inline int64_t size_of(Frame *frame, int64_t body_bytes, int64_t properties
 
 cdef uint8_t *put(uint8_t *to, Frame *frame, int64_t size, const uint8_t *body, int64_t body_bytes, int64_t number,
                   const uint8_t *properties, int64_t properties_bytes) noexcept nogil:
-    """Write one record; the place behind it."""
+    """Write one record; return the position after it."""
     cdef int64_t length = frame.key_bytes + NUMBER_DIGITS + 1 + properties_bytes
     cdef int digit
     memcpy(to, frame.header, AT_BODY)
@@ -78,15 +78,15 @@ cdef Frame frame_of(bytes header, bytes topic, bytes key):
 def join_columns(bytes header not None, bytes topic not None, bytes key not None, const int64_t[::1] numbers not None,
                  const int32_t[::1] body_offsets not None, const uint8_t[::1] bodies not None,
                  const int32_t[::1] property_offsets, const uint8_t[::1] properties, int32_t[::1] sizes not None):
-    """Records out of two columns of binary values.
+    """Encode records from two columns of binary values.
 
     Args:
-        header: of all records; size, CRC and body length are filled in.
-        topic: with its length in front.
-        key: name of the unique key, separator, and what the digits of the numbers follow.
-        numbers: of the unique keys, 48 bits each.
+        header: the header of all records; size, CRC and body length are filled in.
+        topic: the topic after its length.
+        key: the name of the unique key, the separator, and the prefix before the digits of the numbers.
+        numbers: the numbers of the unique keys, 48 bits each.
         body_offsets, bodies: value i lies between offsets i and i + 1 of the data.
-        property_offsets, properties: the same, of what follows the unique key; None = nothing.
+        property_offsets, properties: the same for the properties after the unique key; None: there are none.
         sizes: filled with each record's size.
 
     Returns:
@@ -134,7 +134,7 @@ cdef int check_offsets(const int32_t[::1] offsets, Py_ssize_t length) except -1:
     cdef int32_t before = 0
     for i in range(offsets.shape[0]):
         if offsets[i] < before:
-            raise ValueError("offsets that fall")
+            raise ValueError("offsets must be in ascending order")
         before = offsets[i]
     if before > length:
         raise ValueError("offsets outside of the data")
@@ -143,7 +143,7 @@ cdef int check_offsets(const int32_t[::1] offsets, Py_ssize_t length) except -1:
 
 def join_lists(bytes header not None, bytes topic not None, bytes key not None, list numbers not None,
                list bodies not None, list properties not None, int32_t[::1] sizes not None):
-    """Records out of lists of bytes, as `join_columns`; None also if a value is not `bytes` or a number not an int."""
+    """Encode records from lists, as `join_columns`; also None if a value is not `bytes` or a number is not an int."""
     cdef Py_ssize_t i, count = len(bodies)
     cdef Frame frame = frame_of(header, topic, key)
     cdef int64_t total = 0, size
@@ -171,10 +171,10 @@ def join_lists(bytes header not None, bytes topic not None, bytes key not None, 
 
 def join_one(bytes header not None, bytes topic not None, bytes key not None, int64_t number, bytes body not None,
              bytes properties not None, int64_t born_timestamp_ms):
-    """The record of one message, as `join_lists`; None if its properties are too long or it would be 2 GiB or more.
+    """Encode one record, as `join_lists`; None if its properties are too long or it would be 2 GiB or more.
 
     Args:
-        header: with any born timestamp.
+        header: the header, with any born timestamp.
     """
     cdef Frame frame = frame_of(header, topic, key)
     cdef int64_t size = size_of(&frame, PyBytes_GET_SIZE(body), PyBytes_GET_SIZE(properties))

@@ -1,4 +1,4 @@
-"""Keys into an index file: RocketMQ's hash table of slots and chained entries, see `raymq.storage.log.index_file`."""
+"""Write keys to an index file: RocketMQ's hash table of slots and chained entries (`raymq.storage.log.index_file`)."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -13,7 +13,7 @@ cdef enum:
 cdef extern from *:
     """
     #define RAYMQ_PREFETCH(at) __builtin_prefetch((at), 1)
-    /* What stands before it is written before what stands behind it: a process may die in between. */
+    /* Writes before it are done before writes after it: a process may crash in between. */
     #define RAYMQ_IN_ORDER() __asm__ volatile("" ::: "memory")
     """
     void RAYMQ_PREFETCH(const void *at) nogil
@@ -23,12 +23,12 @@ cdef extern from *:
 def put_keys(uint8_t[::1] slots not None, uint8_t[::1] entries not None, int64_t number,
              const int32_t[::1] hashes not None, const int64_t[::1] physical_offsets not None,
              const int32_t[::1] seconds not None):
-    """Write an entry for each key, and have its slot point at it.
+    """Write an entry for each key, and point its slot to the entry.
 
     Args:
         slots, entries: the two parts of the file; entry 0 is not used.
-        number: of the first new entry; slots that point at it or beyond are stale.
-        hashes: from 0.
+        number: the number of the first new entry; slots that point to it or beyond are stale.
+        hashes: the keys' hashes, each at least 0.
 
     Returns:
         How many slots were empty.
@@ -53,10 +53,10 @@ def put_keys(uint8_t[::1] slots not None, uint8_t[::1] entries not None, int64_t
 
 def put_few(file not None, int64_t slots_at, int64_t entries_at, int64_t size, int64_t number, list hashes not None,
             int64_t physical_offset, int32_t seconds):
-    """`put_keys` of one record into a whole file.
+    """Write the keys of one record to a whole file, as `put_keys`.
 
     Args:
-        file: slots begin at `slots_at`, entries at `entries_at`, and these end at `size`.
+        file: the slots begin at `slots_at`, the entries at `entries_at`; the entries end at `size`.
 
     Returns:
         How many slots were empty.
@@ -89,12 +89,12 @@ cdef int64_t put_into(uint8_t *slots, int64_t slot_count, uint8_t *entries, int6
 
 cdef inline bint enter(uint8_t *slots, int64_t slot_count, uint8_t *entries, int64_t number, int64_t first,
                        int32_t hashed, int64_t physical_offset, int32_t seconds) noexcept nogil:
-    """Write entry `number`, of a call whose first one was `first`, and have its slot point at it; was that empty?"""
+    """Write entry `number` of a call that began with entry `first`; return whether its slot was empty."""
     cdef int64_t which = hashed % slot_count
     cdef uint8_t *slot = slots + which * SLOT_BYTES
     cdef uint8_t *entry = entries + number * ENTRY_BYTES
     cdef int32_t previous = load_i32(slot)
-    # What points at a new entry does so since it was written, or is stale: then the entry is another slot's.
+    # A slot that points to a new entry was set by this call or is stale; if stale, the entry belongs to another slot.
     cdef bint empty = not 0 < previous < number or (
         previous >= first and load_i32(entries + previous * ENTRY_BYTES) % slot_count != which)
     store_i32(entry, hashed)

@@ -1,6 +1,6 @@
-"""Where the fields of a record with IPv4 hosts lie, and what they say: RocketMQ's MessageDecoder.
+"""Positions and values of the fields of a record with IPv4 hosts, as in RocketMQ's MessageDecoder.
 
-The same as in raymq/storage/records/record.py, which a test compares with this file.
+They equal those of raymq/storage/records/record.py; a test compares both files.
 """
 
 cdef enum:

@@ -1,8 +1,8 @@
-"""Records as they come in: check them, find their parts, derive tags codes and key hashes, stamp copies of them.
+"""Check received records, find their parts, derive tags codes and key hashes, and stamp copies of them.
 
-Where a record is not sound or not of the plain kind these functions say so and no more: what is wrong with it, and what
-its key hashes to if it is not ASCII, is told by `raymq.storage`, which has the same in NumPy. Every position is checked
-against the buffer's bounds before it is read.
+These functions only report that a record is not sound or not of the usual kind. `raymq.storage.records`, which has the
+same steps in NumPy, then finds the fault, and hashes keys that are not ASCII. Every position is checked against the
+buffer's bounds before it is read.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -30,7 +30,7 @@ cdef struct Parts:
 
 
 cdef bint locate(const uint8_t *record, int64_t size, bint check_crc, Parts *parts) noexcept nogil:
-    """The parts of a record of that size, from its first byte on; whether it is sound."""
+    """Find the parts of a record of that size; return whether it is sound."""
     cdef int64_t shift = 0, body_at, length, room, topic_at, topic_length, properties_at
     cdef int32_t sys_flag
     if size < AT_BODY + LEAST_TAIL or load_i32(record) != size:
@@ -74,8 +74,8 @@ def scan(const uint8_t[::1] records not None, const int32_t[::1] sizes not None,
     """Check contiguous records and find their parts.
 
     Args:
-        sizes: of each record.
-        places: filled with where each record begins, ends, its body begins, its body's length, its properties begin.
+        sizes: the size of each record.
+        places: filled with each record's begin and end, its body's begin and length, and its properties' begin.
         numbers: filled with each record's sys flag and queue id.
 
     Returns:
@@ -121,14 +121,14 @@ def scan(const uint8_t[::1] records not None, const int32_t[::1] sizes not None,
 
 
 def record_sizes(const uint8_t[::1] content not None, int64_t place, int32_t[::1] sizes not None):
-    """The sizes of the whole records of the log that stand one behind the other from the first byte on.
+    """Find the sizes of the whole, contiguous records of the log that begin at the first byte.
 
     Args:
-        place: where the bytes lie in the log; a record names its own place.
-        sizes: filled; with no room for more it ends.
+        place: the offset of the bytes in the log; a record contains its own offset.
+        sizes: filled with the sizes; the search ends when it is full.
 
     Returns:
-        How many they are.
+        The number of records.
     """
     cdef Py_ssize_t count = 0, most = sizes.shape[0]
     cdef int64_t at = 0, size, total = content.shape[0]
@@ -151,7 +151,7 @@ def record_sizes(const uint8_t[::1] content not None, int64_t place, int32_t[::1
 
 
 cdef inline bint ascii_hash(const uint8_t *text, int64_t length, uint32_t *value) noexcept nogil:
-    """Go on with Java's hash of a text; whether the text is ASCII."""
+    """Continue Java's hash with a text; return whether the text is ASCII."""
     cdef uint32_t hashed = value[0]
     cdef uint8_t seen = 0
     cdef int64_t i = 0
@@ -178,7 +178,7 @@ cdef inline bint is_named(const uint8_t *at, int64_t length, const char *name, i
 
 
 cdef struct Found:
-    # The values of a record's properties by which it is found; a length of 0 = none.
+    # The values of the properties by which a record is found; a length of 0: there is none.
     Span tags
     Span keys
     Span first
@@ -186,7 +186,7 @@ cdef struct Found:
 
 
 cdef Found find(const uint8_t *at, const uint8_t *end) noexcept nogil:
-    """Look through properties; the last unique key is none where it is the first one."""
+    """Search properties; the last unique key is set only if it is not the first one."""
     cdef Found found
     cdef const uint8_t *stop
     cdef int64_t length
@@ -215,16 +215,16 @@ cdef Found find(const uint8_t *at, const uint8_t *end) noexcept nogil:
 def derive(const uint8_t[::1] records not None, const int64_t[::1] properties_at not None,
            const int64_t[::1] ends not None, uint32_t topic_hash, int64_t[::1] tags_codes not None,
            int32_t[::1] key_hashes not None, int64_t[::1] key_owners not None):
-    """What queue entries and the index need of the properties of sound records of one topic.
+    """Derive what queue entries and the index need from the properties of sound records of one topic.
 
     Args:
         topic_hash: Java's hash of `topic#`.
-        tags_codes: filled with Java's hash of TAGS, 0 without.
-        key_hashes, key_owners: filled with the index hashes of all keys, and the numbers of their records: of each
-            the first UNIQ_KEY, the last one if it is another, every key of KEYS.
+        tags_codes: filled with Java's hash of TAGS; 0 without TAGS.
+        key_hashes, key_owners: filled with the index hashes of all keys and the numbers of their records. The keys of
+            a record are its first UNIQ_KEY, its last one if it differs, and every key of KEYS.
 
     Returns:
-        How many keys there are; -1 if a key or tag is not ASCII or the arrays are too short.
+        The number of keys; -1 if a key or tag is not ASCII or the arrays are too short.
     """
     cdef Py_ssize_t i, count = ends.shape[0], most = key_hashes.shape[0], put = 0
     cdef const uint8_t *buffer = &records[0]
@@ -269,7 +269,7 @@ def derive(const uint8_t[::1] records not None, const int64_t[::1] properties_at
 
 
 cdef inline int add_key(list hashes, uint32_t topic_hash, const uint8_t *text, int64_t length) except -1:
-    """Note the index hash of a key; 0 if it is not ASCII."""
+    """Append the index hash of a key; return 0 if the key is not ASCII."""
     if not ascii_hash(text, length, &topic_hash):
         return 0
     hashes.append(index_hash(topic_hash))
@@ -277,10 +277,10 @@ cdef inline int add_key(list hashes, uint32_t topic_hash, const uint8_t *text, i
 
 
 def scan_one(record not None, bint check_crc, int64_t most_body, int64_t most_record):
-    """Check one record that comes alone, and find what the queue and the index need of it.
+    """Check a single record, and derive what the queue and the index need from it.
 
     Args:
-        most_body, most_record: how long they may be.
+        most_body, most_record: the largest allowed sizes.
 
     Returns:
         (topic, queue id, tags code, index hashes of its keys); None if it is not sound, breaks a limit, or is not of the
@@ -335,7 +335,7 @@ cdef object one_of(const uint8_t *record, int64_t size, bint check_crc, int64_t 
 
 
 cdef inline int32_t index_hash(uint32_t hashed) noexcept nogil:
-    """The absolute value, 0 of the smallest int."""
+    """Return the absolute value; 0 for the smallest int."""
     if hashed == <uint32_t>0x80000000:
         return 0
     return <int32_t>(hashed if hashed < <uint32_t>0x80000000 else 0 - hashed)
@@ -344,12 +344,12 @@ cdef inline int32_t index_hash(uint32_t hashed) noexcept nogil:
 def stamp(uint8_t[::1] target not None, const uint8_t[::1] records not None, const int64_t[::1] starts not None,
           const int32_t[::1] sys_flags not None, const int64_t[::1] queue_offsets not None, int64_t physical_offset,
           int64_t store_timestamp_ms, int64_t store_host):
-    """Copy sound, contiguous records with what the store knows; without the first four bytes, which the caller writes last.
+    """Copy sound, contiguous records with the store's fields; the caller writes the first four bytes last.
 
     Args:
-        target: as long as `records`.
-        starts: where the records begin in a larger buffer of which `records` are a part that begins with `starts[0]`.
-        physical_offset: of the first one.
+        target: a buffer as long as `records`.
+        starts: the begins of the records in a larger buffer, of which `records` is the part from `starts[0]` on.
+        physical_offset: the offset of the first record.
         store_host: the 8 bytes of an IPv4 address and a port as one number.
     """
     cdef Py_ssize_t i, count = starts.shape[0]

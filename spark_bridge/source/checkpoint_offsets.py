@@ -51,7 +51,7 @@ def end_offset(plan: BatchPlan, known: Iterable[MessageQueue]) -> Offset:
         "ends": _nested({queue: end for queue, (_, end) in plan.ranges.items()}),
         "new": _nested({queue: begin for queue, (begin, _) in plan.ranges.items() if queue not in before}),
         "origins": {
-            topic: {broker: list(told) for (of, broker), told in sorted(plan.origins.items()) if of == topic}
+            topic: {broker: list(identity) for (of, broker), identity in sorted(plan.origins.items()) if of == topic}
             for topic in sorted(plan.topics)
         },
     }

@@ -65,7 +65,7 @@ def check_columns(schema: StructType) -> tuple[str, ...]:
     """
     names = tuple(schema.names)
     if BODY not in names or len(set(names)) < len(names):
-        raise InvalidInput("columns", f"one called {BODY}, and none twice", list(names))
+        raise InvalidInput("columns", f"a column named {BODY}, and no name twice", list(names))
     for field in schema.fields:
         _check(field.name, field.dataType)
     return names

@@ -108,49 +108,49 @@ def read_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> Rea
     Raises:
         InvalidInput: an option is missing, unknown or invalid.
     """
-    told = _merged_options(options, defaults, _READ)
+    merged = _merged_options(options, defaults, _READ)
     return ReadOptions(
-        _cluster(told),
-        _topics(told),
-        _position(told, "start", "earliest"),
-        _position(told, "end", "latest"),
-        told.get("format", "json"),
-        told.get("tags"),
-        told.get("filter"),
-        _whole(told, "tasks", _TASKS),
-        check_on_data_loss(told.get("on_data_loss", "error")),
+        _cluster(merged),
+        _topics(merged),
+        _position(merged, "start", "earliest"),
+        _position(merged, "end", "latest"),
+        merged.get("format", "json"),
+        merged.get("tags"),
+        merged.get("filter"),
+        _whole(merged, "tasks", _TASKS),
+        check_on_data_loss(merged.get("on_data_loss", "error")),
     )
 
 
 def stream_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> StreamOptions:
     """Parse the options of `spark.readStream`. Raises as `read_options`."""
-    told = _merged_options(options, defaults, _STREAM)
+    merged = _merged_options(options, defaults, _STREAM)
     return StreamOptions(
-        _cluster(told),
-        _topics(told),
-        _position(told, "start", "latest"),
-        told.get("format", "json"),
-        told.get("tags"),
-        told.get("filter"),
-        _whole(told, "tasks", _TASKS),
-        _whole(told, "max_offsets_per_batch", None),
-        check_on_data_loss(told.get("on_data_loss", "error")),
+        _cluster(merged),
+        _topics(merged),
+        _position(merged, "start", "latest"),
+        merged.get("format", "json"),
+        merged.get("tags"),
+        merged.get("filter"),
+        _whole(merged, "tasks", _TASKS),
+        _whole(merged, "max_offsets_per_batch", None),
+        check_on_data_loss(merged.get("on_data_loss", "error")),
     )
 
 
 def write_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> WriteOptions:
     """Parse the options of `df.write`. Raises as `read_options`."""
-    told = _merged_options(options, defaults, _WRITE)
-    return WriteOptions(_cluster(told), _topic(told))
+    merged = _merged_options(options, defaults, _WRITE)
+    return WriteOptions(_cluster(merged), _topic(merged))
 
 
 def sink_options(options: Mapping[str, str], defaults: Mapping[str, str]) -> WriteOptions:
     """Parse the options of `df.writeStream`. Raises as `read_options`."""
-    told = _merged_options(options, defaults, _SINK)
-    name = told.get("name", "")
+    merged = _merged_options(options, defaults, _SINK)
+    name = merged.get("name", "")
     if len(name) > _MAX_NAME:
         raise InvalidInput("name", f"at most {_MAX_NAME} characters", name)
-    return WriteOptions(_cluster(told), _topic(told), name)
+    return WriteOptions(_cluster(merged), _topic(merged), name)
 
 
 def _merged_options(options: Mapping[str, str], defaults: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
@@ -158,46 +158,46 @@ def _merged_options(options: Mapping[str, str], defaults: Mapping[str, str], kno
 
     Spark's option names are case-insensitive.
     """
-    told = {name.lower(): value for name, value in options.items()}
-    unknown = sorted(told.keys() - set(known) - _OF_SPARK)
+    merged = {name.lower(): value for name, value in options.items()}
+    unknown = sorted(merged.keys() - set(known) - _OF_SPARK)
     if unknown:
         raise InvalidInput("option", f"one of {', '.join(known)}", unknown[0])
-    if "topic" not in told and "path" in told:
-        told["topic"] = told["path"]
-    return {name: value for name, value in defaults.items() if name in known} | told
+    if "topic" not in merged and "path" in merged:
+        merged["topic"] = merged["path"]
+    return {name: value for name, value in defaults.items() if name in known} | merged
 
 
-def _cluster(told: Mapping[str, str]) -> ClusterAddress:
-    addresses = _names("name_servers", told, "host:port of the cluster's name servers, with commas between them")
-    ca_file, cert_file, key_file = (told.get(f"tls_{name}") for name in ("ca_file", "cert_file", "key_file"))
-    if not {"tls_ca_file", "tls_cert_file", "tls_key_file", "tls_check_host"} & told.keys():
+def _cluster(merged: Mapping[str, str]) -> ClusterAddress:
+    addresses = _names("name_servers", merged, "host:port of the cluster's name servers, with commas between them")
+    ca_file, cert_file, key_file = (merged.get(f"tls_{name}") for name in ("ca_file", "cert_file", "key_file"))
+    if not {"tls_ca_file", "tls_cert_file", "tls_key_file", "tls_check_host"} & merged.keys():
         return ClusterAddress(addresses)
-    check_host = told.get("tls_check_host", "true").lower()
+    check_host = merged.get("tls_check_host", "true").lower()
     if check_host not in {"true", "false"}:
         raise InvalidInput("tls_check_host", "true or false", check_host)
     return ClusterAddress(addresses, Tls(ca_file, cert_file, key_file, check_host=check_host == "true"))
 
 
-def _topics(told: Mapping[str, str]) -> tuple[str, ...]:
-    return _names("topic", told, "a topic, or several with commas between them")
+def _topics(merged: Mapping[str, str]) -> tuple[str, ...]:
+    return _names("topic", merged, "a topic, or several with commas between them")
 
 
-def _topic(told: Mapping[str, str]) -> str:
-    topics = _names("topic", told, "the topic to write to")
+def _topic(merged: Mapping[str, str]) -> str:
+    topics = _names("topic", merged, "the topic to write to")
     if len(topics) != 1:
         raise InvalidInput("topic", "one topic to write to", ",".join(topics))
     return topics[0]
 
 
-def _names(field: str, told: Mapping[str, str], allowed: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in told.get(field, "").split(","))
+def _names(field: str, merged: Mapping[str, str], allowed: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in merged.get(field, "").split(","))
     if not all(names):
-        raise InvalidInput(field, allowed, told.get(field))
+        raise InvalidInput(field, allowed, merged.get(field))
     return names
 
 
-def _whole(told: Mapping[str, str], field: str, default: Any) -> Any:
-    value = told.get(field)
+def _whole(merged: Mapping[str, str], field: str, default: Any) -> Any:
+    value = merged.get(field)
     if value is None:
         return default
     try:
@@ -207,17 +207,17 @@ def _whole(told: Mapping[str, str], field: str, default: Any) -> Any:
     return arguments.whole(field, number, 1, arguments.MAX_OFFSET)
 
 
-def _position(told: Mapping[str, str], field: str, default: str) -> CheckedPosition:
+def _position(merged: Mapping[str, str], field: str, default: str) -> CheckedPosition:
     """Return a position of `SparkBridge.read`: times also as ISO 8601, offsets as JSON."""
-    value = told.get(field, default)
+    value = merged.get(field, default)
     if value.lstrip().startswith("{"):
         return check_position(field, _places(field, value))
     for read in (float, datetime.fromisoformat):
         try:
-            made = read(value)
+            position = read(value)
         except ValueError:
             continue
-        return check_position(field, made)
+        return check_position(field, position)
     return check_position(field, value)
 
 

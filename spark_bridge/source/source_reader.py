@@ -177,8 +177,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
 
 def _high_offsets(found: Mapping[BrokerTopic, TopicBounds]) -> Iterator[tuple[MessageQueue, int]]:
-    for origin, told in found.items():
-        for queue_id, each in told.queues.items():
+    for origin, topic_bounds in found.items():
+        for queue_id, each in topic_bounds.queues.items():
             yield MessageQueue(*origin, queue_id), each.high
 
 

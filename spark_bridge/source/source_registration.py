@@ -32,7 +32,7 @@ def register_source(spark: SparkSession, mq: Connection | None = None, *, tasks:
         import pyspark
 
         raise RayMQError(
-            f"Spark {pyspark.__version__} has no sources in Python that can limit a batch",
+            f"Spark {pyspark.__version__} has no data sources in Python that can limit a batch",
             remedy="install raymq[spark4], which brings Spark 4.2; or use SparkBridge's read, stream, write and sink",
         )
     from raymq.spark_bridge.source.data_source import TopicSource

@@ -57,7 +57,7 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]
         queues = _queues(mq, options.topic, columns)
         opened = StagedWrite.open(mq, options.topic, _brokers(queues))
         if isinstance(opened, CommittedWrite):
-            raise TypeError(f"{opened.transaction} is of no series and stands for no other write")
+            raise TypeError(f"{opened.transaction} belongs to no series, so it cannot be committed already")
         self._transaction, self._home = opened.transaction, opened.home
         self._stage = _stage(options, opened, queues, columns)
 
@@ -168,7 +168,7 @@ def _commit(opened: StagedWrite, messages: Sequence[StagedMessage | None]) -> No
     except OutcomeUnknown as error:
         if not error.committed:
             raise
-        _log.warning("a write is committed and not all of it is visible yet: %s", error)
+        _log.warning("a write is committed, but not all of it is visible yet: %s", error)
 
 
 def _abort(opened: StagedWrite, messages: Sequence[StagedMessage | None]) -> None:

@@ -108,11 +108,11 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return the manifest as JSON with its checksum."""
-        told = asdict(self) | {"format": FORMAT, "writtenBy": VERSION}
-        told["files"] = [
+        content = asdict(self) | {"format": FORMAT, "writtenBy": VERSION}
+        content["files"] = [
             {"path": file.path, "size": file.size, "extents": file.extents, "mark": file.mark} for file in self.files
         ]
-        return json.dumps(told | {"sha256": _digest(told)}).encode()
+        return json.dumps(content | {"sha256": _digest(content)}).encode()
 
 
 def check_name(name: str) -> str:
@@ -135,41 +135,41 @@ def decode(where: str, content: bytes) -> Manifest:
         FormatTooNew: a newer RayMQ wrote it.
     """
     try:
-        told = json_file.parse(content.decode())
-        digest = told.pop("sha256")
-        if digest != _digest(told):
-            raise ValueError("its checksum is another one")
-        if _number(told["format"]) > FORMAT:
-            raise FormatTooNew(where, told["format"], FORMAT, _text(told.get("writtenBy", "")))
-        if told["format"] != FORMAT:
-            raise ValueError(f"format {told['format']}")
-        return _manifest(told)
+        parsed = json_file.parse(content.decode())
+        digest = parsed.pop("sha256")
+        if digest != _digest(parsed):
+            raise ValueError("wrong checksum")
+        if _number(parsed["format"]) > FORMAT:
+            raise FormatTooNew(where, parsed["format"], FORMAT, _text(parsed.get("writtenBy", "")))
+        if parsed["format"] != FORMAT:
+            raise ValueError(f"unknown format {parsed['format']}")
+        return _manifest(parsed)
     except (InvalidInput, *json_file.DECODE_ERRORS) as error:
-        raise StoreCorrupt(where, 0, f"no manifest of a backup: {error}") from error
+        raise StoreCorrupt(where, 0, f"not the manifest of a backup: {error}") from error
 
 
-def _digest(told: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _manifest(told: Mapping[str, Any]) -> Manifest:
-    files = tuple(_file(each) for each in told["files"])
-    folders = tuple(_path(each) for each in told["folders"])
+def _manifest(content: Mapping[str, Any]) -> Manifest:
+    files = tuple(_file(each) for each in content["files"])
+    folders = tuple(_path(each) for each in content["folders"])
     paths = [*folders, *(file.path for file in files)]
     if len(set(paths)) < len(paths):
-        raise ValueError("a path stands twice")
+        raise ValueError("a path occurs twice")
     above = {folder for path in paths for folder in folders_above(path)}
     if wrong := above & {file.path for file in files}:
-        raise ValueError(f"a file with others in it: {min(wrong)!r:.200}")
-    broker = told["broker"]
+        raise ValueError(f"a file that is also a folder: {min(wrong)!r:.200}")
+    broker = content["broker"]
     name, cluster, host = (_text(broker[key]) for key in ("name", "cluster", "host"))
     known = BrokerIdentity(name, cluster, host, _number(broker["port"], 65535), _number(broker["epoch"]))
-    begin, end = _number(told["log_begin"]), _number(told["log_end"])
+    begin, end = _number(content["log_begin"]), _number(content["log_end"])
     _check_log(files, begin, end)
     # Backups from before the directory's format was recorded have no such field; their format is the first one.
-    store = DirectoryFormat(**told["store"]) if "store" in told else DirectoryFormat()
-    made_at_ms = _number(told["made_at_ms"])
-    return Manifest(check_name(told["name"]), made_at_ms, known, begin, end, folders, files, store)
+    store = DirectoryFormat(**content["store"]) if "store" in content else DirectoryFormat()
+    made_at_ms = _number(content["made_at_ms"])
+    return Manifest(check_name(content["name"]), made_at_ms, known, begin, end, folders, files, store)
 
 
 def _check_log(files: Sequence[StoredFile], begin: int, end: int) -> None:
@@ -177,44 +177,44 @@ def _check_log(files: Sequence[StoredFile], begin: int, end: int) -> None:
     at = begin
     for file in sorted((each for each in files if _LOG_FILE.fullmatch(each.path)), key=lambda each: each.path):
         if int(file.path.rpartition("/")[2]) != at or file.stored_bytes < min(file.size, end - at):
-            raise ValueError(f"the log is not whole at {at}")
+            raise ValueError(f"the log has a gap at {at}")
         at += file.size
     if not begin <= end <= at:
-        raise ValueError(f"a log from {begin} to {end}, of which files reach to {at}")
+        raise ValueError(f"the log is from {begin} to {end}, but its files end at {at}")
 
 
-def _file(told: Mapping[str, Any]) -> StoredFile:
-    extents = tuple(_extent(*each) for each in told["extents"])
-    mark = None if told["mark"] is None else FileFingerprint(*map(_number, told["mark"]))
-    file = StoredFile(_path(told["path"]), _number(told["size"]), extents, mark)
+def _file(entry: Mapping[str, Any]) -> StoredFile:
+    extents = tuple(_extent(*each) for each in entry["extents"])
+    mark = None if entry["mark"] is None else FileFingerprint(*map(_number, entry["mark"]))
+    file = StoredFile(_path(entry["path"]), _number(entry["size"]), extents, mark)
     if file.stored_bytes > file.size:
-        raise ValueError(f"more bytes than {file.path} is large")
+        raise ValueError(f"{file.path} has more bytes than its size")
     return file
 
 
 def _extent(name: Any, at: Any, length: Any, digest: Any) -> Extent:
     if not (is_object(_text(name)) and is_object(_text(digest))):
-        raise ValueError(f"no name of an object: {name!r:.80}")
+        raise ValueError(f"not the name of an object: {name!r:.80}")
     extent = Extent(name, _number(at, MAX_OBJECT_BYTES), _number(length, EXTENT_BYTES), digest)
     if not 0 < extent.length <= MAX_OBJECT_BYTES - extent.at:
-        raise ValueError(f"an extent of {extent.length} bytes at {extent.at}")
+        raise ValueError(f"invalid extent of {extent.length} bytes at {extent.at}")
     return extent
 
 
 def _path(value: Any) -> str:
     path = _text(value)
     if not (_LOG_FILE.fullmatch(path) or is_backup_path(path)) or max(map(len, path.encode().split(b"/"))) > _MAX_NAME:
-        raise ValueError(f"a path that no backup has: {path!r:.200}")
+        raise ValueError(f"not a path of a backup: {path!r:.200}")
     return path
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"no text: {value!r:.80}")
+        raise TypeError(f"not a text: {value!r:.80}")
     return value
 
 
 def _number(value: Any, most: int = _MAX_BYTES) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"no number from 0 to {most}: {value!r:.80}")
+        raise ValueError(f"not a number from 0 to {most}: {value!r:.80}")
     return value

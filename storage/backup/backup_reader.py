@@ -63,7 +63,9 @@ def select_backup(catalog: BackupCatalog, where: str, name: str | None) -> Manif
             raise newer
     for error in catalog.broken:
         if name is None:
-            remedy = "it may be the newest one: name the backup that is meant (--at), or remove the damaged manifest"
+            remedy = (
+                "the damaged backup may be the newest one: choose a backup with --at, or remove the damaged manifest"
+            )
             raise StoreCorrupt(error.file, error.offset, error.reason, remedy=remedy) from error
         if error.file.endswith(f"/{name}.json"):
             raise error
@@ -75,8 +77,8 @@ def select_backup(catalog: BackupCatalog, where: str, name: str | None) -> Manif
 
 def _one_of(backups: Sequence[Manifest], where: str) -> str:
     if not backups:
-        return f"one that {where} has, which has none"
-    return f"one that {where} has: {', '.join(each.name for each in backups[-10:])}"
+        return f"a backup in {where}, which has none"
+    return f"a backup in {where}: {', '.join(each.name for each in backups[-10:])}"
 
 
 class ExtentReader:
@@ -101,7 +103,9 @@ class ExtentReader:
         content = memoryview(found)[extent.at : extent.at + extent.length]
         is_all = len(content) == len(found) and extent.digest == extent.object
         if len(content) != extent.length or not (is_all or hashlib.sha256(content).hexdigest() == extent.digest):
-            raise StoreCorrupt(self._where(extent.object), extent.at, "not the bytes that the manifest names")
+            raise StoreCorrupt(
+                self._where(extent.object), extent.at, "the bytes do not match the checksum in the manifest"
+            )
         return content
 
     def _object(self, name: str) -> bytes | StoreCorrupt:
@@ -109,9 +113,9 @@ class ExtentReader:
         try:
             content = self._target.read_object(name)
         except FileNotFoundError:
-            return StoreCorrupt(where, 0, "it is missing")
+            return StoreCorrupt(where, 0, "the file is missing")
         if hashlib.sha256(content).hexdigest() != name:
-            return StoreCorrupt(where, 0, f"its {len(content)} bytes are not those that were written")
+            return StoreCorrupt(where, 0, f"its {len(content)} bytes do not match the checksum in its name")
         return content
 
     def _where(self, name: str) -> str:

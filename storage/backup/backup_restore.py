@@ -102,12 +102,12 @@ def restore(
 
 def _check_empty(directory: Path) -> None:
     if os.path.lexists(directory) and not directory.is_dir():
-        raise InvalidInput("directory", "a folder, or a place where one can be made", str(directory))
+        raise InvalidInput("directory", "a folder, or a path where one can be created", str(directory))
     paths = StorePaths(directory)
     there = set(fileutil.names_in(directory))
     begun = fileutil.temp_path_of(paths.restoring).name  # left by a restoration that crashed at its very beginning
     if there - {paths.lock.name, begun, "lost+found"} and paths.restoring.name not in there:
-        raise InvalidInput("directory", f"an empty one; there is {min(there)}", str(directory))
+        raise InvalidInput("directory", f"an empty folder; it has {min(there)}", str(directory))
 
 
 def _restore(

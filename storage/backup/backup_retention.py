@@ -21,8 +21,8 @@ def prune_backups(target: BackupTarget, keep: int) -> list[str]:
     """
     check_keep(keep)
     catalog = read_catalog(target)
-    gone = [each.name for each in catalog.backups[:-keep]]
-    for name in gone:
+    removed = [each.name for each in catalog.backups[:-keep]]
+    for name in removed:
         target.remove_manifest(name)
     if not (catalog.broken or catalog.newer):
         named = {extent.object for each in catalog.backups[-keep:] for extent in each.extents()}
@@ -30,7 +30,7 @@ def prune_backups(target: BackupTarget, keep: int) -> list[str]:
             failpoint("backup.before_object_removed")
             target.remove_object(name)
     target.remove_leftovers()
-    return gone
+    return removed
 
 
 def check_keep(keep: int) -> int:

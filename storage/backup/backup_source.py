@@ -84,7 +84,7 @@ class StoppedDirectory(Closeable):
                 if half.exists():
                     remedy = "let its broker start once, or restore it again"
                     raise InvalidInput(
-                        "directory", f"one that is whole: {half.name} is there", str(directory), remedy=remedy
+                        "directory", f"a complete store; it has {half.name}", str(directory), remedy=remedy
                     )
             files = files_of(paths.commit_log)
             self.broker = read_broker_identity(directory / "raymq" / "broker.json")

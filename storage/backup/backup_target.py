@@ -206,7 +206,7 @@ def open_target(where: str) -> BackupTarget:
         if isinstance(error, OSError):
             raise BackupFailed(f"{shown}: {reason}") from None
         raise InvalidInput(
-            "target", f"a path, or an address that Arrow's file systems know ({reason})", shown
+            "target", f"a path, or an address that Arrow's file systems support ({reason})", shown
         ) from None
     if isinstance(files, fs.LocalFileSystem):
         return FolderTarget(Path(folder))

@@ -71,7 +71,7 @@ def create_backup(
     if keep is not None:
         check_keep(keep)
     if target.is_within(source.directory):
-        raise InvalidInput("target", f"a place outside of {source.directory}, which it is to outlive", target.where)
+        raise InvalidInput("target", f"a place outside of {source.directory}", target.where)
     catalog = read_catalog(target)
     if catalog.newer:  # only the newer RayMQ can decide which objects they share and which may be removed
         raise catalog.newer[0]
@@ -79,24 +79,34 @@ def create_backup(
     if before:  # the newest backup has to have the highest time, even after the clock was set back
         made_at_ms = max(made_at_ms, before[-1].made_at_ms + 1)
     if name in target.names():
-        raise InvalidInput("backup", f"a name that {target.where} does not have yet", name)
+        raise InvalidInput("backup", f"a name that is not in use in {target.where}", name)
     for each in before:
         if (each.broker.name, each.broker.cluster) != (source.broker.name, source.broker.cluster):
             theirs, ours = (f"{broker.name} of {broker.cluster}" for broker in (each.broker, source.broker))
-            raise InvalidInput("target", f"a place for {ours} alone; there are backups of {theirs}", target.where)
+            raise InvalidInput(
+                "target", f"a place for backups of {ours} only; it has backups of {theirs}", target.where
+            )
     making = _BackupWriter(source, ExtentWriter(target, before), before, progress)
     folders, state = making.copy_state()
     failpoint("backup.after_state")
     log = making.copy_log()
     files = (*log, *state)
-    made = Manifest(name, made_at_ms, source.broker, source.log_begin, source.log_end, folders, files, source.format)
+    manifest = Manifest(
+        name, made_at_ms, source.broker, source.log_begin, source.log_end, folders, files, source.format
+    )
     source.check()
     failpoint("backup.before_manifest")
-    target.write_manifest(name, made.encode())
+    target.write_manifest(name, manifest.encode())
     failpoint("backup.after_manifest")
-    gone = [] if keep is None else prune_backups(target, keep)
+    removed = [] if keep is None else prune_backups(target, keep)
     return BackupReport(
-        name, made.log_begin, made.log_end, len(made.files), made.stored_bytes, making.copied.copied_bytes, gone
+        name,
+        manifest.log_begin,
+        manifest.log_end,
+        len(manifest.files),
+        manifest.stored_bytes,
+        making.copied.copied_bytes,
+        removed,
     )
 
 
@@ -137,7 +147,7 @@ class _BackupWriter:
                         placed.append(self.copied.add(content))
                     self._notify(path, len(content))
         except StateMismatch as error:
-            raise BackupFailed(f"what the broker tells of its state is none: {error}") from error
+            raise BackupFailed(f"the broker sent malformed state: {error}") from error
         self.copied.finish()
         stored = {path: tuple(each.extent for each in placed) for path, placed in files.items()}
         return tuple(folders), [

@@ -139,17 +139,17 @@ class ProcessLock:
 
 
 def _place(fd: int, boot: str) -> str:
-    told = os.fstat(fd)
+    status = os.fstat(fd)
     if not boot or _file_system(fd) not in _LOCAL:
         return ""
-    return hashlib.sha256(f"{boot} {told.st_dev} {told.st_ino}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{boot} {status.st_dev} {status.st_ino}".encode()).hexdigest()[:16]
 
 
 def _file_system(fd: int) -> str:
     """Return an open file's file system type, such as "ext4"; "" if unknown."""
     try:
-        told = Path(f"/proc/self/fdinfo/{fd}").read_text("ascii").splitlines()
-        mount = next(line.split()[1] for line in told if line.startswith("mnt_id:"))
+        lines = Path(f"/proc/self/fdinfo/{fd}").read_text("ascii").splitlines()
+        mount = next(line.split()[1] for line in lines if line.startswith("mnt_id:"))
         mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
         return next(line.partition(" - ")[2].split()[0] for line in mounts if line.split(" ", 1)[0] == mount)
     except (OSError, LookupError, StopIteration):
@@ -173,8 +173,8 @@ def _requested(fd: int) -> int | None:
 
     Return None if there is none, and 0 if the process is not visible here.
     """
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))
     return None if kind == fcntl.F_UNLCK else max(0, int(pid))
 
 

@@ -128,7 +128,7 @@ current = FileCalls()
 @contextmanager
 def replaced(calls: FileCalls) -> Iterator[None]:
     """Make all stores of this process use `calls` until the `with` block ends."""
-    global current  # noqa: PLW0603 - the one seam
+    global current  # noqa: PLW0603 - the only place that replaces it
     before, current = current, calls
     try:
         yield

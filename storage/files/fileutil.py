@@ -216,10 +216,10 @@ def read_whole(path: Path) -> bytes:
     fd = open_to_read(path)
     try:
         parts = []
-        left = os.fstat(fd).st_size  # allocate memory for the file's size only
-        while part := os.read(fd, min(max(left, 0) + 1, _READ_BYTES)):
+        remaining = os.fstat(fd).st_size  # allocate memory for the file's size only
+        while part := os.read(fd, min(max(remaining, 0) + 1, _READ_BYTES)):
             parts.append(part)
-            left -= len(part)
+            remaining -= len(part)
         return b"".join(parts)
     except OSError as error:
         raise _not_done("read", path, error) from error

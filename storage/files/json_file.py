@@ -77,12 +77,12 @@ def read(text: str, interpret: Callable[[dict[str, Any]], T]) -> T:
         ValueError: it is not such an object, its checksum is wrong, or `interpret` finds an unexpected form.
     """
     if not _is_as_written(text.encode("utf-8", "surrogatepass")):
-        raise ValueError("its checksum is another one: if it was changed by hand, take raymqCrc out of it")
+        raise ValueError("wrong checksum: if the file was changed by hand, remove raymqCrc from it")
     value = parse(text)
     try:
         return interpret(value)
     except DECODE_ERRORS as error:
-        raise ValueError(f"of another form: {error!r}") from error
+        raise ValueError(f"malformed: {error!r}") from error
 
 
 def load_as(path: Path, interpret: Callable[[dict[str, Any]], T]) -> T:
@@ -101,7 +101,7 @@ def load_as(path: Path, interpret: Callable[[dict[str, Any]], T]) -> T:
             text = fileutil.read_whole(candidate).decode("utf-8")
             if not text.strip():
                 raise ValueError("empty")
-            made = read(text, interpret)
+            content = read(text, interpret)
         except FileNotFoundError:
             continue
         except ValueError as error:
@@ -110,8 +110,8 @@ def load_as(path: Path, interpret: Callable[[dict[str, Any]], T]) -> T:
         else:
             if candidate != path:
                 reason = "missing" if problem is None else problem.reason
-                _log.warning("%s: %s; what it said before its last change is taken, from %s", path, reason, candidate)
-            return made
+                _log.warning("%s: %s; its content before the last change is used, from %s", path, reason, candidate)
+            return content
     if problem is not None:
         raise problem
     return interpret({})
@@ -133,7 +133,7 @@ def remedy_for(path: Path) -> str:
     For files of a store directory it names a repair command; other files must be restored by their owner.
     """
     if path.parent.name in ("config", "raymq"):
-        return f"`raymq store repair {path.parent.parent} --dry-run` says what can be made anew"
+        return f"`raymq store repair {path.parent.parent} --dry-run` shows what can be rebuilt"
     return "put back a copy of it, or remove it"
 
 

@@ -229,11 +229,11 @@ class MappedFileQueue:
 
         Return their paths and mappings: the files are still on disk and open.
         """
-        gone = [start for start in self.starts[:-1] if start + self.file_bytes <= position]
-        detached = [(self.folder / file_name(start), self._files[start]) for start in gone]
-        if gone:  # A new dict, because other threads may be iterating over the old one.
+        removed = [start for start in self.starts[:-1] if start + self.file_bytes <= position]
+        detached = [(self.folder / file_name(start), self._files[start]) for start in removed]
+        if removed:  # A new dict, because other threads may be iterating over the old one.
             with self._creating:
-                self._files = {start: file for start, file in self._files.items() if start not in gone}
+                self._files = {start: file for start, file in self._files.items() if start not in removed}
         return detached
 
     def zero_from(self, position: int, *, durably: bool = False) -> None:

@@ -142,9 +142,9 @@ class CheckpointState:
         }
         queues = ", ".join([f"{json.dumps(topic)}: {json.dumps(offsets)}" for topic, offsets in self.queues.items()])
         fileutil.make_folder(path.parent)
-        told = f'{json.dumps(content)[:-1]}, "queues": {{{queues}}}'
-        crc = zlib.crc32(f"{told}}}".encode())
-        fileutil.replace(path, f'{told}, "crc": {crc}}}'.encode())
+        text = f'{json.dumps(content)[:-1]}, "queues": {{{queues}}}'
+        crc = zlib.crc32(f"{text}}}".encode())
+        fileutil.replace(path, f'{text}, "crc": {crc}}}'.encode())
 
 
 def _index_extent(raw: Any) -> IndexExtent | None:

@@ -369,8 +369,8 @@ class CommitLog:
         starts = self.files.starts
         on_disk = bisect_right(starts, min(self.max_offset - 1, self.flushed_offset))
         following = range(1, on_disk)
-        gone = bisect_left(following, oldest_ms, key=lambda number: self.store_timestamp(starts[number]))
-        return starts[gone] if starts else self.min_offset
+        expired = bisect_left(following, oldest_ms, key=lambda number: self.store_timestamp(starts[number]))
+        return starts[expired] if starts else self.min_offset
 
     def flush(self) -> None:
         """Sync everything that was appended before the call; any thread, releases the GIL.

@@ -401,14 +401,14 @@ class ConsumeQueue:
         """
         low, high = max(least, self._first), self.max_offset
         while low < high:
-            middle = asked = (low + high) // 2
-            physical_offset, size, _ = self.entry(asked)
-            if not 0 < size < FILLER_SIZE and (asked := self._last_message(low, middle)) >= low:
-                physical_offset, size, _ = self.entry(asked)
-            if asked < low or physical_offset + size <= log_end:
+            middle = probe = (low + high) // 2
+            physical_offset, size, _ = self.entry(probe)
+            if not 0 < size < FILLER_SIZE and (probe := self._last_message(low, middle)) >= low:
+                physical_offset, size, _ = self.entry(probe)
+            if probe < low or physical_offset + size <= log_end:
                 low = middle + 1
             else:
-                high = asked
+                high = probe
         return low
 
     def _last_message(self, begin: int, stop: int) -> int:

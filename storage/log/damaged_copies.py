@@ -45,8 +45,8 @@ def _let_go(path: Path) -> None:
     """Remove the oldest copies beside `path` until the limits are kept."""
     others = [(other.stat(), other) for other in list_damaged_copies(path.parent) if other != path]
     others.sort(key=lambda each: each[0].st_mtime_ns)
-    held = sum(status.st_size for status, _ in others) + path.stat().st_size
-    while others and (len(others) >= MAX_COPIES or held > MAX_COPY_BYTES):
+    total = sum(status.st_size for status, _ in others) + path.stat().st_size
+    while others and (len(others) >= MAX_COPIES or total > MAX_COPY_BYTES):
         status, oldest = others.pop(0)
-        held -= status.st_size
+        total -= status.st_size
         fileutil.unlink(oldest)

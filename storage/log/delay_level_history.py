@@ -65,16 +65,16 @@ class DelayLevelHistory:
         """
         # If a loss of power cut the log's end, what follows there is written under the present table.
         places = [min(place, log_end) for place, _ in self._told]
-        kept = [
+        retained = [
             (place, table)
             for place, (_, table), following in zip(places, self._told, [*places[1:], _NOT_YET], strict=True)
             if place < following and following > log_min
         ]
-        if self._is_new or kept != self._told:
-            self._told = kept
+        if self._is_new or retained != self._told:
+            self._told = retained
             self._index()
             if writable:
-                json_file.save(self._path, {"tables": [list(each) for each in kept]}, _tables)
+                json_file.save(self._path, {"tables": [list(each) for each in retained]}, _tables)
         self._is_new = False
 
     @property
@@ -122,15 +122,15 @@ def _read(path: Path) -> list[tuple[int, str]]:
     try:
         return json_file.load_as(path, _tables)
     except StoreCorrupt as error:
-        _log.warning("the delay levels of before are not known any more: %s", error)
+        _log.warning("the former delay levels are lost: %s", error)
         return []
 
 
 def _tables(raw: Mapping[str, Any]) -> list[tuple[int, str]]:
-    told = [(place, table) for place, table in raw.get("tables", [])]
-    in_order = all(type(place) is int and 0 <= place < _NOT_YET for place, _ in told)
-    if not in_order or [place for place, _ in told] != sorted({place for place, _ in told}):
-        raise ValueError("places of the log that are in no order")
-    for _, table in told:
+    tables = [(place, table) for place, table in raw.get("tables", [])]
+    in_order = all(type(place) is int and 0 <= place < _NOT_YET for place, _ in tables)
+    if not in_order or [place for place, _ in tables] != sorted({place for place, _ in tables}):
+        raise ValueError("offsets that are not in order")
+    for _, table in tables:
         delay_levels.parse(table)
-    return told
+    return tables

@@ -146,8 +146,8 @@ class EntryWriter:
                     if (queue := self._next()) is not None:
                         self.write(queue)
                 self._failure = None
-            except Exception as error:  # noqa: BLE001 - this thread must not end: it is tried again, as on a full disk
+            except Exception as error:  # noqa: BLE001 - this thread must not end: it tries again, as on a full disk
                 if self._failure is None and not isinstance(error, StoreError | OSError):
-                    _log.exception("the entries of a queue cannot be written; it is tried again", exc_info=error)
+                    _log.exception("the entries of a queue cannot be written; the write is tried again", exc_info=error)
                 self._failure = error
                 self._work.set()

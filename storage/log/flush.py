@@ -85,5 +85,5 @@ def _whatever_happens() -> Iterator[None]:
         yield
     except (StoreError, OSError):
         pass
-    except Exception:  # noqa: BLE001 - no memory, say: without this thread nothing would come to disk any more
-        _log.exception("the log could not be brought to disk; it is tried again")
+    except Exception:  # noqa: BLE001 - for example no memory: without this thread the log is not flushed any more
+        _log.exception("the log could not be flushed; the flush is tried again")

@@ -72,7 +72,7 @@ class HighWatermark:
 
         A value below the present one has no effect.
         """
-        assert self._held is not None, "the point is not held"
+        assert self._held is not None, "the high watermark is not held back"
         self._held = max(self._held, confirmed)
 
     def readable_end(self, queue: ConsumeQueue) -> int:

@@ -247,8 +247,8 @@ class IndexFile:
             while 0 < number < self._capacity:
                 entry = read(_ENTRY.size, self._entries_at + number * _ENTRY.size)
                 found, physical_offset, seconds, previous = _ENTRY.unpack(entry)
-                wanted = found == key_hash and number < self.count and self._may_be_within(seconds, begin_ms, end_ms)
-                yield physical_offset if wanted else None
+                is_match = found == key_hash and number < self.count and self._may_be_within(seconds, begin_ms, end_ms)
+                yield physical_offset if is_match else None
                 if previous >= number:
                     return
                 number = previous

@@ -124,15 +124,15 @@ class KeyIndex:
 
         Return their paths and files, which are still open.
         """
-        gone: list[IndexFile] = []
+        removed: list[IndexFile] = []
         for file in self._files[:-1]:
             # It may hold the first keys of a record whose other keys are in the next file.
             if file.end_physical >= log_min - 1:
                 break
-            gone.append(file)
-        if gone:
-            self._files = self._files[len(gone) :]
-        return [(file.path, file) for file in gone]
+            removed.append(file)
+        if removed:
+            self._files = self._files[len(removed) :]
+        return [(file.path, file) for file in removed]
 
     @property
     def end_physical(self) -> int:

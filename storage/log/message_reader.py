@@ -360,19 +360,19 @@ class MessageReader:
         # An entry without a message counts with the next message.
         while low < high:
             middle = (low + high) // 2
-            asked = queue.first_message(middle, high)
-            while asked < high and not self._log.has_record_header(queue.entry(asked)[0]):
-                stop = min(asked + _LOOKS_A_STEP, high)
-                found = (offset for offset, place in queue.messages(asked, stop) if self._log.has_record_header(place))
-                if (asked := next(found, stop)) < stop:
+            probe = queue.first_message(middle, high)
+            while probe < high and not self._log.has_record_header(queue.entry(probe)[0]):
+                stop = min(probe + _LOOKS_A_STEP, high)
+                found = (offset for offset, place in queue.messages(probe, stop) if self._log.has_record_header(place))
+                if (probe := next(found, stop)) < stop:
                     break
                 yield None
                 if self._dispatcher.get(topic, queue_id) is not queue:
-                    raise QueueNotFound(f"queue {queue_id} of topic {topic} was deleted, and made again")
+                    raise QueueNotFound(f"queue {queue_id} of topic {topic} was deleted and created again")
                 low = max(low, queue.min_offset)  # retention may have raised the minimum meanwhile
-                asked = queue.first_message(max(stop, low), high)
-            if asked < high and self._log.store_timestamp(queue.entry(asked)[0]) < least_ms:
-                low = asked + 1
+                probe = queue.first_message(max(stop, low), high)
+            if probe < high and self._log.store_timestamp(queue.entry(probe)[0]) < least_ms:
+                low = probe + 1
             else:
                 high = middle
         low = max(low, queue.min_offset)
@@ -414,7 +414,7 @@ class MessageReader:
         def look() -> None:
             places[:] = islice(entries, _ENTRIES_A_STEP)
 
-        wanted = topic.encode(), key.encode(), begin_ms, end_ms
+        criteria = topic.encode(), key.encode(), begin_ms, end_ms
         work = 0
         while True:
             yield look
@@ -424,7 +424,7 @@ class MessageReader:
                 if position is None or position in seen or position >= log_end:
                     continue
                 seen.add(position)
-                record = self._matching(position, *wanted)
+                record = self._matching(position, *criteria)
                 if record is not None and (written or not self._read_barrier.is_active or not self._hides(record)):
                     left_bytes -= record.size
                     if found and left_bytes < 0:

@@ -182,7 +182,7 @@ class MessageWriter:
         StoreFollows on a replica unless `own` is False, for bytes that come from its master.
         """
         if own and self.is_replica:
-            raise StoreFollows("a replica takes no messages of its own")
+            raise StoreFollows("a replica accepts no messages from clients")
         health = self._log.health
         if not health.is_healthy:
             health.check()

@@ -68,7 +68,7 @@ class QueueRepair:
         if searched:
             return False
         path, at = queue.file_position_of(offset)
-        remedy = f"stop the broker, remove {path.parent} and start it again: it makes the queue anew from the log"
+        remedy = f"stop the broker, remove {path.parent} and start it again: it rebuilds the queue from the log"
         raise StoreCorrupt(str(path), at, f"the entry of offset {offset} is damaged", remedy=remedy)
 
     def _is_right(self, queue: ConsumeQueue, topic: str, queue_id: int, offset: int) -> bool:

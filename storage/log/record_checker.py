@@ -122,7 +122,7 @@ class RecordChecker:
         try:
             version, body_at, topic_at, properties_at, end = layout.locate(record, 0, len(record), check_crc)
         except StoreCorrupt as error:
-            raise InvalidInput("records", f"record {index}: sound", error.reason) from None
+            raise InvalidInput("records", f"record {index}: a sound record", error.reason) from None
         if not size == end == len(record):
             raise InvalidInput("records", f"record {index}: the declared size in its first field", end)
         queue_id, sys_flag = layout.queue_and_flag(record)

@@ -61,6 +61,6 @@ def _candidates(content: memoryview, place: int) -> Int64s:
     starts = np.flatnonzero(bytes_[layout.OFFSET_MAGIC : layout.OFFSET_MAGIC + count] == first[0])
     for at, values in enumerate(others, layout.OFFSET_MAGIC + 1):
         starts = starts[(bytes_[starts + at] == values[0]) | (bytes_[starts + at] == values[1])]
-    told = strided(content, ">i8")[starts + layout.OFFSET_PHYSICAL_OFFSET]
-    found: Int64s = starts[told == starts + place]
+    stored = strided(content, ">i8")[starts + layout.OFFSET_PHYSICAL_OFFSET]
+    found: Int64s = starts[stored == starts + place]
     return found

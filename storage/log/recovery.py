@@ -261,8 +261,8 @@ def _claimed_sizes(file: MappedFile, begin: int) -> tuple[list[int], str]:
         at += size
     if sizes:
         places = begin + np.cumsum([0, *sizes[:-1]], dtype=np.int64)
-        told = strided(view, ">i8")[places + layout.OFFSET_PHYSICAL_OFFSET]
-        elsewhere = np.flatnonzero(told != file.start + places)
+        stored = strided(view, ">i8")[places + layout.OFFSET_PHYSICAL_OFFSET]
+        elsewhere = np.flatnonzero(stored != file.start + places)
         if len(elsewhere):  # a record contains its own physical offset, so other bytes are no record of this log
             del sizes[int(elsewhere[0]) :]
             reason = "no record begins here"
@@ -293,7 +293,7 @@ def _sound_part(
     queued = queued_mask(batch, deleted)
     placed = placement.count_plausible(batch, queued & (np.arange(len(batch)) < count))
     if placed < count:
-        count, reason = placed, "a queue offset that cannot be"
+        count, reason = placed, "an impossible queue offset"
     if count == len(batch):
         return batch, queued, ""
     if count == 0:
@@ -377,14 +377,16 @@ def _not_indexed(derived: IndexInputs, physical_offsets: Int64s, indexed: Counte
     A key is left out as often as it has an entry.
     """
     places = physical_offsets[derived.key_owners]
-    kept = np.ones(len(places), np.bool_)
+    retained = np.ones(len(places), np.bool_)
     for number in np.flatnonzero(np.isin(places, [place for place, _ in indexed])).tolist():
         entry = int(places[number]), int(derived.key_hashes[number])
         if indexed[entry] > 0:
             indexed[entry] -= 1
-            kept[number] = False
+            retained[number] = False
     return (
-        derived if kept.all() else IndexInputs(derived.tags_codes, derived.key_hashes[kept], derived.key_owners[kept])
+        derived
+        if retained.all()
+        else IndexInputs(derived.tags_codes, derived.key_hashes[retained], derived.key_owners[retained])
     )
 
 

@@ -78,7 +78,7 @@ class ReplicaLog:
     def take(self, offset: int, content: Buffer, written: Callable[[], None]) -> None:
         """Append bytes of the master's log; see `Store.append_replicated`."""
         if offset != self.received:
-            raise InvalidInput("offset", f"{self.received}, where what is here ends", offset)
+            raise InvalidInput("offset", f"{self.received}, the end of the received log", offset)
         self._written = written
         try:
             if not self._rest:
@@ -167,7 +167,7 @@ class ReplicaLog:
             return room
         if magic in _MAGICS and layout.MIN_RECORD_BYTES <= size <= room and size > len(content):
             return int(size)
-        raise self._damaged(place, "no record of this place, in what the master has sent")
+        raise self._damaged(place, "the master has sent no record of this offset")
 
     def _write_records(self, content: memoryview, sizes: npt.NDArray[np.int32], place: int) -> int:
         try:
@@ -178,7 +178,7 @@ class ReplicaLog:
         queued = queued_mask(batch, self._deleted_topics)
         placed = self._placement.count_plausible(batch, queued)
         if placed < len(batch):
-            raise self._damaged(place + int(batch.starts[placed]), "a queue offset that cannot be")
+            raise self._damaged(place + int(batch.starts[placed]), "an impossible queue offset")
         derived = derive_index_inputs(batch)
         begun = self._reserve(batch, queued, len(derived.key_hashes))
         self._write(content, place, int(batch.store_timestamps_ms[-1]))
@@ -227,7 +227,7 @@ class ReplicaLog:
         """Refuse all writes until the store is reopened, because log and queues may differ."""
         self._log.health.fail(error)
         if isinstance(error, Exception):
-            raise WriteUnknown(f"bytes of the master's log were written in part: {error}") from error
+            raise WriteUnknown(f"bytes of the master's log were written only in part: {error}") from error
 
     def _damaged(self, place: int, reason: str) -> StoreCorrupt:
         start = place - place % self._log.files.file_bytes

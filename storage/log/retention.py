@@ -240,8 +240,8 @@ class FileRemover:
                 going = True
             except (StoreError, OSError):
                 pass
-            except Exception:  # noqa: BLE001 - no memory, say: if the thread died, nothing would ever go again
-                _log.exception("%s could not be removed; it is tried again", path)
+            except Exception:  # noqa: BLE001 - for example no memory: without this thread no file is removed any more
+                _log.exception("%s could not be removed; the removal is tried again", path)
             with self._changed:
                 self._current = None
                 self._changed.notify_all()

@@ -41,7 +41,7 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
             stream = zlib.decompressobj()
             plain = stream.decompress(body, MAX_DECOMPRESSED_BYTES + 1)
             if not stream.eof and len(plain) <= MAX_DECOMPRESSED_BYTES:
-                raise ValueError("zlib that is cut off")
+                raise ValueError("truncated zlib data")
         else:
             with pa.CompressedInputStream(pa.BufferReader(body), kind) as source:
                 plain = _read(source, MAX_DECOMPRESSED_BYTES + 1)
@@ -58,11 +58,11 @@ def _read(source: pa.NativeFile, most: int) -> bytes:
     It allocates about twice the number of bytes that the stream holds.
     """
     pieces: list[bytes] = []
-    left, step = most, _FIRST_BYTES
-    while left > 0 and (piece := source.read(min(left, step))):
+    remaining, step = most, _FIRST_BYTES
+    while remaining > 0 and (piece := source.read(min(remaining, step))):
         pieces.append(piece)
-        left -= len(piece)
-        step = max(step, most - left)
+        remaining -= len(piece)
+        step = max(step, most - remaining)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 

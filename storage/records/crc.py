@@ -24,7 +24,7 @@ def use(quicker: Crc32) -> None:
     Raises:
         ValueError: its values differ from zlib's.
     """
-    global crc32  # noqa: PLW0603 - it is the process's choice
+    global crc32  # noqa: PLW0603 - one choice for the process
     for length in (0, 1, 100, 1024, len(_PROBE)):
         if quicker(_PROBE[:length]) != zlib.crc32(_PROBE[:length]):
             raise ValueError(f"{quicker!r} is not the CRC-32 that records have")

@@ -21,7 +21,7 @@ MAX_RECORD_OVERHEAD: Final = 33 << 10
 #: The remedy in the error for a body that is longer than the brokers allow.
 TOO_LONG: Final = "send less, or raise max_message_bytes in the brokers' configuration"
 #: The remedy in the error for a body that is longer than any broker can allow.
-ELSEWHERE: Final = "store it elsewhere, and send where it is"
+ELSEWHERE: Final = "store it elsewhere, and send its location"
 
 #: The limit of a record's properties: their length has 16 bits, one of which is a sign in Java.
 MAX_PROPERTIES_BYTES: Final = 32_767

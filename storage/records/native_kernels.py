@@ -197,10 +197,10 @@ class Kernels(Protocol):
     ) -> list[Any]:
         """Return new objects of `kind` with four slots filled."""
 
-    def untrack(self, made: object) -> None:
+    def untrack(self, value: object) -> None:
         """Exclude an object from the garbage collector."""
 
-    def track(self, made: object) -> None:
+    def track(self, value: object) -> None:
         """Include an object in the garbage collector again."""
 
 
@@ -214,7 +214,7 @@ def use(native: Kernels | None) -> None:
     Raises:
         ValueError: `native` has another version of the interface.
     """
-    global kernels  # noqa: PLW0603 - it is the process's choice
+    global kernels  # noqa: PLW0603 - one choice for the process
     if native is not None and native.INTERFACE != INTERFACE:
         raise ValueError(f"raymq-native has interface {native.INTERFACE}, this version of raymq needs {INTERFACE}")
     kernels = native

@@ -78,12 +78,12 @@ class PropertyColumns:
     count: int
     block: pa.Buffer
     row: Int64s
-    """Which record each pair belongs to."""
+    """The index of each pair's record."""
     name_start: Int64s
     name_end: Int64s
     value_end: Int64s
     codes: npt.NDArray[np.int32]
-    """Which of `names` each pair has."""
+    """The index in `names` of each pair's name."""
     names: pa.Array
 
     def has(self, name: str) -> bool:

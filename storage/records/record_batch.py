@@ -179,7 +179,9 @@ def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = Tr
     groups = _group(view, topic_at, topic_lengths, queue_ids)
     if check_crc:
         stored = headers["body_crc"]
-        _require(checksums(view, body_at, body_lengths) & layout.CRC_MASK == stored, "a body of its CRC", stored)
+        _require(
+            checksums(view, body_at, body_lengths) & layout.CRC_MASK == stored, "a body that matches its CRC", stored
+        )
     return Batch(
         view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, any_flags, headers
     )
@@ -235,7 +237,7 @@ def _tails(
     properties_lengths = np.ndarray((len(view) - 1,), ">u2", view, strides=(1,))[properties_at - 2].astype(np.int64)
     _require(properties_at + properties_lengths == ends, "parts that add up to the size", properties_lengths)
     last_bytes = bytes_[ends - 1]
-    _require((last_bytes != 0) | (properties_lengths == 0), "properties that are all there", last_bytes)
+    _require((last_bytes != 0) | (properties_lengths == 0), "complete properties", last_bytes)
     return topic_at, topic_lengths, properties_at
 
 

@@ -99,40 +99,40 @@ def tables_from_records(
     """
     if len(sizes) == 0:
         return
-    wanted = SCHEMA if columns is None else pa.schema([field for field in SCHEMA if field.name in columns])
-    check_crc = check_crc and "body" in wanted.names
+    schema = SCHEMA if columns is None else pa.schema([field for field in SCHEMA if field.name in columns])
+    check_crc = check_crc and "body" in schema.names
     try:
         batch = record_batch.parse(records, sizes, check_crc=check_crc and native_kernels.kernels is None)
-        if "body" not in wanted.names:
-            yield _table(batch, None, broker, wanted)
+        if "body" not in schema.names:
+            yield _table(batch, None, broker, schema)
             return
         bodies = gather_bodies(batch, check_crc=check_crc and native_kernels.kernels is not None)
     except record_batch.BadRecord as error:
         place = int(np.sum(np.asarray(sizes)[: error.index], dtype=np.int64))
         raise StoreCorrupt(broker, place, f"{error.reason}: {error.actual}") from None
-    stored = _table(batch, bodies, broker, wanted)
+    stored = _table(batch, bodies, broker, schema)
     if not batch.any_flags & record.SYS_FLAG_COMPRESSED:
         yield stored
         return
-    first, column = 0, wanted.get_field_index("body")
+    first, column = 0, schema.get_field_index("body")
     for plain in _plain(batch, bodies, most_bytes):
-        yield stored.slice(first, len(plain)).set_column(column, wanted.field(column), plain)
+        yield stored.slice(first, len(plain)).set_column(column, schema.field(column), plain)
         first += len(plain)
 
 
-def _table(batch: record_batch.Batch, bodies: pa.Array | None, broker: str, wanted: pa.Schema) -> pa.Table:
-    """Return a table of the columns of `wanted`; `bodies` are as stored."""
+def _table(batch: record_batch.Batch, bodies: pa.Array | None, broker: str, schema: pa.Schema) -> pa.Table:
+    """Return a table with the columns of `schema`; `bodies` are as stored."""
     count = len(batch)
-    needs_properties = not _OF_PROPERTIES.isdisjoint(wanted.names)
+    needs_properties = not _OF_PROPERTIES.isdisjoint(schema.names)
     parsed = (alike_properties(batch) or properties_of_batch(batch)) if needs_properties else None
-    needs_heads = not _OF_HEADS.isdisjoint(wanted.names)
+    needs_heads = not _OF_HEADS.isdisjoint(schema.names)
     heads = head_columns(batch) if needs_heads else None
 
     def of_original(name: str, own: pa.Array) -> pa.Array:
         assert parsed is not None
         return pc.coalesce(parsed.last(name), own) if parsed.has(name) else own
 
-    made: dict[str, Callable[[Any, Any], pa.Array]] = {
+    builders: dict[str, Callable[[Any, Any], pa.Array]] = {
         "topic": lambda _, __: of_original(properties.RETRY_TOPIC, _topics(batch)),
         "broker": lambda _, __: pa.repeat(broker, count),
         "queue_id": lambda heads, _: heads.queue_id,
@@ -146,7 +146,7 @@ def _table(batch: record_batch.Batch, bodies: pa.Array | None, broker: str, want
         "store_timestamp": lambda heads, _: heads.store_timestamp,
         "body": lambda _, __: bodies,
     }
-    return pa.Table.from_arrays([made[name](heads, parsed) for name in wanted.names], schema=wanted)
+    return pa.Table.from_arrays([builders[name](heads, parsed) for name in schema.names], schema=schema)
 
 
 def records_from_table(
@@ -364,7 +364,7 @@ def _plain(batch: record_batch.Batch, bodies: pa.Array, most_bytes: float) -> It
 
 def _column(table: pa.Table, field: str, name: str) -> pa.Array:
     if not isinstance(name, str) or table.column_names.count(name) != 1:
-        raise InvalidInput(field, f"the name of one column of {table.column_names}, and of no other", name)
+        raise InvalidInput(field, f"the name of exactly one column of {table.column_names}", name)
     column = table.column(name)
     if column.num_chunks == 1:
         return _plainly_laid_out(field, column.chunk(0))

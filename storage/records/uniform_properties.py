@@ -65,16 +65,16 @@ def alike_properties(batch: Batch) -> UniformProperties | None:
         return None
     begin, end = int(batch.properties_at[0]), int(batch.ends[0])
     pairs = bytes(batch.records[begin:end]).split(b"\x02")[:-1]
-    told = [pair.partition(b"\x01")[0] for pair in pairs]
-    begins = np.empty((len(told), len(batch)), np.int64)
+    keys = [pair.partition(b"\x01")[0] for pair in pairs]
+    begins = np.empty((len(keys), len(batch)), np.int64)
     stops = np.empty_like(begins)
-    marked = [name + b"\x01" for name in told]
-    if len(set(told)) < len(told) or not all(told) or not b"".join(told).isascii():
+    marked = [name + b"\x01" for name in keys]
+    if len(set(keys)) < len(keys) or not all(keys) or not b"".join(keys).isascii():
         return None
     if not kernels.common_properties(batch.records, batch.properties_at, batch.ends, marked, begins, stops):
         return None
     block = pa.py_buffer(batch.records)
-    rows = {name.decode("ascii"): number for number, name in enumerate(told)}
+    rows = {name.decode("ascii"): number for number, name in enumerate(keys)}
 
     def strings(chosen: Sequence[str]) -> pa.Array:
         numbers = [rows[name] for name in chosen]

@@ -166,7 +166,7 @@ class BackupSnapshot:
                 yield from encode_parts([[path, at, (content or b"")[at : at + _PIECE_BYTES]]])
         yield from self._snapshot.parts()
         if self._watching.failure is not None:
-            raise StoreBusy(f"the state of that moment could not be kept: {self._watching.failure}")
+            raise StoreBusy(f"the state of the snapshot could not be kept: {self._watching.failure}")
 
     def close(self) -> None:
         """Stop saving bytes. May be called again."""

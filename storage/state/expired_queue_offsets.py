@@ -51,8 +51,8 @@ def expired_queues_file(directory: Path) -> Path:
 def load(path: Path) -> ExpiredQueueOffsets:
     """Return the queue ends in a file; nothing if it is missing or invalid."""
     try:
-        told = json.loads(fileutil.read_whole(path))
-        ends = {str(topic): {int(q): int(end) for q, end in queues.items()} for topic, queues in told.items()}
+        saved = json.loads(fileutil.read_whole(path))
+        ends = {str(topic): {int(q): int(end) for q, end in queues.items()} for topic, queues in saved.items()}
     except (FileNotFoundError, *json_file.DECODE_ERRORS):
         return {}
     names = all(_TOPIC.fullmatch(topic) for topic in ends)

@@ -30,10 +30,10 @@ class ChangeRecorder(Protocol):
     def is_stale(self) -> bool:
         """Return True if the state may have lacked something when recording began."""
 
-    def change(self, call: Callable[[], Any], told: Callable[[Any], FileChange | None]) -> Any:
+    def change(self, call: Callable[[], Any], change_of: Callable[[Any], FileChange | None]) -> Any:
         """Run `call`, which may change a file, and number the change.
 
-        `told` returns the change for the result of `call`, or None if there was no change.
+        `change_of` returns the change for the result of `call`, or None if there was no change.
         """
 
     def before_rename(self, path: str) -> None:
@@ -93,11 +93,14 @@ class RecordingFileCalls(WrappedCalls):
             empties = bool(flags & os.O_TRUNC)
 
             def opened() -> tuple[int, bool]:
-                is_told = empties or not os.path.lexists(path)
-                return self.real.open(path, flags), is_told
+                is_change = empties or not os.path.lexists(path)
+                return self.real.open(path, flags), is_change
 
             fd, _ = recorder.change(
-                opened, lambda made: FileChange(FileOperation.CREATED, relative, empty=empties) if made[1] else None
+                opened,
+                lambda opened_file: (
+                    FileChange(FileOperation.CREATED, relative, empty=empties) if opened_file[1] else None
+                ),
             )
         self._fds[fd] = _Opened(recorder, relative, appends=bool(flags & os.O_APPEND))
         return fd
@@ -216,7 +219,7 @@ def install_recorder(directory: Path, recorder: ChangeRecorder) -> None:
             calls = RecordingFileCalls(calls)
         before = calls.recorders.get(path_prefix(directory))
         if before is not None and not before.is_replaceable:
-            raise InvalidInput("directory", "one that nobody records", str(directory))
+            raise InvalidInput("directory", "a directory without a recorder", str(directory))
         calls.recorders = {**calls.recorders, path_prefix(directory): recorder}
         file_calls.current = calls
 
@@ -239,10 +242,10 @@ def insert_calls(make: Callable[[FileCalls], FileCalls]) -> FileCalls:
     with _installing:
         calls = file_calls.current
         if isinstance(calls, RecordingFileCalls):
-            calls.real = made = make(calls.real)
+            calls.real = inserted = make(calls.real)
         else:
-            file_calls.current = made = make(calls)
-    return made
+            file_calls.current = inserted = make(calls)
+    return inserted
 
 
 def remove_calls(calls: FileCalls) -> None:
@@ -257,7 +260,7 @@ def remove_calls(calls: FileCalls) -> None:
             return
         while (under := getattr(above, "real", None)) is not None:
             if under is calls:
-                setattr(above, "real", below)  # noqa: B010 - whoever it is, it has that
+                setattr(above, "real", below)  # noqa: B010 - every wrapper has this attribute
                 return
             above = under
 

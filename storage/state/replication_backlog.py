@@ -56,7 +56,7 @@ class ReplicationBacklog:
         """
         with self._lock:
             if sequence < self.folded:
-                raise InvalidInput("sequence", f"from {self.folded} on, before that all is folded", sequence)
+                raise InvalidInput("sequence", f"at least {self.folded}: earlier changes were dropped", sequence)
             first = self._first + sequence - self.folded
             return self._changes[first : first + MAX_CHANGES]
 

@@ -79,16 +79,16 @@ class FileChange(NamedTuple):
         """Return the payload."""
         operation = self.operation
         if operation is FileOperation.APPENDED or operation is FileOperation.WRITTEN:
-            told: tuple[Any, ...] = (operation.value, self.path, self.at, self.content)
+            fields: tuple[Any, ...] = (operation.value, self.path, self.at, self.content)
         elif operation is FileOperation.CREATED:
-            told = (operation.value, self.path, self.empty)
+            fields = (operation.value, self.path, self.empty)
         elif operation is FileOperation.TRUNCATED:
-            told = (operation.value, self.path, self.at)
+            fields = (operation.value, self.path, self.at)
         elif operation is FileOperation.RENAMED:
-            told = (operation.value, self.path, self.target)
+            fields = (operation.value, self.path, self.target)
         else:
-            told = (operation.value, self.path)
-        packed: bytes = msgpack.packb(told, unicode_errors="surrogateescape")
+            fields = (operation.value, self.path)
+        packed: bytes = msgpack.packb(fields, unicode_errors="surrogateescape")
         return packed
 
 
@@ -109,11 +109,11 @@ def decode_change(payload: bytes) -> FileChange:
         kind, path, *rest = msgpack.unpackb(payload, unicode_errors="surrogateescape", use_list=True)
         change = _read(FileOperation(kind), path, rest)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise StateMismatch(f"a change of state of another form: {error}") from None
+        raise StateMismatch(f"a malformed change of state: {error}") from None
     if type(change.path) is not str or not is_state(change.path):
-        raise StateMismatch(f"a change of what is no state: {change.path!r:.200}")
+        raise StateMismatch(f"a change of a path that is not state: {change.path!r:.200}")
     if change.operation is FileOperation.RENAMED and not (type(change.target) is str and is_state(change.target)):
-        raise StateMismatch(f"a change of what is no state: {change.target!r:.200}")
+        raise StateMismatch(f"a change of a path that is not state: {change.target!r:.200}")
     return change
 
 

@@ -157,18 +157,18 @@ class StateRecorder:
 
     # -- what file calls tell --------------------------------------------------------------------------------------
 
-    def change(self, call: Callable[[], Any], told: Callable[[Any], FileChange | None]) -> Any:
+    def change(self, call: Callable[[], Any], change_of: Callable[[Any], FileChange | None]) -> Any:
         """Run `call` and number the change; see `recording_file_calls.ChangeRecorder`."""
         with self._lock:
             late = self._late
-            done, is_told = (None, False) if late is not None else self._numbered(call, told)
+            done, is_change = (None, False) if late is not None else self._numbered(call, change_of)
         if late is not None:
-            return late.change(call, told)
-        if is_told:
+            return late.change(call, change_of)
+        if is_change:
             self._on_change()
         return done
 
-    def _numbered(self, call: Callable[[], Any], told: Callable[[Any], FileChange | None]) -> tuple[Any, bool]:
+    def _numbered(self, call: Callable[[], Any], change_of: Callable[[Any], FileChange | None]) -> tuple[Any, bool]:
         """Run `call`, and return its result and whether it was a change.
 
         The caller holds the lock.
@@ -181,17 +181,17 @@ class StateRecorder:
             self._numbers.begin(self._ring.last)
             raise
         try:
-            made = told(done)
-            if made is not None:
+            change = change_of(done)
+            if change is not None:
                 self._log_end = max(self._log_end, self.log_end())
-                self._ring.add(StateChange(last + 1, self._log_end, made.encode()))
+                self._ring.add(StateChange(last + 1, self._log_end, change.encode()))
                 self._numbers.finish(last + 1)
             else:
                 self._numbers.begin(self._ring.last)
         except BaseException:
             self._renumber()  # the change was made but not recorded
             raise
-        return done, made is not None
+        return done, change is not None
 
     def before_rename(self, path: str) -> None:
         """Save the file's content for open snapshots; see `recording_file_calls.ChangeRecorder`."""

@@ -160,8 +160,8 @@ class StateReplica:
         done = last
         try:
             with self._foreign.track():
-                for change, told in zip(changes, read, strict=True):
-                    self._make(told)
+                for change, file_change in zip(changes, read, strict=True):
+                    self._make(file_change)
                     self._ring.add(change)
                     done = change.sequence
         except BaseException:
@@ -170,53 +170,53 @@ class StateReplica:
             raise
         self._numbers.finish(done)
 
-    def _make(self, told: FileChange) -> None:
-        operation, path = told.operation, told.path
+    def _make(self, change: FileChange) -> None:
+        operation, path = change.operation, change.path
         self._check_folders(path)
         if operation in (FileOperation.APPENDED, FileOperation.WRITTEN):
-            self._write(told)
+            self._write(change)
             return
         full = self.directory / path
         status = _status(full)
         if operation is FileOperation.FOLDER_MADE:
             if status is not None:
-                raise StateMismatch(f"a folder that is there already: {path}")
+                raise StateMismatch(f"the folder exists already: {path}")
             fileutil.make_folder(full, durable=False)
             self._changed.names(path)
         elif operation is FileOperation.CREATED:
             if status is not None and not stat.S_ISREG(status.st_mode):
-                raise StateMismatch(f"no file: {path}")
+                raise StateMismatch(f"not a file: {path}")
             self._close(path)
-            fileutil.close(fileutil.open_file(full, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if told.empty else 0)))
+            fileutil.close(fileutil.open_file(full, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if change.empty else 0)))
             self._changed.content(path)
             self._changed.names(path)
         elif status is None or stat.S_ISLNK(status.st_mode):
-            raise StateMismatch(f"nothing is there that could be changed: {path}")
+            raise StateMismatch(f"no such file or folder to change: {path}")
         elif operation is FileOperation.TRUNCATED:
-            self._truncate(told, status)
+            self._truncate(change, status)
         elif operation is FileOperation.RENAMED:
-            self._rename(told, status)
+            self._rename(change, status)
         else:
-            self._remove(told, status)
+            self._remove(change, status)
 
-    def _write(self, told: FileChange) -> None:
-        path = told.path
+    def _write(self, change: FileChange) -> None:
+        path = change.path
         known = self._open.get(path)
         fd, size = known if known is not None else self._opened(path)
         full = self.directory / path
-        if told.at > size or (told.at < size and told.operation is FileOperation.APPENDED):
-            raise StateMismatch(f"{path} ends at {size}, and bytes were to come at {told.at}")
-        if told.at < size:
+        if change.at > size or (change.at < size and change.operation is FileOperation.APPENDED):
+            raise StateMismatch(f"{path} ends at {size}, but the change begins at {change.at}")
+        if change.at < size:
             self._close(path)
-            fileutil.write_at(full, told.at + len(told.content), told.at, told.content)
+            fileutil.write_at(full, change.at + len(change.content), change.at, change.content)
         else:
             self._open.pop(path, None)
             try:
-                fileutil.write_all(fd, told.content, full)
+                fileutil.write_all(fd, change.content, full)
             except BaseException:
                 fileutil.close(fd)
                 raise
-            self._open[path] = fd, size + len(told.content)
+            self._open[path] = fd, size + len(change.content)
         self._changed.content(path)
 
     def _opened(self, path: str) -> tuple[int, int]:
@@ -224,63 +224,63 @@ class StateReplica:
         full = self.directory / path
         status = _status(full)
         if status is None or not stat.S_ISREG(status.st_mode):
-            raise StateMismatch(f"no file that could be written: {path}")
+            raise StateMismatch(f"not a file that can be written: {path}")
         while len(self._open) >= _MAX_OPEN:
             self._close(next(iter(self._open)))
         self._open[path] = fileutil.open_file(full, os.O_RDWR | os.O_APPEND), status.st_size
         return self._open[path]
 
-    def _truncate(self, told: FileChange, status: os.stat_result) -> None:
+    def _truncate(self, change: FileChange, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):
-            raise StateMismatch(f"no file that could be cut: {told.path}")
-        self._close(told.path)
-        full = self.directory / told.path
+            raise StateMismatch(f"not a file that can be truncated: {change.path}")
+        self._close(change.path)
+        full = self.directory / change.path
         fd = fileutil.open_file(full, os.O_RDWR)
         try:
-            fileutil.truncate(fd, told.at, full)
+            fileutil.truncate(fd, change.at, full)
         finally:
             fileutil.close(fd)
-        self._changed.content(told.path)
+        self._changed.content(change.path)
 
-    def _rename(self, told: FileChange, status: os.stat_result) -> None:
-        source, target = self.directory / told.path, self.directory / told.target
-        self._check_folders(told.target)
+    def _rename(self, change: FileChange, status: os.stat_result) -> None:
+        source, target = self.directory / change.path, self.directory / change.target
+        self._check_folders(change.target)
         there = _status(target)
         is_folder = stat.S_ISDIR(status.st_mode)
         if there is not None and (is_folder or not stat.S_ISREG(there.st_mode)):
-            raise StateMismatch(f"{told.path} cannot take the place of {told.target}")
+            raise StateMismatch(f"{change.path} cannot replace {change.target}")
         if there is not None:
             # Else a power loss could leave neither the old content nor the new one.
             sync_path(source)
-        self._close(told.path)
-        self._close(told.target)
+        self._close(change.path)
+        self._close(change.target)
         if is_folder:
             self._forget_open()
             self._folders.clear()
         fileutil.move(source, target)
-        self._changed.names(told.path)
-        self._changed.names(told.target)
-        self._changed.content(told.target)
+        self._changed.names(change.path)
+        self._changed.names(change.target)
+        self._changed.content(change.target)
 
-    def _remove(self, told: FileChange, status: os.stat_result) -> None:
+    def _remove(self, change: FileChange, status: os.stat_result) -> None:
         is_folder = stat.S_ISDIR(status.st_mode)
-        if is_folder != (told.operation is FileOperation.FOLDER_REMOVED):
-            raise StateMismatch(f"{told.path} is {'a' if is_folder else 'no'} folder")
-        full = self.directory / told.path
+        if is_folder != (change.operation is FileOperation.FOLDER_REMOVED):
+            raise StateMismatch(f"{change.path} is {'a' if is_folder else 'not a'} folder")
+        full = self.directory / change.path
         if is_folder:
             if fileutil.names_in(full):
-                raise StateMismatch(f"a folder in which there is something: {told.path}")
-            self._folders.discard(told.path)
-        self._close(told.path)
+                raise StateMismatch(f"the folder is not empty: {change.path}")
+            self._folders.discard(change.path)
+        self._close(change.path)
         fileutil.unlink(full)
-        self._changed.names(told.path)
+        self._changed.names(change.path)
 
     def _check_folders(self, path: str) -> None:
         for folder in folders_above(path):
             if folder not in self._folders:
                 status = _status(self.directory / folder)
                 if status is None or not stat.S_ISDIR(status.st_mode):
-                    raise StateMismatch(f"no folder: {folder}")
+                    raise StateMismatch(f"not a folder: {folder}")
                 self._folders.add(folder)
 
     def _close(self, path: str) -> None:
@@ -302,7 +302,7 @@ class StateReplica:
         """
         with self._syncing:
             if self._changed.is_lost:
-                raise StoreFailed("state that had changed was not brought to disk before")
+                raise StoreFailed("an earlier change of state was not flushed")
             files, folders = self._changed.take()
             try:
                 for path in files:
@@ -385,14 +385,14 @@ class StateReplica:
         status = _status(full)
         if at is None:
             if status is not None:
-                raise StateMismatch(f"a folder that is there already: {path}")
+                raise StateMismatch(f"the folder exists already: {path}")
             fileutil.make_folder(full, durable=False)
             self._changed.names(path)
             return
         if (-1 if status is None else status.st_size) != (at or -1) or (
             status is not None and not stat.S_ISREG(status.st_mode)
         ):
-            raise StateMismatch(f"bytes of {path} at {at}, which were not the next ones")
+            raise StateMismatch(f"the bytes of {path} at {at} are not the next ones")
         fileutil.write_at(full, at + len(content), at, content)
         self._changed.content(path)
         self._changed.names(path)
@@ -425,7 +425,7 @@ class StateReplica:
             topic_deletion_journal.save(self.directory / RAYMQ_FOLDER / "rebuild_queues", others)
         failpoint("snapshot.before_numbers")
         if not self._foreign.confirm(sequence, since=self._foreign_before):
-            raise StateMismatch("somebody else has changed files while the snapshot came")
+            raise StateMismatch("other code has changed files during the snapshot")
         self._ring.reset(sequence)
         failpoint("snapshot.before_done")
         fileutil.remove(self._marker)

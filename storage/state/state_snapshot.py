@@ -111,12 +111,12 @@ class StateSnapshot:
             _, fd, size = self._being_read
             self._former[path] = os.pread(fd, size, 0)
         elif path in self._sizes:
-            kept = self._kept.get(path)
-            fd = kept if isinstance(kept, int) else fileutil.open_to_read(self._directory / path)
+            preserved = self._kept.get(path)
+            fd = preserved if isinstance(preserved, int) else fileutil.open_to_read(self._directory / path)
             try:
                 self._former[path] = os.pread(fd, self._sizes[path], 0)
             finally:
-                if kept is None:
+                if preserved is None:
                     fileutil.close(fd)
 
     def parts(self) -> Iterator[bytes]:
@@ -137,14 +137,14 @@ class StateSnapshot:
     def _pieces(self) -> Iterator[tuple[str, int, bytes]]:
         for path in list(self._sizes):
             with self._lock:
-                kept = self._kept.pop(path, None)
+                preserved = self._kept.pop(path, None)
                 size = self._sizes.pop(path)
-                if kept is None:
-                    kept = fileutil.open_to_read(self._directory / path)
-                if isinstance(kept, int):
-                    self._being_read = path, kept, size
-            if isinstance(kept, bytes):
-                yield path, 0, kept.ljust(size, b"\0")
+                if preserved is None:
+                    preserved = fileutil.open_to_read(self._directory / path)
+                if isinstance(preserved, int):
+                    self._being_read = path, preserved, size
+            if isinstance(preserved, bytes):
+                yield path, 0, preserved.ljust(size, b"\0")
                 continue
             try:
                 if not size:
@@ -154,13 +154,13 @@ class StateSnapshot:
                     # A file that was truncated meanwhile gets its bytes from the changes that follow.
                     with self._lock:
                         former = self._former.get(path)
-                        content = os.pread(kept, length, at) if former is None else former[at : at + length]
+                        content = os.pread(preserved, length, at) if former is None else former[at : at + length]
                     yield path, at, content.ljust(length, b"\0")
             finally:
                 with self._lock:
                     self._being_read = None
                     self._former.pop(path, None)
-                fileutil.close(kept)
+                fileutil.close(preserved)
 
     def close(self) -> None:
         """Release the files. May be called again, by any thread."""
@@ -168,10 +168,10 @@ class StateSnapshot:
             on_close, self._on_close = self._on_close, None
             if on_close is not None:
                 on_close(self)
-            for kept in self._kept.values():
-                if isinstance(kept, int):
+            for preserved in self._kept.values():
+                if isinstance(preserved, int):
                     with contextlib.suppress(OSError):
-                        fileutil.close(kept)
+                        fileutil.close(preserved)
             self._kept.clear()
             self._former.clear()
             self._sizes.clear()
@@ -196,15 +196,15 @@ def read_part(
     expected.
     """
     try:
-        told = msgpack.unpackb(part, unicode_errors="surrogateescape")
-        entries = [(path, at, content) for path, at, content in told]
+        unpacked = msgpack.unpackb(part, unicode_errors="surrogateescape")
+        entries = [(path, at, content) for path, at, content in unpacked]
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise StateMismatch(f"a part of a snapshot of another form: {error}") from None
+        raise StateMismatch(f"a malformed part of a snapshot: {error}") from None
     found: list[tuple[str, int | None, bytes]] = []
     for path, at, content in entries:
         if not isinstance(path, str) or not is_expected(path):
-            raise StateMismatch(f"a snapshot of what is no state: {path!r:.200}")
+            raise StateMismatch(f"a snapshot of a path that is not state: {path!r:.200}")
         if type(at) is not int or type(content) is not bytes or not _FOLDER <= at <= MAX_FILE_BYTES - len(content):
-            raise StateMismatch(f"a part of a snapshot of another form: {path!r:.200}")
+            raise StateMismatch(f"a malformed part of a snapshot: {path!r:.200}")
         found.append((path, None if at == _FOLDER else at, content))
     return found

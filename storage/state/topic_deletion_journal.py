@@ -66,8 +66,8 @@ def save(path: Path, deletions: Iterable[tuple[str, int]]) -> None:
 def load(path: Path) -> list[tuple[str, int]]:
     """Return the deletions in a file; nothing if it is missing or invalid."""
     try:
-        kept = json.loads(fileutil.read_whole(path))
+        saved = json.loads(fileutil.read_whole(path))
         # Release 0.1.0 kept one deletion of each topic.
-        return [(str(topic), int(place)) for topic, place in (kept.items() if isinstance(kept, dict) else kept)]
+        return [(str(topic), int(place)) for topic, place in (saved.items() if isinstance(saved, dict) else saved)]
     except (FileNotFoundError, *json_file.DECODE_ERRORS):
         return []

@@ -71,7 +71,7 @@ class UntrackedWrites:
             self._numbers.is_stale = False
             return True
 
-    def change(self, call: Callable[[], Any], told: Callable[[Any], FileChange | None]) -> Any:  # noqa: ARG002
+    def change(self, call: Callable[[], Any], change_of: Callable[[Any], FileChange | None]) -> Any:  # noqa: ARG002
         """Run `call`; unless it is the replica's own change, invalidate the numbers."""
         if threading.get_ident() == self._own:
             return call()
@@ -104,9 +104,9 @@ def _unnumbered(current: recording_file_calls.ChangeRecorder, call: Callable[[],
     The path may name another file by now.
     """
 
-    def made() -> Any:
+    def untracked() -> Any:
         done = call()
         current.invalidate_numbers()
         return done
 
-    return current.change(made, lambda _: None)
+    return current.change(untracked, lambda _: None)

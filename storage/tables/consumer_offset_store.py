@@ -150,15 +150,15 @@ class ConsumerOffsetStore:
         The deletions are appended to the journal first: if the next fold is interrupted, the frames are replayed after
         loading a file that lists these deletions as applied.
         """
-        deleted, told = self._remains.deleted_topics, self.forgotten
-        unheeded = self._remains.deleted_later(told)
+        deleted, forgotten = self._remains.deleted_topics, self.forgotten
+        unheeded = self._remains.deleted_later(forgotten)
         has = {topic for topics in self.consumers.values() for topic in topics} | {each[1] for each in self.resets}
         for topic in unheeded:
             if writable and topic in has:
                 self.journal.append((_TOPIC_GONE, topic, deleted[topic]))
             self._forget_topic(topic)
         self.forgotten = dict(deleted)
-        return bool(unheeded) or self.forgotten != told
+        return bool(unheeded) or self.forgotten != forgotten
 
     def _clamp(self) -> bool:
         """Clamp all offsets to what the log has; return True on any change.
@@ -368,8 +368,8 @@ class ConsumerOffsetStore:
         if resets:
             content["raymqResets"] = sorted(resets)
         content["raymqForgottenTopics"] = forgotten
-        told = f'{json_file.encode(content)[:-1]},"offsetTable":{{{",".join(table)}}}}}'
-        return json_file.with_checksum(told.encode())
+        text = f'{json_file.encode(content)[:-1]},"offsetTable":{{{",".join(table)}}}}}'
+        return json_file.with_checksum(text.encode())
 
     def close(self, *, fold: bool) -> None:
         """Close the journal; its commits are kept.

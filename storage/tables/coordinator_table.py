@@ -62,15 +62,15 @@ class CoordinatorTable:
         """
         path = self._path(kind, key)
         try:
-            told_kind, told_key, home = _read(path)
+            stored_kind, stored_key, coordinator = _read(path)
         except FileNotFoundError:
             return None
-        if (told_kind, told_key) != (kind, key):
-            raise StoreCorrupt(str(path), 0, "no home: it is of another key")
-        return home
+        if (stored_kind, stored_key) != (kind, key):
+            raise StoreCorrupt(str(path), 0, "the coordinator of another key")
+        return coordinator
 
-    def remember(self, kind: str, key: str, home: str) -> str:
-        """Store durably that the broker `home` coordinates `key`; it survives a machine crash.
+    def remember(self, kind: str, key: str, coordinator: str) -> str:
+        """Store durably that the broker `coordinator` coordinates `key`; it survives a machine crash.
 
         Returns:
             the stored coordinator, which is another one if one was stored already.
@@ -79,18 +79,18 @@ class CoordinatorTable:
             InvalidInput: the kind, key or name is not valid, or the table is full.
             StoreFull, StoreFailed: it could not be written. Others as `find`.
         """
-        check_broker_name(home)
+        check_broker_name(coordinator)
         known = self.find(kind, key)
         if known is not None:
             return known
         if self._count is None:
             self._count = len(paths_in(self._root))
         if self._count >= self._most:
-            raise InvalidInput("key", f"one of at most {self._most} that have a home", key)
+            raise InvalidInput("key", f"one of at most {self._most} keys with a coordinator", key)
         make_folder(self._root)
-        replace(self._path(kind, key), kept_twice([kind, key, home]))
+        replace(self._path(kind, key), kept_twice([kind, key, coordinator]))
         self._count += 1
-        return home
+        return coordinator
 
     def page(self, after: str, most: int) -> CoordinatorPage:
         """Return a page of at most `most` stored coordinators, in the order of their files.
@@ -101,19 +101,19 @@ class CoordinatorTable:
         """
         behind = (path for path in sorted(paths_in(self._root)) if _FILE.fullmatch(path.name) and path.name > after)
         paths = list(islice(behind, most + 1))
-        homes = []
+        entries = []
         for path in paths[:most]:
             with contextlib.suppress(StoreCorrupt):
-                homes.append(_read(path))
-        return CoordinatorPage(homes, paths[most - 1].name if len(paths) > most else "")
+                entries.append(_read(path))
+        return CoordinatorPage(entries, paths[most - 1].name if len(paths) > most else "")
 
     def _path(self, kind: str, key: str) -> Path:
         if not _KIND.fullmatch(kind):
             raise InvalidInput("kind", "1 to 32 small letters", kind)
         if not 0 < len(key) <= MAX_KEY_LENGTH:
             raise InvalidInput("key", f"1 to {MAX_KEY_LENGTH} characters", key)
-        told = f"{kind}\0{key}".encode("utf-8", "surrogatepass")
-        return self._root / hashlib.blake2b(told, digest_size=16).hexdigest()
+        name = f"{kind}\0{key}".encode("utf-8", "surrogatepass")
+        return self._root / hashlib.blake2b(name, digest_size=16).hexdigest()
 
 
 def _read(path: Path) -> tuple[str, str, str]:
@@ -123,9 +123,9 @@ def _read(path: Path) -> tuple[str, str, str]:
     """
     content = read_whole(path)
     try:
-        kind, key, home = decode_mirrored(content, path)
+        kind, key, coordinator = decode_mirrored(content, path)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise StoreCorrupt(str(path), 0, f"no home: {error}") from None
-    if not (isinstance(kind, str) and isinstance(key, str) and isinstance(home, str)):
-        raise StoreCorrupt(str(path), 0, "no home: it is no text")
-    return kind, key, home
+        raise StoreCorrupt(str(path), 0, f"not a coordinator: {error}") from None
+    if not (isinstance(kind, str) and isinstance(key, str) and isinstance(coordinator, str)):
+        raise StoreCorrupt(str(path), 0, "not a coordinator: not a text")
+    return kind, key, coordinator

@@ -156,7 +156,7 @@ class InFlightTable:
         self._journal.entries.clear()
         self._journal.behind.clear()
         unheeded = recovery_bounds.deleted_later(self._forgotten)
-        told = {topic for _, topic, _ in self._queues}.intersection(unheeded)
+        affected = {topic for _, topic, _ in self._queues}.intersection(unheeded)
         for topic in unheeded:
             self._forget_topic(topic)
         known, self._forgotten = self._forgotten, dict(recovery_bounds.deleted_topics)
@@ -165,7 +165,7 @@ class InFlightTable:
         if writable and (clamped or known != self._forgotten or not self._journal.empty):
             # Append the deletions first: if the rewrite is interrupted, the older frames are replayed after a table
             # that lists these deletions as applied.
-            for topic in sorted(told):
+            for topic in sorted(affected):
                 self._journal.append((_TOPIC_GONE, "", topic, 0, recovery_bounds.deleted_topics[topic]))
             self._rewrite()
 
@@ -314,8 +314,8 @@ class InFlightTable:
             self._forget_topic(queue[1])
             self._record_deletions({queue[1]: log_end})
         elif kind == _KNOWN:
-            (told,) = rest
-            self._forgotten = dict(told)
+            (forgotten,) = rest
+            self._forgotten = dict(forgotten)
 
     def _settle(self) -> None:
         with contextlib.suppress(StoreError):  # tried again when the journal has grown

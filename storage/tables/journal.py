@@ -114,7 +114,9 @@ class Journal:
         return found.length
 
     def _note_damage(self, path: Path, begin: int, end: int) -> None:
-        _log.error("%s: %d bytes at %d are not what was written, and what they said is lost", path, end - begin, begin)
+        _log.error(
+            "%s: %d bytes at %d are not what was written, and the changes in them are lost", path, end - begin, begin
+        )
         self.damage.append((path, begin, end - begin))
 
     @property

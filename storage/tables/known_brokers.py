@@ -50,8 +50,8 @@ class KnownBrokers:
             InvalidInput: a name is not valid, or the table would be too large. StoreFull, StoreFailed: it cannot be
                 written.
         """
-        told = {check_broker_name(name): met for name in names}
-        news = {name: each for name, each in told.items() if name not in self._known or each > self._known[name]}
+        brokers = {check_broker_name(name): met for name in names}
+        news = {name: each for name, each in brokers.items() if name not in self._known or each > self._known[name]}
         if not news:
             return
         known = {**self._known, **news}
@@ -87,7 +87,7 @@ def is_valid_broker(name: object) -> bool:
 
 def _read(path: Path) -> dict[str, bool]:
     try:
-        told = msgpack.unpackb(read_whole(path))
-        return {check_broker_name(name): bool(met) for name, met in told.items()}
+        saved = msgpack.unpackb(read_whole(path))
+        return {check_broker_name(name): bool(met) for name, met in saved.items()}
     except (FileNotFoundError, ValueError, TypeError, AttributeError, msgpack.UnpackException):
         return {}

@@ -46,7 +46,7 @@ def decode(content: bytes) -> list[tuple[int, int]]:
     Raise ValueError if the content is incomplete or of another form.
     """
     if len(content) > _MAX_BYTES:
-        raise ValueError(f"{len(content)} B are too many")
+        raise ValueError(f"{len(content)} B are too long")
     lines = content.decode("ascii").replace("\r\n", "\n").split("\n")
     if len(lines) < 3 or lines.pop() != "":
         raise ValueError("it ends within a line")
@@ -70,7 +70,7 @@ def _crc(body: bytes) -> int:
 
 def _number(text: str, most: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > most:
-        raise ValueError(f"{text[:40]!r} is no number up to {most}")
+        raise ValueError(f"{text[:40]!r} is not a number up to {most}")
     return int(text)
 
 
@@ -90,7 +90,7 @@ def load(path: Path) -> list[tuple[int, int]]:
             problem = problem or StoreCorrupt(str(candidate), 0, str(error), remedy=REMEDY)
             continue
         if problem is not None:
-            _log.warning("%s: %s; what it said before its last change is taken", path, problem.reason)
+            _log.warning("%s: %s; its content before the last change is used", path, problem.reason)
         return entries
     if problem is not None:
         raise problem
@@ -120,11 +120,11 @@ def cut(path: Path, last_epoch: int) -> None:
     Raise as `load` and `save` do.
     """
     entries = load(path)
-    kept = [(epoch, start) for epoch, start in entries if epoch <= last_epoch]
-    if kept != entries:
-        save(path, kept)
+    retained = [(epoch, start) for epoch, start in entries if epoch <= last_epoch]
+    if retained != entries:
+        save(path, retained)
     if any(epoch > last_epoch for epoch, _ in _load_spare(path)):
-        save(path, kept)
+        save(path, retained)
 
 
 def _load_spare(path: Path) -> list[tuple[int, int]]:

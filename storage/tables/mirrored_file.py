@@ -33,9 +33,9 @@ def decode_mirrored(content: bytes, path: Path) -> Any:
         ValueError: the content is not a value.
     """
     found = decode_frames(content)
-    told = [*found.entries, *found.behind]
-    if not told:
+    copies = [*found.entries, *found.behind]
+    if not copies:
         return msgpack.unpackb(content)
-    if len(told) == 1:
-        _log.error("%s: one of its two copies is damaged; the other one counts", path)
-    return list(told[0])
+    if len(copies) == 1:
+        _log.error("%s: one of its two copies is damaged; the other one is used", path)
+    return list(copies[0])

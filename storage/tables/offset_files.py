@@ -69,10 +69,10 @@ def parse_consumer_offsets(raw: Mapping[str, Any]) -> ConsumerOffsetTable:
             of_queues = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
             offsets.setdefault(group, {})[topic] = of_queues
     resets = {(group, topic, int(queue_id)) for group, topic, queue_id in raw.get("raymqResets") or ()}
-    told = raw.get("raymqForgottenTopics")
-    forgotten = None if told is None else {str(topic): int(place) for topic, place in told.items()}
+    places = raw.get("raymqForgottenTopics")
+    forgotten = None if places is None else {str(topic): int(place) for topic, place in places.items()}
     version, is_there = DataVersion.from_json(raw.get("dataVersion")), bool(raw)
-    return ConsumerOffsetTable(version, offsets, resets, forgotten, is_there, is_there and told is None)
+    return ConsumerOffsetTable(version, offsets, resets, forgotten, is_there, is_there and places is None)
 
 
 def parse_delay_offsets(raw: Mapping[str, Any]) -> DelayOffsetTable:

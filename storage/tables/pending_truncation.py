@@ -38,14 +38,14 @@ class PendingTruncation:
         Raise StoreCorrupt if there is an order that cannot be read.
         """
         try:
-            told = json.loads(fileutil.read_whole(path))
-            epoch = told["lastEpoch"]
-            return cls(int(told["offset"]), None if epoch is None else int(epoch))
+            saved = json.loads(fileutil.read_whole(path))
+            epoch = saved["lastEpoch"]
+            return cls(int(saved["offset"]), None if epoch is None else int(epoch))
         except FileNotFoundError:
             return None
         except json_file.DECODE_ERRORS as error:
             raise StoreCorrupt(
-                str(path), 0, f"an order to cut the log, of another form: {error}", remedy=_REMEDY
+                str(path), 0, f"a malformed order to truncate the log: {error}", remedy=_REMEDY
             ) from None
 
     def save(self, path: Path) -> None:

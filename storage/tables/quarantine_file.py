@@ -154,7 +154,7 @@ class QuarantineFile:
         try:
             fileutil.move(self._path, self._older)
         except StoreError as error:
-            _log.warning("old notes of set aside messages are not dropped yet: %s", error)
+            _log.warning("old entries of set aside messages could not be dropped yet: %s", error)
         else:
             self._is_older_dirty |= self._dirty
             self._lines, self._torn, self._dirty = 0, False, False
@@ -186,12 +186,12 @@ def _line(note: QuarantineEntry) -> bytes:
 
 def _read(line: bytes) -> QuarantineEntry | None:
     try:
-        told = json.loads(line)
+        fields = json.loads(line)
         queue_id, offset, place, time_ms = [
-            int(told[name]) for name in ("queue_id", "offset", "physical_offset", "time_ms")
+            int(fields[name]) for name in ("queue_id", "offset", "physical_offset", "time_ms")
         ]
         duty, owner, topic, message_id, reason = [
-            str(told[name]) for name in ("duty", "owner", "topic", "message_id", "reason")
+            str(fields[name]) for name in ("duty", "owner", "topic", "message_id", "reason")
         ]
     except json_file.DECODE_ERRORS:
         return None

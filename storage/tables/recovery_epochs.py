@@ -97,8 +97,8 @@ class RecoveryEpochs:
     def _save(self) -> None:
         # Other files have a `.bak`; this one has none, because content without the newest truncation would look
         # complete.
-        told = {"epoch": self.current, "first": self._first, "cuts": self._cuts, "election": self.election}
-        fileutil.replace(self._path, json.dumps(told).encode())
+        content = {"epoch": self.current, "first": self._first, "cuts": self._cuts, "election": self.election}
+        fileutil.replace(self._path, json.dumps(content).encode())
 
 
 def _new_epoch() -> int:
@@ -111,17 +111,17 @@ def _load(path: Path) -> tuple[int, list[tuple[int, int]], int] | None:
     Return None if there is no readable file.
     """
     try:
-        told = json.loads(fileutil.read_whole(path))
-        cuts = [(int(epoch), int(log_end)) for epoch, log_end in told["cuts"]]
-        current = int(told["epoch"])
+        saved = json.loads(fileutil.read_whole(path))
+        cuts = [(int(epoch), int(log_end)) for epoch, log_end in saved["cuts"]]
+        current = int(saved["epoch"])
         # Older versions counted epochs: 1, 2, and so on.
-        first = int(told["first"]) if "first" in told else cuts[0][0] - 1 if cuts else current
-        election = int(told.get("election", 0))  # RayMQ 0.1 had none
+        first = int(saved["first"]) if "first" in saved else cuts[0][0] - 1 if cuts else current
+        election = int(saved.get("election", 0))  # RayMQ 0.1 had none
         if current != (cuts[-1][0] if cuts else first):
             raise ValueError(f"epoch {current} is not the last of its cuts")
     except FileNotFoundError:
         return None
     except json_file.DECODE_ERRORS as error:
-        _log.error("%s cannot be read, and who has read this store reads again: %s", path, error)
+        _log.error("%s cannot be read, so readers of this store read it again: %s", path, error)
         return None
     return first, cuts, election

@@ -82,7 +82,7 @@ class RequestModes:
         modes = others if mode == RequestMode(*key) else {**others, key: mode}
         if len(modes) > max(MAX_MODES, len(self._modes)):
             limit = f"at most {MAX_MODES} groups and topics with a mode of their own"
-            raise InvalidInput("mode", limit, mode.mode, remedy=f"set others to {PULL} that nobody needs any more")
+            raise InvalidInput("mode", limit, mode.mode, remedy=f"set modes that are no longer needed to {PULL}")
         content = self._encoded(modes)
         json_file.save_encoded(self._path, content, _read, self._last_saved)
         self._last_saved, self._modes = content, modes

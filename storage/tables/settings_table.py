@@ -121,8 +121,8 @@ class SettingsTable(Generic[S]):
         for entry in [*self._journal.entries, *self._journal.behind]:
             self._replay(entry)
         for each in self.unread:
-            kept = save_unreadable(each, aside / journal.name) if writable and aside is not None else None
-            _log.error("%s: %s, so that it stays as it was%s", journal, each, f"; kept in {kept}" if kept else "")
+            saved = save_unreadable(each, aside / journal.name) if writable and aside is not None else None
+            _log.error("%s: %s; the setting is unchanged%s", journal, each, f"; saved in {saved}" if saved else "")
         self._journal.entries.clear()
         self._journal.behind.clear()
         self._changes_from = self.version.counter
@@ -165,19 +165,19 @@ class SettingsTable(Generic[S]):
         Raises:
             InvalidInput: no start could read it, or it is too long; names the invalid part.
         """
-        told, line = setting.to_json(), ""
+        content, line = setting.to_json(), ""
         try:
-            line = json_file.encode(told)
+            line = json_file.encode(content)
             line.encode()
-            if len(line) <= MAX_LINE and self._read_line(setting.name, line).to_json() == told:
+            if len(line) <= MAX_LINE and self._read_line(setting.name, line).to_json() == content:
                 return line
-            reason = "what is read differs"
+            reason = "the value that is read back differs"
         except json_file.DECODE_ERRORS as error:
             reason = str(error)
         if len(line) > MAX_LINE:
-            longest = max(told, key=lambda name: len(str(told[name])))
+            longest = max(content, key=lambda name: len(str(content[name])))
             raise InvalidInput(longest, f"settings of at most {MAX_LINE} characters of JSON in all", len(line))
-        culprit = next((name for name, value in told.items() if not _is_read_again({name: value})), "settings")
+        culprit = next((name for name, value in content.items() if not _is_read_again({name: value})), "settings")
         raise InvalidInput(culprit, "JSON that a start can read again", reason)
 
     def put(self, *settings: S) -> None:
@@ -277,8 +277,8 @@ class SettingsTable(Generic[S]):
                 return  # the file already includes this or a later change
             self.version = version
             if kind == _PUT:
-                for name, told in rest[0]:
-                    self._replay_line(str(name), told)
+                for name, line in rest[0]:
+                    self._replay_line(str(name), line)
             elif kind == _DELETED:
                 self._table.pop(rest[0], None)
             elif kind == _BESIDE:
@@ -286,14 +286,14 @@ class SettingsTable(Generic[S]):
         except json_file.DECODE_ERRORS as error:
             self.unread.append(UnreadableChange(self.version.counter, "", repr(entry), repr(error)))
 
-    def _replay_line(self, name: str, told: str) -> None:
+    def _replay_line(self, name: str, line: str) -> None:
         try:
-            self._table[name] = self._read_line(name, told)
+            self._table[name] = self._read_line(name, line)
         except json_file.DECODE_ERRORS as error:
-            self.unread.append(UnreadableChange(self.version.counter, name, str(told), str(error)))
+            self.unread.append(UnreadableChange(self.version.counter, name, str(line), str(error)))
 
-    def _read_line(self, name: str, told: str) -> S:
-        return self.SETTING.from_json(name, json_file.parse(told, within=_AROUND))
+    def _read_line(self, name: str, line: str) -> S:
+        return self.SETTING.from_json(name, json_file.parse(line, within=_AROUND))
 
     def _read(self, raw: Mapping[str, Any]) -> tuple[DataVersion, dict[str, Any], dict[str, S]]:
         """Return the content of the file: version, values beside the table, and the table."""
@@ -339,10 +339,10 @@ class SettingsTable(Generic[S]):
         return ("{\n" + ",\n".join(parts) + "\n}").encode()
 
 
-def _is_read_again(told: dict[str, Any]) -> bool:
+def _is_read_again(content: dict[str, Any]) -> bool:
     try:
-        line = json_file.encode(told)
+        line = json_file.encode(content)
         line.encode()
-        return json_file.parse(line, within=_AROUND) == told
+        return json_file.parse(line, within=_AROUND) == content
     except json_file.DECODE_ERRORS:
         return False

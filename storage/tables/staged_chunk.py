@@ -31,9 +31,9 @@ class StagedChunk:
     sizes: npt.NDArray[np.int32]
     path: Path
     incarnation: int = 0
-    """That of the topic when it was staged."""
+    """The incarnation of the topic when the chunk was staged."""
     topic_id: str | None = None
-    """The same; None: that of the queue was not asked for. It is known longer than the log has the deletion."""
+    """The topic id at that time; None if it was not requested. It is known longer than the log has the deletion."""
 
 
 def encode_chunk(
@@ -68,7 +68,7 @@ def read_chunk(path: Path) -> StagedChunk:
         if not (isinstance(topic, str) and isinstance(queue_id, int) and int(sizes.sum()) == len(data) - start):
             raise ValueError("topic, queue and sizes do not fit the records")
     except (struct.error, ValueError, TypeError, msgpack.UnpackException) as error:
-        raise StoreCorrupt(str(path), 0, f"no staged chunk: {error}") from None
+        raise StoreCorrupt(str(path), 0, f"not a staged chunk: {error}") from None
     return StagedChunk(topic, queue_id, data[start:], sizes, path, incarnation, topic_id)
 
 

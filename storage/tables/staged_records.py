@@ -192,9 +192,9 @@ class StagedRecords:
         _checked("part", part)
         known = self._coordinator(transaction)
         if known is not None and known != home:
-            raise InvalidInput("home", f"the home of {transaction}, which is {known!r}", home)
+            raise InvalidInput("home", f"the coordinator of {transaction}, which is {known!r}", home)
         if any((directory / mark).exists() for mark in (_COMMIT, _COMMITTED, _ABORTED)):
-            raise InvalidInput("transaction", "one that is not decided yet: nothing can be added to it", transaction)
+            raise InvalidInput("transaction", "one that is not decided yet", transaction)
         if known is None:
             make_folder(directory)
             replace(directory / _HOME, kept_twice([home]))
@@ -252,8 +252,8 @@ class StagedRecords:
         except FileNotFoundError:
             return None
         with contextlib.suppress(ValueError, TypeError, msgpack.UnpackException):
-            (home,) = decode_mirrored(content, path)
-            return str(home)
+            (coordinator,) = decode_mirrored(content, path)
+            return str(coordinator)
         name = content.decode("latin-1")  # older versions wrote only the name
         return name if name.isprintable() else ""
 
@@ -263,10 +263,10 @@ class StagedRecords:
         It survives a machine crash.
         """
         ends = [[topic, queue_id, end] for (topic, queue_id), end in commit.ends.items()]
-        told = [list(commit.parts), ends, commit.log_from, dict(commit.topic_ids), commit.uncertain_until]
-        told += [commit.found, commit.absent, {topic: list(each) for topic, each in commit.cut.items()}]
+        content = [list(commit.parts), ends, commit.log_from, dict(commit.topic_ids), commit.uncertain_until]
+        content += [commit.found, commit.absent, {topic: list(each) for topic, each in commit.cut.items()}]
         make_folder(self._directory(transaction))
-        replace(self._directory(transaction) / _COMMIT, kept_twice(told))
+        replace(self._directory(transaction) / _COMMIT, kept_twice(content))
 
     def decided(self, transaction: str) -> CommitDecision | None:
         """Return the last recorded decision.
@@ -277,13 +277,13 @@ class StagedRecords:
             more: list[Any]
             path = self._directory(transaction) / _COMMIT
             parts, ends, log_from, *more = decode_mirrored(read_whole(path), path)
-            told = {(str(topic), int(queue_id)): int(end) for topic, queue_id, end in ends}
+            queue_ends = {(str(topic), int(queue_id)): int(end) for topic, queue_id, end in ends}
             # Older versions wrote less.
             known, uncertain_until, found, absent, less = more + [{}, None, None, 0, {}][len(more) :]
             topic_ids = {str(topic): str(topic_id) for topic, topic_id in known.items()}
             doubtful = None if uncertain_until is None else int(uncertain_until)
             counted = None if found is None else int(found)
-            places = tuple(map(str, parts)), told, int(log_from)
+            places = tuple(map(str, parts)), queue_ends, int(log_from)
             cut = {str(topic): (int(gone_from), max(1, int(queues))) for topic, (gone_from, queues) in less.items()}
             return CommitDecision(*places, topic_ids, doubtful, counted, int(absent), cut)
         except (FileNotFoundError, ValueError, TypeError, AttributeError, msgpack.UnpackException):
@@ -340,14 +340,16 @@ class StagedRecords:
         for folder in folders:
             void = []
             for path in (path for path in paths_in(folder) if path.suffix == ".intent"):
-                told = _attempts(read_whole(path))
-                kept = [
-                    (begin, end) for begin, end in _ended(told, recovery_bounds.log_end) if recovery_bounds.has(begin)
+                attempts = _attempts(read_whole(path))
+                retained = [
+                    (begin, end)
+                    for begin, end in _ended(attempts, recovery_bounds.log_end)
+                    if recovery_bounds.has(begin)
                 ]
-                if not kept:
+                if not retained:
                     void.append(path)
-                elif kept != told:
-                    _write_attempts(path, kept, durable=True)
+                elif retained != attempts:
+                    _write_attempts(path, retained, durable=True)
             _remove_all_of(folder, void)
 
     def _clamp_unsynced(self, recovery_bounds: RecoveryBounds) -> None:
@@ -411,12 +413,12 @@ class StagedRecords:
         lost = [_lost(path) for path in paths_in(self._directory(transaction)) if path.suffix == ".lost"]
         reasons = dict.fromkeys(reason for _, reason in lost)
         if commit.absent:
-            reasons = {f"{commit.absent} rows are not among what is staged": None, **reasons}
+            reasons = {f"{commit.absent} rows are not staged": None, **reasons}
         rows = commit.absent + sum(each for each, _ in lost if each is not None)
         if commit.found is not None and any(each is None for each, _ in lost):
             # Rows of chunks that could be counted when the commit began but no longer: all that the other chunks lack.
-            told = [read_chunk_queue(file.path) for file in self.list_files(transaction, commit.parts)]
-            rows += max(0, commit.found - sum(each[1] for each in told if each is not None))
+            chunks = [read_chunk_queue(file.path) for file in self.list_files(transaction, commit.parts)]
+            rows += max(0, commit.found - sum(each[1] for each in chunks if each is not None))
         return MissingRows(rows, "; ".join(list(reasons)[:_MAX_REASONS])) if rows else None
 
     def drop(self, transaction: str) -> None:
@@ -460,7 +462,7 @@ def _lost(path: Path) -> tuple[int | None, str]:
         rows, reason = msgpack.unpackb(read_whole(path))
         return None if rows is None else int(rows), str(reason)
     except (ValueError, TypeError, msgpack.UnpackException):
-        return None, "it cannot be read why"
+        return None, "the reason cannot be read"
 
 
 def _attempts(content: bytes) -> list[tuple[int, int | None]]:

@@ -96,7 +96,7 @@ class StreamPlanStore:
                 if number == batch:
                     return standing
             if known and batch < known[-1][0]:
-                raise InvalidInput("batch", f"one of those that are kept, or above {known[-1][0]}", batch)
+                raise InvalidInput("batch", f"a kept batch, or above {known[-1][0]}", batch)
             turns = self._known_turns()
             if not known:
                 self._make_place(path, turns)
@@ -152,9 +152,9 @@ def _read(path: Path) -> tuple[int, list[Planned]]:
             or not known
             or not all(type(batch) is int and isinstance(plan, bytes) for batch, plan in known)
         ):
-            raise ValueError("it has no plans")
+            raise ValueError("there are no plans")
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise StoreCorrupt(str(path), 0, f"no plans of a stream: {error}") from None
+        raise StoreCorrupt(str(path), 0, f"not the plans of a stream: {error}") from None
     return turn, known
 
 

@@ -54,6 +54,6 @@ def save_unreadable(change: UnreadableChange, place: Path) -> Path | None:
         fileutil.make_folder(file.parent)
         fileutil.replace(file, content)
     except StoreError as error:
-        _log.warning("a change that cannot be read is not kept: %s", error)
+        _log.warning("a change that cannot be read could not be saved: %s", error)
         return None
     return file

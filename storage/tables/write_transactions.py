@@ -108,7 +108,7 @@ class WriteTransactionStore:
             "number": record.number,
             "parts": {broker: dict(parts) for broker, parts in record.parts.items()},
             "finished": sorted(record.finished),
-            "missing": {broker: list(told) for broker, told in record.missing.items()},
+            "missing": {broker: list(rows_and_reason) for broker, rows_and_reason in record.missing.items()},
             "accepted": dict(record.accepted),
         }
         path = self._path(record.transaction)
@@ -151,10 +151,10 @@ class WriteTransactionStore:
         try:
             name, number, transaction, rows = decode_mirrored(content, path)
             if name != series:
-                raise ValueError("it is of another series")
+                raise ValueError("the file of another series")
             return SeriesCommit(series, int(number), str(transaction), int(rows))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise StoreCorrupt(str(path), 0, f"no series of writes: {error}") from None
+            raise StoreCorrupt(str(path), 0, f"not a series of writes: {error}") from None
 
     def _path(self, transaction: str) -> Path:
         return self._writes / check_transaction_name(transaction)
@@ -174,25 +174,27 @@ def check_transaction_name(name: str) -> str:
 
 def _read(path: Path) -> WriteTransaction:
     try:
-        kept = decode_mirrored(read_whole(path), path)
-        told: Mapping[str, Any] = kept[0] if isinstance(kept, list) else kept  # older versions stored only the mapping
+        decoded = decode_mirrored(read_whole(path), path)
+        record: Mapping[str, Any] = (
+            decoded[0] if isinstance(decoded, list) else decoded
+        )  # older versions stored only the mapping
         return WriteTransaction(
             path.name,
-            str(told["topic"]),
-            WriteState(told["decision"]),
+            str(record["topic"]),
+            WriteState(record["decision"]),
             # Older versions stored wall-clock times, which have no meaning here: such a write counts as active just
             # now.
-            float(told.get("touched", math.inf)),
-            str(told["series"]),
-            int(told["number"]),
+            float(record.get("touched", math.inf)),
+            str(record["series"]),
+            int(record["number"]),
             {
                 str(broker): {str(part): int(rows) for part, rows in parts.items()}
-                for broker, parts in told["parts"].items()
+                for broker, parts in record["parts"].items()
             },
-            frozenset(map(str, told["finished"])),
+            frozenset(map(str, record["finished"])),
             # Older versions did not store missing rows.
-            {str(broker): (int(rows), str(reason)) for broker, (rows, reason) in told.get("missing", {}).items()},
-            {str(broker): int(rows) for broker, rows in told.get("accepted", {}).items()},
+            {str(broker): (int(rows), str(reason)) for broker, (rows, reason) in record.get("missing", {}).items()},
+            {str(broker): int(rows) for broker, rows in record.get("accepted", {}).items()},
         )
     except (ValueError, TypeError, LookupError, AttributeError, msgpack.UnpackException) as error:
-        raise StoreCorrupt(str(path), 0, f"no record of a write: {error}") from None
+        raise StoreCorrupt(str(path), 0, f"not the record of a write: {error}") from None

@@ -46,15 +46,15 @@ def _oldest(folder: Path, log_min: int, before: int, log_end: int) -> tuple[int,
     for number, length in state.lengths.items():
         if length:
             if number not in found:
-                raise StoreCorrupt(str(timer_state.journal_path(folder, number)), 0, "no timers")
+                raise StoreCorrupt(str(timer_state.journal_path(folder, number)), 0, "not a file of timers")
             parts.append(_journal(found[number], length))
     waits = [part[(part["kind"] == EntryKind.WAITS) & (part["physical_offset"] < before)] for part in parts]
     waiting = np.concatenate([NO_ENTRIES, *waits])
     waiting = waiting[waiting["physical_offset"] >= log_min]
     offsets = np.unique(waiting["queue_offset"].astype(np.int64))
     for part in parts:
-        told = part[(part["kind"] != EntryKind.WAITS) & (part["physical_offset"] < log_end)]["queue_offset"]
-        offsets = np.setdiff1d(offsets, told.astype(np.int64))
+        settled = part[(part["kind"] != EntryKind.WAITS) & (part["physical_offset"] < log_end)]["queue_offset"]
+        offsets = np.setdiff1d(offsets, settled.astype(np.int64))
     overs = [over for over in state.overs if over.log_end <= log_end]
     waiting = waiting[np.isin(waiting["queue_offset"].astype(np.int64), offsets) & ~is_expired(waiting, overs)]
     return int(waiting["physical_offset"].astype(np.int64).min(initial=before)), state.enqueued

@@ -78,11 +78,11 @@ class RecoveredJournal(NamedTuple):
         entries, length = read_valid_prefix(content[:saved] if memory_lost else content)
         if length < saved:
             raise StoreCorrupt(str(path), length, f"timers whose {saved} bytes are not what was written")
-        kept = entries[entries["physical_offset"] < log_end]
-        lost = len(kept) < len(entries)
+        retained = entries[entries["physical_offset"] < log_end]
+        lost = len(retained) < len(entries)
         if lost:
-            content = encode_append(kept) if len(kept) else b""
+            content = encode_append(retained) if len(retained) else b""
             length = len(content)
         if lost or length < path.stat().st_size:
             fileutil.replace(path, content[:length])
-        return cls(kept, length, lost)
+        return cls(retained, length, lost)

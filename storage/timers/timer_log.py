@@ -111,8 +111,8 @@ class TimerLog:
         self.expired_before_ms = state.expired_before_ms
         # Drop watermarks whose end records may be lost: these timers may have to be delivered again. Limit the others
         # to the queue's end, because other messages will get the offsets after it.
-        kept = [over for over in state.overs if over.log_end <= log_end]
-        self.overs = tuple(over._replace(queue_offset=min(over.queue_offset, queue_end)) for over in kept)
+        retained = [over for over in state.overs if over.log_end <= log_end]
+        self.overs = tuple(over._replace(queue_offset=min(over.queue_offset, queue_end)) for over in retained)
         self._saved = (state.enqueued, state.log_end)
         #: The number of checkpoints that were begun, and the number of the newest one that was finished.
         self._begun = self._finished = 0
@@ -215,8 +215,8 @@ class TimerLog:
         """Return the entries without waiting ones that a watermark covers."""
         if not self.overs:
             return entries
-        left: Entries = entries[(entries["kind"] != EntryKind.WAITS) | ~is_expired(entries, self.overs)]
-        return left
+        remaining: Entries = entries[(entries["kind"] != EntryKind.WAITS) | ~is_expired(entries, self.overs)]
+        return remaining
 
     def ended_between(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the timer queue's offsets in first..stop-1 whose messages wait no more."""
@@ -357,18 +357,18 @@ def _read(
             journals = timer_state.journals(folder, state.journal)
             for number, length in state.lengths.items():
                 if length and number not in journals:
-                    raise StoreCorrupt(str(timer_state.journal_path(folder, number)), 0, "no timers")
+                    raise StoreCorrupt(str(timer_state.journal_path(folder, number)), 0, "not a file of timers")
             saved = [state.lengths.get(number, 0) for number in journals]
             whole = [
                 RecoveredJournal.of(path, saved=length, log_end=log_end, memory_lost=memory_lost)
                 for path, length in zip(journals.values(), saved, strict=True)
             ]
         except StoreCorrupt as error:
-            _log.warning("the timers are made anew from the log: %s", error)
+            _log.warning("the timers are rebuilt from the log: %s", error)
         else:
             return state, runs, whole
     else:
-        _log.warning("the timers are made anew from the log: what %s says cannot be read", folder)
+        _log.warning("the timers are rebuilt from the log: the state in %s cannot be read", folder)
     return timer_state.reset_state(folder), [], []
 
 

@@ -68,7 +68,7 @@ class TimerRun:
         try:
             fd = fileutil.open_to_read(self.path)
         except FileNotFoundError:
-            raise StoreCorrupt(str(self.path), 0, "no timers") from None
+            raise StoreCorrupt(str(self.path), 0, "not a file of timers") from None
         try:
             present = os.fstat(fd).st_size
             if present != size or not metadata.entries:
@@ -78,7 +78,7 @@ class TimerRun:
         finally:
             fileutil.close(fd)
         if check and metadata.crc not in (-1, zlib.crc32(self._view)):
-            raise StoreCorrupt(str(self.path), 0, "timers of another checksum")
+            raise StoreCorrupt(str(self.path), 0, "timers with a wrong checksum")
         self._entries = np.frombuffer(self._view, ENTRY, metadata.entries)
         self._ended = np.frombuffer(self._view, ">i8", metadata.ended, metadata.entries * ENTRY.itemsize)
         #: The sort keys of the first and the last entry.
@@ -192,17 +192,17 @@ def _write(path: Path, number: int, parts: Iterable[Entries]) -> RunMetadata:
 
 def merge_runs(runs: Iterable[TimerRun], overs: Sequence[ExpiryWatermark], chunk: int = 1 << 14) -> Iterable[Entries]:
     """Iterate over all unexpired entries of some runs in order, about `chunk` at a time."""
-    left = [(run, 0) for run in runs]
-    while left := [(run, at) for run, at in left if at < len(run)]:
-        each = max(1, chunk // len(left))
-        bound = min((run.mark(at + each - 1) for run, at in left if at + each < len(run)), default=None)
+    remaining = [(run, 0) for run in runs]
+    while remaining := [(run, at) for run, at in remaining if at < len(run)]:
+        each = max(1, chunk // len(remaining))
+        bound = min((run.mark(at + each - 1) for run, at in remaining if at + each < len(run)), default=None)
         parts, following = [], []
-        for run, at in left:
+        for run, at in remaining:
             stop = min(at + each, len(run))
             if bound is not None and run.mark(stop - 1) > bound:
                 stop = min(stop, run.lower_bound((bound[0], bound[1] + 1)))
             parts.append(run.part(at, stop))
             following.append((run, stop))
-        left = following
+        remaining = following
         entries = sort_entries(np.concatenate(parts).astype(ENTRY))
         yield entries[~is_expired(entries, overs)] if overs else entries

@@ -54,9 +54,9 @@ class TimerState:
         position: dict[str, Any] = {"enqueued": self.enqueued, "logEnd": self.log_end, "begin": self.begin_ms}
         position |= {"over": self.expired_before_ms, "overs": [list(over) for over in self.overs]}
         lengths = {str(number): length for number, length in self.lengths.items()}
-        told = {"version": _VERSION, "position": position, "journal": self.journal, "runs": runs, "lengths": lengths}
-        told["crc"] = _crc(told)
-        fileutil.replace(_state_path(folder), json.dumps(told).encode())
+        content = {"version": _VERSION, "position": position, "journal": self.journal, "runs": runs, "lengths": lengths}
+        content["crc"] = _crc(content)
+        fileutil.replace(_state_path(folder), json.dumps(content).encode())
 
 
 def load(folder: Path) -> TimerState | None:
@@ -70,15 +70,15 @@ def load(folder: Path) -> TimerState | None:
     """
     path = _state_path(folder)
     try:
-        told = json.loads(fileutil.read_whole(path))
-        if "version" not in told:
-            return _take_over(folder, int(told["enqueued"]), int(told["logEnd"]))
-        if told["version"] not in (_WITHOUT_CHECKSUMS, _VERSION):
-            raise FormatTooNew(str(path), int(told["version"]), _VERSION)
-        crc = told.pop("crc", None if told["version"] == _WITHOUT_CHECKSUMS else -1)
-        if crc not in (None, _crc(told)):
+        content = json.loads(fileutil.read_whole(path))
+        if "version" not in content:
+            return _take_over(folder, int(content["enqueued"]), int(content["logEnd"]))
+        if content["version"] not in (_WITHOUT_CHECKSUMS, _VERSION):
+            raise FormatTooNew(str(path), int(content["version"]), _VERSION)
+        crc = content.pop("crc", None if content["version"] == _WITHOUT_CHECKSUMS else -1)
+        if crc not in (None, _crc(content)):
             return None
-        return _read(told) if told["version"] == _VERSION else _take_over_journals(folder, told)
+        return _read(content) if content["version"] == _VERSION else _take_over_journals(folder, content)
     except FileNotFoundError:
         return _take_over(folder, 0, 0)
     except json_file.DECODE_ERRORS:
@@ -94,15 +94,15 @@ def peek(folder: Path) -> TimerState | None:
         StoreBusy, StoreFailed: it cannot be read now.
     """
     try:
-        told = json.loads(fileutil.read_whole(_state_path(folder)))
-        is_whole = told.pop("crc", -1) == _crc(told) and told.get("version") == _VERSION
-        return _read(told) if is_whole else None
+        content = json.loads(fileutil.read_whole(_state_path(folder)))
+        is_whole = content.pop("crc", -1) == _crc(content) and content.get("version") == _VERSION
+        return _read(content) if is_whole else None
     except (FileNotFoundError, *json_file.DECODE_ERRORS):
         return None
 
 
-def _crc(told: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(told).encode())
+def _crc(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content).encode())
 
 
 def reset_state(folder: Path) -> TimerState:
@@ -116,26 +116,26 @@ def reset_state(folder: Path) -> TimerState:
     return state
 
 
-def _read(told: dict[str, Any]) -> TimerState:
-    position = told["position"]
+def _read(content: dict[str, Any]) -> TimerState:
+    position = content["position"]
     return TimerState(
         int(position["enqueued"]),
         int(position["logEnd"]),
         int(position["begin"]),
         int(position["over"]),
-        int(told["journal"]),
-        [RunMetadata(*map(int, run)) for run in told["runs"]],
-        {int(number): int(length) for number, length in told.get("lengths", {}).items()},
+        int(content["journal"]),
+        [RunMetadata(*map(int, run)) for run in content["runs"]],
+        {int(number): int(length) for number, length in content.get("lengths", {}).items()},
         [ExpiryWatermark(*map(int, over)) for over in position.get("overs", ())],
     )
 
 
-def _take_over_journals(folder: Path, told: dict[str, Any]) -> TimerState:
+def _take_over_journals(folder: Path, raw: dict[str, Any]) -> TimerState:
     """Convert the journals of version 2 to a run, and return the state.
 
     Entries from after the saved state are rebuilt from the commit log.
     """
-    state, cut = _read(told), "lengths" in told
+    state, cut = _read(raw), "lengths" in raw
     found = journals(folder, state.journal)
     contents = [
         fileutil.read_whole(path)[: state.lengths.get(number, 0) if cut else None] for number, path in found.items()

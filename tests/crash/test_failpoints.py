@@ -189,5 +189,5 @@ def test_the_list_of_failpoints_is_that_of_the_sources() -> None:
 
 
 def test_only_a_failpoint_can_be_armed() -> None:
-    with pytest.raises(ValueError, match="no failpoint"):
+    with pytest.raises(ValueError, match="is not a failpoint"):
         arm("append.nowhere")

@@ -319,7 +319,7 @@ def test_nobody_is_master_again_in_an_epoch_that_another_one_has_followed(
     group.await_end(1, of=2)
     group.pause(2)
     poll_until(lambda: is_put(group, old), 20)
-    poll_until(lambda: "has begun before" in group.status(1).trouble, 20)
+    poll_until(lambda: "began before" in group.status(1).trouble, 20)
     assert (group.status(1).role, group.status(1).epoch) == ("replica", 2)
 
 

@@ -53,7 +53,7 @@ def test_rows_of_a_committed_write_are_not_dropped_by_whoever_has_the_address_of
     with caplog.at_level(logging.INFO, "raymq.actors.broker.in_doubt_resolver"):
         tell(services, "broker-a", address)
         services.start_broker("broker-b")
-        poll_until(lambda: "broker-a, the home of 1 writes, does not answer" in caplog.text)
+        poll_until(lambda: "broker-a, the coordinator of 1 writes, does not answer" in caplog.text)
     assert list((services.directory / "broker-b" / "raymq" / "staged").glob("*/*.chunk"))
     services.start_broker("broker-a")
     store = services.brokers["broker-b"].store
@@ -77,7 +77,7 @@ def test_a_broker_is_not_met_at_an_address_that_another_one_has(services: Servic
 def test_what_is_meant_for_another_broker_is_refused(services: Services, mq: Connection) -> None:
     address = services.brokers["broker-b"].address
     asked = mq.pool.request(address, with_target_broker("broker-a", find_coordinator_command("series", "q/t")), 5.0)
-    with pytest.raises(BrokerUnavailable, match="broker-b has its address now"):
+    with pytest.raises(BrokerUnavailable, match="its address now belongs to broker-b"):
         mq.run(asked)
 
 
@@ -90,8 +90,8 @@ def test_another_broker_does_not_say_what_remains_on_one_that_is_drained(
     tell(services, "broker-a", address)
     ground = ClusterClient(mq, "ns")
     assert mq.run(ground.remains("broker-a")) is None
-    with pytest.raises(BrokerUnavailable, match="broker-b has its address now"):
+    with pytest.raises(BrokerUnavailable, match="its address now belongs to broker-b"):
         mq.run(is_forgotten(mq, "broker-z"))
     tell(services, "broker-a", address)
-    with pytest.raises(BrokerUnavailable, match="broker-b has its address now"):
+    with pytest.raises(BrokerUnavailable, match="its address now belongs to broker-b"):
         mq.run(ground.leftovers_for_all("broker-b", ["broker-a"]))

@@ -284,7 +284,7 @@ class TestTopicsMadeBySending:
                 patient.start()
                 assert asked.wait(10)
                 began = time.monotonic()
-                with pytest.raises(NotStored, match="not made within"):
+                with pytest.raises(NotStored, match="not created within"):
                     producer.send(Message("new", b"x"), timeout=1.0)
                 assert time.monotonic() - began < 5.0, "nor as long as the other one"
                 assert patient.is_alive()

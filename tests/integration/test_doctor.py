@@ -104,7 +104,7 @@ def test_a_healthy_cluster_and_planted_faults(running: Cluster, tmp_path: Path) 
     assert any(broker.address in each for each in of(found, "sockets", "problem"))
     assert any(each.startswith(f"{running.namespace}: {broker.name} ") for each in of(found, "actors", "problem"))
     locks = of(found, "locks", "problem")
-    assert any(f"process {broker.pid}" in each and "stand still" in each for each in locks)
+    assert any(f"process {broker.pid}" in each and "may be stopped" in each for each in locks)
     assert any(f"process {holder}" in each and "no broker of the running" in each for each in locks)
     assert len(locks) == 2
     orphans = of(found, "orphaned processes", "problem")

@@ -48,7 +48,7 @@ CHILD = """
         try:
             simple.receive(await_duration=0.0)
         except ClientClosed as error:
-            gone = gone and "the parent process's" in str(error)
+            gone = gone and "to the parent process" in str(error)
         else:
             gone = False
         mq.close()

@@ -41,4 +41,4 @@ def test_a_pipeline_that_is_killed_with_its_brokers_goes_on_and_counts_every_fli
             process.wait()
     ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    assert ended.stdout.splitlines()[-1] == "12056 flights in 743 hours, 152 told late: exact"
+    assert ended.stdout.splitlines()[-1] == "12056 flights in 743 hours, 152 reported late: exact"

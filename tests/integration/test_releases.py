@@ -207,7 +207,7 @@ def test_a_replica_of_before_is_refused_by_a_master_whose_state_it_would_misread
             group.before, group.old = release or before, {2} if release else set()
             group.start(2)
             group._await(2, lambda status: "upgrade the RayMQ of the replica" in status.trouble, 60, "is refused")
-            assert "knows formats of state up to 1" in group.status(2).trouble
+            assert "supports state formats up to 1" in group.status(2).trouble
             assert group.state.in_sync == {1}
             group.stop(2)
 

@@ -120,7 +120,7 @@ def test_a_topic_that_was_made_anew_is_an_error_and_not_another_topics_messages(
         admin.delete_topic(topic)
         admin.create_topic(topic, queues=2)
     send(topic, ["c"] * 200)
-    with pytest.raises(PySparkException, match="made anew"):
+    with pytest.raises(PySparkException, match="recreated"):
         df.count()
 
 

@@ -57,7 +57,7 @@ class BackupLeases:
         if self.retained_from() is not None:
             raise BackupFailed(
                 "another backup of this broker is under way",
-                remedy=f"wait for it; one that was killed is forgotten after {LEASE_SECONDS:.0f} s at most",
+                remedy=f"wait until it ends; the lease of a killed backup ends after at most {LEASE_SECONDS:.0f} s",
             )
         frozen = BackupSnapshot(self._store.directory, lambda: self._store.max_physical_offset)
         begin = self._store.min_physical_offset
@@ -71,14 +71,14 @@ class BackupLeases:
         Raises:
             BackupFailed: the lease has expired or ended. InvalidInput: `log_from` lies before the log that is retained.
         """
-        held = self._held()
-        if held is None or held.id != lease:
-            raise BackupFailed("this broker holds nothing for that backup any more", remedy="begin another one")
-        if log_from is not None and log_from < held.log_from:
-            raise InvalidInput("log_from", f"from {held.log_from} on, which is all that is still held", log_from)
-        held.log_from = held.log_from if log_from is None else log_from
-        held.expires_at = self._clock() + LEASE_SECONDS
-        return held
+        current = self._held()
+        if current is None or current.id != lease:
+            raise BackupFailed("this broker no longer retains the log for that backup", remedy="start a new backup")
+        if log_from is not None and log_from < current.log_from:
+            raise InvalidInput("log_from", f"at least {current.log_from}, where the retained log begins", log_from)
+        current.log_from = current.log_from if log_from is None else log_from
+        current.expires_at = self._clock() + LEASE_SECONDS
+        return current
 
     def end(self, lease: str | None = None) -> None:
         """End the backup of that lease, or any backup if `lease` is None.
@@ -94,8 +94,8 @@ class BackupLeases:
 
         A call also ends a lease that has expired, so the broker has to call it regularly.
         """
-        held = self._held()
-        return None if held is None else held.log_from
+        current = self._held()
+        return None if current is None else current.log_from
 
     def limit(self, end: int) -> int:
         """Return the offset up to which the log may be deleted, at most `end`.
@@ -103,10 +103,10 @@ class BackupLeases:
         Files that a backup still reads are kept. If the disk usage reaches `FORCED_RATIO`, the broker could soon refuse
         messages; then the result is `end`, and the backup fails instead.
         """
-        held = self.retained_from()
-        if held is None or DiskUsage.of(self._store.directory).ratio >= FORCED_RATIO:
+        retained = self.retained_from()
+        if retained is None or DiskUsage.of(self._store.directory).ratio >= FORCED_RATIO:
             return end
-        return min(end, held)
+        return min(end, retained)
 
     def _held(self) -> BackupLease | None:
         if self._lease is not None and self._clock() >= self._lease.expires_at:

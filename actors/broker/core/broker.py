@@ -343,9 +343,9 @@ class BrokerCore:
         """
         sequence = producer_sequence.read(records)
         if sequence.count != count:
-            raise InvalidInput("records", f"the {sequence.count} of their sequence", count)
+            raise InvalidInput("records", f"as many as their sequence has, {sequence.count}", count)
         if delayed and count > 1:  # they may wait in several queues, and a crash may leave only some of them
-            raise InvalidInput("records", "one at a time from an idempotent producer where it is delayed", count)
+            raise InvalidInput("records", "one at a time from an idempotent producer if they are delayed", count)
         lane = (sequence.producer, *queue)
         known = self.producers.check(lane, sequence)
         if known is not None and ((known.topic, known.queue_id) != queue) is not delayed:
@@ -407,8 +407,8 @@ class BrokerCore:
                     topic_queue for topic_queue in topic_queues if not self._read_barrier.is_blocked(topic_queue)
                 )
             self.on_arrival(topic_queues)
-        except Exception:  # noqa: BLE001 - it is stored, whatever becomes of those who wait for it
-            _log.exception("arrivals in %s could not be told", topic_queues)
+        except Exception:  # noqa: BLE001 - the messages are stored, even if waiting requests fail
+            _log.exception("requests that wait for messages in %s could not be notified", topic_queues)
         return result
 
     def coordinator_of_write(self, transaction: str) -> str | None:
@@ -486,8 +486,8 @@ class BrokerCore:
             most = self.store.config.max_auto_groups
             if len(self.store.group_configs) >= most:
                 raise GroupNotFound(
-                    f"consumer group {name} does not exist on {self.name}, where {most} groups are",
-                    remedy="Admin.delete_group deletes those that are not needed, or raise max_auto_groups",
+                    f"consumer group {name} does not exist on {self.name}, which has {most} groups",
+                    remedy="Admin.delete_group deletes groups that are not needed, or raise max_auto_groups",
                 )
             config = GroupConfig(name)
             self.store.group_configs.put_soon(config)

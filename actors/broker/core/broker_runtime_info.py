@@ -57,7 +57,7 @@ def broker_runtime_info(core: BrokerCore, statistics: Statistics, groups: Client
 def _traffic(statistics: Statistics) -> dict[str, object]:
     put, got, now = statistics.total_put, statistics.total_get, statistics.clock()
     this_morning, yesterday_morning = statistics.midnight_totals()
-    given = _rates(got, now)
+    get_rates = _rates(got, now)
     return {
         "bootTimestamp": int(statistics.started * 1000),
         "startAcceptSendRequestTimeStamp": int(statistics.started * 1000),
@@ -66,10 +66,10 @@ def _traffic(statistics: Statistics) -> dict[str, object]:
         "putMessageSizeTotal": put.bytes,
         "putMessageAverageSize": put.bytes / max(1, put.messages),
         "putTps": _rates(put, now),
-        "getFoundTps": given,
-        "getTotalTps": given,
-        "getTransferredTps": given,
-        "getTransferedTps": given,  # the name in older versions, which tools still read
+        "getFoundTps": get_rates,
+        "getTotalTps": get_rates,
+        "getTransferredTps": get_rates,
+        "getTransferedTps": get_rates,  # the name in older versions, which tools still read
         "msgPutTotalTodayNow": put.messages,
         "msgPutTotalTodayMorning": this_morning[0],
         "msgPutTotalYesterdayMorning": yesterday_morning[0],

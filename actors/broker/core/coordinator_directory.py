@@ -25,7 +25,7 @@ from raymq.storage.tables.coordinator_table import CoordinatorPage, CoordinatorT
 from raymq.storage.tables.known_brokers import KnownBrokers, check_broker_name
 
 #: How to exclude a broker that was removed for good.
-REMEDY = "if it is gone for good, Admin.forget_broker says so to all"
+REMEDY = "if that broker was removed for good, call Admin.forget_broker"
 
 
 class CoordinatorDirectory:
@@ -34,9 +34,9 @@ class CoordinatorDirectory:
     Any thread may use it. All methods except `find` may block on the disk.
     """
 
-    def __init__(self, name: str, homes: CoordinatorTable, members: KnownBrokers) -> None:
+    def __init__(self, name: str, coordinators: CoordinatorTable, members: KnownBrokers) -> None:
         self._name = name
-        self._homes = homes
+        self._homes = coordinators
         self._members = members
         self._lock = threading.Lock()
         #: Whether the name servers have listed all brokers since this broker is in their routes.
@@ -54,7 +54,7 @@ class CoordinatorDirectory:
         soon.
         """
         if broker != self._name and broker not in self._members.known:
-            raise BrokerUnavailable(check_broker_name(broker), f"{self._name} has not heard of it")
+            raise BrokerUnavailable(check_broker_name(broker), f"not known to {self._name} yet")
 
     def unsynced_brokers(self) -> list[str]:
         """Return the brokers with which this broker is not synced."""
@@ -69,18 +69,18 @@ class CoordinatorDirectory:
             BrokerUnavailable: the coordinator is not known here, and this broker is not synced with all others yet.
             InvalidInput, StoreCorrupt, StoreBusy, StoreFailed: as `CoordinatorTable.find`.
         """
-        home = self._homes.find(kind, key)
-        if home is None:
+        coordinator = self._homes.find(kind, key)
+        if coordinator is None:
             self._check_all_synced()
-        return home
+        return coordinator
 
-    def remember(self, kind: str, key: str, home: str, asked: Collection[str] | None = None) -> str:
+    def remember(self, kind: str, key: str, coordinator: str, queried: Collection[str] | None = None) -> str:
         """Record the coordinator of `key`, and return the one in force.
 
         If a coordinator is recorded already, that one stays and is returned.
 
         Args:
-            asked: the brokers that all reported that there is none, so that this broker decides. None: it was decided
+            queried: the brokers that all reported that there is none, so that this broker decides. None: it was decided
                 elsewhere.
 
         Raises:
@@ -88,12 +88,12 @@ class CoordinatorDirectory:
             InvalidInput, StoreFull, StoreFailed: as `CoordinatorTable.remember`.
         """
         with self._lock:
-            if asked is not None and self._homes.find(kind, key) is None:
+            if queried is not None and self._homes.find(kind, key) is None:
                 self._check_all_synced()
-                more = set(self.members).difference(asked)
+                more = set(self.members).difference(queried)
                 if more:
-                    raise BrokerUnavailable(", ".join(sorted(more)), f"not asked yet for the home of a {kind}")
-            return self._homes.remember(kind, key, home)
+                    raise BrokerUnavailable(", ".join(sorted(more)), f"not yet asked for the coordinator of a {kind}")
+            return self._homes.remember(kind, key, coordinator)
 
     def register_peer(self, broker: str) -> None:
         """Record a broker that is about to copy this one's coordinators; see `KnownBrokers.add`."""
@@ -111,14 +111,14 @@ class CoordinatorDirectory:
         with self._lock:
             self._members.add(set(brokers) - {self._name}, met=False)
 
-    def merge(self, homes: Iterable[tuple[str, str, str]]) -> None:
+    def merge(self, entries: Iterable[tuple[str, str, str]]) -> None:
         """Record another broker's coordinators: kind, key and home of each.
 
         As `CoordinatorTable.remember`.
         """
         with self._lock:
-            for kind, key, home in homes:
-                self._homes.remember(kind, key, home)
+            for kind, key, coordinator in entries:
+                self._homes.remember(kind, key, coordinator)
 
     def mark_synced(self, broker: str) -> None:
         """Record that `broker` has a record of this one, and that its coordinators were copied.
@@ -141,14 +141,14 @@ class CoordinatorDirectory:
         Raise InvalidInput if it is this broker.
         """
         if broker == self._name:
-            raise InvalidInput("broker", "one that is gone for good", broker)
+            raise InvalidInput("broker", "another broker, which was removed for good", broker)
         with self._lock:
             self._members.forget(broker)
 
     def _check_all_synced(self) -> None:
         unsynced_brokers = self.unsynced_brokers()
         if unsynced_brokers:
-            reason = f"{self._name} has not met it yet, and what it knows of homes"
+            reason = f"its coordinators are not copied to {self._name} yet"
             raise BrokerUnavailable(", ".join(unsynced_brokers), reason, remedy=REMEDY)
         if not self._is_discovered:
-            raise BrokerUnavailable(self._name, "it has just started and does not know who else is there")
+            raise BrokerUnavailable(self._name, "it has just started and does not know all other brokers yet")

@@ -91,7 +91,7 @@ class DrainStatus:
         count, after = 0, ""
         while True:
             page = self._core.homes.page(after, _HOMES_AT_ONCE)
-            count += sum(home == self._core.name for _, _, home in page.homes)
+            count += sum(coordinator == self._core.name for _, _, coordinator in page.homes)
             if not page.last:
                 return count
             after = page.last

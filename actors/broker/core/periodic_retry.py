@@ -61,7 +61,7 @@ class PeriodicTaskRetry:
         wait = self._backoff.next_delay() if lasts else self.seconds
         if self._in_a_row & (self._in_a_row - 1):
             return RetryDecision(wait, None)
-        times = "" if self._in_a_row == 1 else f" for the {self._in_a_row}th time"
+        times = "" if self._in_a_row == 1 else f" {self._in_a_row} times in a row"
         return RetryDecision(wait, f"{self.name} failed{times}: {str(error) or kind}", with_traceback=not lasts)
 
     def succeeded(self) -> None:
@@ -100,7 +100,7 @@ class PerKeyRetry:
         self._failing[part] = troubles, backoff, self.clock() + backoff.next_delay()
         verdict = troubles.failed(error)
         if verdict.line is not None:
-            log.error("%s; it is tried again", verdict.line, exc_info=error if verdict.with_traceback else None)
+            log.error("%s; it is retried", verdict.line, exc_info=error if verdict.with_traceback else None)
 
     def succeeded(self, part: Hashable) -> None:
         """Record that the part has succeeded."""

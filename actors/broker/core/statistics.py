@@ -127,7 +127,7 @@ class Counter:
         for window, (_, reach) in zip(self._windows, _WINDOWS, strict=True):
             if seconds <= reach:
                 return window.sums(now, seconds)
-        raise ValueError(f"a counter remembers {DAY:.0f} s, not {seconds}")
+        raise ValueError(f"a counter covers {DAY:.0f} s, not {seconds}")
 
     def _pass_on(self) -> None:
         """Add the counts that the windows do not include yet to the windows."""

@@ -155,8 +155,8 @@ class TopicManager:
         """Raise TopicNotFound if the limit of automatically created topics is reached."""
         most = self._store.config.max_auto_topics
         if len(self._store.topic_configs) >= most:
-            more = "Admin.delete_topic deletes those that are not needed, or raise max_auto_topics"
-            raise topic_not_found(name, f"{self._broker}, where {most} topics are", more=more)
+            more = "Admin.delete_topic deletes topics that are not needed, or raise max_auto_topics"
+            raise topic_not_found(name, f"{self._broker}, which has {most} topics", more=more)
 
     def change(self, changes: Iterable[TopicChange]) -> None:
         """Create or change topics as an administrator requests, all or none of them.
@@ -169,15 +169,15 @@ class TopicManager:
 
     def change_steps(self, changes: Iterable[TopicChange]) -> Steps[None]:
         """Do `change` in steps; all changes are checked before the first is made."""
-        wanted: list[TopicConfig] = []
+        configs: list[TopicConfig] = []
         for change in changes:
-            wanted.append(self._changed(change))
-            if len(wanted) % _STEP_TOPICS == 0:
+            configs.append(self._changed(change))
+            if len(configs) % _STEP_TOPICS == 0:
                 yield None
-        for first in range(0, len(wanted), _STEP_TOPICS):
+        for first in range(0, len(configs), _STEP_TOPICS):
             if first:
                 yield None
-            self._store.topic_configs.put_soon(*wanted[first : first + _STEP_TOPICS])
+            self._store.topic_configs.put_soon(*configs[first : first + _STEP_TOPICS])
 
     def delete(self, name: str) -> bool:
         """Delete a topic and its queues, and return False if there was none.
@@ -211,7 +211,7 @@ class TopicManager:
         if change.filter_type not in FILTER_TYPES:
             raise InvalidInput("topicFilterType", " or ".join(FILTER_TYPES), change.filter_type)
         known = self._store.topic_configs.get(name)
-        kept = {"topicFilterType": change.filter_type, "topicSysFlag": change.sys_flag}
+        filter_fields = {"topicFilterType": change.filter_type, "topicSysFlag": change.sys_flag}
         return TopicConfig(
             name,
             change.read_queues,
@@ -219,7 +219,7 @@ class TopicManager:
             change.perm,
             change.order,
             _altered({} if known is None else known.attributes, change.attributes),
-            kept if known is None else {**known.others, **kept},
+            filter_fields if known is None else {**known.others, **filter_fields},
         )
 
 

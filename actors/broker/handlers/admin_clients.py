@@ -93,14 +93,14 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
         ids = [client.client_id for client in context.groups.clients(header.group)]
         if not ids:
             raise ConsumerNotOnline(f"the consumer group[{header.group}] not online")
-        told = []
+        parts = []
         for client_id in ids:
             if header.client_addr in ("", client_id):
                 question = GetConsumerStatusFromClient(header.topic, header.group).command()
                 answer = await _ask(context, header.group, client_id, question)
                 if answer.code == ResponseCode.SUCCESS:
-                    told.append(f"{json.dumps(client_id)}:{_object_after(answer, 'messageQueueTable')}")
-        body = '{"consumerTable":{' + ",".join(told) + "}}"
+                    parts.append(f"{json.dumps(client_id)}:{_object_after(answer, 'messageQueueTable')}")
+        body = '{"consumerTable":{' + ",".join(parts) + "}}"
         return request.response(ResponseCode.SUCCESS, body=body.encode(errors="replace"))
 
     return {

@@ -38,12 +38,12 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     async def update_many(_: ServerConnection, request: Command) -> Command:
-        told = (await stepwise(read_object_steps(request.body))).get("groupConfigList")
-        if not isinstance(told, list) or not all(isinstance(item, dict) for item in told):
-            raise InvalidInput("groupConfigList", "a list of JSON objects", told)
-        if len(told) > MAX_LISTED:
-            raise InvalidInput("groupConfigList", f"at most {MAX_LISTED} groups", len(told))
-        new_topics = await stepwise(groups.change_steps(told))
+        configs = (await stepwise(read_object_steps(request.body))).get("groupConfigList")
+        if not isinstance(configs, list) or not all(isinstance(item, dict) for item in configs):
+            raise InvalidInput("groupConfigList", "a list of JSON objects", configs)
+        if len(configs) > MAX_LISTED:
+            raise InvalidInput("groupConfigList", f"at most {MAX_LISTED} groups", len(configs))
+        new_topics = await stepwise(groups.change_steps(configs))
         await context.settings_durable()
         if new_topics:
             await context.announce()
@@ -62,8 +62,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         configs = context.core.store.group_configs
         version = json_body.json_bytes(configs.version.to_json())
         forbidden = yield from json_body.object_steps(list(configs.forbidden.items()), AT_ONCE)
-        told = ((name, config.to_json()) for name, config in groups.all().items())
-        table = yield from json_body.object_steps(told, AT_ONCE)
+        items = ((name, config.to_json()) for name, config in groups.all().items())
+        table = yield from json_body.object_steps(items, AT_ONCE)
         members = {"dataVersion": [version], "forbiddenTable": forbidden, "subscriptionGroupTable": table}
         return json_body.object_response(request, members)
 

@@ -62,12 +62,12 @@ def _progress(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Ha
         header = GetConsumeStats.read(request)
         if not header.strict and header.consumer_group not in core.group_settings:
             return json_body.answer(request, {"consumeTps": 0.0, "offsetTable": {}})
-        told, _behind = yield from stats(header.consumer_group, header.topic or None)
+        parts, _behind = yield from stats(header.consumer_group, header.topic or None)
         if header.strict and (waits_for := groups.waits_for(header.consumer_group)):
-            told["raymqWaitsFor"] = [json_body.json_bytes(sorted(waits_for))]
+            parts["raymqWaitsFor"] = [json_body.json_bytes(sorted(waits_for))]
         group = context.groups.consumer_groups().get(header.consumer_group)
-        told["raymqSubscribed"] = [json_body.json_bytes(None if group is None else sorted(group.subscriptions))]
-        return json_body.object_response(request, told)
+        parts["raymqSubscribed"] = [json_body.json_bytes(None if group is None else sorted(group.subscriptions))]
+        return json_body.object_response(request, parts)
 
     def of_broker(_: ServerConnection, request: Command) -> Steps[Command]:
         ordered_only = GetBrokerConsumeStats.read(request).is_order
@@ -83,8 +83,8 @@ def _progress(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Ha
                 for topic in consumption.topics_of(group):
                     with contextlib.suppress(TopicNotFound):
                         if not ordered_only or core.topics.get(topic).order:
-                            told, behind_here = yield from stats(group, topic)
-                            rate, table = map(b"".join, told.values())
+                            parts, behind_here = yield from stats(group, topic)
+                            rate, table = map(b"".join, parts.values())
                             of_topics.append(b'{"consumeTps":%b,"offsetTable":%b}' % (rate, table))
                             lag += behind_here
             before = b"," if number else b""
@@ -103,8 +103,8 @@ def _progress(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Ha
         rate = consumption.messages_per_second(group, sorted({queue.topic for queue in table}))
         objects = ((json_body.queue_key(queue), _progress_object(each)) for queue, each in table.items())
         offsets = yield from json_body.object_steps(objects, _QUEUES_AT_ONCE)
-        told = {"consumeTps": [json_body.json_bytes(rate)], "offsetTable": offsets}
-        return told, sum(each.lag for each in table.values())
+        parts = {"consumeTps": [json_body.json_bytes(rate)], "offsetTable": offsets}
+        return parts, sum(each.lag for each in table.values())
 
     def time_spans(_: ServerConnection, request: Command) -> Steps[Command]:
         header = QueryConsumeTimeSpan.read(request)

@@ -41,21 +41,21 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
     async def create(_: ServerConnection, request: Command) -> Command:
         header = UpdateAndCreateTopic.read(request)
         if header.exclusive:
-            made = topics.create(header.topic, header.write_queue_nums, ordered=header.order, exclusive=True)
+            created = topics.create(header.topic, header.write_queue_nums, ordered=header.order, exclusive=True)
         else:
-            made = header.topic not in topics
+            created = header.topic not in topics
             topics.change([_change_of(header)])
         await context.settings_durable()
         await context.announce()
-        return request.response(ResponseCode.SUCCESS, {"created": made})
+        return request.response(ResponseCode.SUCCESS, {"created": created})
 
     async def create_many(_: ServerConnection, request: Command) -> Command:
-        told = (await stepwise(read_object_steps(request.body))).get("topicConfigList")
-        if not isinstance(told, list):
-            raise InvalidInput("topicConfigList", "a list of topics", told)
-        if len(told) > MAX_LISTED:
-            raise InvalidInput("topicConfigList", f"at most {MAX_LISTED} topics", len(told))
-        await stepwise(topics.change_steps(map(_read_change, told)))
+        items = (await stepwise(read_object_steps(request.body))).get("topicConfigList")
+        if not isinstance(items, list):
+            raise InvalidInput("topicConfigList", "a list of topics", items)
+        if len(items) > MAX_LISTED:
+            raise InvalidInput("topicConfigList", f"at most {MAX_LISTED} topics", len(items))
+        await stepwise(topics.change_steps(map(_read_change, items)))
         await context.settings_durable()
         await context.announce()
         return request.response(ResponseCode.SUCCESS)
@@ -85,8 +85,8 @@ def _lists(context: BrokerContext) -> dict[int, Handler]:
 
     def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
         version = json_body.json_bytes(core.store.topic_configs.version.to_json())
-        told = ((name, config.to_json()) for name, config in core.topics.all().items())
-        table = yield from json_body.object_steps(told, AT_ONCE)
+        items = ((name, config.to_json()) for name, config in core.topics.all().items())
+        table = yield from json_body.object_steps(items, AT_ONCE)
         return json_body.object_response(request, {"dataVersion": [version], "topicConfigTable": table})
 
     def config(_: ServerConnection, request: Command) -> Command:
@@ -136,26 +136,26 @@ def _change_of(header: UpdateAndCreateTopic) -> TopicChange:
     )
 
 
-def _read_change(told: Any) -> TopicChange:
-    if not isinstance(told, dict):
-        raise InvalidInput("topicConfigList", "a list of JSON objects", told)
-    attributes = told.get("attributes") or {}
+def _read_change(item: Any) -> TopicChange:
+    if not isinstance(item, dict):
+        raise InvalidInput("topicConfigList", "a list of JSON objects", item)
+    attributes = item.get("attributes") or {}
     if not isinstance(attributes, Mapping):
         raise InvalidInput("attributes", "a JSON object", attributes)
     return TopicChange(
-        json_body.require_text(told, "topicName"),
-        _number(told, "readQueueNums", 16),
-        _number(told, "writeQueueNums", 16),
-        _number(told, "perm", 6),
-        told.get("order") is True,
+        json_body.require_text(item, "topicName"),
+        _number(item, "readQueueNums", 16),
+        _number(item, "writeQueueNums", 16),
+        _number(item, "perm", 6),
+        item.get("order") is True,
         {str(name): str(value) for name, value in attributes.items()},
-        str(told.get("topicFilterType") or FILTER_TYPES[0]),
-        _number(told, "topicSysFlag", 0),
+        str(item.get("topicFilterType") or FILTER_TYPES[0]),
+        _number(item, "topicSysFlag", 0),
     )
 
 
-def _number(told: Mapping[str, Any], name: str, default: int) -> int:
-    value = told.get(name, default)
+def _number(item: Mapping[str, Any], name: str, default: int) -> int:
+    value = item.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidInput(name, "a whole number", value)
     return value

@@ -27,7 +27,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         delayed = bool(request.fields.get("delayed"))
         sizes = read_sizes(request)
         if delayed and len(sizes) > MAX_DELAYED:
-            raise InvalidInput("sizes", f"at most {MAX_DELAYED} records that are delayed", len(sizes))
+            raise InvalidInput("sizes", f"at most {MAX_DELAYED} delayed records", len(sizes))
         append_ = core.append_sequenced if request.fields.get("sequenced") else core.append
 
         def store() -> Callable[[SendStatus], Command]:

@@ -31,21 +31,21 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     writing = asyncio.Lock()
 
     async def query_assignment(_: ServerConnection, request: Command) -> Command:
-        told = json_body.read_object(request.body)
-        topic, group = _names(told)
+        data = json_body.read_object(request.body)
+        topic, group = _names(data)
         mode = modes.get(topic, group).mode
         try:
             queues = (await context.route(topic)).readable()
-            assigned: Iterable[MessageQueue] | None = _assigned(context, told, queues, mode, group)
+            assigned: Iterable[MessageQueue] | None = _assigned(context, data, queues, mode, group)
         except RayMQError:  # no route, no members: the client keeps its assignment
             assigned = None
         answer = None if assigned is None else [_assignment(queue, mode) for queue in assigned]
         return json_body.answer(request, {"messageQueueAssignments": answer})
 
     async def set_mode(_: ServerConnection, request: Command) -> Command:
-        told = json_body.read_object(request.body)
-        topic, group = _names(told)
-        mode, share = told.get("mode"), told.get("popShareQueueNum", 0)
+        data = json_body.read_object(request.body)
+        topic, group = _names(data)
+        mode, share = data.get("mode"), data.get("popShareQueueNum", 0)
         if topic.startswith(RETRY_PREFIX):
             raise PermissionDenied("a retry topic is always pulled")
         if mode not in (POP, PULL):
@@ -62,29 +62,29 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     return {RequestCode.QUERY_ASSIGNMENT: query_assignment, RequestCode.SET_MESSAGE_REQUEST_MODE: set_mode}
 
 
-def _names(told: Mapping[str, Any]) -> tuple[str, str]:
+def _names(data: Mapping[str, Any]) -> tuple[str, str]:
     """Return the topic and the group of a request."""
-    return check_topic(json_body.require_text(told, "topic")), check_group(
-        json_body.require_text(told, "consumerGroup")
+    return check_topic(json_body.require_text(data, "topic")), check_group(
+        json_body.require_text(data, "consumerGroup")
     )
 
 
 def _assigned(
-    context: BrokerContext, told: Mapping[str, Any], queues: list[MessageQueue], mode: str, group: str
+    context: BrokerContext, data: Mapping[str, Any], queues: list[MessageQueue], mode: str, group: str
 ) -> Iterable[MessageQueue]:
     """Return the queues of the requesting member.
 
     In pop mode every member pops from every broker, each with all of its queues.
     """
-    if told.get("messageModel") == _BROADCASTING:
+    if data.get("messageModel") == _BROADCASTING:
         return queues
     members = context.groups.members(group)
     if mode == POP:
         return sorted({MessageQueue(queue.topic, queue.broker, ANY_QUEUE) for queue in queues})
-    strategy = ALLOCATION_STRATEGIES.get(str(told.get("strategyName")))
+    strategy = ALLOCATION_STRATEGIES.get(str(data.get("strategyName")))
     if strategy is None:
-        raise InvalidInput("strategyName", " or ".join(ALLOCATION_STRATEGIES), told.get("strategyName"))
-    return strategy(queues, members, str(told.get("clientId")))
+        raise InvalidInput("strategyName", " or ".join(ALLOCATION_STRATEGIES), data.get("strategyName"))
+    return strategy(queues, members, str(data.get("clientId")))
 
 
 def _assignment(queue: MessageQueue, mode: str) -> dict[str, Any]:

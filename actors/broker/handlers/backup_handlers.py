@@ -24,7 +24,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         status = context.status()
         lease = backups.begin()
         connection.add_close_callback(lambda: backups.end(lease.id))
-        told = {
+        fields = {
             "lease": lease.id,
             "lock": (Path(store.directory) / "lock").stat().st_ino,
             "name": status.name,
@@ -36,7 +36,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             "file_bytes": store.config.commitlog_file_bytes,
             "state_bytes": lease.frozen.total_bytes,
         }
-        return request.response(ResponseCode.SUCCESS, told)
+        return request.response(ResponseCode.SUCCESS, fields)
 
     async def read(_: ServerConnection, request: Command) -> Command:
         lease = backups.renew(text_field(request, "lease"))
@@ -47,7 +47,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     def hold(_: ServerConnection, request: Command) -> Command:
         log_from = int_field(request, "log_from")
         if log_from < 0:
-            raise InvalidInput("log_from", "a place of the log", log_from)
+            raise InvalidInput("log_from", "a position in the log", log_from)
         backups.renew(text_field(request, "lease"), log_from)
         return request.response(ResponseCode.SUCCESS)
 

@@ -22,36 +22,38 @@ _PAGE: Final = 500
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """Return the handlers of this family by request code."""
-    core, homes = context.core, context.core.homes
+    core, directory = context.core, context.core.homes
 
     def find(_: ServerConnection, request: Command) -> Command:
         kind, key = text_field(request, "kind"), text_field(request, "key")
-        home = core.coordinator_of_write(key) if kind == WRITE else homes.find(kind, key)
+        coordinator = core.coordinator_of_write(key) if kind == WRITE else directory.find(kind, key)
         takes_new = False
         with contextlib.suppress(StoreError):  # its disk is too full, or has failed
             core.store.check_room()
             takes_new = bool(core.topics.permission & PERM_WRITE)  # False if the broker is to be removed
-        members = [] if kind == WRITE else homes.members
-        return request.response(ResponseCode.SUCCESS, {"home": home or "", "takes_new": takes_new, "members": members})
+        members = [] if kind == WRITE else directory.members
+        return request.response(
+            ResponseCode.SUCCESS, {"home": coordinator or "", "takes_new": takes_new, "members": members}
+        )
 
     async def remember(_: ServerConnection, request: Command) -> Command:
-        asked = request.fields.get("asked")
-        if asked is not None and not (isinstance(asked, list) and all(isinstance(each, str) for each in asked)):
-            raise InvalidInput("asked", "a list of brokers", asked)
-        told = text_field(request, "kind"), text_field(request, "key"), text_field(request, "home")
-        home = await asyncio.to_thread(homes.remember, *told, asked)
-        return request.response(ResponseCode.SUCCESS, {"home": home})
+        queried = request.fields.get("asked")
+        if queried is not None and not (isinstance(queried, list) and all(isinstance(each, str) for each in queried)):
+            raise InvalidInput("asked", "a list of brokers", queried)
+        entry = text_field(request, "kind"), text_field(request, "key"), text_field(request, "home")
+        coordinator = await asyncio.to_thread(directory.remember, *entry, queried)
+        return request.response(ResponseCode.SUCCESS, {"home": coordinator})
 
     async def copy(_: ServerConnection, request: Command) -> Command:
         broker, after = check_broker_name(text_field(request, "broker")), text_field(request, "after")
         if not after:
-            await asyncio.to_thread(homes.register_peer, broker)
-        page = await asyncio.to_thread(homes.page, after, _PAGE)
-        told = {"members": homes.members, "homes": [list(each) for each in page.homes], "last": page.last}
-        return request.response(ResponseCode.SUCCESS, told)
+            await asyncio.to_thread(directory.register_peer, broker)
+        page = await asyncio.to_thread(directory.page, after, _PAGE)
+        fields = {"members": directory.members, "homes": [list(each) for each in page.homes], "last": page.last}
+        return request.response(ResponseCode.SUCCESS, fields)
 
     async def forget(_: ServerConnection, request: Command) -> Command:
-        await asyncio.to_thread(homes.forget, check_broker_name(text_field(request, "broker")))
+        await asyncio.to_thread(directory.forget, check_broker_name(text_field(request, "broker")))
         return request.response(ResponseCode.SUCCESS)
 
     return guard_target_broker(

@@ -20,13 +20,13 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
     def redrive(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         offsets = _offsets(request)
-        told = yield from context.core.dead_letters.redrive_steps(
+        statuses = yield from context.core.dead_letters.redrive_steps(
             text_field(request, "group"),
             offsets,
             force=bool(request.fields.get("force")),
             dry_run=bool(request.fields.get("dry_run")),
         )
-        fields = {"told": [each.value for each in told]}
+        fields = {"told": [each.value for each in statuses]}
         return context.when_durable(lambda _: request.response(ResponseCode.SUCCESS, fields))
 
     def delete(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:

@@ -39,7 +39,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         dead_letters = yield from remaining.dead_letters()
         timers = yield from core.timers.count_steps()
         lent = remaining.lent()
-        told = DrainBacklog(
+        backlog = DrainBacklog(
             unconsumed=dict(list(unconsumed.items())[:MAX_LISTED_ENTRIES]),
             unconsumed_messages=sum(unconsumed.values()),
             delayed=core.schedule.waiting,
@@ -51,6 +51,6 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             dead_letters=dict(list(dead_letters.items())[:MAX_LISTED_ENTRIES]),
             lent_to=dict(list(lent.items())[:MAX_LISTED_ENTRIES]),
         )
-        return drain_backlog_answer(request, told)
+        return drain_backlog_answer(request, backlog)
 
     return {RequestCode.REMAINS: coalescing_handler(left)}

@@ -34,7 +34,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     core, turns = context.core, LoopQueue()
 
     def fetch_queues(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
-        wanted = yield from fetch_specs_steps(request)
+        specs = yield from fetch_specs_steps(request)
         session, group = text_field(request, "session"), _group(request)
         limits = (
             max(1, int_field(request, "max_messages")),
@@ -45,16 +45,16 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         member = request.fields.get("member")
         if group is not None and member is not None:
             context.groups.check_not_superseded(group, str(member))
-            known = [(w.topic, w.queue_id) for w in wanted if core.has_queue(w.topic, w.queue_id)]
+            known = [(w.topic, w.queue_id) for w in specs if core.has_queue(w.topic, w.queue_id)]
             context.groups.record_fetch(group, str(member), known)
         check_crc = bool(request.fields.get("check_crc", True))
-        fetch = FetchSession(context.core, wanted, *limits, group, check_crc=check_crc)
-        topics = [want.topic for want in wanted]
-        asked = _Asked(
+        fetch = FetchSession(context.core, specs, *limits, group, check_crc=check_crc)
+        topics = [want.topic for want in specs]
+        pending = _Asked(
             context, turns, connection, request, fetch, group, None if member is None else str(member), topics
         )
         goes_on = bool(request.fields.get("goes_on")) and connection.accepts_early_answers
-        return asked.begin(session, wait, goes_on=goes_on, singly=goes_on and _may_come_singly(request))
+        return pending.begin(session, wait, goes_on=goes_on, singly=goes_on and _may_come_singly(request))
 
     return {RequestCode.FETCH: discard_body(steps_handler(fetch_queues))}
 
@@ -189,10 +189,10 @@ def _group(request: Command) -> str | None:
 
 
 def _packed(part: QueueFetchResult) -> list[object]:
-    told = None
+    failure = None
     if part.error is not None:
         answer = error_codec.error_response(Command(RequestCode.FETCH), part.error)
-        told = [answer.fields, answer.remark]
+        failure = [answer.fields, answer.remark]
     return [
         part.index,
         part.next_offset,
@@ -200,5 +200,5 @@ def _packed(part: QueueFetchResult) -> list[object]:
         part.max_offset,
         part.sizes.astype("<i4").tobytes(),
         part.offsets.astype("<i8").tobytes(),
-        told,
+        failure,
     ]

@@ -83,11 +83,11 @@ def _heartbeat(
     data = yield from read_object_steps(request.body)
     client_id = str(data.get("clientID") or "")
     if not client_id:
-        raise InvalidInput("clientID", "a client's id", client_id)
+        raise InvalidInput("clientID", "a client id", client_id)
     strict = HeartBeat.read(request).strict
-    told = _objects(data, "consumerDataSet")
-    consumers = yield from map_steps(lambda each: _consumer(each, data), told, _CONSUMERS_AT_ONCE)
-    producers = [str(told.get("groupName") or "") for told in _objects(data, "producerDataSet")]
+    consumer_items = _objects(data, "consumerDataSet")
+    consumers = yield from map_steps(lambda each: _consumer(each, data), consumer_items, _CONSUMERS_AT_ONCE)
+    producers = [str(item.get("groupName") or "") for item in _objects(data, "producerDataSet")]
     register_client(groups, client_id, connection, request)
     newest = groups.connection_of(client_id)
     new_retry_topics: list[str] = []
@@ -119,7 +119,7 @@ def _heartbeat(
 def _check_newest(groups: ClientRegistry, client_id: str, newest: object | None) -> None:
     """Raise ServerBusy if the client has meanwhile sent a heartbeat over a newer connection."""
     if groups.connection_of(client_id) is not newest:
-        raise ServerBusy(f"{client_id} has said something newer over another connection")
+        raise ServerBusy(f"{client_id} has sent newer data over another connection")
 
 
 def _notify_later(context: BrokerContext, new_retry_topics: Sequence[str]) -> None:
@@ -151,18 +151,18 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
             refusal = error_codec.error_response(request, error)
             refusal.code = ResponseCode.SYSTEM_ERROR  # RocketMQ's code for a group without members
             return refusal
-        told: dict[str, Any] = {"consumerIdList": found}
+        fields: dict[str, Any] = {"consumerIdList": found}
         if header.waits_for:
-            told["raymqWaitsFor"] = sorted(groups.waits_for(header.consumer_group))
+            fields["raymqWaitsFor"] = sorted(groups.waits_for(header.consumer_group))
         if header.owners:
             owned = groups.owners(header.consumer_group).items()
-            told["raymqOwners"] = [[topic, context.core.name, queue_id, owner] for (topic, queue_id), owner in owned]
-        return answer(request, told)
+            fields["raymqOwners"] = [[topic, context.core.name, queue_id, owner] for (topic, queue_id), owner in owned]
+        return answer(request, fields)
 
     def check_client(_: ServerConnection, request: Command) -> Steps[Command]:
-        told = read_object(request.body).get("subscriptionData")
-        if isinstance(told, dict):
-            yield from _subscription(told).parse_filter_steps()  # raises the error that the client gets
+        subscription_data = read_object(request.body).get("subscriptionData")
+        if isinstance(subscription_data, dict):
+            yield from _subscription(subscription_data).parse_filter_steps()  # raises the error that the client gets
         return request.response(ResponseCode.SUCCESS)
 
     return {
@@ -179,41 +179,41 @@ def _objects(data: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return items
 
 
-def _consumer(told: Mapping[str, Any], heartbeat: Mapping[str, Any]) -> ConsumerData:
+def _consumer(data: Mapping[str, Any], heartbeat: Mapping[str, Any]) -> ConsumerData:
     """Return one consumer of a heartbeat's body."""
     subscriptions = None
     if not heartbeat.get("withoutSub"):
-        items = [_subscription(item) for item in _objects(told, "subscriptionDataSet")]
+        items = [_subscription(item) for item in _objects(data, "subscriptionDataSet")]
         subscriptions = {item.topic: item for item in items}
     return ConsumerData(
-        check_group(require_text(told, "groupName")),
+        check_group(require_text(data, "groupName")),
         subscriptions,
-        consume_type=str(told.get("consumeType") or "CONSUME_PASSIVELY"),
-        message_model=str(told.get("messageModel") or "CLUSTERING"),
-        consume_from_where=str(told.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"),
-        waits_for=frozenset(_texts(told, "raymqWaitsFor")),
-        version=_version(told),
+        consume_type=str(data.get("consumeType") or "CONSUME_PASSIVELY"),
+        message_model=str(data.get("messageModel") or "CLUSTERING"),
+        consume_from_where=str(data.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"),
+        waits_for=frozenset(_texts(data, "raymqWaitsFor")),
+        version=_version(data),
     )
 
 
-def _version(told: Mapping[str, Any]) -> int | None:
-    version = told.get("raymqSubscriptionVersion")
+def _version(data: Mapping[str, Any]) -> int | None:
+    version = data.get("raymqSubscriptionVersion")
     if version is not None and (type(version) is not int or not 0 <= version < 1 << 31):
         raise InvalidInput("raymqSubscriptionVersion", "a whole number of 31 bits", version)
     return version
 
 
-def _texts(told: Mapping[str, Any], name: str) -> list[str]:
-    items = told.get(name) or []
+def _texts(data: Mapping[str, Any], name: str) -> list[str]:
+    items = data.get(name) or []
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise InvalidInput(name, "a list of texts", items)
     return items
 
 
-def _subscription(told: Mapping[str, Any]) -> Subscription:
+def _subscription(data: Mapping[str, Any]) -> Subscription:
     """Return the subscription in RocketMQ's SubscriptionData."""
-    version = told.get("subVersion") or 0
+    version = data.get("subVersion") or 0
     if not isinstance(version, int) or not -(1 << 63) <= version < 1 << 63:
         raise InvalidInput("subVersion", "a whole number of 64 bits", version)
-    expression, kind = told.get("subString") or ALL, told.get("expressionType") or TAG
-    return Subscription(str(told.get("topic") or ""), str(expression), str(kind), version)
+    expression, kind = data.get("subString") or ALL, data.get("expressionType") or TAG
+    return Subscription(str(data.get("topic") or ""), str(expression), str(kind), version)

@@ -29,8 +29,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     locks = context.core.locks
 
     def lock(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
-        asked = read_object(request.body, max_values=_MAX_VALUES)
-        group, client_id, queues = yield from _reading(asked)
+        data = read_object(request.body, max_values=_MAX_VALUES)
+        group, client_id, queues = yield from _reading(data)
         context.groups.check_not_superseded(group, client_id)
         # A client's locks end with its last connection, so the broker must have registered this one.
         register_client(context.groups, client_id, connection, request)
@@ -42,14 +42,14 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
                 yield None
             piece = queues[at : at + _AT_ONCE]
             known = [(q.topic, q.queue_id) for q in piece if context.core.has_queue(q.topic, q.queue_id)]
-            held = locks.lock(group, client_id, known)
-            granted += [queue for queue in piece if (queue.topic, queue.queue_id) in held]
-            terms += [held[queue.topic, queue.queue_id] for queue in granted[len(terms) :]]
+            locked = locks.lock(group, client_id, known)
+            granted += [queue for queue in piece if (queue.topic, queue.queue_id) in locked]
+            terms += [locked[queue.topic, queue.queue_id] for queue in granted[len(terms) :]]
         body: dict[str, Any] = {"lockOKMQSet": [queue_object(queue) for queue in granted]}
-        if asked.get("raymqTerms"):
+        if data.get("raymqTerms"):
             body["raymqTerms"] = terms
-        told = answer(request, body)
-        return told if not locks.blocked_seconds else _tell_later(told, locks.blocked_seconds)
+        response = answer(request, body)
+        return response if not locks.blocked_seconds else _tell_later(response, locks.blocked_seconds)
 
     def unlock(_: ServerConnection, request: Command) -> Steps[Command]:
         group, client_id, queues = yield from _reading(read_object(request.body, max_values=_MAX_VALUES))
@@ -65,17 +65,17 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     }
 
 
-async def _tell_later(told: Command, seconds: float) -> Command:
+async def _tell_later(response: Command, seconds: float) -> Command:
     """Delay the answer: clients with locks from before the restart may still work so long."""
     await asyncio.sleep(seconds)
-    return told
+    return response
 
 
 def _reading(body: Mapping[str, Any]) -> Steps[tuple[str, str, list[MessageQueue]]]:
     """Return group, client id and queues of a request's body."""
     client_id, items = body.get("clientId"), body.get("mqSet") or []
     if not isinstance(client_id, str) or not client_id:
-        raise InvalidInput("clientId", "a client's id", client_id)
+        raise InvalidInput("clientId", "a client id", client_id)
     try:
         check_count("mqSet", "queues", len(items), MAX_LOCKED)
         queues = yield from map_steps(_queue, items, _AT_ONCE)

@@ -65,25 +65,25 @@ def _taking(context: BrokerContext, turns: LoopTurnLock) -> dict[int, Handler]:
 
     def pop_message(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = PopMessage.read(request)
-        wanted = yield from parse_filter_steps(header.exp_type or TAG, header.exp or ALL)
-        asked = _pop_request(context, header, wanted)
+        message_filter = yield from parse_filter_steps(header.exp_type or TAG, header.exp or ALL)
+        pop_request = _pop_request(context, header, message_filter)
         is_new = core.ensure_group(header.consumer_group)
-        popped = pop.receive(asked)
+        popped = pop.receive(pop_request)
         if not is_new and (popped.queues or (not header.poll_time and not popped.has_more)):
             return _popped(context, request, header, popped)
-        return keep_popping(connection, request, header, wanted, popped, is_new)
+        return keep_popping(connection, request, header, message_filter, popped, is_new)
 
     async def keep_popping(
         connection: ServerConnection,
         request: Command,
         header: PopMessage,
-        wanted: MessageFilter,
+        message_filter: MessageFilter,
         popped: PopResult,
         is_new: bool,
     ) -> Command:
         def receive() -> PopResult:
             """Pop again, with new checks: group and topic may have changed meanwhile."""
-            return pop.receive(_pop_request(context, header, wanted))
+            return pop.receive(_pop_request(context, header, message_filter))
 
         if is_new:
             await context.announce()
@@ -209,7 +209,7 @@ def _settling(context: BrokerContext) -> dict[int, Handler]:
     return {RequestCode.SETTLE_DELIVERIES: settle}
 
 
-def _pop_request(context: BrokerContext, header: PopMessage, wanted: MessageFilter) -> PopRequest:
+def _pop_request(context: BrokerContext, header: PopMessage, message_filter: MessageFilter) -> PopRequest:
     config = context.core.group(header.consumer_group)
     context.core.group_settings.check_may_consume(config.name, header.topic)
     context.groups.check_not_superseded(config.name, header.member)
@@ -227,7 +227,7 @@ def _pop_request(context: BrokerContext, header: PopMessage, wanted: MessageFilt
         max_bytes=MAX_ANSWER_BYTES,
         invisible_ms=_invisible_ms(header.invisible_time),
         max_reconsume_times=config.retry_max_times if limit is None else limit,
-        wanted=wanted,
+        wanted=message_filter,
         from_end=header.init_mode == FROM_MAX,
         ordered=header.order,
         attempt_id=header.attempt_id,
@@ -244,10 +244,10 @@ def _queue_ids(context: BrokerContext, topic: str, queue_id: int) -> range:
     return range(config.read_queues) if queue_id < 0 else range(queue_id, queue_id + 1)
 
 
-def _invisible_ms(told: int) -> int:
-    if not 0 < told <= MAX_INVISIBLE_MS:
-        raise InvalidInput("invisibleTime", f"1..{MAX_INVISIBLE_MS} ms", told)
-    return told
+def _invisible_ms(requested_ms: int) -> int:
+    if not 0 < requested_ms <= MAX_INVISIBLE_MS:
+        raise InvalidInput("invisibleTime", f"1..{MAX_INVISIBLE_MS} ms", requested_ms)
+    return requested_ms
 
 
 def _deadline(context: BrokerContext, connection: ServerConnection, poll_ms: int) -> float:

@@ -49,15 +49,15 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         refusal, subscription = _subscription(context, header)
         if refusal is not None:
             return request.response(refusal, remark=f"no subscription of {header.consumer_group} to {header.topic}")
-        wanted = yield from subscription.parse_filter_steps()
-        asked = _Pull(context, turns, request, header, wanted)
-        found = asked.attempt()  # raises if the queue does not exist
+        message_filter = yield from subscription.parse_filter_steps()
+        pull = _Pull(context, turns, request, header, message_filter)
+        found = pull.attempt()  # raises if the queue does not exist
         context.groups.record_connection_fetch(header.consumer_group, connection, (header.topic, header.queue_id))
         if header.sys_flag & COMMIT_OFFSET and found.status is not PullStatus.OFFSET_MOVED:
             _commit(context.core, header)
         if found.status is PullStatus.NOTHING_NEW and header.sys_flag & MAY_PARK and not context.polls.is_full:
-            return asked.park(connection.park_seconds)
-        return asked.answer(found)
+            return pull.park(connection.park_seconds)
+        return pull.answer(found)
 
     return dict.fromkeys(
         (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE), discard_body(steps_handler(pull_message))
@@ -70,13 +70,20 @@ class _Pull:
     __slots__ = ("_context", "_deadline", "_future", "_header", "_parked", "_request", "_turns", "_want")
 
     def __init__(
-        self, context: BrokerContext, turns: LoopQueue, request: Command, header: PullMessage, wanted: MessageFilter
+        self,
+        context: BrokerContext,
+        turns: LoopQueue,
+        request: Command,
+        header: PullMessage,
+        message_filter: MessageFilter,
     ) -> None:
         self._context = context
         self._turns = turns
         self._request = request
         self._header = header
-        self._want = FetchSpec(header.topic, header.queue_id, header.queue_offset, wanted.tags_codes, wanted.sql)
+        self._want = FetchSpec(
+            header.topic, header.queue_id, header.queue_offset, message_filter.tags_codes, message_filter.sql
+        )
 
     def attempt(self) -> PullResult:
         """Pull now and return the result.
@@ -154,15 +161,17 @@ def _subscription(context: BrokerContext, header: PullMessage) -> tuple[Response
     """
     config = context.core.group(header.consumer_group)
     context.core.group_settings.check_may_consume(config.name, header.topic)
-    told = Subscription(header.topic, header.subscription or ALL, header.expression_type or TAG, header.sub_version)
+    subscription = Subscription(
+        header.topic, header.subscription or ALL, header.expression_type or TAG, header.sub_version
+    )
     if header.sys_flag & HAS_SUBSCRIPTION:
-        return None, told
+        return None, subscription
     group = context.groups.consumer_groups().get(config.name)
     if group is not None and group.latest.message_model == "BROADCASTING" and not config.consume_broadcast_enable:
         raise PermissionDenied(f"the consumer group[{config.name}] can not consume by broadcast way")
     known = None if group is None else group.subscriptions.get(header.topic)
     if known is None:
-        return ResponseCode.SUBSCRIPTION_NOT_EXIST, told
+        return ResponseCode.SUBSCRIPTION_NOT_EXIST, subscription
     return (ResponseCode.SUBSCRIPTION_NOT_LATEST if known.version < header.sub_version else None), known
 
 

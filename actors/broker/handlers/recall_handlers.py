@@ -27,7 +27,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         try:
             handle = RecallHandle.decode(header.recall_handle)
             if handle.topic != header.topic:
-                raise InvalidInput("topic", f"the handle's, {handle.topic}", header.topic)
+                raise InvalidInput("topic", f"the topic of the handle, {handle.topic}", header.topic)
             status = await stepwise(core.recalls.recall_steps(handle))
         except InvalidInput as error:
             raise NotRecallable(f"recall failed, {error}") from None

@@ -57,28 +57,28 @@ def _keep(context: BrokerContext, header: SendMessage, body: bytes, peer: str) -
     A reply that cannot be stored, for example an empty one, is pushed anyway.
     """
     try:
-        kept = context.core.send_processor.accept(read_inbound_message(header, body, peer))
+        accepted = context.core.send_processor.accept(read_inbound_message(header, body, peer))
     except (MessageIllegal, StoreError) as error:
-        _log.info("a reply of %s to %s is not kept: %s", peer, header.topic, error)
+        _log.info("a reply of %s to %s is not stored: %s", peer, header.topic, error)
         return {**REGION, "msgId": "0", "queueId": header.queue_id, "queueOffset": 0}
-    context.statistics.put(kept.topic, kept.messages, kept.size)
-    return {**REGION, "msgId": kept.message_id, "queueId": kept.queue_id, "queueOffset": kept.queue_offset}
+    context.statistics.put(accepted.topic, accepted.messages, accepted.size)
+    return {**REGION, "msgId": accepted.message_id, "queueId": accepted.queue_id, "queueOffset": accepted.queue_offset}
 
 
 async def _push(context: BrokerContext, header: SendMessage, body: Buffer, peer: str) -> None:
     """Push the reply to the requesting client. Raise RayMQError if it fails."""
-    told = decode_properties(header.properties.encode("utf-8", "replace"))
-    client_id = told.get(names.REPLY_TO_CLIENT)
+    properties = decode_properties(header.properties.encode("utf-8", "replace"))
+    client_id = properties.get(names.REPLY_TO_CLIENT)
     if client_id is None:
         raise RayMQError(f"the reply has no property {names.REPLY_TO_CLIENT}")
     connection = context.groups.connection_of(client_id) or context.requesters.connection_of(client_id)
     if not isinstance(connection, ServerConnection):
-        raise RayMQError(f"the client {client_id}, which asked, is not connected")
+        raise RayMQError(f"the requesting client {client_id} is not connected")
     now_ms = int(time.time() * 1000)
-    told[_PUSH_REPLY_TIME] = str(now_ms)
+    properties[_PUSH_REPLY_TIME] = str(now_ms)
     command = PushReplyMessage.of(
         header,
-        properties=encode_properties(told).decode(),
+        properties=encode_properties(properties).decode(),
         born_host=peer,
         store_host=context.core.store.config.store_host,
         store_timestamp=now_ms,
@@ -86,6 +86,6 @@ async def _push(context: BrokerContext, header: SendMessage, body: Buffer, peer:
     try:
         answer = await connection.request(command, _PUSH_SECONDS)
     except BrokerUnavailable as error:  # here the client did not answer, not a broker
-        raise RayMQError(f"the client {client_id}, which asked: {error}") from error
+        raise RayMQError(f"the requesting client {client_id}: {error}") from error
     if answer.code != ResponseCode.SUCCESS:
-        raise RayMQError(f"the client {client_id}, which asked, refused the reply: {answer.remark}")
+        raise RayMQError(f"the requesting client {client_id} refused the reply: {answer.remark}")

@@ -43,14 +43,14 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
     def stage(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         topic_queue, records, sizes = yield from _to_stage(core, request)
-        home = text_field(request, "home")
-        core.homes.check_known(home)
+        coordinator = text_field(request, "home")
+        core.homes.check_known(coordinator)
         transaction, part, number = (
             text_field(request, "transaction"),
             text_field(request, "part"),
             int_field(request, "number"),
         )
-        keep = core.staging.prepare_chunk(transaction, part, number, topic_queue, records, sizes, home)
+        keep = core.staging.prepare_chunk(transaction, part, number, topic_queue, records, sizes, coordinator)
         return _when_kept(keep, request)
 
     async def commit(_: ServerConnection, request: Command) -> Command:
@@ -71,21 +71,21 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     async def decide(_: ServerConnection, request: Command) -> Command:
         transaction = text_field(request, "transaction")
         try:
-            wish = TransactionAction(text_field(request, "wish"))
+            action = TransactionAction(text_field(request, "wish"))
         except ValueError:
             raise InvalidInput(
-                "wish", f"one of {[wish.value for wish in TransactionAction]}", request.fields.get("wish")
+                "wish", f"one of {[action.value for action in TransactionAction]}", request.fields.get("wish")
             ) from None
-        if wish is TransactionAction.COMMIT:
+        if action is TransactionAction.COMMIT:
             return await respond(
                 request, core.writes.commit, transaction, await stepwise(read_parts_steps(request.body))
             )
-        if wish is TransactionAction.ACCEPT:
+        if action is TransactionAction.ACCEPT:
             lost = {str(name): _count(count) for name, count in _rows(request, "accepted", 2)}
             return await respond(request, core.writes.accept_missing, transaction, lost)
         return await respond(
             request,
-            core.writes.abort if wish is TransactionAction.ABORT else core.writes.transaction_status,
+            core.writes.abort if action is TransactionAction.ABORT else core.writes.transaction_status,
             transaction,
         )
 
@@ -150,7 +150,7 @@ async def _when_kept(keep: Callable[[], None], request: Command) -> Command:
 def _transaction_response(request: Command, fate: TransactionStatus) -> Command:
     record, instead = fate.record, fate.instead
     parts = {} if record is None else {broker: record.parts[broker] for broker in record.unfinished}
-    told = TransactionReply(
+    reply = TransactionReply(
         "unknown" if fate.decision is None else fate.decision.value,
         "" if record is None else record.topic,
         0 if record is None else record.rows,
@@ -159,7 +159,7 @@ def _transaction_response(request: Command, fate: TransactionStatus) -> Command:
         *(("", 0, 0) if instead is None else (instead.transaction, instead.number, instead.rows)),
         accepted={} if record is None else record.accepted,
     )
-    return request.response(ResponseCode.SUCCESS, transaction_reply_fields(told), parts_body(parts))
+    return request.response(ResponseCode.SUCCESS, transaction_reply_fields(reply), parts_body(parts))
 
 
 def _rows(request: Command, name: str, width: int) -> list[list[Any]]:
@@ -178,5 +178,5 @@ def _count(value: Any) -> int:
 
 def _seconds(value: Any) -> float:
     if not isinstance(value, int | float) or not 0.0 <= value < 1e12:
-        raise InvalidInput("writes", "seconds of each", value)
+        raise InvalidInput("writes", "a number of seconds in each", value)
     return float(value)

@@ -161,7 +161,7 @@ class FrameStream(asyncio.BufferedProtocol):
             if self.is_open:
                 self.abort(str(error))
             return
-        except Exception as error:  # noqa: BLE001 - the next connection begins anew
+        except Exception as error:  # noqa: BLE001 - the next connection starts over
             _log.exception("the replication connection with %s ends", self.peer)
             self.abort(repr(error))
             return

@@ -121,7 +121,7 @@ def _decision(handler: Handler, leadership: Leadership) -> Handler:
             leadership.check_master()
             raise
         if not is_replicated:
-            raise BrokerUnavailable(leadership.name, "what it knows is not in all replicas in sync yet: ask again")
+            raise BrokerUnavailable(leadership.name, "its answer is not in all in-sync replicas yet: ask again")
         return answer
 
     def serve(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
@@ -136,7 +136,7 @@ def _append(handler: Handler, leadership: Leadership) -> Handler:
         answer = await answering
         if not leadership.serves:
             # Without sync only the lease shows, after the wait, that no other broker is master.
-            raise WriteUnknown(f"stored, but {NOT_MASTER}: the next master has it, or not")
+            raise WriteUnknown(f"stored, but {NOT_MASTER}: the next master may or may not have it")
         return answer
 
     def serve(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
@@ -166,7 +166,7 @@ def _change(handler: Handler, leadership: Leadership) -> Handler:
             return answer
         status = await leadership.settled_durably(leadership.end)
         if status is not SendStatus.SEND_OK:
-            raise WriteUnknown(f"done here, and not in all replicas in sync: {status.value}")
+            raise WriteUnknown(f"done here, but not in all in-sync replicas: {status.value}")
         return answer
 
     async def finished(answering: Awaitable[Answer]) -> Answer:

@@ -169,7 +169,7 @@ class Leadership:
     def expired_ends(self, log_min: int) -> Steps[dict[str, dict[int, int]]]:
         """Return what `Store.expired_ends` returns. Raise StoreBusy once the store is closed."""
         if self._store is None:
-            raise StoreBusy("how far queues are is not known: the store is closed")
+            raise StoreBusy("the queues' offsets are unknown: the store is closed")
         return self._store.expired_ends(log_min)
 
     # -- around the broker's service
@@ -302,7 +302,7 @@ class Leadership:
     def check_not_ended(self) -> None:
         """Raise StoreFollows if the leadership has ended."""
         if self.has_ended:
-            raise StoreFollows(f"{self.name}: the office of epoch {self.epoch} has ended")
+            raise StoreFollows(f"{self.name}: its time as master in epoch {self.epoch} has ended")
 
     def check_may_write(self) -> None:
         """Raise the error that refuses a message, before a byte of it is written."""
@@ -310,10 +310,10 @@ class Leadership:
         if refusal is None and not self.has_ended and not self.is_stepping_down:
             return
         if self.is_stepping_down:
-            raise StoreFollows(f"{self.name}: this broker leaves office: another one is being elected")
+            raise StoreFollows(f"{self.name}: this broker is stepping down: another master is being elected")
         self.check_master()
         raise TooFewInSync(
-            f"{refusal}: {sorted(self.in_sync.guaranteed)} are, {self.state.policy.min_in_sync} have to be",
+            f"{refusal}: {sorted(self.in_sync.guaranteed)} are in sync, {self.state.policy.min_in_sync} have to be",
         )
 
     # -- events
@@ -435,8 +435,8 @@ class Leadership:
         while not self.has_ended:
             try:
                 self._look_once(turn)
-            except Exception:  # noqa: BLE001 - the next turn is another one
-                _log.exception("%s: looking after the replicas failed", self.name)
+            except Exception:  # noqa: BLE001 - a failed check must not stop the next one
+                _log.exception("%s: the check of the replicas failed", self.name)
             turn += 1
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -465,17 +465,19 @@ class Leadership:
         self._changing = self._loop.create_task(change())
 
     async def _change_set(self, desired: frozenset[int]) -> Registered:
-        _log.info("%s: in sync shall be %s, not %s", self.name, sorted(desired), sorted(self.in_sync.members))
+        _log.info(
+            "%s: the in-sync set shall become %s, it is %s", self.name, sorted(desired), sorted(self.in_sync.members)
+        )
         self.in_sync.propose(desired)
-        asked = self.registered
+        registered = self.registered
         try:
-            return await self._register.change(self.name, asked, self.state.with_set(desired))
+            return await self._register.change(self.name, registered, self.state.with_set(desired))
         except RegisterUnknown:
             return await self._asked(settle=True)
         except RegisterConflict:
             return await self._asked(settle=False)
         except RegisterError:
-            return asked
+            return registered
 
     async def _learn(self) -> Registered:
         return await self._asked(settle=False)

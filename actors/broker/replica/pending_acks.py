@@ -52,27 +52,29 @@ class PendingAcks:
         That is the status of the data that end at this position. The future fails with WriteUnknown as `wait` does, or
         with the error that `make` raises.
         """
-        made: SyncCallbackFuture[_T] = SyncCallbackFuture(loop=self._loop)
+        future: SyncCallbackFuture[_T] = SyncCallbackFuture(loop=self._loop)
         deadline = self._clock() + self._seconds
 
         def advance() -> None:
-            if made.done():
+            if future.done():
                 return  # the request was cancelled
             outcome = self.rule.outcome(end)
             try:
                 if outcome is AckOutcome.SAFE:
-                    made.set_result(make(SendStatus.SEND_OK))
+                    future.set_result(make(SendStatus.SEND_OK))
                 elif outcome is AckOutcome.UNKNOWN:
-                    made.set_exception(WriteUnknown(f"stored, but {NOT_MASTER}: the next master has it, or not"))
+                    future.set_exception(
+                        WriteUnknown(f"stored, but {NOT_MASTER}: the next master may or may not have it")
+                    )
                 elif self._clock() >= deadline:
-                    made.set_result(make(self.rule.timed_out()))
+                    future.set_result(make(self.rule.timed_out()))
                 else:
                     self._waiting.append((end, deadline, advance))
-            except Exception as error:  # noqa: BLE001 - it is the answer
-                made.set_exception(error)
+            except Exception as error:  # noqa: BLE001 - the error is the answer
+                future.set_exception(error)
 
         advance()
-        return made
+        return future
 
     def advance(self, confirmed: StreamPosition) -> None:
         """Check the requests up to `confirmed`, the new high watermark."""

@@ -45,7 +45,7 @@ async def end_predecessor_lease(register: Register, group: str, number: int, pla
             state = (await register.read(group)).value
             break
         except RegisterError as error:
-            _log.debug("%s: the lease of the last process is not ended yet: %s", group, error)
+            _log.debug("%s: the lease of the previous process has not ended yet: %s", group, error)
     else:
         return
     lease = predecessor_lease(state if isinstance(state, GroupState) else None, number, place)
@@ -79,7 +79,7 @@ class ReplicaClaimer:
         `address` is where its broker listens. `is_empty`: the directory contains no data.
         """
         self.nonce = nonce
-        self.trouble = "not claimed yet"
+        self.trouble = "not registered yet"
         self._register = register
         self._pool = pool
         self._metadata = metadata
@@ -114,7 +114,7 @@ class ReplicaClaimer:
                     self.trouble = ""
                     return now
             except (RegisterError, ClaimWaits) as error:
-                self.trouble = f"no claim yet: {error}"
+                self.trouble = f"not registered yet: {error}"
                 _log.debug("%s: %s", self._group, self.trouble)
             await asyncio.sleep(_AGAIN_SECONDS)
 
@@ -132,9 +132,9 @@ class ReplicaClaimer:
         try:
             now = (await self._register.read(self._group)).value
         except RegisterError as error:
-            raise BrokerUnavailable(self._group, f"the register is not read: {error}") from error
+            raise BrokerUnavailable(self._group, f"the register cannot be read: {error}") from error
         if not isinstance(now, GroupState) or epoch > now.epoch + 1:
-            raise InvalidInput("epoch", "that of an election, or the next one", epoch)
+            raise InvalidInput("epoch", "the epoch of an election, or the next one", epoch)
 
     def _claim(self, before: tuple[str, ...]) -> ReplicaClaim:
         metadata = self._metadata.now

@@ -139,7 +139,7 @@ class ReplicaConnection:
         if self._closed:
             return
         if self._working is not None:
-            raise ProtocolError(f"a {frame.kind.name} while a step was under way")
+            raise ProtocolError(f"received {frame.kind.name} while a step was under way")
         steps = self._follower.receive(frame, self._fenced())
         self.master_end = max(self.master_end, frame.position.offset)
         self._acknowledged = None
@@ -161,7 +161,7 @@ class ReplicaConnection:
         """Confirm and acknowledge after all steps of a frame are done."""
         end = self._stream.end
         if acknowledges and not self._stream.states.last:
-            self.trouble = "nobody knows any more what its state is: it takes a snapshot"
+            self.trouble = "its state is unknown: it needs a snapshot"
             self.abort(self.trouble)
             return
         self._stream.confirm(self._follower.confirmed.meet(end))
@@ -201,8 +201,8 @@ class ReplicaConnection:
             try:
                 await self._synced()
                 await asyncio.to_thread(call)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next connection begins from what is here
-                _log.warning("a step on the master's behalf failed: %s: %s", type(error).__name__, error)
+            except Exception as error:  # noqa: BLE001 - the next connection starts from the replica's state
+                _log.warning("a step that the master asked for failed: %s: %s", type(error).__name__, error)
                 self.is_broken = True
                 self.trouble = f"{type(error).__name__}: {error}"
                 self.abort(self.trouble)

@@ -19,7 +19,7 @@ from raymq.storage.files import fileutil, json_file
 
 #: After more unregistered starts than this in a row the oldest nonces are dropped.
 _MAX_NONCES: Final = 1_000
-_REMEDY: Final = "take the directory out of the group and let the replica begin with an empty one"
+_REMEDY: Final = "remove the directory from the group and start the replica with an empty one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ReplicaFile:
         return before
 
     def _save(self, metadata: ReplicaMetadata) -> None:
-        told = {
+        data = {
             "identity": metadata.identity,
             "nonces": list(metadata.nonces),
             "sealed": metadata.fenced,
@@ -107,7 +107,7 @@ class ReplicaFile:
         }
         # Without the `.bak` of other files: an older file's fenced epoch and nonces must not be used.
         with releasable_disk_reserve(self._directory):  # needed for starts and fencing, and so for elections
-            fileutil.replace(self._path, json.dumps(told).encode())
+            fileutil.replace(self._path, json.dumps(data).encode())
 
 
 def _memory(raw: Any) -> ReplicaMetadata:
@@ -124,5 +124,5 @@ def _memory(raw: Any) -> ReplicaMetadata:
         None if flushes is None else bool(flushes),
     )
     if not metadata.identity or metadata.fenced < 0 or not 0 <= metadata.port < 1 << 16:
-        raise ValueError("no replica's memory")
+        raise ValueError("not the data of a replica")
     return metadata

@@ -143,10 +143,10 @@ def replica_status(member: ReplicaProcess) -> ReplicaStatus:
 def hello(member: ReplicaProcess, version: int) -> Hello:
     """Return the HELLO to its master, for the master's version of RayMQ's protocol."""
     extent, identity = member.extent, member.metadata.now.identity
-    said = Hello(member.cluster, member.name, member.number, identity, member.nonce, extent.begin, extent.epochs)
+    message = Hello(member.cluster, member.name, member.number, identity, member.nonce, extent.begin, extent.epochs)
     if version < HELLO_FORMAT_VERSION:
-        return said
-    return replace(said, known_format=directory_format.CURRENT_FORMAT, release=RELEASE)
+        return message
+    return replace(message, known_format=directory_format.CURRENT_FORMAT, release=RELEASE)
 
 
 def fenced(member: ReplicaProcess, epoch: int, *, healthy: bool) -> FenceReply:

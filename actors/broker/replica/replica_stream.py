@@ -110,7 +110,7 @@ class ReplicaStream:
         if own == file_bytes:
             return ""
         if self.store.max_physical_offset > self.store.min_physical_offset:
-            return f"its log files have {own} B, and its master's {file_bytes} B: let it begin with an empty directory"
+            return f"its log files have {own} B, its master's have {file_bytes} B: start it with an empty directory"
         self._begin_log(0)
         self._load_epochs()
         return ""
@@ -286,10 +286,10 @@ class ReplicaStream:
         self._reopen()
 
     def _reopen(self) -> None:
-        held = self.confirmed
+        confirmed = self.confirmed
         self.store.close()
         self.store = self._open_store()
-        self.confirmed = held.meet(self.end)
+        self.confirmed = confirmed.meet(self.end)
         self.store.confirmed.hold(self.confirmed.offset)
 
     def _load_epochs(self) -> None:

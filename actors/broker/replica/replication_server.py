@@ -162,13 +162,13 @@ class _Connection:
 
     def end(self) -> None:
         """Close the connection."""
-        self.frames.abort("the master leaves office")
+        self.frames.abort("the master steps down")
 
     def tick(self, *, heartbeat: bool) -> None:
         """Do `ReplicationServer.tick` for this connection."""
         if self.hello is None:
             if self._loop.time() - self.frames.received_at > _HELLO_SECONDS:
-                self.frames.abort("no HELLO")
+                self.frames.abort("no HELLO received in time")
         elif self._feeder.position is not None:
             if self._loop.time() - self.frames.received_at > _SILENT_SECONDS:
                 self.frames.abort("silent")
@@ -225,31 +225,33 @@ class _Connection:
             self._snapshot.cancel()
         if self.hello is not None:
             self._group.in_sync.disconnected(self.hello.replica, self._number)
-            _log.info("%s: replica %d is gone: %s", self._group.name, self.hello.replica, reason)
+            _log.info("%s: replica %d has disconnected: %s", self._group.name, self.hello.replica, reason)
 
     def _take(self, frame: ReplicationFrame) -> None:
         if frame.epoch != self._group.epoch:
-            raise ProtocolError(f"a frame of epoch {frame.epoch}, and this master's is {self._group.epoch}")
+            raise ProtocolError(
+                f"received a frame of epoch {frame.epoch}, but this master has epoch {self._group.epoch}"
+            )
         if frame.kind is FrameKind.ACK:
             if self.hello is None:
-                raise ProtocolError("an ACK before a HELLO")
+                raise ProtocolError("received ACK before HELLO")
             if self._group.in_sync.acknowledged(self.hello.replica, self._number, frame.position):
                 self._group.advance()
         elif frame.kind is FrameKind.HELLO:
             self._welcome(read_hello(frame.body), frame.position)
         else:
-            raise ProtocolError(f"a {frame.kind.name} of a replica")
+            raise ProtocolError(f"received {frame.kind.name} from a replica")
 
     def _welcome(self, hello: Hello, end: StreamPosition) -> None:
         group = self._group
         if self._snapshot is not None:
-            raise ProtocolError("a HELLO in the middle of a snapshot")
+            raise ProtocolError("received HELLO during a snapshot")
         if (hello.cluster, hello.group) != (group.cluster, group.name):
             self._refuse(f"this is {group.name} of {group.cluster}, not {hello.group} of {hello.cluster}")
         known = hello.known_format or directory_format.UNVERSIONED_FORMAT
         if known < directory_format.CURRENT_FORMAT:
             self._refuse(
-                f"replica {hello.replica} (RayMQ {hello.release or 'that tells no version'}) knows formats of state up "
+                f"replica {hello.replica} (RayMQ {hello.release or 'of unknown version'}) supports state formats up "
                 f"to {known}; this master (RayMQ {VERSION}) writes format {directory_format.CURRENT_FORMAT}: "
                 "upgrade the RayMQ of the replica, and start it again"
             )
@@ -292,7 +294,7 @@ class _Connection:
             self._tables_at = snapshot.sequence
             verdict, answer = self._feeder.on_hello(hello, end)
             if not isinstance(verdict, InstallSnapshot):
-                raise ProtocolError(f"no snapshot any more: {verdict}")
+                raise ProtocolError(f"the replica needs no snapshot any more: {verdict}")
             self.frames.send(answer)
             # What is deleted where the replica's log begins: it may keep less than the master has. Only after the
             # answer, which fixes where the shipped stream begins.

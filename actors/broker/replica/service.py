@@ -150,8 +150,8 @@ class ReplicaService(ReplicaProcess):
             record_start(metadata, flushes=config.flush == "sync")
             metadata.change(port=sockets.replication_port)
             identity = directory / "raymq" / "broker.json"
-            told = {"name": spec.name, "cluster": spec.cluster, "host": spec.host}
-            write_identity(identity, **told, port=sockets.port, epoch=max(epoch, 1))
+            fields = {"name": spec.name, "cluster": spec.cluster, "host": spec.host}
+            write_identity(identity, **fields, port=sockets.port, epoch=max(epoch, 1))
             service = cls(spec, node_id, sockets, metadata, stream, lock, opened)
             await service._begin(ending)
         except BaseException:
@@ -240,20 +240,22 @@ class ReplicaService(ReplicaProcess):
             raise BrokerUnavailable(self.name, self.refused or "it is not registered yet")
         await self._claiming.check_is_next(epoch, self.state)
         if epoch < self.metadata.now.fenced:
-            raise InvalidInput("epoch", f"at least {self.metadata.now.fenced}, to which it is sealed", epoch)
+            raise InvalidInput("epoch", f"at least {self.metadata.now.fenced}, at which this replica is fenced", epoch)
         leadership = self.leadership
         if leadership is not None and leadership.epoch < epoch:
             self.metadata.change(fenced=epoch)
             self._spawn(self._hand_over(leadership))
-            raise BrokerUnavailable(self.name, "it leaves office: ask again")
+            raise BrokerUnavailable(self.name, "it is stepping down: ask again")
         if self.connection is not None and self.connection.epoch < epoch:
-            self.connection.abort("sealed")
+            self.connection.abort("fenced")
         async with self._roles:
             if epoch < self.metadata.now.fenced:
-                raise InvalidInput("epoch", f"at least {self.metadata.now.fenced}, to which it is sealed", epoch)
+                raise InvalidInput(
+                    "epoch", f"at least {self.metadata.now.fenced}, at which this replica is fenced", epoch
+                )
             await asyncio.to_thread(self.metadata.change, fenced=epoch)
             if self.connection is not None and self.connection.epoch < epoch:
-                await self.connection.close("sealed")
+                await self.connection.close("fenced")
             healthy = self.is_healthy and (self.stream is None or await asyncio.to_thread(self.stream.ensure_synced))
             return replica_status.fenced(self, epoch, healthy=healthy)
 
@@ -273,19 +275,19 @@ class ReplicaService(ReplicaProcess):
 
     async def _run(self) -> None:
         await self._claim()
-        troubles = PeriodicTaskRetry(f"{self.name}: take its role", _READ_SECONDS)
+        troubles = PeriodicTaskRetry(f"{self.name}: taking its role", _READ_SECONDS)
         while not self.refused:
             try:
                 registered = await self._register.read(self.name)
             except RegisterError as error:
-                _log.debug("%s: the register is not read: %s", self.name, error)
+                _log.debug("%s: the register cannot be read: %s", self.name, error)
             else:
                 self.read_at = boottime()
                 try:
                     async with self._roles:
                         await self._take_role(registered)
                     troubles.succeeded()
-                except Exception as error:  # noqa: BLE001 - it is told, and tried again
+                except Exception as error:  # noqa: BLE001 - the error is logged, and the role is retried
                     self.trouble = f"{type(error).__name__}: {error}"
                     verdict = troubles.failed(error)
                     if verdict.line is not None:
@@ -320,7 +322,7 @@ class ReplicaService(ReplicaProcess):
             self.refused = f"replica {self.number} was started by another process" + (
                 "" if mine is None else f", at {mine.address}"
             )
-            _log.error("%s: %s: this one ends its service", self.name, self.refused)
+            _log.error("%s: %s: this process stops serving", self.name, self.refused)
             await self._step_down()
             await self._disconnect()
             await self._registering.leave()  # the place in the routes belongs to the other process
@@ -355,14 +357,14 @@ class ReplicaService(ReplicaProcess):
         await self._step_down()
         stream, epoch = self.stream, state.epoch
         if epoch <= self._left_epoch:
-            self.trouble = f"it has left the office of epoch {epoch}: another one is to be elected"
+            self.trouble = f"it has stepped down in epoch {epoch}: another master must be elected"
             return
         began = 0 if stream is None else stream.epochs.last_epoch
         if stream is None or epoch < began or (epoch == began and epoch != self._tried_epoch):
-            self.trouble = f"epoch {epoch} has begun before this process did"
+            self.trouble = f"epoch {epoch} began before this process started"
             return
         if not self.is_quiesced:
-            self.trouble = "what its last office was in the middle of has not ended: its disk is slow"
+            self.trouble = "tasks from its last time as master have not ended: its disk is slow"
             return
         _log.info("%s: replica %d is master in epoch %d, from %s on", self.name, self.number, epoch, stream.end)
         self._tried_epoch = epoch
@@ -377,11 +379,11 @@ class ReplicaService(ReplicaProcess):
             failpoint("leader.before_epoch")
             end = StreamPosition(stream.end.offset, recorder.last)
             epochs = stream.begin_epoch_at(end, epoch)
-            who = self.cluster, self.name, self.number, self.nonce
+            identity = self.cluster, self.name, self.number, self.nonce
             # The election put only replicas with exactly this log into the in-sync set.
             confirmed = StreamPosition(end.offset, stream.confirmed.sequence)
             self.leadership = leadership = Leadership(
-                *who, registered, self._register, recorder, epochs, end, confirmed
+                *identity, registered, self._register, recorder, epochs, end, confirmed
             )
             leadership.on_end = self._news.set
             failpoint("leader.before_lease")
@@ -424,7 +426,7 @@ class ReplicaService(ReplicaProcess):
         leadership, service = self.leadership, self.service
         if leadership is None:
             return
-        _log.info("%s: replica %d leaves the office of epoch %d", self.name, self.number, leadership.epoch)
+        _log.info("%s: replica %d steps down as master of epoch %d", self.name, self.number, leadership.epoch)
         if not stops:
             leadership.leave()
         self.last_extent = leadership.extent
@@ -477,7 +479,9 @@ class ReplicaService(ReplicaProcess):
             return
         stream = self.stream
         if state.epoch < self.metadata.now.fenced:
-            self.trouble = f"it is sealed to epoch {self.metadata.now.fenced}, and follows no master of {state.epoch}"
+            self.trouble = (
+                f"it is fenced at epoch {self.metadata.now.fenced}, and follows no master of epoch {state.epoch}"
+            )
         if state.epoch < self.metadata.now.fenced or stream is None:
             return
         record = state.replicas[state.master]
@@ -498,7 +502,7 @@ class ReplicaService(ReplicaProcess):
             await line.connect(status.replication_address, self._tls)
             self.connection, self.trouble = line, ""
         except (RayMQError, OSError, TimeoutError) as error:
-            self.trouble = f"the master at {record.address} is not reached: {error}"
+            self.trouble = f"the master at {record.address} cannot be reached: {error}"
 
     async def _fitted(self, stream: ReplicaStream, file_bytes: int) -> str:
         """Call `ReplicaStream.fit`, if the master reports the size of its log files."""
@@ -514,7 +518,7 @@ class ReplicaService(ReplicaProcess):
             await line.close()
             if line.is_broken:
                 self._follow_from = self._loop.time() + self._backoff.next_delay()
-                _log.warning("%s: replica %d opens its store anew: %s", self.name, self.number, line.trouble)
+                _log.warning("%s: replica %d reopens its store: %s", self.name, self.number, line.trouble)
                 await self._close_stream()
                 await self._open_stream()
 

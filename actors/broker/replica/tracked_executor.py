@@ -21,10 +21,10 @@ class TrackedExecutor(ThreadPoolExecutor):
         self._under_way: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        made = super().submit(fn, *args, **kwargs)
-        self._under_way.add(made)
-        made.add_done_callback(self._under_way.discard)
-        return made
+        future = super().submit(fn, *args, **kwargs)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
 
     def under_way(self) -> frozenset[Future[Any]]:
         """Return the calls that have not ended, also those that no task awaits any more."""

@@ -97,13 +97,15 @@ def choose_master(
     if not candidates and state.replicas.keys() == valid.keys():
         # No other replica can have more: the longest log contains all that exists.
         candidates = valid
-        warning = "every replica in sync may have lost its tail: the longest log of all replicas was taken"
+        warning = "every in-sync replica may have lost the end of its log: the longest log of all replicas was taken"
     if not candidates and unclean:
         candidates = valid
-        warning = "unclean, by hand: messages that only other replicas have are lost"
+        warning = "unclean election, on request: messages that only other replicas have are lost"
     if not candidates:
         missing = sorted(state.replicas.keys() - valid.keys())
-        return NoWinner(f"no replica in sync {sorted(state.in_sync)} has surely all of its log; missing: {missing}")
+        return NoWinner(
+            f"no in-sync replica {sorted(state.in_sync)} is certain to have all of its log; missing: {missing}"
+        )
     able = {number: each for number, each in candidates.items() if each.reaches_keepers}
     if able and candidates is intact:
         candidates = able

@@ -37,15 +37,15 @@ class EpochFile:
             StoreBusy, StoreFailed: they cannot be read (now).
         """
         sequences = dict(leader_epoch_checkpoint.load(self._own))
-        made = EpochMap()
+        epochs = EpochMap()
         sequence = 0
         for epoch, offset in leader_epoch_checkpoint.load(self._path):
             sequence = max(sequence, sequences.get(epoch, 0))
             try:
-                made.append(EpochStart(epoch, StreamPosition(offset, sequence)))
+                epochs.append(EpochStart(epoch, StreamPosition(offset, sequence)))
             except ValueError as error:
                 raise StoreCorrupt(str(self._path), 0, str(error), remedy=leader_epoch_checkpoint.REMEDY) from error
-        return made
+        return epochs
 
     def save(self, epochs: EpochMap) -> None:
         """Write both files, RayMQ's first.

@@ -43,7 +43,7 @@ class EpochMap:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EpochMap) and self._entries == other._entries
 
-    __hash__ = None  # type: ignore[assignment] # it changes
+    __hash__ = None  # type: ignore[assignment]  # the class is mutable
 
     @property
     def last(self) -> EpochStart | None:
@@ -62,7 +62,7 @@ class EpochMap:
         """
         last = self.last
         if entry.epoch < 1 or min(entry.start) < 0:
-            raise InvalidInput("epoch", "from 1 on, at a place from 0 on", entry)
+            raise InvalidInput("epoch", "at least 1, with a start of at least 0", entry)
         if last is not None and (entry.epoch <= last.epoch or not entry.start.covers(last.start)):
             raise InvalidInput("epoch", f"newer than {last}, and not before it", entry)
         self._entries.append(entry)

@@ -81,7 +81,7 @@ def read_hello(body: Buffer) -> Hello:
     """Decode the body of a HELLO. Raise ProtocolError if it is invalid."""
     view = memoryview(body)
     if not view or not (view[0] == _TEXTS or _TEXTS_WITH_FORMAT <= view[0] <= _MAX_TEXTS):
-        raise ProtocolError("a HELLO of another form")
+        raise ProtocolError("a HELLO in an unknown format")
     at = 1
     texts = []
     try:
@@ -89,7 +89,7 @@ def read_hello(body: Buffer) -> Hello:
             length = view[at]
             text = bytes(view[at + 1 : at + 1 + length])
             if len(text) != length:
-                raise ProtocolError("a HELLO that ends within a text")
+                raise ProtocolError("a HELLO with a truncated text")
             texts.append(text.decode())
             at += 1 + length
         begin = StreamPosition(*_POSITION.unpack_from(view, at))
@@ -97,11 +97,11 @@ def read_hello(body: Buffer) -> Hello:
         number = _number_of(replica)
         known_format = _number_of(more[0]) if more else None
     except (IndexError, ValueError, struct.error) as error:
-        raise ProtocolError(f"a HELLO of another form: {error}") from error
+        raise ProtocolError(f"a HELLO in an unknown format: {error}") from error
     if number < 1 or min(begin) < 0:
-        raise ProtocolError("a HELLO of no replica, or from a place below 0")
+        raise ProtocolError("a HELLO without a replica number, or with a negative position")
     if known_format is not None and known_format < 1:
-        raise ProtocolError("a HELLO of no format")
+        raise ProtocolError("a HELLO with an invalid state format")
     epochs = read_epochs(view[at + _POSITION.size :])
     release = more[1] if more else ""
     return Hello(cluster, group, number, identity, nonce, begin, epochs, credential, known_format, release)
@@ -123,14 +123,14 @@ def read_epochs(body: Buffer) -> EpochMap:
     Raise ProtocolError if they are incomplete, too many, or not rising.
     """
     if len(body) % _EPOCH.size or len(body) > MAX_EPOCHS * _EPOCH.size:
-        raise ProtocolError(f"{len(body)} B are no epochs")
+        raise ProtocolError(f"{len(body)} B are not a list of epochs")
     try:
         return EpochMap(
             EpochStart(epoch, StreamPosition(offset, sequence))
             for epoch, offset, sequence in _EPOCH.iter_unpack(memoryview(body))
         )
     except InvalidInput as error:
-        raise ProtocolError(f"epochs that do not rise: {error}") from error
+        raise ProtocolError(f"epochs that do not increase: {error}") from error
 
 
 def encode_snapshot(epochs: Iterable[EpochStart], *, keeps_log: bool) -> bytes:
@@ -145,7 +145,7 @@ def read_snapshot(body: Buffer) -> tuple[EpochMap, bool]:
     """
     view = memoryview(body)
     if not view or view[0] > 1:
-        raise ProtocolError("a SNAPSHOT of another form")
+        raise ProtocolError("a SNAPSHOT in an unknown format")
     return read_epochs(view[1:]), bool(view[0])
 
 
@@ -153,7 +153,7 @@ def read_epoch(body: Buffer) -> EpochStart:
     """Decode the one epoch of an EPOCH. Raise ProtocolError if it is invalid."""
     epochs = read_epochs(body)
     if len(epochs) != 1 or epochs.last is None:
-        raise ProtocolError(f"an EPOCH of {len(epochs)} epochs")
+        raise ProtocolError(f"an EPOCH with {len(epochs)} epochs, not one")
     return epochs.last
 
 
@@ -165,7 +165,7 @@ def encode_number(number: int) -> bytes:
 def read_number(body: Buffer) -> int:
     """Decode the epoch of a GO_ON or CUT. Raise ProtocolError if it is invalid."""
     if len(body) != _NUMBER.size:
-        raise ProtocolError("no epoch")
+        raise ProtocolError("not an epoch")
     return int(_NUMBER.unpack(body)[0])
 
 
@@ -188,11 +188,11 @@ def read_states(frame: ReplicationFrame) -> list[StateChange]:
     at = 0
     while at < len(view):
         if at + _STATE.size > len(view):
-            raise ProtocolError("state frames that end within one")
+            raise ProtocolError("truncated state frames")
         length, log_offset = _STATE.unpack_from(view, at)
         payload = bytes(view[at + _STATE.size : at + _STATE.size + length])
         if not length or len(payload) != length or log_offset < 0:
-            raise ProtocolError("state frames that end within one")
+            raise ProtocolError("truncated state frames")
         found.append(StateChange(sequence, log_offset, payload))
         sequence += 1
         at += _STATE.size + length

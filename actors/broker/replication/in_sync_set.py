@@ -245,7 +245,7 @@ class InSyncSet:
 
     def _check(self, replica: int, position: StreamPosition) -> None:
         if replica == self._own or min(position) < 0 or not self._end.covers(position):
-            raise ProtocolError(f"replica {replica} says to have {position}, and the master has {self._end}")
+            raise ProtocolError(f"replica {replica} reports {position}, but the master ends at {self._end}")
 
     def _confirm(self) -> bool:
         all_have = self._safe

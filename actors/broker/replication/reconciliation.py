@@ -40,7 +40,7 @@ class SnapshotReason(enum.Enum):
     """Why the stream alone is not sufficient."""
 
     NO_COMMON_EPOCH = "no epoch in common"
-    CUT_BELOW_BEGIN = "what is to be cut is folded or deleted on the replica"
+    CUT_BELOW_BEGIN = "the part to cut is folded or deleted on the replica"
     LOG_DELETED = "the master has deleted this part of its log"
     STATE_FOLDED = "the master has folded this part of its state"
 

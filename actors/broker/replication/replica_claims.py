@@ -91,7 +91,7 @@ def connection_refusal(state: GroupState, number: int, identity: str, nonce: str
     if record is None:
         return f"replica {number} is not registered"
     if record.identity != identity:
-        return f"replica {number} is the directory {record.identity} at {record.address}, not {identity}"
+        return f"replica {number} has the directory {record.identity} at {record.address}, not {identity}"
     if record.nonce != nonce:
         return f"replica {number} was started by another process, at {record.address}"
     return None
@@ -104,7 +104,7 @@ def founding_blocker(state: GroupState | None, number: int) -> str | None:
     messages by then, those of a group that had one copy: so it must be the first.
     """
     if state is None:
-        return "the group has not been founded yet"
+        return "the group has not been created yet"
     if not state.replicas and number != 1:
         return "replica 1 of the group has not started yet"
     return None
@@ -132,12 +132,14 @@ def apply_claim(state: GroupState, claim: ReplicaClaim, *, registered_answers: b
         return state
     if known.identity != record.identity and claim.is_empty and not registered_answers:
         if number in state.in_sync:
-            raise ClaimWaits(f"replica {number} is in sync with a directory of {known.address}, and this one is empty")
+            raise ClaimWaits(
+                f"replica {number} is in sync with a directory at {known.address}, but this directory is empty"
+            )
         return state.with_replica(number, record)
     if known.identity != record.identity:
         raise ClaimRefused(
-            f"replica {number} is the directory {known.identity} at {known.address}, not {record.identity}",
-            remedy="start with an empty directory under a number that is free, or remove the replica first",
+            f"replica {number} has the directory {known.identity} at {known.address}, not {record.identity}",
+            remedy="start with an empty directory under a free replica number, or remove the replica first",
         )
     if known.nonce not in claim.before:
         raise ClaimRefused(

@@ -151,17 +151,17 @@ def read_head(buffer: Buffer) -> FrameHead:
     """
     (expected,) = _CRC.unpack_from(buffer, _HEAD.size)
     if crc.crc32(memoryview(buffer)[: _HEAD.size]) != expected:
-        raise ProtocolError("a replication frame's head is damaged, or this is none")
+        raise ProtocolError("the head of a replication frame is damaged, or the bytes are no replication frame")
     magic, form, kind, length, epoch, *numbers, body_crc = _HEAD.unpack_from(buffer)
     if magic != _MAGIC or form != _FORM:
-        raise ProtocolError(f"not a replication frame of form {_FORM}")
+        raise ProtocolError(f"not a replication frame of format {_FORM}")
     known = _KINDS.get(kind)
     if known is None:
-        raise ProtocolError(f"a replication frame of kind {kind}")
+        raise ProtocolError(f"a replication frame of the unknown kind {kind}")
     if length > MAX_BODY[known]:
         raise ProtocolError(f"{length} B are too many for {known.name}")
     if min(numbers) < 0:
-        raise ProtocolError("a position below 0")
+        raise ProtocolError("a negative position")
     offset, sequence, confirmed_offset, confirmed_sequence = numbers
     return FrameHead(
         known,
@@ -199,7 +199,7 @@ class ReplicationReader:
             ProtocolError: the bytes are no frames, or damaged; close the connection.
         """
         if self._broken:
-            raise ProtocolError("the connection broke the protocol before")
+            raise ProtocolError("this connection violated the protocol before")
         self._buffer += received
         try:
             while (frame := self._next()) is not None:

@@ -133,11 +133,15 @@ class ReplicationReceiver:
             ProtocolError: the frame is unexpected, or comes from a master of an earlier epoch; close the connection.
         """
         if frame.epoch != self._epoch or frame.epoch < fenced:
-            raise ProtocolError(f"a frame of epoch {frame.epoch}, in a connection of {self._epoch}, sealed to {fenced}")
+            raise ProtocolError(
+                f"a frame of epoch {frame.epoch} in a connection of epoch {self._epoch}, fenced at {fenced}"
+            )
         if frame.kind is FrameKind.REFUSED:
             raise ProtocolError(f"the master refuses: {bytes(frame.body).decode(errors='replace')}")
         if frame.kind not in self._waits_for:
-            raise ProtocolError(f"a {frame.kind.name} where one of {[each.name for each in self._waits_for]} was due")
+            raise ProtocolError(
+                f"received {frame.kind.name}, expected one of {[each.name for each in self._waits_for]}"
+            )
         steps = self._steps(frame)
         self.confirmed = self.confirmed.join(frame.confirmed.meet(self.end))
         return steps
@@ -151,14 +155,14 @@ class ReplicationReceiver:
             return [self._begin_epoch(read_epoch(frame.body))]
         if frame.kind is FrameKind.GO_ON:
             if frame.position != self.end:
-                raise ProtocolError(f"told to go on from {frame.position}, and the stream ends at {self.end}")
+                raise ProtocolError(f"the master continues from {frame.position}, but the stream ends at {self.end}")
             self._waits_for = _STREAM
         elif frame.kind is FrameKind.CUT:
             return [self._cut(frame.position, read_number(frame.body))]
         elif frame.kind is FrameKind.SNAPSHOT:
             epochs, keeps_log = read_snapshot(frame.body)
             if keeps_log and frame.position.offset > self.end.offset:
-                raise ProtocolError(f"told to keep the log up to {frame.position}, and it ends at {self.end}")
+                raise ProtocolError(f"the master keeps the log up to {frame.position}, but it ends at {self.end}")
             self.end = frame.position
             self.confirmed = self.confirmed.meet(frame.position)
             self._waits_for = (FrameKind.TABLES, FrameKind.SNAPSHOT_END)
@@ -172,28 +176,30 @@ class ReplicationReceiver:
 
     def _log(self, frame: ReplicationFrame) -> Step:
         if frame.position != self.end or not len(frame.body):
-            raise ProtocolError(f"log bytes at {frame.position}, and the stream ends at {self.end}")
+            raise ProtocolError(f"log bytes at {frame.position}, but the stream ends at {self.end}")
         self.end = StreamPosition(self.end.offset + len(frame.body), self.end.sequence)
         return WriteLog(frame.position.offset, frame.body)
 
     def _states(self, frame: ReplicationFrame) -> Step:
         frames = read_states(frame)
         if frames[0].sequence != self.end.sequence + 1:
-            raise ProtocolError(f"state frame {frames[0].sequence}, and the stream ends at {self.end}")
+            raise ProtocolError(f"state frame {frames[0].sequence}, but the stream ends at {self.end}")
         if frames[-1].log_offset > self.end.offset:
-            raise ProtocolError(f"state frame {frames[-1].sequence} speaks of a later log than {self.end.offset}")
+            raise ProtocolError(f"state frame {frames[-1].sequence} refers to the log behind its end {self.end.offset}")
         self.end = self.end._replace(sequence=frames[-1].sequence)
         return WriteStates(frames)
 
     def _begin_epoch(self, entry: EpochStart) -> Step:
         if entry.epoch <= self._last_epoch or entry.epoch > self._epoch or not self.end.covers(entry.start):
-            raise ProtocolError(f"epoch {entry.epoch} from {entry.start}, after {self._last_epoch}, at {self.end}")
+            raise ProtocolError(
+                f"epoch {entry.epoch} from {entry.start} does not follow epoch {self._last_epoch} at {self.end}"
+            )
         self._last_epoch = entry.epoch
         return BeginEpoch(entry)
 
     def _cut(self, position: StreamPosition, epoch: int) -> Step:
         if not self.end.covers(position):
-            raise ProtocolError(f"told to cut to {position}, and the stream ends at {self.end}")
+            raise ProtocolError(f"the master cuts to {position}, but the stream ends at {self.end}")
         self.end = position
         self.confirmed = self.confirmed.meet(position)
         self._waits_for = ()

@@ -148,7 +148,7 @@ class ReplicationSender:
         try:
             pending = self._states(position.sequence)[: max(bound.sequence - position.sequence, 0)]
         except InvalidInput as error:
-            raise ProtocolError(f"the state behind {position.sequence} is folded") from error
+            raise ProtocolError(f"the state after {position.sequence} is folded") from error
         due = [frame for frame in pending[:1024] if frame.log_offset <= position.offset]
         if due:
             return ShipStates(_fitting(due, most_bytes))

@@ -53,7 +53,7 @@ class StateStream:
             ProtocolError: it is not the next one, or its log offset is before that of the previous frame.
         """
         if frame.sequence != self.last + 1 or not frame.payload or frame.log_offset < 0:
-            raise ProtocolError(f"state frame {frame.sequence} came where {self.last + 1} was to come")
+            raise ProtocolError(f"received state frame {frame.sequence}, expected {self.last + 1}")
         if self._frames and frame.log_offset < self._frames[-1].log_offset:
             raise ProtocolError(f"state frame {frame.sequence} goes back in the log, to {frame.log_offset}")
         self._frames.append(frame)
@@ -61,13 +61,13 @@ class StateStream:
     def after(self, sequence: int) -> Sequence[StateChange]:
         """Return the frames after a number. Raise InvalidInput if some of them are folded."""
         if sequence < self.folded:
-            raise InvalidInput("sequence", f"from {self.folded} on, before that all is folded", sequence)
+            raise InvalidInput("sequence", f"at least {self.folded}, earlier frames are folded", sequence)
         return self._frames[sequence - self.folded :]
 
     def cut(self, sequence: int) -> None:
         """Remove the frames after a number. Raise InvalidInput if some are folded."""
         if sequence < self.folded:
-            raise InvalidInput("sequence", f"from {self.folded} on, before that all is folded", sequence)
+            raise InvalidInput("sequence", f"at least {self.folded}, earlier frames are folded", sequence)
         del self._frames[sequence - self.folded :]
 
     def clamp(self, log_end: int) -> int:

@@ -96,17 +96,17 @@ class EtcdGateway:
         Raises:
             EtcdFailed: `.may_be_done` says whether the transaction may have been carried out.
         """
-        asked = {"compare": list(compare), "success": list(then), "failure": list(otherwise)}
+        request = {"compare": list(compare), "success": list(then), "failure": list(otherwise)}
 
         def read(answer: Mapping[str, Any]) -> tuple[bool, list[EtcdValue | None]]:
             holds = bool(answer.get("succeeded")) or not compare
             found = [each["response_range"] for each in answer.get("responses", ()) if "response_range" in each]
-            wanted = sum("request_range" in each for each in (then if holds else otherwise))
-            if len(found) < wanted:
-                raise ValueError(f"{len(found)} ranges of {wanted}")
-            return holds, [_first(each) for each in found[:wanted]]
+            count = sum("request_range" in each for each in (then if holds else otherwise))
+            if len(found) < count:
+                raise ValueError(f"{len(found)} of {count} ranges")
+            return holds, [_first(each) for each in found[:count]]
 
-        return await self._post("kv/txn", asked, read)
+        return await self._post("kv/txn", request, read)
 
     async def keys(self, prefix: str) -> list[str]:
         """Return all keys with this prefix, without the prefix; raise EtcdFailed."""
@@ -116,8 +116,8 @@ class EtcdGateway:
         def read(answer: Mapping[str, Any]) -> list[str]:
             return [b64decode(each["key"]).decode().removeprefix(prefix) for each in answer.get("kvs", ())]
 
-        asked = {"key": _text(begin), "range_end": _text(end), "keys_only": True}
-        return await self._post("kv/range", asked, read)
+        request = {"key": _text(begin), "range_end": _text(end), "keys_only": True}
+        return await self._post("kv/range", request, read)
 
     async def grant(self, seconds: int) -> tuple[str, int]:
         """Grant a new lease; return its id and its seconds.
@@ -139,16 +139,16 @@ class EtcdGateway:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._http[0].clear()
 
-    async def _post(self, call: str, asked: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
+    async def _post(self, call: str, request: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
         """Send a request and return its answer as decoded by `read`; raise EtcdFailed."""
-        body = json.dumps(asked, separators=(",", ":")).encode()
+        body = json.dumps(request, separators=(",", ":")).encode()
         if self._closed:
             raise EtcdFailed("the register is closed", may_be_done=False)
         try:
             post = self._post_somewhere
             return await asyncio.get_running_loop().run_in_executor(self._threads, post, call, body, read)
         except OTHER_FORM as error:
-            raise EtcdFailed(f"etcd's answer to {call} is of another form: {error!r}") from error
+            raise EtcdFailed(f"etcd's answer to {call} is malformed: {error!r}") from error
 
     def _post_somewhere(self, call: str, body: bytes, read: Callable[[Mapping[str, Any]], _T]) -> _T:
         """Send a request to the endpoint that answered last, else to the other ones.
@@ -175,7 +175,7 @@ class EtcdGateway:
             except (EtcdFailed, *OTHER_FORM):
                 self._leave(number)
                 raise
-        raise EtcdFailed(f"no etcd is reached: {last}", may_be_done=False)
+        raise EtcdFailed(f"no etcd endpoint could be reached: {last}", may_be_done=False)
 
     def _leave(self, number: int) -> None:
         """Prefer the next endpoint from now on.
@@ -196,16 +196,16 @@ class EtcdGateway:
 
     def _decoded(self, endpoint: str, call: str, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
         if len(answer.data) > _MAX_ANSWER_BYTES:
-            raise EtcdFailed(f"{endpoint}: an answer of {len(answer.data)} B to {call}")
+            raise EtcdFailed(f"{endpoint}: the answer to {call} is too long: {len(answer.data)} B")
         if answer.status == 404 and not answer.data.startswith(b"{"):
             raise EtcdFailed(f"{endpoint} has no /v3 gateway; etcd 3.4 or later is needed", may_be_done=False)
-        told = json.loads(answer.data)
-        if not isinstance(told, dict):
-            raise TypeError(type(told).__name__)
+        content = json.loads(answer.data)
+        if not isinstance(content, dict):
+            raise TypeError(type(content).__name__)
         if answer.status == 200:
-            return told
-        remark = f"{endpoint}: {told.get('message') or told.get('error')}"
-        raise EtcdFailed(remark, may_be_done=told.get("code") not in _NOT_DONE)
+            return content
+        remark = f"{endpoint}: {content.get('message') or content.get('error')}"
+        raise EtcdFailed(remark, may_be_done=content.get("code") not in _NOT_DONE)
 
 
 def _pools(tls: ssl.SSLContext | None) -> tuple[urllib3.PoolManager, ssl.SSLContext | None]:
@@ -225,8 +225,8 @@ def _text(raw: bytes) -> str:
 
 def is_unchanged(key: str, mod_revision: int) -> dict[str, Any]:
     """Return a comparison: the key was last written at that revision (0: no such key)."""
-    told = {"target": "MOD", "result": "EQUAL", "mod_revision": str(mod_revision)}
-    return {"key": _text(key.encode()), **told}
+    comparison = {"target": "MOD", "result": "EQUAL", "mod_revision": str(mod_revision)}
+    return {"key": _text(key.encode()), **comparison}
 
 
 def is_value(key: str, value: bytes) -> dict[str, Any]:

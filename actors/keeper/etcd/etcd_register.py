@@ -129,16 +129,16 @@ class EtcdRegister:
         except EtcdFailed as error:
             raise RegisterUnavailable(f"{group}: {error}") from error
         _check(group, before, _registered(standing), lease if moves else None)
-        made = Registered(before.version + 1, f"{secrets.randbelow(1 << 62):x}", after)
+        entry = Registered(before.version + 1, f"{secrets.randbelow(1 << 62):x}", after)
         compare = [is_unchanged(state_key, 0 if standing is None else standing.mod_revision)]
         compare += [is_unchanged(lease_key, 0 if lease is None else lease.mod_revision)] if moves else []
         try:
-            is_made, found = await self._transact(compare, [put(state_key, _encoded(made))], look)
+            is_made, found = await self._transact(compare, [put(state_key, _encoded(entry))], look)
         except EtcdFailed as error:
             failed = RegisterUnknown if error.may_be_done else RegisterUnavailable
             raise failed(f"{group}: {error}") from error
         if is_made:
-            return made
+            return entry
         standing, lease = found
         _check(group, before, _registered(standing), lease if moves else None)
         # The lease that blocked the change has ended since.
@@ -164,12 +164,12 @@ class EtcdRegister:
         look = [get(self._cluster)]
         found = [put(self._cluster, cluster.encode())] if is_new else []
         try:
-            is_nobodys, told = await self._etcd.transact([is_unchanged(self._cluster, 0)], found, look)
+            is_nobodys, values = await self._etcd.transact([is_unchanged(self._cluster, 0)], found, look)
         except EtcdFailed as error:
             raise RegisterUnavailable(str(error)) from error
         if is_nobodys:
             return is_new
-        return told[0] is not None and told[0].value == cluster.encode()
+        return values[0] is not None and values[0].value == cluster.encode()
 
     async def renew(self, group: str, claim: LeaseClaim) -> float:
         """Give or extend a master's lease, as `Register.renew` describes."""
@@ -210,7 +210,7 @@ class EtcdRegister:
             return await self._etcd.transact(compare, then, otherwise)
         is_ours, owner = is_value(self._cluster, self._whose), get(self._cluster)
         holds, found = await self._etcd.transact([is_ours, *compare], then, [*otherwise, owner])
-        if not holds and ((told := found.pop()) is None or told.value != self._whose):
+        if not holds and ((standing := found.pop()) is None or standing.value != self._whose):
             raise EtcdFailed("the etcd that answers has no register of this cluster", may_be_done=False)
         return holds, found
 
@@ -252,15 +252,15 @@ class EtcdRegister:
 def _check(group: str, before: Registered, standing: Registered, lease: EtcdValue | None) -> None:
     """Raise RegisterConflict or RegisterHeld if a change from `before` is not allowed."""
     if (standing.version, standing.change) != (before.version, before.change):
-        raise RegisterConflict(f"{group}: version {standing.version} stands, not {before.version}")
+        raise RegisterConflict(f"{group}: the register has version {standing.version}, not {before.version}")
     if lease is not None and lease.has_lease:
         raise RegisterHeld(f"{group}: the master's lease has not ended", RENEWAL_SECONDS)
 
 
 def _encoded(entry: Registered) -> bytes:
     assert isinstance(entry.value, GroupState)
-    told = {"change": entry.change, "version": entry.version, "state": entry.value.to_json()}
-    return json.dumps(told, separators=(",", ":")).encode()
+    content = {"change": entry.change, "version": entry.version, "state": entry.value.to_json()}
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def _registered(found: EtcdValue | None) -> Registered:
@@ -275,7 +275,7 @@ def _registered(found: EtcdValue | None) -> Registered:
         version = raw.get("version", found.version)  # RayMQ 0.1 did not write it
         return Registered(int(version), str(raw["change"]), GroupState.from_json(raw["state"]))
     except (*OTHER_FORM, InvalidInput) as error:
-        raise RegisterUnavailable(f"what stands in etcd is no state of a group: {error}") from error
+        raise RegisterUnavailable(f"the value in etcd is not the state of a group: {error}") from error
 
 
 def _claimed(claim: LeaseClaim) -> bytes:

@@ -44,7 +44,7 @@ class DecisionThread:
             ServerBusy: too many calls wait already.
         """
         if self._waiting >= self._most_waiting:
-            raise ServerBusy(f"{self._waiting} questions wait for this keeper's disk")
+            raise ServerBusy(f"{self._waiting} calls wait for this keeper's disk")
         future: asyncio.Future[_T] = self._loop.create_future()
         self._waiting += 1
         self._queue.put((decide, future))
@@ -66,7 +66,7 @@ class DecisionThread:
             error: BaseException | None = None
             try:
                 result = decide()
-            except BaseException as raised:  # noqa: BLE001 - whatever it is, it is told to who asked
+            except BaseException as raised:  # noqa: BLE001 - the caller receives any error
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop has closed, and with it the caller
                 self._loop.call_soon_threadsafe(self._decided, future, result, error)
@@ -80,4 +80,4 @@ class DecisionThread:
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             future.set_exception(error)
         else:
-            future.set_exception(RuntimeError(f"a decision ended with {error!r}"))
+            future.set_exception(RuntimeError(f"the call ended with {error!r}"))

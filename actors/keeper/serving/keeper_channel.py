@@ -37,7 +37,7 @@ class KeeperChannel:
         if isinstance(decided, KeeperRefused) and decided.reason is Reason.NOT_A_VOTER:
             return decided  # another incarnation than the call was for, with its own count
         if saves < seen:
-            raise ProtocolError(f"the keeper at {self.address} was given an older copy of its file")
+            raise ProtocolError(f"the keeper at {self.address} has an older copy of its file")
         # Former incarnations receive no more calls.
         self._saves = {call.incarnation: max(saves, self._saves.get(call.incarnation, 0))}
         return decided

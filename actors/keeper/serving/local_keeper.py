@@ -106,7 +106,7 @@ class LocalKeeper:
             before = acceptor.state
             answer = acceptor.handle(call, seen)
             if acceptor.state is not before and acceptor.state in {KeeperState.OLDER_COPY, KeeperState.FAILED}:
-                _log.error("keeper %d has no voice any more: %s (%s)", self.number, acceptor.state.value, self._path)
+                _log.error("keeper %d has no vote any more: %s (%s)", self.number, acceptor.state.value, self._path)
                 if acceptor.state is KeeperState.OLDER_COPY:
                     with contextlib.suppress(
                         StoreError
@@ -131,7 +131,7 @@ class LocalKeeper:
             if known is None:
                 self._begin(record, just_founded=True)
             elif known.incarnation != record.incarnation:
-                raise InvalidInput("keeper", f"a new one at {self._path}", f"one of cluster {known.cluster}")
+                raise InvalidInput("keeper", f"no other record at {self._path}", f"a record of cluster {known.cluster}")
 
         self._check_mine(record)
         await self._thread.decide(begin)
@@ -164,7 +164,7 @@ class LocalKeeper:
         try:
             record = self._file.load()
         except StoreCorrupt as error:
-            _log.error("keeper %d has no voice: %s", self.number, error)
+            _log.error("keeper %d has no vote: %s", self.number, error)
             return
         if record is not None:
             self._check_mine(record)

@@ -47,13 +47,13 @@ class SocketQuorumTransport:
         self._channels: dict[str, KeeperChannel] = {}
 
     async def ask(
-        self, keepers: KeeperSet, asked: Mapping[int, KeeperCall], is_enough: Callable[[Answers], bool]
+        self, keepers: KeeperSet, calls: Mapping[int, KeeperCall], is_enough: Callable[[Answers], bool]
     ) -> Answers:
         """Send calls to keepers and return the answers, as `QuorumTransport.ask` describes."""
         channels = self._channels_to(keepers)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._ask_seconds
-        tasks = {loop.create_task(self._request(channels[number], call)): number for number, call in asked.items()}
+        tasks = {loop.create_task(self._request(channels[number], call)): number for number, call in calls.items()}
         answers: dict[int, Answer] = {}
         waiting = set(tasks)
         try:
@@ -84,9 +84,9 @@ class SocketQuorumTransport:
         try:
             return await channel.ask(call, self._ask_seconds)
         except RayMQError as error:
-            _log.debug("no answer of the keeper at %s: %s", channel.address, error)
-        except Exception:  # noqa: BLE001 - whatever it is, a door never fails
-            _log.exception("a question to the keeper at %s failed", channel.address)
+            _log.debug("no answer from the keeper at %s: %s", channel.address, error)
+        except Exception:  # noqa: BLE001 - `ask` never fails
+            _log.exception("a request to the keeper at %s failed", channel.address)
         return None
 
     def _channels_to(self, keepers: KeeperSet) -> dict[int, KeeperChannel]:

@@ -41,20 +41,20 @@ def etcd_location(etcd: Etcd, cluster: str) -> dict[str, Any]:
     return {_ETCD: {"endpoints": list(etcd.endpoints), "prefix": f"/raymq/{cluster}", "tls": tls}}
 
 
-def claimed_location(told: Mapping[str, Any], cluster: str) -> dict[str, Any]:
+def claimed_location(location: Mapping[str, Any], cluster: str) -> dict[str, Any]:
     """Return the location with the cluster that the register belongs to.
 
     A register that is opened from it serves no call if it belongs to another cluster (`claim_for_cluster`).
     """
-    return {_ETCD: {**told[_ETCD], "cluster": cluster}}
+    return {_ETCD: {**location[_ETCD], "cluster": cluster}}
 
 
-def location_entries(told: Mapping[str, Any]) -> dict[str, str]:
+def location_entries(location: Mapping[str, Any]) -> dict[str, str]:
     """Return the configuration entry of a register on etcd, for name servers.
 
     The result is empty for a register on keepers, which have entries of their own.
     """
-    return {_ETCD: json.dumps(told[_ETCD])} if _ETCD in told else {}
+    return {_ETCD: json.dumps(location[_ETCD])} if _ETCD in location else {}
 
 
 def location_from_entries(entries: Mapping[str, str]) -> dict[str, Any] | None:
@@ -62,15 +62,15 @@ def location_from_entries(entries: Mapping[str, str]) -> dict[str, Any] | None:
     return {_ETCD: json.loads(entries[_ETCD])} if _ETCD in entries else None
 
 
-def keepers_at(told: Mapping[str, Any] | None) -> KeeperSet:
+def keepers_at(location: Mapping[str, Any] | None) -> KeeperSet:
     """Return the keepers of the register.
 
     The set is empty if the register is on an etcd, or if there is no register.
     """
-    return KeeperSet() if told is None or _ETCD in told else KeeperSet.from_json(told)
+    return KeeperSet() if location is None or _ETCD in location else KeeperSet.from_json(location)
 
 
-def open_register(told: Mapping[str, Any], tls: ReloadingContext | None) -> OpenRegister:
+def open_register(location: Mapping[str, Any], tls: ReloadingContext | None) -> OpenRegister:
     """Open the register there, for the running event loop.
 
     Args:
@@ -79,27 +79,27 @@ def open_register(told: Mapping[str, Any], tls: ReloadingContext | None) -> Open
     Raises:
         InvalidInput: the location is malformed, or a library or a file that etcd needs is missing.
     """
-    if _ETCD in told:
-        return _open_etcd(told[_ETCD])
-    keepers = KeeperSet.from_json(told)
+    if _ETCD in location:
+        return _open_etcd(location[_ETCD])
+    keepers = KeeperSet.from_json(location)
     door = SocketQuorumTransport(keepers, tls=tls)
     return OpenRegister(KeeperRegister(keepers, door), door.close)
 
 
-async def claim_for_cluster(told: Mapping[str, Any], cluster: str, *, is_new: bool) -> bool:
+async def claim_for_cluster(location: Mapping[str, Any], cluster: str, *, is_new: bool) -> bool:
     """Claim the register on that etcd, as `EtcdRegister.claim_for_cluster` describes.
 
     Raise InvalidInput as `open_register` does.
     """
-    register = _etcd_register(told[_ETCD])
+    register = _etcd_register(location[_ETCD])
     try:
         return await register.claim_for_cluster(cluster, is_new=is_new)
     finally:
         register.close()
 
 
-def _open_etcd(told: Mapping[str, Any]) -> OpenRegister:
-    register = _etcd_register(told)
+def _open_etcd(location: Mapping[str, Any]) -> OpenRegister:
+    register = _etcd_register(location)
 
     async def close() -> None:
         register.close()
@@ -107,10 +107,12 @@ def _open_etcd(told: Mapping[str, Any]) -> OpenRegister:
     return OpenRegister(register, close)
 
 
-def _etcd_register(told: Mapping[str, Any]) -> EtcdRegister:
+def _etcd_register(location: Mapping[str, Any]) -> EtcdRegister:
     try:
         from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
     except ImportError as error:
-        raise InvalidInput("etcd_endpoints", "what raymq's extra `etcd` installs", str(error)) from error
-    tls = None if told["tls"] is None else client_context(Tls(**told["tls"]))
-    return EtcdRegister(told["endpoints"], told["prefix"], None if tls is None else tls.now, told.get("cluster"))
+        raise InvalidInput("etcd_endpoints", "the packages of raymq's extra `etcd`", str(error)) from error
+    tls = None if location["tls"] is None else client_context(Tls(**location["tls"]))
+    return EtcdRegister(
+        location["endpoints"], location["prefix"], None if tls is None else tls.now, location.get("cluster")
+    )

@@ -61,12 +61,12 @@ class KeeperService:
         keeper = await LocalKeeper.open(spec.number, spec.cluster, folder / f"{name}.record")
         try:
             file = folder / f"{name}.json"
-            kept = json_file.load_as(file, _kept)
-            bound = bind_persistent_port(spec.host, spec.port or kept)
+            last_port = json_file.load_as(file, _kept)
+            bound = bind_persistent_port(spec.host, spec.port or last_port)
             try:
                 port = int(bound.getsockname()[1])
                 service = cls(spec, keeper, port)
-                if port != kept:
+                if port != last_port:
                     json_file.save(file, {"host": spec.host, "port": port}, _kept)
                 await service._server.start(bound)
             except BaseException:

@@ -23,7 +23,7 @@ class FlagIsolation:
     def __post_init__(self) -> None:
         self._reset_at = self.clock() + self.period_seconds
 
-    def report(self, broker: str, outcome: TryOutcome, latency_ms: float) -> None:  # noqa: ARG002 - the protocol's
+    def report(self, broker: str, outcome: TryOutcome, latency_ms: float) -> None:  # noqa: ARG002 - in the protocol
         """Flag a broker after a failure.
 
         A success does not clear the flag; only the end of the period does.

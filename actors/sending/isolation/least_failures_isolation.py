@@ -25,7 +25,7 @@ class LeastFailuresIsolation:
     _failed_at: dict[str, deque[float]] = field(default_factory=dict)
     _silent: set[str] = field(default_factory=set)
 
-    def report(self, broker: str, outcome: TryOutcome, latency_ms: float) -> None:  # noqa: ARG002 - the protocol's
+    def report(self, broker: str, outcome: TryOutcome, latency_ms: float) -> None:  # noqa: ARG002 - in the protocol
         """Count a failure."""
         if outcome is not TryOutcome.ANSWERED:
             self._failed_at.setdefault(broker, deque(maxlen=_REMEMBERED)).append(self.clock())

@@ -14,7 +14,7 @@ class NoIsolation:
     def report(self, broker: str, outcome: TryOutcome, latency_ms: float) -> None:
         """Ignore the outcome."""
 
-    def rank(self, broker: str) -> int:  # noqa: ARG002 - the protocol's
+    def rank(self, broker: str) -> int:  # noqa: ARG002 - in the protocol
         """Return 0."""
         return 0
 

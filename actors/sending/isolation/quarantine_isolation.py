@@ -19,7 +19,7 @@ class QuarantineIsolation:
     clean_seconds: float = 10.0
     _failed_at: dict[str, tuple[float, TryOutcome]] = field(default_factory=dict)
 
-    def report(self, broker: str, outcome: TryOutcome, latency_ms: float) -> None:  # noqa: ARG002 - the protocol's
+    def report(self, broker: str, outcome: TryOutcome, latency_ms: float) -> None:  # noqa: ARG002 - in the protocol
         """Isolate a broker after a failure; a success does not end the isolation."""
         if outcome is not TryOutcome.ANSWERED:
             self._failed_at[broker] = (self.clock(), outcome)

@@ -102,7 +102,7 @@ def read_groups(answer: Command) -> list[str]:
     Raise ProtocolError if it is invalid.
     """
     groups: dict[str, Any] = read_json_answer(answer)["subscriptionGroupTable"]
-    return [text(group) for group in groups.keys()]  # noqa: SIM118 - what has none is refused
+    return [text(group) for group in groups.keys()]  # noqa: SIM118 - an object without keys() is refused
 
 
 def delete_group_command(group: str, *, dead_letters: bool, dry_run: bool) -> Command:
@@ -117,16 +117,16 @@ def delete_group_command(group: str, *, dead_letters: bool, dry_run: bool) -> Co
 @protocol_checked
 def read_group_content(answer: Command) -> GroupContent:
     """Return a broker's data of a group, from its answer to DELETE_GROUP."""
-    told = answer.fields
-    since = told["since_commit"]
+    fields = answer.fields
+    since = fields["since_commit"]
     return GroupContent(
-        exists=bool(told["exists"]),
-        members=read_list(told["members"], text),
+        exists=bool(fields["exists"]),
+        members=read_list(fields["members"], text),
         since_commit=None if since is None else float(since),
-        offsets=number(told["offsets"]),
-        in_flight=number(told["in_flight"]),
-        retries=number(told["retries"]),
-        dead_letters=number(told["dead_letters"]),
+        offsets=number(fields["offsets"]),
+        in_flight=number(fields["in_flight"]),
+        retries=number(fields["retries"]),
+        dead_letters=number(fields["dead_letters"]),
     )
 
 
@@ -173,10 +173,10 @@ def status_answer(request: Command, status: BrokerInfo) -> Command:
 
     The version is left out if the request does not ask for it: the client's RayMQ does not know that field.
     """
-    told = status.as_dict()
+    fields = status.as_dict()
     if not request.fields.get("release"):
-        del told["version"]
-    return request.response(ResponseCode.SUCCESS, told)
+        del fields["version"]
+    return request.response(ResponseCode.SUCCESS, fields)
 
 
 @protocol_checked
@@ -228,8 +228,8 @@ def read_status(answer: Command) -> BrokerInfo:
     for field in ("replica", "epoch", "pid"):
         number(getattr(status, field), -1)
     for field in ("confirmed_offset", "end_offset", "lag_bytes"):
-        if (told := getattr(status, field)) is not None:
-            number(told)
+        if (value := getattr(status, field)) is not None:
+            number(value)
     if status.in_sync is not None:
         read_list(status.in_sync, number)
     return status

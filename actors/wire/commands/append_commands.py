@@ -55,9 +55,9 @@ def read_append_answer(answer: Command, records: int) -> tuple[SendStatus, Recor
         np.frombuffer(fields["queue_offsets"], INT64),
         np.frombuffer(fields["physical_offsets"], INT64),
     )
-    told = {len(placed.queue_ids), len(placed.queue_offsets), len(placed.physical_offsets)}
-    if told != {records}:
-        raise ValueError(f"{sorted(told)} places of {records} records")
+    lengths = {len(placed.queue_ids), len(placed.queue_offsets), len(placed.physical_offsets)}
+    if lengths != {records}:
+        raise ValueError(f"{sorted(lengths)} positions for {records} records")
     return SendStatus(fields["status"]), placed
 
 

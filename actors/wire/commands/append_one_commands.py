@@ -30,4 +30,4 @@ def read_append_position(body: Buffer) -> tuple[SendStatus, int, int]:
         status, queue_offset, physical_offset = PLACE.unpack(body)
         return STATUSES[status], queue_offset, physical_offset
     except (struct.error, IndexError) as error:
-        raise ProtocolError(f"no place in the answer: {error}") from error
+        raise ProtocolError(f"no position in the answer: {error}") from error

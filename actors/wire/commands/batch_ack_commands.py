@@ -55,20 +55,20 @@ def batch_acks_steps(request: Command) -> Steps[list[BatchAck]]:
     Raises:
         InvalidInput: the body is not in RocketMQ's form, or names more messages than a group may have in flight.
     """
-    told = (yield from read_object_steps(request.body)).get("acks")
-    if not isinstance(told, list):
-        raise InvalidInput("acks", "a list", type(told).__name__)
-    acks = yield from map_steps(_batch_ack, told, _ENTRIES_AT_ONCE)
+    entries = (yield from read_object_steps(request.body)).get("acks")
+    if not isinstance(entries, list):
+        raise InvalidInput("acks", "a list", type(entries).__name__)
+    acks = yield from map_steps(_batch_ack, entries, _ENTRIES_AT_ONCE)
     count = sum(ack.count for ack in acks)
     if count > MAX_IN_FLIGHT:
         raise InvalidInput("acks", f"at most {MAX_IN_FLIGHT} messages", count)
     return acks
 
 
-def _batch_ack(told: Mapping[str, Any]) -> BatchAck:
+def _batch_ack(entry: Mapping[str, Any]) -> BatchAck:
     try:
-        group, topic, queue_id, pop_time_ms = str(told["c"]), str(told["t"]), int(told["q"]), int(told["pt"])
-        start, bits = int(told["so"]), base64.b64decode(told["b"], validate=True)
+        group, topic, queue_id, pop_time_ms = str(entry["c"]), str(entry["t"]), int(entry["q"]), int(entry["pt"])
+        start, bits = int(entry["so"]), base64.b64decode(entry["b"], validate=True)
     except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
         raise InvalidInput("acks", "entries of RocketMQ's BatchAck", str(error)) from error
     if not 0 <= start <= _MAX_OFFSET:

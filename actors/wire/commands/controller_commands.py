@@ -69,12 +69,12 @@ def read_group_master(answer: Command) -> GroupMaster:
     Raise ProtocolError if it is invalid.
     """
     fields = answer.fields
-    told = read_json_answer(answer)
+    data = read_json_answer(answer)
     master = number(fields["masterBrokerId"], -1) if fields.get("masterBrokerId") is not None else -1
     return GroupMaster(
         master if master > 0 else None,
         number(fields["masterEpoch"]),
-        tuple(number(each, 1) for each in told["syncStateSet"]),
+        tuple(number(each, 1) for each in data["syncStateSet"]),
         str(fields.get("raymqWarning") or "")[:1000],
         changed=fields.get("raymqChanged") == "true",
     )

@@ -51,21 +51,23 @@ def find_coordinator_command(kind: str, key: str) -> Command:
 @protocol_checked
 def read_coordinator(answer: Command) -> CoordinatorEntry:
     """Return the content of an answer to FIND_HOME."""
-    home = text(answer.fields["home"])
+    coordinator = text(answer.fields["home"])
     members = [text(each) for each in answer.fields["members"]]
-    return CoordinatorEntry(home or None, bool(answer.fields["takes_new"]), members)
+    return CoordinatorEntry(coordinator or None, bool(answer.fields["takes_new"]), members)
 
 
-def register_coordinator_command(kind: str, key: str, home: str, asked: Collection[str] | None = None) -> Command:
-    """Return REMEMBER_HOME: record that `home` is the coordinator of `key`. Repeatable.
+def register_coordinator_command(
+    kind: str, key: str, coordinator: str, queried: Collection[str] | None = None
+) -> Command:
+    """Return REMEMBER_HOME: record that `coordinator` is the coordinator of `key`. Repeatable.
 
     Args:
-        asked: the brokers that reported that there is no coordinator; `home` becomes the coordinator if none is
-            recorded. None: it already is the coordinator.
+        queried: the brokers that reported that there is no coordinator; `coordinator` is recorded if none
+            is. None: it already is the coordinator.
     """
-    fields = {"kind": kind, "key": key, "home": home}
-    told = {} if asked is None else {"asked": sorted(asked)}
-    return Command(RequestCode.REMEMBER_HOME, fields | told, serialization=Serialization.MSGPACK)
+    fields = {"kind": kind, "key": key, "home": coordinator}
+    optional = {} if queried is None else {"asked": sorted(queried)}
+    return Command(RequestCode.REMEMBER_HOME, fields | optional, serialization=Serialization.MSGPACK)
 
 
 @protocol_checked
@@ -88,8 +90,10 @@ def copy_coordinators_command(broker: str, after: str) -> Command:
 @protocol_checked
 def read_coordinator_page(answer: Command) -> CoordinatorEntriesPage:
     """Return the page in an answer to COPY_HOMES."""
-    homes = [(text(kind), text(key), text(home)) for kind, key, home in answer.fields["homes"]]
-    return CoordinatorEntriesPage([text(each) for each in answer.fields["members"]], homes, text(answer.fields["last"]))
+    entries = [(text(kind), text(key), text(coordinator)) for kind, key, coordinator in answer.fields["homes"]]
+    return CoordinatorEntriesPage(
+        [text(each) for each in answer.fields["members"]], entries, text(answer.fields["last"])
+    )
 
 
 def forget_broker_command(broker: str) -> Command:

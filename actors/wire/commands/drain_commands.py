@@ -83,27 +83,27 @@ def read_consumption(answer: Command) -> set[tuple[str, str]]:
 
     A broker of an earlier version answers with its backlog instead; the result is empty then.
     """
-    told = read_json_answer(answer).get(_CONSUMED, {})
-    return {(text(group), text(topic)) for group, topics in told.items() for topic in topics}
+    consumed = read_json_answer(answer).get(_CONSUMED, {})
+    return {(text(group), text(topic)) for group, topics in consumed.items() for topic in topics}
 
 
 def drain_backlog_answer(request: Command, remains: DrainBacklog) -> Command:
     """Return the answer to `drain_backlog_command`."""
-    told: dict[str, Any] = asdict(remains)
-    told["unconsumed"] = [[group, topic, count] for (group, topic), count in remains.unconsumed.items()]
-    return json_body.answer(request, told)
+    data: dict[str, Any] = asdict(remains)
+    data["unconsumed"] = [[group, topic, count] for (group, topic), count in remains.unconsumed.items()]
+    return json_body.answer(request, data)
 
 
 @protocol_checked
 def read_drain_backlog(answer: Command) -> DrainBacklog:
     """Return the backlog in an answer to `drain_backlog_command`."""
-    told = read_json_answer(answer)
+    data = read_json_answer(answer)
     return DrainBacklog(
-        unconsumed={(text(group), text(topic)): number(count) for group, topic, count in told["unconsumed"]},
-        dead_letters={text(group): number(count) for group, count in told["dead_letters"].items()},
-        lent_to={text(group): number(count) for group, count in told.get("lent_to", {}).items()},
+        unconsumed={(text(group), text(topic)): number(count) for group, topic, count in data["unconsumed"]},
+        dead_letters={text(group): number(count) for group, count in data["dead_letters"].items()},
+        lent_to={text(group): number(count) for group, count in data.get("lent_to", {}).items()},
         **{
-            name: number(told[name])
+            name: number(data[name])
             for name in ("unconsumed_messages", "delayed", "timers", "lent", "staged", "writes", "homes")
         },
     )

@@ -58,7 +58,7 @@ class Fetched:
 
 def fetch_command(
     session: str,
-    wanted: Sequence[FetchSpec],
+    specs: Sequence[FetchSpec],
     max_messages: int,
     max_bytes: int,
     wait_seconds: float,
@@ -84,7 +84,7 @@ def fetch_command(
         [w.topic, w.queue_id, w.offset, _packed_filter(w)]
         if w.epoch is None
         else [w.topic, w.queue_id, w.offset, _packed_filter(w), w.epoch]
-        for w in wanted
+        for w in specs
     ]
     fields = {
         "session": session,
@@ -96,8 +96,8 @@ def fetch_command(
         "member": member,
         "check_crc": check_crc,
     }
-    if any(w.incarnation is not None for w in wanted):
-        fields["incarnations"] = [w.incarnation for w in wanted]
+    if any(w.incarnation is not None for w in specs):
+        fields["incarnations"] = [w.incarnation for w in specs]
     if goes_on:
         fields["goes_on"] = fields["singly"] = True
     if not bodies:
@@ -129,19 +129,19 @@ def read_fetched(answer: Command, queues: int = MAX_FETCHED) -> list[Fetched]:
     body = memoryview(answer.body)
     parts = []
     position = 0
-    for index, next_offset, low, high, sizes, offsets, told in answer.fields["parts"]:
+    for index, next_offset, low, high, sizes, offsets, failure in answer.fields["parts"]:
         if type(index) is not int or not 0 <= index < queues:
-            raise ValueError(f"a part of queue {index!r:.40}, where {queues} were asked for")
+            raise ValueError(f"a part of queue index {index!r:.40}, but {queues} queues were requested")
         for offset in (next_offset, low, high):
             if type(offset) is not int or not 0 <= offset <= MAX_INT64:
-                raise ValueError(f"no offset: {offset!r:.40}")
+                raise ValueError(f"not an offset: {offset!r:.40}")
         sizes_array, offsets_array = np.frombuffer(sizes, "<i4"), np.frombuffer(offsets, "<i8")
         end = position + int(sizes_array.sum(dtype=np.int64))
         if len(offsets_array) != len(sizes_array) or not position <= end <= len(body):
-            raise ValueError(f"records of {end - position} bytes, where {len(body) - position} are left")
+            raise ValueError(f"records of {end - position} bytes, but {len(body) - position} bytes are left")
         error = None
-        if told is not None:
-            error = error_codec.error_from_response(Command(ResponseCode.SYSTEM_ERROR, told[0], remark=told[1]))
+        if failure is not None:
+            error = error_codec.error_from_response(Command(ResponseCode.SYSTEM_ERROR, failure[0], remark=failure[1]))
         parts.append(Fetched(index, next_offset, low, high, body[position:end], sizes_array, offsets_array, error))
         position = end
     return parts
@@ -157,7 +157,7 @@ def read_single_message(body: memoryview, queues: int) -> tuple[int, memoryview]
         raise ProtocolError(f"an answer of {len(body)} bytes has no message")
     (index,) = INDEX.unpack_from(body)
     if not 0 <= index < queues:
-        raise ProtocolError(f"an answer with a message of queue {index}, where {queues} were asked for")
+        raise ProtocolError(f"an answer with a message of queue index {index}, but {queues} queues were requested")
     return index, body[INDEX.size :]
 
 
@@ -186,14 +186,14 @@ def fetch_specs_steps(request: Command) -> Steps[list[FetchSpec]]:
                 int(offset),
                 filtered,
                 *map(int, epoch),
-                incarnation=None if made is None else int(made),
+                incarnation=None if incarnation is None else int(incarnation),
             )
-            for (topic, queue_id, offset, filtered, *epoch), made in zip(queues, incarnations, strict=True)
+            for (topic, queue_id, offset, filtered, *epoch), incarnation in zip(queues, incarnations, strict=True)
         ]
     except InvalidInput:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        limit = "a list of [topic, queue id, offset, tags codes or an SQL92 expression or nil], or with an epoch behind"
+        limit = "a list of [topic, queue id, offset, tags codes or an SQL92 expression or nil], optionally an epoch"
         raise InvalidInput("queues", limit, str(error)) from error
 
 

@@ -66,8 +66,8 @@ def create_group_command(group: str, retry_max_times: int | None = None) -> Comm
 
     What exists already is kept. `retry_max_times` applies to the group from now on; None leaves the current value.
     """
-    told = {"groupName": group} if retry_max_times is None else {"groupName": group, "retryMaxTimes": retry_max_times}
-    return Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=json.dumps(told).encode())
+    config = {"groupName": group} if retry_max_times is None else {"groupName": group, "retryMaxTimes": retry_max_times}
+    return Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=json.dumps(config).encode())
 
 
 def members_command(group: str, *, owners: bool = False) -> Command:

@@ -98,12 +98,12 @@ def keeper_status_answer(request: Command, status: KeeperStatus) -> Command:
 @protocol_checked
 def read_keeper_status(answer: Command) -> KeeperStatus:
     """Return the status in an answer to KEEPER_STATUS; raise ProtocolError if it is invalid."""
-    told = answer.fields
+    fields = answer.fields
     return KeeperStatus(
-        number(told["number"]),
-        text(told["incarnation"]),
-        text(told["state"]),
-        number(told["pid"]),
-        number(told["set"]),
-        dict(zip(map(number, told["numbers"]), map(text, told["incarnations"]), strict=True)),
+        number(fields["number"]),
+        text(fields["incarnation"]),
+        text(fields["state"]),
+        number(fields["pid"]),
+        number(fields["set"]),
+        dict(zip(map(number, fields["numbers"]), map(text, fields["incarnations"]), strict=True)),
     )

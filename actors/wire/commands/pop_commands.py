@@ -18,8 +18,8 @@ MAX_MESSAGES = 1024
 @protocol_checked
 def read_suspects(answer: Command) -> set[tuple[int, int]]:
     """Return queue id and offset of the suspects in an answer to POP_MESSAGE."""
-    told = str(answer.fields.get(SUSPECTS) or "")
-    pairs = [part.split(" ") for part in told.split(";") if part]
+    packed = str(answer.fields.get(SUSPECTS) or "")
+    pairs = [part.split(" ") for part in packed.split(";") if part]
     return {(int(queue_id), int(offset)) for queue_id, offset in pairs}
 
 
@@ -29,13 +29,13 @@ def read_handles(header: PopMessage, broker: str, answer: Command) -> Callable[[
 
     The function uses the fields of an answer to POP_MESSAGE.
     """
-    told = answer.fields
+    fields = answer.fields
     starts: dict[int, int] = {}
-    for part in told["startOffsetInfo"].split(";"):
+    for part in fields["startOffsetInfo"].split(";"):
         _, queue_id, start = part.split(" ")
         starts[int(queue_id)] = int(start)
-    pop_time_ms, invisible_ms = int(told["popTime"]), int(told["invisibleTime"])
-    revive_queue_id, retry = int(told["reviveQid"]), retry_mark(header.topic)
+    pop_time_ms, invisible_ms = int(fields["popTime"]), int(fields["invisibleTime"])
+    revive_queue_id, retry = int(fields["reviveQid"]), retry_mark(header.topic)
 
     def handle(queue_id: int, offset: int) -> ReceiptHandle:
         return ReceiptHandle(

@@ -121,18 +121,18 @@ def fence_answer(request: Command, fenced: FenceReply) -> Command:
 @protocol_checked
 def read_fence_reply(answer: Command) -> FenceReply:
     """Return the state in a replica's answer to SEAL; raise ProtocolError if it is invalid."""
-    told = answer.fields
+    fields = answer.fields
     return FenceReply(
-        number(told["replica"], 1),
-        text(told["identity"]),
-        text(told["nonce"]),
-        number(told["sealed"]),
-        number(told["epoch"]),
-        _position(told["end"]),
-        _truth(told["tail_lost"]),
-        _truth(told["healthy"]),
-        number(told["priority"]),
-        _truth(told["reaches_keepers"]),
+        number(fields["replica"], 1),
+        text(fields["identity"]),
+        text(fields["nonce"]),
+        number(fields["sealed"]),
+        number(fields["epoch"]),
+        _position(fields["end"]),
+        _truth(fields["tail_lost"]),
+        _truth(fields["healthy"]),
+        number(fields["priority"]),
+        _truth(fields["reaches_keepers"]),
     )
 
 
@@ -172,34 +172,34 @@ def replica_status_answer(request: Command, status: ReplicaStatus) -> Command:
 @protocol_checked
 def read_replica_status(answer: Command) -> ReplicaStatus:
     """Return the status in an answer to REPLICA_STATUS; raise ProtocolError if it is invalid."""
-    told = answer.fields
-    if len(told["in_sync"]) > _MAX_REPLICAS or len(told["lags"]) > _MAX_REPLICAS:
+    fields = answer.fields
+    if len(fields["in_sync"]) > _MAX_REPLICAS or len(fields["lags"]) > _MAX_REPLICAS:
         raise ValueError("more replicas than a group may have")
     return ReplicaStatus(
-        replica=number(told["replica"], 1),
-        role=text(told["role"]),
-        identity=text(told["identity"]),
-        nonce=text(told["nonce"]),
-        pid=number(told["pid"]),
-        serves=_truth(told["serves"]),
-        fenced=number(told["sealed"]),
-        epoch=number(told["epoch"]),
-        master=None if told["master"] is None else number(told["master"], 1),
-        master_epoch=number(told["master_epoch"]),
-        address=text(told["address"]),
-        replication_address=text(told["replication_address"]),
-        begin=_position(told["begin"]),
-        end=_position(told["end"]),
-        confirmed=_position(told["confirmed"]),
-        in_sync=tuple(number(each, 1) for each in told["in_sync"]),
-        set_epoch=number(told["set_epoch"]),
-        reaches_keepers=_truth(told["reaches_keepers"]),
-        trouble=text(told["trouble"]),
+        replica=number(fields["replica"], 1),
+        role=text(fields["role"]),
+        identity=text(fields["identity"]),
+        nonce=text(fields["nonce"]),
+        pid=number(fields["pid"]),
+        serves=_truth(fields["serves"]),
+        fenced=number(fields["sealed"]),
+        epoch=number(fields["epoch"]),
+        master=None if fields["master"] is None else number(fields["master"], 1),
+        master_epoch=number(fields["master_epoch"]),
+        address=text(fields["address"]),
+        replication_address=text(fields["replication_address"]),
+        begin=_position(fields["begin"]),
+        end=_position(fields["end"]),
+        confirmed=_position(fields["confirmed"]),
+        in_sync=tuple(number(each, 1) for each in fields["in_sync"]),
+        set_epoch=number(fields["set_epoch"]),
+        reaches_keepers=_truth(fields["reaches_keepers"]),
+        trouble=text(fields["trouble"]),
         lags={
             number(each, 1): ReplicaLag(number(log_bytes), number(changes), _truth(connected))
-            for each, log_bytes, changes, connected in told["lags"]
+            for each, log_bytes, changes, connected in fields["lags"]
         },
-        file_bytes=number(told.get("file_bytes", 0)),
+        file_bytes=number(fields.get("file_bytes", 0)),
     )
 
 

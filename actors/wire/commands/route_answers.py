@@ -42,11 +42,11 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
     Raises:
         ProtocolError: the body is no route, or has more queues or brokers than a client accepts.
     """
-    told = _object(body)
+    route_data = _object(body)
     addresses: dict[str, str] = {}
     limits: dict[str, int] = {}
     without_master: set[str] = set()
-    for broker in _brokers(told, "brokerDatas", list):
+    for broker in _brokers(route_data, "brokerDatas", list):
         if replicas := _replicas(broker):
             name = _text(broker, "brokerName")
             if MASTER_ID not in replicas:
@@ -55,8 +55,8 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
             addresses[name] = replicas[MASTER_ID]
             if BODY_LIMIT in broker:
                 limits[name] = _number(broker, BODY_LIMIT, _MAX_BODY_LIMIT)
-    there = _brokers(told, "queueDatas", list)
-    away = _brokers(told, AWAY, list) if AWAY in told else []
+    there = _brokers(route_data, "queueDatas", list)
+    away = _brokers(route_data, AWAY, list) if AWAY in route_data else []
     queues = _queues(topic, [*there, *away])
     if there and not addresses and not without_master:
         raise ProtocolError(f"no broker in the route of {topic} has an address")
@@ -71,11 +71,11 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
     )
 
 
-def _queues(topic: str, told: list[dict[str, Any]]) -> dict[str, QueueData]:
+def _queues(topic: str, items: list[dict[str, Any]]) -> dict[str, QueueData]:
     """Return the queues on each broker."""
     queues: dict[str, QueueData] = {}
     reads = writes = 0
-    for data in told:
+    for data in items:
         name = _text(data, "brokerName")
         if name in queues:
             raise ProtocolError(f"the route of {topic} has the queues of {name} twice")
@@ -113,16 +113,16 @@ def _object(body: Buffer) -> dict[str, Any]:
     try:
         return json_body.read_answer(body)
     except InvalidInput as error:
-        raise ProtocolError(f"a name server answered with something else than JSON: {error}") from error
+        raise ProtocolError(f"a name server's answer is not JSON: {error}") from error
 
 
-def _brokers(told: dict[str, Any], field: str, kind: type) -> Any:
+def _brokers(data: dict[str, Any], field: str, kind: type) -> Any:
     """Return a field's list or object after checking that it has an object per broker."""
-    found: Any = told.get(field)
+    found: Any = data.get(field)
     if not issubclass(type(found), kind):
         raise ProtocolError(f"a name server's answer has no {field}")
     if len(found) > MAX_ROUTE_BROKERS:
-        raise ProtocolError(f"a name server tells of {len(found)} brokers, more than {MAX_ROUTE_BROKERS}")
+        raise ProtocolError(f"a name server lists {len(found)} brokers, more than {MAX_ROUTE_BROKERS}")
     items = found.values() if isinstance(found, dict) else found
     if not all(isinstance(item, dict) for item in items):
         raise ProtocolError(f"a name server's answer has no object for each broker in {field}")
@@ -131,28 +131,28 @@ def _brokers(told: dict[str, Any], field: str, kind: type) -> Any:
 
 def _replicas(broker: dict[str, Any]) -> dict[int, str]:
     """Return the addresses of a broker's replicas by their ids."""
-    told = broker.get("brokerAddrs")
-    if not isinstance(told, dict):
-        raise ProtocolError("a name server tells of a broker without brokerAddrs")
-    for replica in told:
+    addresses = broker.get("brokerAddrs")
+    if not isinstance(addresses, dict):
+        raise ProtocolError("a name server lists a broker without brokerAddrs")
+    for replica in addresses:
         if not (replica.isascii() and replica.isdecimal() and len(replica) <= _MAX_ID_DIGITS):
-            raise ProtocolError(f"{replica[:_MAX_NAME]!r} is no broker's id")
-    return {int(replica): _text(told, replica) for replica in told}
+            raise ProtocolError(f"{replica[:_MAX_NAME]!r} is not a broker id")
+    return {int(replica): _text(addresses, replica) for replica in addresses}
 
 
-def _text(told: dict[str, Any], field: str) -> str:
+def _text(data: dict[str, Any], field: str) -> str:
     """Return a name or an address.
 
     It is printable, so it has neither NUL nor halves of surrogate pairs.
     """
-    value = told.get(field)
+    value = data.get(field)
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
         raise ProtocolError(f"a name server's answer has no text as {field}")
     return value
 
 
-def _number(told: dict[str, Any], field: str, most: int) -> int:
-    value = told.get(field)
+def _number(data: dict[str, Any], field: str, most: int) -> int:
+    value = data.get(field)
     if type(value) is not int or not 0 <= value <= most:
         raise ProtocolError(f"a name server's answer has no number from 0 to {most} as {field}")
     return value

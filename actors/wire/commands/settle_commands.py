@@ -31,16 +31,16 @@ def read_settlements(request: Command) -> list[Settlement]:
     Raises:
         InvalidInput: the fields are not as `settle_command` makes them, or have too many deliveries.
     """
-    told = request.fields.get("deliveries")
-    if not isinstance(told, list):
-        raise InvalidInput("deliveries", _FORM, type(told).__name__)
-    check_count("deliveries", "deliveries", len(told), MAX_SETTLED)
-    return [_settlement(each) for each in told]
+    items = request.fields.get("deliveries")
+    if not isinstance(items, list):
+        raise InvalidInput("deliveries", _FORM, type(items).__name__)
+    check_count("deliveries", "deliveries", len(items), MAX_SETTLED)
+    return [_settlement(each) for each in items]
 
 
-def _settlement(told: Any) -> Settlement:
+def _settlement(item: Any) -> Settlement:
     try:
-        topic, queue_id, offset, pop_time_ms, action, argument, reason = told
+        topic, queue_id, offset, pop_time_ms, action, argument, reason = item
         numbers = queue_id, offset, pop_time_ms, argument
         if not (isinstance(topic, str) and isinstance(reason, str)):
             raise TypeError
@@ -48,7 +48,7 @@ def _settlement(told: Any) -> Settlement:
             raise TypeError
         return Settlement(topic, queue_id, offset, pop_time_ms, SettleAction(action), argument, reason)
     except (TypeError, ValueError):
-        raise InvalidInput("deliveries", _FORM, repr(told)[:100]) from None
+        raise InvalidInput("deliveries", _FORM, repr(item)[:100]) from None
 
 
 @protocol_checked

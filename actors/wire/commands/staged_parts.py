@@ -79,7 +79,7 @@ def read_parts_steps(body: Buffer) -> Steps[Parts]:
         try:
             owner, rows = unpacker.unpack()
             known = parts.setdefault(_name(owner), {})
-            known.update((_name(part), _rows(told)) for part, told in rows)
+            known.update((_name(part), _rows(row_count)) for part, row_count in rows)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise InvalidInput("body", "parts with their rows", str(error)[:200]) from None
         count += len(rows)
@@ -94,11 +94,11 @@ def read_parts(body: Buffer) -> Parts:
 
 def _name(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("a name is no text")
+        raise TypeError("a name is not a text")
     return value
 
 
 def _rows(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _MAX_ROWS:
-        raise ValueError("a number of rows is none")
+        raise ValueError("not a valid number of rows")
     return value

@@ -72,11 +72,11 @@ def stage_command(
     topic_queue: tuple[str, int],
     records: Buffer,
     sizes: npt.NDArray[np.int32],
-    home: str,
+    coordinator: str,
     *,
     delayed: bool = False,
 ) -> Command:
-    """Return STAGE_RECORDS: store a chunk until the broker `home` has decided the transaction.
+    """Return STAGE_RECORDS: store a chunk until the broker `coordinator` has decided the transaction.
 
     If the chunk is `delayed`, all its records have a delivery time, or all have the same delay level.
     """
@@ -87,7 +87,7 @@ def stage_command(
         "topic": topic_queue[0],
         "queue_id": topic_queue[1],
         "sizes": pack(sizes, INT32),
-        "home": home,
+        "home": coordinator,
     }
     if delayed:
         fields["delayed"] = True
@@ -118,8 +118,8 @@ def missing_field(missing: Mapping[str, tuple[int, str]]) -> list[list[Any]]:
     return [[name, rows, reason] for name, (rows, reason) in missing.items()]
 
 
-def _read_missing(told: Any) -> dict[str, tuple[int, str]]:
-    return {text(name): (number(rows), text(reason)) for name, rows, reason in told}
+def _read_missing(items: Any) -> dict[str, tuple[int, str]]:
+    return {text(name): (number(rows), text(reason)) for name, rows, reason in items}
 
 
 def abort_staged_command(transaction: str) -> Command:
@@ -137,13 +137,13 @@ def open_write_command(transaction: str, topic: str, series: str, number: int) -
 
 
 def decide_write_command(
-    transaction: str, wish: TransactionAction, parts: Mapping[str, Mapping[str, int]] | None = None
+    transaction: str, action: TransactionAction, parts: Mapping[str, Mapping[str, int]] | None = None
 ) -> Command:
     """Return DECIDE_WRITE: commit these parts, abort, or only return the state. Repeatable.
 
     `parts` has the parts by broker, each with its rows.
     """
-    fields = {"transaction": transaction, "wish": wish.value}
+    fields = {"transaction": transaction, "wish": action.value}
     return Command(RequestCode.DECIDE_WRITE, fields, parts_body(parts or {}), serialization=Serialization.MSGPACK)
 
 
@@ -208,8 +208,8 @@ def read_instructions(answer: Command) -> dict[str, PartsInstruction]:
 
 def instructions_answer(orders: Mapping[str, PartsInstruction]) -> tuple[dict[str, Any], bytes]:
     """Return the fields and the body that `read_instructions` reads."""
-    told = [[name, order.what] for name, order in orders.items()]
-    return {"orders": told}, parts_body({name: order.parts for name, order in orders.items()})
+    pairs = [[name, order.what] for name, order in orders.items()]
+    return {"orders": pairs}, parts_body({name: order.parts for name, order in orders.items()})
 
 
 def writes_done_command(

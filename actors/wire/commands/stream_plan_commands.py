@@ -87,9 +87,9 @@ def read_topic_bounds(answer: Command) -> TopicBounds:
     """Return the bounds in an answer to TOPIC_BOUNDS."""
     queues = {
         number(queue_id): QueueBounds(
-            number(low), number(high), None if kept is None else number(kept), readable=bool(readable)
+            number(low), number(high), None if valid_to is None else number(valid_to), readable=bool(readable)
         )
-        for queue_id, low, high, kept, readable in answer.fields["queues"]
+        for queue_id, low, high, valid_to, readable in answer.fields["queues"]
     }
     incarnation = answer.fields.get("incarnation")
     return TopicBounds(
@@ -102,5 +102,5 @@ def read_topic_bounds(answer: Command) -> TopicBounds:
 
 def _plan(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise TypeError(f"no plan: {type(value).__name__}")
+        raise TypeError(f"not a plan: {type(value).__name__}")
     return value

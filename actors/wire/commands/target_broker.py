@@ -29,6 +29,6 @@ def check_target_broker(broker: str, request: Command) -> None:
 
     Nothing was done in that case.
     """
-    meant = request.fields.get(_MEANT)
-    if meant is not None and meant != broker:
-        raise BrokerUnavailable(str(meant), f"{broker} has its address now")
+    target = request.fields.get(_MEANT)
+    if target is not None and target != broker:
+        raise BrokerUnavailable(str(target), f"its address now belongs to {broker}")

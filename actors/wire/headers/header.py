@@ -48,10 +48,10 @@ class Header:
         Raises:
             ProtocolError: a required field is missing, or a number is invalid (RocketMQ's SYSTEM_ERROR).
         """
-        told = request.fields
+        fields = request.fields
         values: dict[str, Any] = {}
         for attribute, wire, convert, required in _layout(cls):
-            value = told.get(wire)
+            value = fields.get(wire)
             if value is None:
                 if required:
                     raise ProtocolError(f"request {request.code}: the field <{wire}> is missing")
@@ -98,7 +98,7 @@ def _whole(bits: int) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
         number = int(value)
         if not -end <= number < end:
-            raise ValueError(f"more than {bits} bits hold")
+            raise ValueError(f"more than fits in {bits} bits")
         return number
 
     return convert

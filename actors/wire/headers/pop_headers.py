@@ -124,7 +124,7 @@ class ReceiptHandle(NamedTuple):
             first, at_ms, for_ms, revive_queue, queue, place = numbers
             return cls(first, at_ms, for_ms, revive_queue, retry, broker, queue, place)
         except ValueError:
-            raise ProtocolError(f"{text!r} is no receipt handle") from None
+            raise ProtocolError(f"{text!r} is not a receipt handle") from None
 
     def __str__(self) -> str:
         return " ".join(map(str, self))

@@ -87,8 +87,8 @@ class PushReplyMessage(MessageHeader):
     @classmethod
     def of(cls, message: MessageHeader, **others: str | int) -> PushReplyMessage:
         """Return the fields of `message`, with `others` added or replaced."""
-        told = {field.name: getattr(message, field.name) for field in fields(MessageHeader)}
-        return cls(**told | others)
+        values = {field.name: getattr(message, field.name) for field in fields(MessageHeader)}
+        return cls(**values | others)
 
 
 @header(RequestCode.CONSUMER_SEND_MSG_BACK)

@@ -84,7 +84,7 @@ def test_a_lease_falls_by_itself(store: Store, clock: FakeClock) -> None:
     clock.now += 1
     assert backups.retained_from() is None
     assert file_calls.current is plain
-    with pytest.raises(BackupFailed, match="begin another one"):
+    with pytest.raises(BackupFailed, match="start a new backup"):
         backups.renew(lease.id)
     other = backups.begin()
     backups.end(lease.id)

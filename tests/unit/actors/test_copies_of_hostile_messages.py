@@ -330,7 +330,7 @@ def test_an_outcome_is_told_once_and_counted(tmp_path: Path, caplog: pytest.LogC
     (note,) = broker.core.set_aside.notes()
     assert (note.duty, note.owner, note.topic, note.offset) == ("delayLevel", "1", SCHEDULE_TOPIC, 0)
     assert note.message_id in caplog.text
-    assert "its topic 'gone' is gone" in caplog.text
+    assert "its topic 'gone' does not exist any more" in caplog.text
     assert broker.core.set_aside.counts["delayLevel"] == 1
     assert set(broker.core.set_aside.counts) <= set(PURPOSES)
     place = broker.put(SOUND, "t", 0, b"x", {})[1]

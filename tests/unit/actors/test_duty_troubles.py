@@ -30,7 +30,7 @@ def test_a_full_disk_is_asked_less_and_less_often_and_told_in_a_line() -> None:
     lines = [verdict.line for verdict in verdicts if verdict.line is not None]
     assert len(lines) == 7
     assert lines[0].startswith("rescue failed: the disk is 99% full (free some")
-    assert lines[-1].startswith("rescue failed for the 64th time: the disk is 99% full")
+    assert lines[-1].startswith("rescue failed 64 times in a row: the disk is 99% full")
     assert not any(verdict.with_traceback for verdict in verdicts)
 
 

@@ -94,7 +94,7 @@ def test_a_list_of_groups_is_one_change(bench: Bench) -> None:
 def test_groups_that_nobody_created_are_bounded(small: Bench) -> None:
     for name in ("a", "b", "c"):
         small.core.ensure_group(name)
-    with pytest.raises(GroupNotFound, match="3 groups are"):
+    with pytest.raises(GroupNotFound, match="has 3 groups"):
         small.core.ensure_group("d")
     small.core.ensure_group("a")
     small.core.group_settings.change([{"groupName": "d"}])
@@ -113,7 +113,7 @@ def test_topics_that_nobody_created_are_bounded(tmp_path: Path) -> None:
     room = 8 - len(bench.core.topics.all())
     for number in range(room):
         bench.core.check_writable(f"t{number}", 0)
-    with pytest.raises(TopicNotFound, match="8 topics are"):
+    with pytest.raises(TopicNotFound, match="has 8 topics"):
         bench.core.check_writable("more", 0)
     bench.core.topics.create("wanted", 1)
     bench.store.close()

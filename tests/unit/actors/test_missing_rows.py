@@ -66,8 +66,8 @@ def flip_a_record(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "missing", "reason"),
     [
-        (unlink, 5, "5 rows are not among what is staged"),
-        (cut_header, 5, "no staged chunk"),
+        (unlink, 5, "5 rows are not staged"),
+        (cut_header, 5, "not a staged chunk"),
         (cut_records, 5, "do not fit"),
         (flip_a_record, 1, "CRC"),
     ],
@@ -135,7 +135,7 @@ def test_rows_of_a_topic_that_was_deleted_are_missing(tmp_path: Path) -> None:
 def test_nothing_is_made_for_a_write_of_which_nothing_is_here_and_all_of_it_is_missing(tmp_path: Path) -> None:
     bench = bench_with(tmp_path, chunks=0)
     for _ in range(2):
-        assert commit(bench, 15) == (0, (15, "nothing of the write is here"))
+        assert commit(bench, 15) == (0, (15, "no row of the write is on this broker"))
     assert commit(bench, 0) == (0, None)
     assert not (tmp_path / "raymq" / "staged").exists()
 

@@ -104,7 +104,7 @@ def test_what_clients_send_to_the_retry_topic_themselves(bench: Bench) -> None:
     assert core.redelivery.dlq_for_resent("g", 3, 2) == ("%DLQ%g", "failed 3 times")
     assert core.topics.get("%DLQ%g").write_queues == 1
     core.locks.lock("g", "x", [("t", 0)])
-    assert core.redelivery.dlq_for_resent("g", 1) == ("%DLQ%g", "an ordered consumer gave it up")
+    assert core.redelivery.dlq_for_resent("g", 1) == ("%DLQ%g", "an ordered consumer gave up on it")
 
 
 def largest(topic: str = "t") -> Message:

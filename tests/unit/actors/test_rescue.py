@@ -408,4 +408,4 @@ def test_what_went_with_its_files_is_told(levels: TimerBench) -> None:
         assert levels.core.set_aside.counts["delayLevel"] == 5
         assert [record.body for record in levels.delivered()[-2:]] == [b"0000", b"0001"]
     notes = levels.core.set_aside.notes()
-    assert [(note.offset, note.reason) for note in notes] == [(n, "its log file is gone") for n in range(5)]
+    assert [(note.offset, note.reason) for note in notes] == [(n, "its log file was deleted") for n in range(5)]

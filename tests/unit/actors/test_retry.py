@@ -48,7 +48,7 @@ def test_dead(reconsume_times: int, asked_level: int, maximum: int, reason: str)
         (16, 16, False, None),
         (17, 16, False, MoveToDlq("failed 17 times")),
         (1, 0, False, MoveToDlq("failed 1 times")),
-        (0, 16, True, MoveToDlq("an ordered consumer gave it up")),
+        (0, 16, True, MoveToDlq("an ordered consumer gave up on it")),
     ],
 )
 def test_sent_again_by_the_client(

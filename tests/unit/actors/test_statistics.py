@@ -60,7 +60,7 @@ def test_long_windows(statistics: Statistics, clock: FakeClock) -> None:
     assert messages(counter, clock, DAY) == 23
     assert counter is not None
     assert counter.messages == 30
-    with pytest.raises(ValueError, match="remembers"):
+    with pytest.raises(ValueError, match="covers"):
         counter.sums(clock(), 2 * DAY)
 
 

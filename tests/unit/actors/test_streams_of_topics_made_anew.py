@@ -57,10 +57,10 @@ def test_it_is_told_after_nothing_of_the_deletion_is_known_any_more(tmp_path: Pa
     assert bench.store.incarnation("t") == 0, "no record from before the deletion is left"
     assert bench.core.bounds("t", 0) == (0, 20)
     for ask in (lambda: next_plan(1, plan, found(bench), None), lambda: verify_plan(plan, found(bench))):
-        with pytest.raises(StreamBroken, match="made anew"):
+        with pytest.raises(StreamBroken, match="recreated"):
             ask()
     bench.crash()
-    with pytest.raises(StreamBroken, match="made anew"):
+    with pytest.raises(StreamBroken, match="recreated"):
         next_plan(1, plan, found(bench), None)
 
 

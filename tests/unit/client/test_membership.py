@@ -217,7 +217,7 @@ def test_brokers_that_are_away_for_long_are_logged_once(error: Exception, caplog
     assert logged_at(1.0, error) == logged_at(4.0, error) == []
     assert logged_at(6.5, error) == [f"group g waits for a broker that does not answer: {error}"]
     assert logged_at(60.0, error) == []
-    assert logged_at(63.0, None) == ["group g goes on: its brokers answer after 62 s"]
+    assert logged_at(63.0, None) == ["group g continues: its brokers answer again after 62 s"]
     assert logged_at(70.0, error) == logged_at(71.0, None) == []
 
 

@@ -19,7 +19,7 @@ def operation() -> tuple[Operation[int], Future[int]]:
 def test_one_that_goes_on_says_so_and_can_be_waited_for() -> None:
     made, future = operation()
     assert (made.state, made.progress) == ("running", "election")
-    with pytest.raises(Timeout, match="it goes on"):
+    with pytest.raises(Timeout, match="it is still running"):
         made.wait(0.01)
     future.set_result(1)
     assert (made.state, made.progress, made.wait()) == ("done", "replica 1 is master", 1)

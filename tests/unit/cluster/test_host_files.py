@@ -54,7 +54,7 @@ def test_machines_with_other_names_have_the_brokers_that_their_disks_hold(tmp_pa
 def test_a_machine_that_is_away_is_missed_also_where_the_layout_is_gone(tmp_path: Path) -> None:
     """An empty broker in its place would hide that there are messages elsewhere."""
     seen = {"h1": {"broker-a"}, "h2": set[str]()}
-    with pytest.raises(BrokerUnavailable, match=r"broker-b.*none of the machines"):
+    with pytest.raises(BrokerUnavailable, match=r"broker-b.*no machine has"):
         place_replicas(tmp_path, 2, 1, ["h1", "h2"], seen)
     place_replicas(tmp_path, 1, 1, ["h1", "h2"], seen)
     assert place_replicas(tmp_path, 2, 1, ["h1", "h2"], seen) == {"broker-a": "h1", "broker-b": "h2"}

@@ -46,5 +46,5 @@ def test_a_name_in_the_place_of_a_number_is_a_type_error() -> None:
 
 
 def test_an_address_in_the_place_of_a_name_says_where_it_belongs() -> None:
-    with pytest.raises(InvalidInput, match="addresses of name servers are given as name_servers="):
+    with pytest.raises(InvalidInput, match="pass addresses of name servers as name_servers="):
         cluster.connect("127.0.0.1:9876")

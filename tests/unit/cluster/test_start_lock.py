@@ -106,7 +106,7 @@ def test_a_file_system_without_locks_is_told(home: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with (
-        pytest.raises(InvalidInput, match=f"{cluster_file.HOME_VARIABLE}.*file system that has locks.*No locks"),
+        pytest.raises(InvalidInput, match=f"{cluster_file.HOME_VARIABLE}.*file system that supports locks.*No locks"),
         cluster_lock("one"),
     ):
         pass

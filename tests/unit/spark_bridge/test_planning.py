@@ -96,12 +96,16 @@ def test_where_the_queues_go_on(
         ),
         pytest.param(before({A0: 5}), found({A0: (0, 4)}), None, "ends at 4", id="shorter"),
         pytest.param(None, found({A0: (0, 4)}), {A0: 5}, "ends at 4", id="shorter than the start"),
-        pytest.param(before({A0: 5}), found({A0: (0, 9)}, "second"), None, "made anew", id="another of that name"),
+        pytest.param(before({A0: 5}), found({A0: (0, 9)}, "second"), None, "recreated", id="another of that name"),
         pytest.param(
-            before({A0: 5}), found({A0: QueueBounds(0, 9, kept=4)}), None, "loss of power", id="lost messages"
+            before({A0: 5}), found({A0: QueueBounds(0, 9, kept=4)}), None, "power failure", id="lost messages"
         ),
-        pytest.param(before({A0: 5, A1: 5}), found({A0: (0, 9)}), None, "not there any more", id="a queue is gone"),
-        pytest.param(before({A0: 5, B0: 5}), found({A0: (0, 9)}), None, "not there any more", id="a broker is gone"),
+        pytest.param(
+            before({A0: 5, A1: 5}), found({A0: (0, 9)}), None, "does not exist any more", id="a queue is gone"
+        ),
+        pytest.param(
+            before({A0: 5, B0: 5}), found({A0: (0, 9)}), None, "does not exist any more", id="a broker is gone"
+        ),
         pytest.param(
             before({A0: 5}),
             found({A0: QueueBounds(0, 9, readable=False)}),
@@ -194,10 +198,10 @@ def test_what_was_planned_long_ago_is_read_if_it_is_still_the_same() -> None:
         pytest.param(found({A0: (6, 20)}), "expired", id="expired in part"),
         pytest.param(found({A0: (8, 20)}), "expired", id="expired"),
         pytest.param(found({A0: (0, 7)}), "ends at 7", id="lost in part"),
-        pytest.param(found({A0: QueueBounds(0, 20, kept=7)}), "loss of power", id="lost in part, and others came"),
-        pytest.param(found({A0: (0, 20)}, "second"), "made anew", id="another of that name"),
-        pytest.param(found({A1: (0, 20)}), "not there any more", id="the queue is gone"),
-        pytest.param({}, "not there any more", id="the broker is gone"),
+        pytest.param(found({A0: QueueBounds(0, 20, kept=7)}), "power failure", id="lost in part, and others came"),
+        pytest.param(found({A0: (0, 20)}, "second"), "recreated", id="another of that name"),
+        pytest.param(found({A1: (0, 20)}), "does not exist any more", id="the queue is gone"),
+        pytest.param({}, "does not exist any more", id="the broker is gone"),
     ],
 )
 def test_what_was_planned_and_is_not_there_any_more_is_an_error(
@@ -212,7 +216,7 @@ def test_what_was_planned_and_is_not_there_any_more_is_an_error(
     [("a", "b"), pytest.param("", "b", id="RocketMQ made it"), pytest.param("a", "", id="repaired")],
 )
 def test_a_topic_of_another_id_is_another_topic_wherever_its_offsets_are(first: str, second: str) -> None:
-    with pytest.raises(StreamBroken, match="made anew"):
+    with pytest.raises(StreamBroken, match="recreated"):
         next_plan(1, before({A0: 5}, first), found({A0: (0, 9)}, second), None)
 
 
@@ -221,15 +225,15 @@ def test_a_start_is_a_place_between_messages_that_were_there_then() -> None:
     start_offsets, start_epochs = {A0: 5, U0: 5}, {("t", "broker-a"): ("first", 7), ("u", "broker-a"): ("first", 7)}
     held = {A0: (0, 9), U0: (0, 9)}
     assert next_plan(0, None, found(held), start_offsets, start_epochs=start_epochs).ranges == {A0: (5, 9), U0: (5, 9)}
-    with pytest.raises(StreamBroken, match="made anew"):
+    with pytest.raises(StreamBroken, match="recreated"):
         next_plan(0, None, found(held, "second"), start_offsets, start_epochs=start_epochs)
-    with pytest.raises(StreamBroken, match="loss of power"):
+    with pytest.raises(StreamBroken, match="power failure"):
         next_plan(0, None, found({A0: QueueBounds(0, 9, kept=4), U0: (0, 9)}), start_offsets, start_epochs=start_epochs)
     # What was read before goes on there: of its topic the start says nothing.
     previous = before({A0: 7}, "second")
     only = {("t", "broker-a"): TopicBounds("second", 7, {0: QueueBounds(0, 9)})}
     assert next_plan(1, previous, only, start_offsets, start_epochs=start_epochs).ranges == {A0: (7, 9)}
-    with pytest.raises(StreamBroken, match="topic u was deleted and made anew"):
+    with pytest.raises(StreamBroken, match="topic u was deleted and recreated"):
         next_plan(1, previous, only | found({U0: (0, 9)}, "third"), start_offsets, start_epochs=start_epochs)
 
 

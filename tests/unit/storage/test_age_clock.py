@@ -85,7 +85,7 @@ def test_it_is_told(tmp_path: Path, machine: Machine, caplog: pytest.LogCaptureF
     clock = machine.clock(tmp_path / "clock.json")
     ages_by(clock, machine, [(96 * HOUR, 1)] + 10 * [(0, MINUTE)])
     assert [record.getMessage() for record in caplog.records] == [
-        "the wall clock is 96.0 hours ahead of what is known of the time: for 60 minutes log files do not expire by it"
+        "the wall clock is 96.0 hours ahead of the expected time: for 60 minutes log files do not expire by it"
     ]
     caplog.clear()
     ages_by(clock, machine, [(0, HOUR)] + 10 * [(0, MINUTE)])

@@ -250,7 +250,7 @@ def test_the_command_looks_first(directory: Path) -> None:
     assert call() == "every table can be read\n"
     break_both(directory, "topics.json")
     [shown] = json.loads(call("--dry-run", "--json"))
-    assert shown["rebuilt"] == "1 topics, by the queues on disk, as ordinary ones"
+    assert shown["rebuilt"] == "1 topics, from the queues on disk, with ordinary settings"
     call(code=1)
     assert find_broken(directory), "without --yes nothing is done"
     assert len(json.loads(call("--yes", "--json"))) == 1

@@ -77,11 +77,12 @@ class Admission:
         limits = self.limits
         if self.appends_under_way >= limits.appends_under_way:
             raise ServerBusy(
-                f"{self.appends_under_way} appends wait for the disk, at most that many may", bound="appends_under_way"
+                f"{self.appends_under_way} appends wait for the disk, which is the limit", bound="appends_under_way"
             )
         if self.bytes_under_way + size > limits.bytes_under_way and self.appends_under_way:
             raise ServerBusy(
-                f"{self.bytes_under_way} bytes wait for the disk, {limits.bytes_under_way} may", bound="bytes_under_way"
+                f"{self.bytes_under_way} bytes wait for the disk, the limit is {limits.bytes_under_way}",
+                bound="bytes_under_way",
             )
         late = self._clock() - self._due
         if late > limits.age_seconds or self._was_late > limits.age_seconds:
@@ -90,7 +91,7 @@ class Admission:
                 raise ServerBusy(
                     f"page cache busy: an append took {self._last_append_seconds:.1f} s", bound="page_cache"
                 )
-            raise ServerBusy(f"requests wait for {late:.1f} s, at most {limits.age_seconds} s they may", bound="age")
+            raise ServerBusy(f"requests wait {late:.1f} s, the limit is {limits.age_seconds} s", bound="age")
         self.bytes_under_way += size
         self.appends_under_way += 1
         self.entered += 1

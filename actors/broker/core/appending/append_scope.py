@@ -53,7 +53,7 @@ class AppendAdmission:
             WriteUnknown: the log has grown, so it is unknown whether the append is stored.
         """
         if isinstance(error, Exception) and self._store.max_physical_offset != log_end:
-            unknown = WriteUnknown(f"half done: {type(error).__name__}: {error}")
+            unknown = WriteUnknown(f"the append failed half-way: {type(error).__name__}: {error}")
             self._statistics.refused(refusal_cause(unknown))
             raise unknown from error
         if isinstance(error, RayMQError):

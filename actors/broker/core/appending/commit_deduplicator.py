@@ -72,7 +72,7 @@ class CommitDeduplicator:
         log_end: int,
         topics: Collection[str],
         ends: tuple[int, Mapping[_TopicQueue, int]],
-        told: Callable[[DamagedRange], None],
+        on_damage: Callable[[DamagedRange], None],
     ) -> None:
         """Create a deduplicator that has read nothing yet.
 
@@ -81,13 +81,13 @@ class CommitDeduplicator:
             log_end: where the log ends; an attempt without an end ends there.
             topics: topics outside of these have no rows of the commit.
             ends: a physical offset, and the ends of queues at that offset.
-            told: called once for each damaged range that is found.
+            on_damage: called once for each damaged range that is found.
         """
         self._walk = walk
         self._log_end = log_end
         self._topics = topics
         self._ends = ends
-        self._told = told
+        self._told = on_damage
         self._stretches: dict[_Place, _LogRange] = {}
 
     def claim(self, chunk: StagedChunk, places: Collection[_Attempt]) -> Steps[None]:
@@ -190,13 +190,13 @@ class _LogRange:
         place: _Place,
         topics: Collection[str],
         doubts: _UncertainRange,
-        told: Callable[[DamagedRange], None],
+        on_damage: Callable[[DamagedRange], None],
     ) -> None:
         self._walk = walk
         self._position, self._end = place
         self._topics = topics
         self.doubts = doubts
-        self._told = told
+        self._told = on_damage
         self._damaged_to = -1
         self._unclaimed: Counter[_Key] = Counter()
 
@@ -290,7 +290,7 @@ def _take(key: _Key, count: int, counted: Counter[_Key]) -> None:
 def _without(
     chunk: StagedChunk, keys: Collection[_Key | None], found: Counter[_Key], doubts: Sequence[_UncertainRange]
 ) -> UnstoredRows:
-    kept: list[memoryview] = []
+    remaining: list[memoryview] = []
     numbers: list[int] = []
     undecided: list[int] = []
     topic_queue, position = (chunk.topic, chunk.queue_id), 0
@@ -301,10 +301,10 @@ def _without(
             undecided.append(number)
         else:
             numbers.append(number)
-            kept.append(chunk.records[position : position + size])
+            remaining.append(chunk.records[position : position + size])
         position += size
-    sizes = np.fromiter(map(len, kept), np.int32, len(kept))
-    return UnstoredRows(replace(chunk, records=memoryview(b"".join(kept)), sizes=sizes), numbers, undecided)
+    sizes = np.fromiter(map(len, remaining), np.int32, len(remaining))
+    return UnstoredRows(replace(chunk, records=memoryview(b"".join(remaining)), sizes=sizes), numbers, undecided)
 
 
 def _sense(record: Record) -> bytes:
@@ -312,8 +312,8 @@ def _sense(record: Record) -> bytes:
 
     Its unique key alone would not suffice, because some senders omit it.
     """
-    told = repr(sorted(record.properties.items())).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(record.body + told, digest_size=16).digest()
+    properties = repr(sorted(record.properties.items())).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(record.body + properties, digest_size=16).digest()
 
 
 def _sense_of(records: memoryview, position: int) -> bytes | None:

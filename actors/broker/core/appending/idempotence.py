@@ -122,7 +122,9 @@ class ProducerStateTable:
             lacks = missing if first + total == following else 0
             if (first, total + lacks) == (sequence.first, sequence.count):
                 return stored
-        raise SequenceGap(f"producer {lane[0]}: message {following} comes next, the batch begins with {sequence.first}")
+        raise SequenceGap(
+            f"producer {lane[0]}: expected message {following}, but the batch begins with {sequence.first}"
+        )
 
     def remember(
         self, lane: ProducerKey, sequence: ProducerSequence, stored: StoredBatch, at: float | None = None
@@ -264,7 +266,7 @@ class ProducerStateTable:
 
 def _plain(stored: StoredBatch) -> list[Any]:
     """Return four fields for each place, one place after the other."""
-    return [told for place in stored.places for told in (place.topic, place.queue_id, place.offset, place.count)]
+    return [value for place in stored.places for value in (place.topic, place.queue_id, place.offset, place.count)]
 
 
 def _from_plain(topic: str, queue_id: int, offset: int, count: int, *rest: Any) -> StoredBatch:

@@ -20,10 +20,10 @@ TIMER_NAMES = (names.TIMER_DELIVER_MS, names.TIMER_DELAY_MS, names.TIMER_DELAY_S
 class MessageKind(enum.Enum):
     """When a message is to be delivered."""
 
-    NORMAL = "comes at once"
-    HALF = "comes when its transaction is committed"
-    LEVEL = "comes after a delay level"
-    TIMER = "comes at a time"
+    NORMAL = "delivered at once"
+    HALF = "delivered when its transaction is committed"
+    LEVEL = "delivered after a delay level"
+    TIMER = "delivered at a chosen time"
 
 
 @dataclass(slots=True)
@@ -82,11 +82,11 @@ def delay_level(properties: Mapping[str, str]) -> int:
 
     Raise MessageIllegal if it is not a number.
     """
-    told = properties.get(names.DELAY)
+    level = properties.get(names.DELAY)
     try:
-        return 0 if told is None else int(told)
+        return 0 if level is None else int(level)
     except ValueError:
-        raise MessageIllegal(names.DELAY, "a whole number", told) from None
+        raise MessageIllegal(names.DELAY, "a whole number", level) from None
 
 
 #: Redirects a draft, in place, to the queue where it waits. Its topic and queue id are the final ones before the call.

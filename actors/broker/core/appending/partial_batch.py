@@ -31,8 +31,8 @@ def remaining_batch(
         grown = stamp(rest, sizes[here:], number)
     except InvalidInput as error:
         raise SequenceGap(
-            f"producer {sequence.producer}: of the batch that begins with {sequence.first} only {here} messages are "
-            f"here, and the others cannot be numbered: {error}"
+            f"producer {sequence.producer}: only {here} messages of the batch that begins with {sequence.first} are "
+            f"stored, and the others cannot be numbered: {error}"
         ) from error
     return memoryview(rest), grown
 
@@ -46,8 +46,8 @@ def physical_offsets(store: Store, batch: StoredBatch) -> npt.NDArray[np.int64]:
     """Return the physical offsets of one run of messages; 0 for expired ones."""
     places = np.zeros(batch.count, np.int64)
     begin = max(batch.offset, store.min_offset(batch.topic, batch.queue_id))
-    if (left := batch.offset + batch.count - begin) > 0:
-        places[-left:] = store.entries(batch.topic, batch.queue_id, begin, left, written=True)[0]
+    if (remaining := batch.offset + batch.count - begin) > 0:
+        places[-remaining:] = store.entries(batch.topic, batch.queue_id, begin, remaining, written=True)[0]
     return places
 
 

@@ -154,16 +154,16 @@ def replay(table: ProducerStateTable, store: Store, position: int) -> None:
     for record in sorted(found, key=lambda record: record.physical_offset):
         try:
             _replay(table, store, record, record.properties[properties.PRODUCER_SEQUENCE])
-        except Exception as error:  # noqa: BLE001 - nothing that is stored keeps a broker from starting
+        except Exception as error:  # noqa: BLE001 - a damaged record must not keep a broker from starting
             rejection_reason(error)
     table.expire()
 
 
 def _replay(table: ProducerStateTable, store: Store, record: Record, value: str) -> None:
     topic = record.properties.get(properties.REAL_TOPIC, record.topic)
-    told = record.properties.get(properties.REAL_QID)
+    real_queue_id = record.properties.get(properties.REAL_QID)
     try:
-        queue_id = record.queue_id if told is None else parse_queue_id(told)
+        queue_id = record.queue_id if real_queue_id is None else parse_queue_id(real_queue_id)
         sequence = ProducerSequence.from_value(value)
         check_count("count", "records", sequence.count, MAX_MESSAGES)
     except InvalidInput:

@@ -123,11 +123,11 @@ class SendMessageProcessor:
         new_topic = self._destination(draft)
         _strip(draft)
         self._give_up(draft)
-        told = draft.properties
-        if any("\0" in part for pair in told.items() for part in pair):
+        properties = draft.properties
+        if any("\0" in part for pair in properties.items() for part in pair):
             raise _with_zeros()
-        unique_key = told[names.UNIQ_KEY] = told.get(names.UNIQ_KEY) or self._unique_keys.one()
-        told[names.CLUSTER] = self._cluster
+        unique_key = properties[names.UNIQ_KEY] = properties.get(names.UNIQ_KEY) or self._unique_keys.one()
+        properties[names.CLUSTER] = self._cluster
         topic, queue_id = draft.topic, draft.queue_id
         redirect_delayed = self.put_message_hooks.get(draft.kind)
         if redirect_delayed is not None:
@@ -137,7 +137,7 @@ class SendMessageProcessor:
                 draft.topic,
                 draft.queue_id,
                 draft.body,
-                encode_properties(told),
+                encode_properties(properties),
                 flag=draft.flag,
                 sys_flag=draft.sys_flag,
                 born_timestamp_ms=draft.born_timestamp_ms,
@@ -164,9 +164,9 @@ class SendMessageProcessor:
         """
         self._check(draft)
         if draft.topic.startswith(RETRY_PREFIX):
-            raise MessageIllegal("batch", "no retries", draft.topic)
+            raise MessageIllegal("batch", "no messages of a retry topic", draft.topic)
         if draft.kind is not MessageKind.NORMAL:
-            raise MessageIllegal("batch", "messages that come at once", draft.kind.value)
+            raise MessageIllegal("batch", "messages that are delivered at once", draft.kind.value)
         self._destination(draft)
         _strip(draft)
         common = draft.properties
@@ -191,13 +191,13 @@ class SendMessageProcessor:
         """Raise if the draft is invalid, as far as no topic's settings are needed."""
         check_topic(draft.topic)
         if draft.topic in UNSENDABLE_TOPICS:
-            raise PermissionDenied(f"topic {draft.topic} is the system's own, nothing may be sent to it")
+            raise PermissionDenied(f"topic {draft.topic} is one of the system's own: messages cannot be sent to it")
         limit = self._store.config.max_message_bytes
         if not 0 < len(draft.body) <= limit:
             remedy = TOO_LONG if draft.body else None
             raise MessageIllegal("body", f"1 to {limit} bytes", len(draft.body), remedy=remedy)
         if draft.sys_flag & layout.SYS_FLAG_TRANSACTION_PREPARED and draft.kind is not MessageKind.HALF:
-            raise MessageIllegal("sysFlag", "no transaction's bits without its property", draft.sys_flag)
+            raise MessageIllegal("sysFlag", "no transaction bits without the transaction property", draft.sys_flag)
 
     def _destination(self, draft: InboundMessage) -> TopicConfig | None:
         """Validate or choose the draft's queue; return the topic to create, if it is missing."""
@@ -222,7 +222,7 @@ class SendMessageProcessor:
         if model is None or not model.perm & PERM_INHERIT:
             raise topic_not_found(draft.topic)
         if len(self._store.topic_configs) >= self._store.config.max_auto_topics:
-            raise topic_not_found(draft.topic, more="there are too many for the first message to make it")
+            raise topic_not_found(draft.topic, more="the broker has too many topics to create it for the first message")
         if draft.default_queues < 1:
             raise InvalidInput("defaultTopicQueueNums", "at least 1", draft.default_queues)
         queues = min(draft.default_queues, model.write_queues)
@@ -241,11 +241,11 @@ class SendMessageProcessor:
 
     def _completing(self, members: Sequence[BatchMember], common: Mapping[str, str]) -> Steps[list[BatchMember]]:
         """Return the messages of a batch with all properties that are stored, in steps."""
-        told = b"".join([member.properties for member in members])
+        properties = b"".join([member.properties for member in members])
         before, after = encode_properties(common), encode_properties({names.CLUSTER: self._cluster})
-        if b"\0" in told or b"\0" in before:
+        if b"\0" in properties or b"\0" in before:
             raise _with_zeros()
-        if any(mark in told for mark in _WATCHED):
+        if any(mark in properties for mark in _WATCHED):
             members = yield from map_steps(_checked, members, AT_ONCE)
 
         def completed(member: BatchMember) -> BatchMember:
@@ -282,8 +282,8 @@ def _strip(draft: InboundMessage) -> None:
     draft.reconsume_times = clamp_reconsume_times(draft.reconsume_times)
 
 
-def _unreserved(told: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in told.items() if not names.is_reserved(name)}
+def _unreserved(properties: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in properties.items() if not names.is_reserved(name)}
 
 
 def _checked(member: BatchMember) -> BatchMember:
@@ -291,15 +291,15 @@ def _checked(member: BatchMember) -> BatchMember:
 
     Raise MessageIllegal unless the message is delivered at once.
     """
-    told = _unreserved(decode_properties(member.properties))
-    kind = kind_of(told, reconsume_times=0)
+    properties = _unreserved(decode_properties(member.properties))
+    kind = kind_of(properties, reconsume_times=0)
     if kind is not MessageKind.NORMAL:
-        raise MessageIllegal("batch", "messages that come at once", kind.value)
-    return BatchMember(member.flag, member.body, encode_properties(told))
+        raise MessageIllegal("batch", "messages that are delivered at once", kind.value)
+    return BatchMember(member.flag, member.body, encode_properties(properties))
 
 
 def _with_zeros() -> MessageIllegal:
-    return MessageIllegal("properties", "without \\x00, which our own producers refuse, too", "some")
+    return MessageIllegal("properties", "without \\x00, which RayMQ's own producers refuse, too", "some")
 
 
 def _illegal(error: InvalidInput) -> MessageIllegal:

@@ -56,14 +56,16 @@ def delay_chunk_steps(
             else (0, timers.defer_record(record, topic_queue)[1])
         )
 
-    made = yield from map_steps(defer_record, starts, _AT_ONCE)
-    levels = {level for level, _ in made}
+    deferred = yield from map_steps(defer_record, starts, _AT_ONCE)
+    levels = {level for level, _ in deferred}
     if len(levels) > 1:
-        raise InvalidInput("records", "one delay level in a chunk", sorted(levels))
-    joined, new_sizes = join([copy for _, copy in made])
+        raise InvalidInput("records", "one delay level per chunk", sorted(levels))
+    joined, new_sizes = join([copy for _, copy in deferred])
     waiting_queue = (SCHEDULE_TOPIC, levels.pop() - 1) if waits_a_level else TIMER_QUEUE
     return waiting_queue, memoryview(joined), new_sizes
 
 
 def _mixed(record: Record) -> InvalidInput:
-    return InvalidInput("records", "a time in each, or a delay level in each", record.unique_key)
+    return InvalidInput(
+        "records", "a delivery time in every record, or a delay level in every record", record.unique_key
+    )

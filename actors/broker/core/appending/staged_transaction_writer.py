@@ -41,7 +41,7 @@ from raymq.storage.tables.staged_records import (
 
 _T = TypeVar("_T")
 #: The reason for a row that is not appended because it may be in the log already.
-_UNDECIDED = "the log is damaged where it may be: it is not stored again"
+_UNDECIDED = "the log is damaged where this row may be: the row is not stored again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class StagedTransactionWriter:
         topic_queue: tuple[str, int],
         records: memoryview,
         sizes: npt.NDArray[np.int32],
-        home: str,
+        coordinator: str,
     ) -> Callable[[], None]:
         """Prepare `stage`, and return the part that blocks on the disk.
 
@@ -139,11 +139,11 @@ class StagedTransactionWriter:
         self._store.check_room()
         self._store.check(records, sizes, topic_queue)
         incarnation = self._store.incarnation(topic_queue[0])
-        if home:  # before the rows are stored, so that none are stored without a query about them
-            self.in_doubt.touch(transaction, home)
+        if coordinator:  # before the rows are stored, so that none are stored without a query about them
+            self.in_doubt.touch(transaction, coordinator)
         chunk = transaction, part, number, topic_queue, records, sizes
         topic_id = None if topic_queue[0] in UNSENDABLE_TOPICS else self._id_of(topic_queue[0])
-        return lambda: self._files.add(*chunk, home=home, incarnation=incarnation, topic_id=topic_id)
+        return lambda: self._files.add(*chunk, home=coordinator, incarnation=incarnation, topic_id=topic_id)
 
     def count_open(self) -> int:
         """Count the transactions with rows here that are not over. Any thread."""
@@ -184,10 +184,10 @@ class StagedTransactionWriter:
         files = self._files.list_files(transaction, parts)
         topic_queues: set[tuple[str, int]] = set()
         rows = 0
-        for told in (read_chunk_queue(file.path) for file in files):
-            if told is not None:
-                topic_queues.add(told[0])
-                rows += told[1]
+        for chunk_queue in (read_chunk_queue(file.path) for file in files):
+            if chunk_queue is not None:
+                topic_queues.add(chunk_queue[0])
+                rows += chunk_queue[1]
         return CommitPlan(None, files, topic_queues, rows)
 
     def begin(
@@ -213,7 +213,7 @@ class StagedTransactionWriter:
         }
         cut = self._cut(topic_queues)
         if rows is not None and plan.rows != rows:
-            self._refuse(transaction, f"{rows} rows were staged here, {plan.rows} are there")
+            self._refuse(transaction, f"{rows} rows were staged here, {plan.rows} were found")
         undecided = CommitDecision((), {}, 0, cut=cut)
         topic_queues = {(topic, undecided.queue_of(topic, queue_id)) for topic, queue_id in topic_queues}
         try:
@@ -317,9 +317,9 @@ class StagedTransactionWriter:
     def closed(self, transaction: str) -> None:
         """Do the second part of `close`: make the transaction visible."""
         self._end(transaction)
-        home = self._files.home_of(transaction)
-        if home is not None:
-            self.in_doubt.mark_done(transaction, home)
+        coordinator = self._files.home_of(transaction)
+        if coordinator is not None:
+            self.in_doubt.mark_done(transaction, coordinator)
 
     def empty(self, transaction: str) -> None:
         """Do the last part of `close` and `abort`: remove the staged data. Any thread."""
@@ -431,8 +431,8 @@ class StagedTransactionWriter:
         try:
             chunk = _placed(read_chunk(path), decided)
         except StoreCorrupt as error:
-            told = read_chunk_queue(path)
-            self._lose(transaction, path, None if told is None else told[1], error.reason)
+            chunk_queue = read_chunk_queue(path)
+            self._lose(transaction, path, None if chunk_queue is None else chunk_queue[1], error.reason)
             return 0
         if self._is_deleted(chunk):
             self._lose(transaction, path, len(chunk.sizes), f"topic {chunk.topic} was deleted")

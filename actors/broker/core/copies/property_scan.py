@@ -73,7 +73,7 @@ def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) 
                 if len(marked):
                     yield PropertyMatches(topic, queue_id, batch, columns, marked)
                 offset, count = lease.next_offset, _ENTRIES
-        except Exception as error:  # noqa: BLE001 - nothing that is stored keeps a broker from starting
+        except Exception as error:  # noqa: BLE001 - a damaged record must not keep a broker from starting
             rejection_reason(error)
             if count > 1 and not isinstance(error, StoreCorrupt):
                 count //= 2

@@ -109,7 +109,7 @@ def parse_queue_id(text: str | None) -> int:
     if text is None:
         return 0
     if not text.isdecimal() or len(text) > _MAX_QUEUE_DIGITS:
-        raise InvalidInput(names.REAL_QID, "a queue's number", text)
+        raise InvalidInput(names.REAL_QID, "a queue id", text)
     return int(text)
 
 
@@ -118,7 +118,7 @@ def check_properties_size(waiting: Mapping[str, str]) -> None:
     limit = MAX_PROPERTIES_BYTES - PROPERTIES_RESERVE_BYTES
     length = len(encode_properties(waiting))
     if length > limit:
-        raise MessageIllegal("properties", f"at most {limit} bytes of a message that waits", length)
+        raise MessageIllegal("properties", f"at most {limit} bytes in a delayed message", length)
 
 
 def join(records: Sequence[bytes]) -> tuple[bytes, npt.NDArray[np.int32]]:

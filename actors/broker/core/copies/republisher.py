@@ -141,21 +141,21 @@ class Republisher:
 
         `copy` returns the bytes and the queue of the copy of a record.
         """
-        made: list[PreparedCopy] = []
+        copies: list[PreparedCopy] = []
         refused: dict[str, list[MessageLocation]] = {}
         for record in records:
             try:
-                made.append(PreparedCopy(record, *copy(record)))
-            except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
+                copies.append(PreparedCopy(record, *copy(record)))
+            except Exception as error:  # noqa: BLE001 - an error of a stored message concerns that message only
                 refused.setdefault(rejection_reason(error), []).append(location_of(record))
         for reason, places in refused.items():
             self.quarantine(duty, places, reason)
-        return made
+        return copies
 
     def store(
         self,
         duty: CopyPurpose,
-        made: Sequence[PreparedCopy],
+        copies: Sequence[PreparedCopy],
         stored: Callable[[Sequence[PreparedCopy], AppendResult], None] = lambda _, __: None,
     ) -> None:
         """Append copies; call `stored` with the copies of each append.
@@ -163,7 +163,7 @@ class Republisher:
         There is one append, unless it fails for some of the copies.
         """
         self.bisect_failures(
-            made,
+            copies,
             lambda part: self._append(*join([m.record for m in part]), *{m.topic_queue for m in part}, again=True),
             stored,
             lambda part, reason: self.quarantine(duty, [location_of(m.original) for m in part], reason),
@@ -232,13 +232,13 @@ class Republisher:
         for note in new[:_TOLD]:
             _log.error("set aside by %s%s: %s", duty.name, owner, note)
         if len(new) > _TOLD:
-            _log.error("set aside by %s%s: %d more for that reason", duty.name, owner, len(new) - _TOLD)
+            _log.error("set aside by %s%s: %d more for the same reason", duty.name, owner, len(new) - _TOLD)
 
     def place(self, topic_queue: tuple[str, int], offset: int) -> MessageLocation:
         """Return the location of a message of a queue, which need not be readable."""
         try:
             [physical], _, _ = self._store.entries(*topic_queue, offset, 1)
-        except Exception:  # noqa: BLE001 - the entry may be what is damaged
+        except Exception:  # noqa: BLE001 - the entry itself may be damaged
             return MessageLocation(*topic_queue, offset)
         return MessageLocation(*topic_queue, offset, int(physical), self.message_id(int(physical)))
 
@@ -250,7 +250,7 @@ class Republisher:
 def location_of(record: Record) -> MessageLocation:
     """Return a record's location."""
     try:
-        told = record.message_id
-    except Exception:  # noqa: BLE001 - the host that a record names may be no host
-        told = ""
-    return MessageLocation(record.topic, record.queue_id, record.queue_offset, record.physical_offset, told)
+        record_id = record.message_id
+    except Exception:  # noqa: BLE001 - the record's host may be invalid
+        record_id = ""
+    return MessageLocation(record.topic, record.queue_id, record.queue_offset, record.physical_offset, record_id)

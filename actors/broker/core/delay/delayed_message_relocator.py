@@ -146,12 +146,12 @@ class DelayedMessageRelocator:
             with self._store.read(*TIMER_QUEUE, self._at, within, _STEP_BYTES) as lease:
                 waits = parse_timer_records(lease.records, lease.sizes, lease.queue_offsets).waits
                 following = lease.next_offset
-        except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
+        except Exception as error:  # noqa: BLE001 - an error of a stored message concerns that message only
             reason = rejection_reason(error)
             if within > 1 and not isinstance(error, StoreCorrupt):  # the error does not name the message
                 self._look(1)
                 return
-            _log.error("the message at offset %d of %s cannot be stored anew: %s", self._at, TIMER_TOPIC, reason)
+            _log.error("the message at offset %d of %s cannot be stored again: %s", self._at, TIMER_TOPIC, reason)
             self._at += 1
             return
         ended = self._timers.log.ended_between(self._at, following)

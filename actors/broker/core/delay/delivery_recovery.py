@@ -71,9 +71,9 @@ class DeliveredCopy:
     size: int
 
 
-def parse_origin(told: Mapping[str, str]) -> DelayOrigin | None:
+def parse_origin(properties: Mapping[str, str]) -> DelayOrigin | None:
     """Return where a record with these properties waited, or None if it did not."""
-    return _read_origin(told.get(names.DELIVERED_FROM, ""))
+    return _read_origin(properties.get(names.DELIVERED_FROM, ""))
 
 
 def find_delivered_copies(store: Store, log_end: int) -> Iterator[DeliveredCopy]:
@@ -117,12 +117,12 @@ def find_dequeued(store: Store, log_end: int) -> Iterator[tuple[MessageFingerpri
     delivered, or stored again to wait on. Each item is its fingerprint, its physical offset and its size.
     """
     for part in scan_property(store, names.TIMER_DEQUEUE_MS, log_end, not_in=(SCHEDULE_TOPIC,)):
-        told = [MessageFingerprint(part.topic, *each) for each in _keyed(part)]
+        fingerprints = [MessageFingerprint(part.topic, *each) for each in _keyed(part)]
         if part.topic == TIMER_TOPIC:
             senses = list(_senses(part.batch, part.columns))
-            told = [senses[number] for number in part.marked.tolist()]
+            fingerprints = [senses[number] for number in part.marked.tolist()]
         places, sizes = part.batch.physical_offsets[part.marked].tolist(), part.batch.sizes[part.marked].tolist()
-        yield from zip(told, places, sizes, strict=True)
+        yield from zip(fingerprints, places, sizes, strict=True)
 
 
 def waiting_fingerprint(store: Store, offset: int) -> MessageFingerprint | None:
@@ -144,16 +144,16 @@ def _claimed(part: PropertyMatches) -> Iterator[DeliveredCopy]:
     marked = part.marked
     texts = part.columns.last(names.DELIVERED_FROM).take(marked).to_pylist()
     places, sizes = part.batch.physical_offsets[marked].tolist(), part.batch.sizes[marked].tolist()
-    for text, place, size, told in zip(texts, places, sizes, _keyed(part), strict=True):
+    for text, place, size, fields in zip(texts, places, sizes, _keyed(part), strict=True):
         origin = _read_origin(text)
         if origin is not None:
-            yield DeliveredCopy(origin, MessageFingerprint(part.topic, *told), place, size)
+            yield DeliveredCopy(origin, MessageFingerprint(part.topic, *fields), place, size)
 
 
 def _keyed(part: PropertyMatches) -> Iterator[tuple[str | None, str | None, ContentKey]]:
     """Return unique key, due time and content key of the marked records of a part."""
-    told = (part.columns.last(name).take(part.marked).to_pylist() for name in (names.UNIQ_KEY, names.TIMER_OUT_MS))
-    return zip(*told, _messages(part.batch, part.batch.starts[part.marked]), strict=True)
+    columns = (part.columns.last(name).take(part.marked).to_pylist() for name in (names.UNIQ_KEY, names.TIMER_OUT_MS))
+    return zip(*columns, _messages(part.batch, part.batch.starts[part.marked]), strict=True)
 
 
 def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, MessageFingerprint]:
@@ -196,8 +196,8 @@ def _entry(store: Store, origin: DelayOrigin) -> MessageFingerprint | None:
 
 def _senses(batch: record_batch.Batch, waiting: PropertyColumns) -> Iterator[MessageFingerprint]:
     """Yield the fingerprints of waiting messages."""
-    told = (waiting.last(name).to_pylist() for name in (names.REAL_TOPIC, names.UNIQ_KEY, names.TIMER_OUT_MS))
-    yield from map(MessageFingerprint, *told, _messages(batch, batch.starts))
+    columns = (waiting.last(name).to_pylist() for name in (names.REAL_TOPIC, names.UNIQ_KEY, names.TIMER_OUT_MS))
+    yield from map(MessageFingerprint, *columns, _messages(batch, batch.starts))
 
 
 def _messages(batch: record_batch.Batch, starts: npt.NDArray[np.int64]) -> list[ContentKey]:

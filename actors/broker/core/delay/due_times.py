@@ -24,17 +24,17 @@ class DueTimes:
     _seen_to: int = 0
     _seen_ms: int = 0
 
-    def of(self, begin: int, told_ms: _Int64s, delays_ms: _Int64s, end: int, now_ms: int) -> _Int64s:
+    def of(self, begin: int, stored_due_ms: _Int64s, delays_ms: _Int64s, end: int, now_ms: int) -> _Int64s:
         """Return when the entries from offset `begin` on are due.
 
         Args:
-            told_ms: their stored due times.
+            stored_due_ms: their stored due times.
             delays_ms: how long each waits, by the table of levels under which it was stored.
             end: the end of their queue.
         """
-        if (begin >= self._seen_to or self._seen_ms > now_ms) and (told_ms > now_ms + delays_ms).any():
+        if (begin >= self._seen_to or self._seen_ms > now_ms) and (stored_due_ms > now_ms + delays_ms).any():
             self._seen_to, self._seen_ms = end, now_ms
         if begin >= self._seen_to:
-            return told_ms
-        seen = np.arange(begin, begin + len(told_ms)) < self._seen_to
-        return np.where(seen, np.minimum(told_ms, self._seen_ms + delays_ms), told_ms)
+            return stored_due_ms
+        seen = np.arange(begin, begin + len(stored_due_ms)) < self._seen_to
+        return np.where(seen, np.minimum(stored_due_ms, self._seen_ms + delays_ms), stored_due_ms)

@@ -78,29 +78,29 @@ class RecallMessageProcessor:
         The result is (UNKNOWN, 0) if the timer log does not have the message, or no longer has it.
         """
         self._timers.settle()
-        told = self._timers.log.find(handle.due_ms, key_of(delete_key(handle.topic, handle.unique_key)))
-        kinds = set(told["kind"].tolist())
+        entries = self._timers.log.find(handle.due_ms, key_of(delete_key(handle.topic, handle.unique_key)))
+        kinds = set(entries["kind"].tolist())
         if EntryKind.DELIVERED in kinds:
             return RecallStatus.DELIVERED, 0
-        born_ms = self._born_ms(told)
-        if len(pending_entries(told)):
+        born_ms = self._born_ms(entries)
+        if len(pending_entries(entries)):
             self._append(*join([self._withdrawal(handle)]), TIMER_QUEUE)
             with contextlib.suppress(StoreError):  # the log has it, and it is indexed before any delivery
                 self._timers.index_new_records()
             return RecallStatus.WITHDRAWN, born_ms
         return (RecallStatus.WITHDRAWN if EntryKind.WITHDRAWN in kinds else RecallStatus.UNKNOWN), born_ms
 
-    def _born_ms(self, told: Entries) -> int:
+    def _born_ms(self, entries: Entries) -> int:
         """Return the latest born time of the messages of these entries; 0 if unreadable."""
         latest_ms = 0
-        for place in told["physical_offset"][told["kind"] == EntryKind.WAITS][-_MAX_RECORDS:].tolist():
+        for place in entries["physical_offset"][entries["kind"] == EntryKind.WAITS][-_MAX_RECORDS:].tolist():
             with contextlib.suppress(RayMQError):  # damaged or expired: the message will not be delivered
                 latest_ms = max(latest_ms, self._store.read_at(place).born_timestamp_ms)
         return latest_ms
 
     def _withdrawal(self, handle: RecallHandle) -> bytes:
         """Return the record of a withdrawal; recovery reads it like the waiting records."""
-        told = {
+        properties = {
             names.UNIQ_KEY: handle.unique_key,
             names.REAL_TOPIC: handle.topic,
             names.TIMER_OUT_MS: str(handle.due_ms),
@@ -108,7 +108,9 @@ class RecallMessageProcessor:
         }
         host = pack_host_bytes(*split_host(self._store.config.store_host))
         now_ms = int(self._clock() * 1000)
-        return encode(*TIMER_QUEUE, b"withdrawn", encode_properties(told), born_timestamp_ms=now_ms, born_host=host)
+        return encode(
+            *TIMER_QUEUE, b"withdrawn", encode_properties(properties), born_timestamp_ms=now_ms, born_host=host
+        )
 
     def _in_log(self, handle: RecallHandle) -> Steps[RecallStatus]:
         """Return the status of a message that the timer log has forgotten, from the log."""
@@ -116,8 +118,8 @@ class RecallMessageProcessor:
             if parse_origin(record.properties) is not None or names.TIMER_DEQUEUE_MS in record.properties:
                 return RecallStatus.DELIVERED
         for record in (yield from self._found(TIMER_TOPIC, handle, handle.due_ms - MAX_AHEAD_MS - _CLOCK_ROOM_MS)):
-            told = record.properties.get(names.TIMER_DEL_UNIQKEY)
-            if told is not None and cancelled_key(handle.topic, told) == handle.unique_key:
+            recalled_key = record.properties.get(names.TIMER_DEL_UNIQKEY)
+            if recalled_key is not None and cancelled_key(handle.topic, recalled_key) == handle.unique_key:
                 return RecallStatus.WITHDRAWN
         return RecallStatus.UNKNOWN
 

@@ -57,7 +57,7 @@ class RecentRecalls:
         if self._clock() - RECALL_WINDOW_SECONDS <= at and (
             born_timestamp_ms < at * 1000 or born_timestamp_ms <= born_ms
         ):
-            raise MessageIllegal("unique_key", "that of a message that was not called back", unique_key)
+            raise MessageIllegal("unique_key", "the key of a message that was not recalled", unique_key)
 
 
 def _digest(topic: str, unique_key: str | None) -> bytes:
@@ -65,5 +65,5 @@ def _digest(topic: str, unique_key: str | None) -> bytes:
 
     The unique key in a recall request may be as long as a frame.
     """
-    told = delete_key(topic, unique_key).encode(errors="surrogatepass")
-    return hashlib.blake2b(told, digest_size=16).digest()
+    key = delete_key(topic, unique_key).encode(errors="surrogatepass")
+    return hashlib.blake2b(key, digest_size=16).digest()

@@ -169,8 +169,8 @@ class ScheduleMessageService:
 
         Raise InvalidInput if the record cannot be encoded.
         """
-        kept = waiting_properties(record.properties, topic, queue_id, level)
-        return reencode_trimmed(record, SCHEDULE_TOPIC, level - 1, kept, DROPPABLE_WAITING)
+        properties = waiting_properties(record.properties, topic, queue_id, level)
+        return reencode_trimmed(record, SCHEDULE_TOPIC, level - 1, properties, DROPPABLE_WAITING)
 
     def redirect_delayed(self, draft: InboundMessage) -> None:
         """Redirect a draft with a delay level to the schedule topic.
@@ -179,11 +179,11 @@ class ScheduleMessageService:
         those of its copies.
         """
         level = min(delay_level(draft.properties), self.levels)
-        told = draft.properties
+        properties = draft.properties
         for name in TIMER_NAMES:
-            told.pop(name, None)
-        told |= waiting_properties(told, draft.topic, draft.queue_id, level)
-        check_properties_size(told)
+            properties.pop(name, None)
+        properties |= waiting_properties(properties, draft.topic, draft.queue_id, level)
+        check_properties_size(properties)
         draft.topic, draft.queue_id = SCHEDULE_TOPIC, level - 1
 
     def deliver_due(self) -> DueReport:
@@ -194,7 +194,7 @@ class ScheduleMessageService:
         self._settle()
         self._track_queues()
         now_ms = self._now_ms()
-        delivered, lateness_ms, left = 0, 0, _MAX_PER_PASS
+        delivered, lateness_ms, remaining = 0, 0, _MAX_PER_PASS
         next_due_ms: int | None = None
         levels = list(self._due_times)
         for level in (*levels[self._first :], *levels[: self._first]):
@@ -202,19 +202,19 @@ class ScheduleMessageService:
                 continue
             begin = self._begin(level)
             try:
-                if left <= 0:
+                if remaining <= 0:
                     count, late_ms, due_ms = 0, 0, self._first_due_ms(level, now_ms)
                 else:
                     self._first = (levels.index(level) + 1) % len(levels)
-                    count, late_ms, due_ms = self._deliver_level(level, now_ms, left)
+                    count, late_ms, due_ms = self._deliver_level(level, now_ms, remaining)
             except StoreError:
                 raise
-            except Exception as error:  # noqa: BLE001 - one level's trouble is not that of the others
+            except Exception as error:  # noqa: BLE001 - a failure of one level must not stop the others
                 self._troubles.failed(level, f"delivering delay level {level}", error, _log)
                 continue
             self._troubles.succeeded(level)
             delivered += count
-            left -= max(0, self._begin(level) - begin)
+            remaining -= max(0, self._begin(level) - begin)
             lateness_ms = max(lateness_ms, late_ms)
             if due_ms is not None and (next_due_ms is None or due_ms < next_due_ms):
                 next_due_ms = due_ms
@@ -277,12 +277,12 @@ class ScheduleMessageService:
             if begin < low:
                 self._report_lost(level, begin, low)
                 begin = low
-            places, _, told_ms = self._store.entries(*topic_queue, begin, most)
+            places, _, stored_due_ms = self._store.entries(*topic_queue, begin, most)
             end = self._store.max_offset(*topic_queue)
         except QueueNotFound:
             return begin, np.empty(0, np.int64), np.empty(0, np.int64)
         delays_ms = self._tables.delays_ms(level - 1, places)
-        return begin, places, self._due_times[level].of(begin, told_ms, delays_ms, end, now_ms)
+        return begin, places, self._due_times[level].of(begin, stored_due_ms, delays_ms, end, now_ms)
 
     def _report_lost(self, level: int, begin: int, low: int) -> None:
         """Report the lost messages at begin..low-1 of a level, and skip them.
@@ -293,11 +293,11 @@ class ScheduleMessageService:
         self._passed(level, low)
 
     def _set_aside_lost(self, level: int, begin: int, low: int) -> None:
-        _log.error("%d messages of delay level %d went with their log files", low - begin, level)
-        told = [
+        _log.error("%d messages of delay level %d were deleted with their log files", low - begin, level)
+        locations = [
             MessageLocation(SCHEDULE_TOPIC, level - 1, offset) for offset in range(max(begin, low - _MAX_REPORTED), low)
         ]
-        self._copying.quarantine(CopyPurpose(LEVEL, str(level)), told, "its log file is gone")
+        self._copying.quarantine(CopyPurpose(LEVEL, str(level)), locations, "its log file was deleted")
 
     # -- to the timers -------------------------------------------------------------------------------------------
 
@@ -348,8 +348,8 @@ class ScheduleMessageService:
         def copy(record: Record) -> tuple[bytes, tuple[str, int]]:
             self._check_topic(record)
             due = int(due_ms[record.queue_offset - begin])
-            kept = moved_properties(record.properties, due, f"{level}:{record.queue_offset}")
-            return reencode_trimmed(record, *TIMER_QUEUE, kept, DROPPABLE_MOVED), TIMER_QUEUE
+            properties = moved_properties(record.properties, due, f"{level}:{record.queue_offset}")
+            return reencode_trimmed(record, *TIMER_QUEUE, properties, DROPPABLE_MOVED), TIMER_QUEUE
 
         self._copy(level, begin, begin + len(due_ms), max_bytes, copy)
 
@@ -390,8 +390,8 @@ class ScheduleMessageService:
         topic = config.name
         queues = max(1, config.read_queues, config.write_queues)
         queue_id = parse_queue_id(record.properties.get(properties.REAL_QID)) % queues
-        kept = {**record.properties, DELIVERED_FROM: f"{level}:{record.queue_offset}"}
-        return reencode_trimmed(record, topic, queue_id, kept, DROPPABLE_DELIVERED), (topic, queue_id)
+        copied = {**record.properties, DELIVERED_FROM: f"{level}:{record.queue_offset}"}
+        return reencode_trimmed(record, topic, queue_id, copied, DROPPABLE_DELIVERED), (topic, queue_id)
 
     def _check_topic(self, record: Record) -> TopicConfig:
         """Return the topic that a waiting message is meant for.
@@ -405,7 +405,7 @@ class ScheduleMessageService:
             or topic in UNSENDABLE_TOPICS
             or record.physical_offset < incarnation_start(self._store, topic)
         ):
-            raise TopicNotFound(f"its topic {topic!r} is gone")
+            raise TopicNotFound(f"its topic {topic!r} does not exist any more")
         return config
 
     def _passed(self, level: int, offset: int) -> None:
@@ -509,10 +509,10 @@ class ScheduleMessageService:
         return level - 1 in self._store.queues(SCHEDULE_TOPIC)
 
 
-def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, level: int) -> dict[str, str]:
+def waiting_properties(source: Mapping[str, str], topic: str, queue_id: int, level: int) -> dict[str, str]:
     """Return the properties of a message that waits in `level` for (`topic`, `queue_id`)."""
-    kept = {name: value for name, value in told.items() if name != DELIVERED_FROM}
-    return kept | {
+    retained = {name: value for name, value in source.items() if name != DELIVERED_FROM}
+    return retained | {
         properties.DELAY: str(level),
         properties.REAL_TOPIC: topic,
         properties.REAL_QID: str(queue_id),

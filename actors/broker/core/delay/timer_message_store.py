@@ -160,10 +160,10 @@ class TimerMessageStore:
             raise InvalidInput("records", f"records of topic {topic_queue[0]}, queue {topic_queue[1]}", record.topic)
         due_ms = due_of(record.properties, self._now_ms() if now_ms is None else now_ms)
         if due_ms is None:
-            raise InvalidInput("records", "a time or a delay level in each", record.unique_key)
+            raise InvalidInput("records", "a delivery time or a delay level in every record", record.unique_key)
         self.recalled.check(record.topic, record.unique_key, record.born_timestamp_ms)
-        kept = waiting_properties(record.properties, record.topic, record.queue_id, due_ms)
-        return due_ms, reencode(record, *TIMER_QUEUE, kept)
+        properties = waiting_properties(record.properties, record.topic, record.queue_id, due_ms)
+        return due_ms, reencode(record, *TIMER_QUEUE, properties)
 
     def redirect_delayed(self, draft: InboundMessage) -> None:
         """Redirect a draft with a delivery time to the timer queue, unless it is due.
@@ -175,9 +175,9 @@ class TimerMessageStore:
         due_ms = due_of(draft.properties, now_ms)
         if due_ms is None or due_ms <= now_ms:
             return
-        told = draft.properties
-        told |= waiting_properties(told, draft.topic, draft.queue_id, due_ms)
-        draft.recall_handle = RecallHandle(draft.topic, self._broker, due_ms, told[names.UNIQ_KEY]).encode()
+        properties = draft.properties
+        properties |= waiting_properties(properties, draft.topic, draft.queue_id, due_ms)
+        draft.recall_handle = RecallHandle(draft.topic, self._broker, due_ms, properties[names.UNIQ_KEY]).encode()
         draft.topic, draft.queue_id = TIMER_QUEUE
 
     def index_new_records(self) -> bool:
@@ -192,9 +192,9 @@ class TimerMessageStore:
         while self.log.enqueued < stop:
             try:
                 with self._store.read(*TIMER_QUEUE, self.log.enqueued, count, _ABSORB_BYTES, written=True) as lease:
-                    told = parse_timer_records(lease.records, lease.sizes, lease.queue_offsets)
+                    parsed = parse_timer_records(lease.records, lease.sizes, lease.queue_offsets)
                     following = lease.next_offset
-            except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
+            except Exception as error:  # noqa: BLE001 - an error of a stored message concerns that message only
                 reason = rejection_reason(error)
                 if count > 1 and not isinstance(error, StoreCorrupt):
                     count //= 2
@@ -202,24 +202,24 @@ class TimerMessageStore:
                 self._copying.quarantine(_DUTY, [self._copying.place(TIMER_QUEUE, self.log.enqueued)], reason)
                 self.log.enqueued += 1
             else:
-                self._take(told)
+                self._take(parsed)
                 self.log.enqueued = following
                 break
         return self.log.enqueued >= high
 
-    def _take(self, told: ParsedTimerRecords) -> None:
-        if len(told.silent):
-            self._refuse(told.silent, "it names no time that can be")
-        self.log.append(told.waits)
-        self._load_more(told.waits)
-        for withdrawal in told.withdrawals:
+    def _take(self, parsed: ParsedTimerRecords) -> None:
+        if len(parsed.silent):
+            self._refuse(parsed.silent, "it has no valid delivery time")
+        self.log.append(parsed.waits)
+        self._load_more(parsed.waits)
+        for withdrawal in parsed.withdrawals:
             found = self.log.find(withdrawal.due_ms, withdrawal.key)
             earlier = found[found["queue_offset"] < withdrawal.queue_offset]
             self._end(pending_entries(earlier), EntryKind.WITHDRAWN, withdrawal.physical_offset)
             self._wheel.discard(earlier)  # their end may have been recorded before
-        if len(told.moved):
-            self.log.append(told.moved)
-            self._wheel.discard(told.moved)
+        if len(parsed.moved):
+            self.log.append(parsed.moved)
+            self._wheel.discard(parsed.moved)
 
     # -- out -----------------------------------------------------------------------------------------------------
 
@@ -353,7 +353,7 @@ class TimerMessageStore:
         """
         places, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int32)
         lost = (places < self._store.min_physical_offset) | (places + sizes > self._store.max_physical_offset)
-        _require(~lost, "the log does not hold it", entries)
+        _require(~lost, "it is not in the log", entries)
         try:
             batch = record_batch.parse(self._store.raw_many(places.tolist(), sizes.tolist()), sizes)
         except record_batch.BadRecord as error:
@@ -365,9 +365,13 @@ class TimerMessageStore:
         queues = {topic: self._queues(topic) for topic in set(topics)}
         room = np.array([queues[topic] for topic in topics])
         since = {topic: incarnation_start(self._store, topic) for topic in queues}
-        _require((room > 0) & (places >= np.array([since[topic] for topic in topics])), "its topic is gone", entries)
+        _require(
+            (room > 0) & (places >= np.array([since[topic] for topic in topics])),
+            "its topic does not exist any more",
+            entries,
+        )
         queue_ids = numbers(columns.last(names.REAL_QID).fill_null("0"))
-        _require(queue_ids >= 0, f"{names.REAL_QID} is no queue's number", entries)
+        _require(queue_ids >= 0, f"{names.REAL_QID} is not a queue id", entries)
         return WaitingRecords(batch, topics, (queue_ids % room).tolist())
 
     def _queues(self, topic: str) -> int:

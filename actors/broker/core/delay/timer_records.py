@@ -30,7 +30,7 @@ MAX_AHEAD_MS: Final = message_limits.MAX_DAYS_AHEAD * 24 * HOUR_MS
 _NEVER_MS: Final = 10**14
 
 
-def due_of(told: Mapping[str, str], now_ms: int) -> int | None:
+def due_of(properties: Mapping[str, str], now_ms: int) -> int | None:
     """Return when a message with these properties is due, at least 0.
 
     The result is None if they name no time.
@@ -43,7 +43,7 @@ def due_of(told: Mapping[str, str], now_ms: int) -> int | None:
         (names.TIMER_DELAY_MS, 1, now_ms),
         (names.TIMER_DELIVER_MS, 1, 0),
     ):
-        text = told.get(name)
+        text = properties.get(name)
         if text is None:
             continue
         try:
@@ -56,24 +56,24 @@ def due_of(told: Mapping[str, str], now_ms: int) -> int | None:
     return None
 
 
-def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, due_ms: int) -> dict[str, str]:
+def waiting_properties(properties: Mapping[str, str], topic: str, queue_id: int, due_ms: int) -> dict[str, str]:
     """Return the properties of a message that waits for (`topic`, `queue_id`).
 
     Raise MessageIllegal if there is no room for them.
     """
-    kept = {name: value for name, value in told.items() if name != names.DELIVERED_FROM}
-    kept |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id), names.TIMER_OUT_MS: str(due_ms)}
-    check_properties_size(kept)
-    return kept
+    retained = {name: value for name, value in properties.items() if name != names.DELIVERED_FROM}
+    retained |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id), names.TIMER_OUT_MS: str(due_ms)}
+    check_properties_size(retained)
+    return retained
 
 
-def moved_properties(told: Mapping[str, str], due_ms: int, origin: str) -> dict[str, str]:
+def moved_properties(properties: Mapping[str, str], due_ms: int, origin: str) -> dict[str, str]:
     """Return the properties of a delay-level message that is moved to the timer topic.
 
-    `told` are its properties so far, `due_ms` is when it is due, and `origin` names its entry in the delay level.
+    `properties` are its properties so far, `due_ms` is when it is due, and `origin` names its entry in the delay level.
     """
-    kept = {name: value for name, value in told.items() if name != names.TIMER_DEL_UNIQKEY}
-    return kept | {names.TIMER_OUT_MS: str(min(due_ms, _NEVER_MS - 1)), names.DELIVERED_FROM: origin}
+    retained = {name: value for name, value in properties.items() if name != names.TIMER_DEL_UNIQKEY}
+    return retained | {names.TIMER_OUT_MS: str(min(due_ms, _NEVER_MS - 1)), names.DELIVERED_FROM: origin}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +154,13 @@ def delete_key(topic: str | None, unique_key: str | None) -> str:
     return f"{topic}_{unique_key}"
 
 
-def cancelled_key(topic: str | None, told: str) -> str:
-    """Return the unique key of the message that a withdrawal with key `told` names.
+def cancelled_key(topic: str | None, value: str) -> str:
+    """Return the unique key of the message that a withdrawal with key `value` names.
 
     RocketMQ's brokers write "<topic>+<unique key>"; those before 5.3 used other forms, among them the unique key alone.
     """
-    separator = "+" if told.startswith(f"{topic}+") else "_"
-    return told.removeprefix(f"{topic}{separator}")
+    separator = "+" if value.startswith(f"{topic}+") else "_"
+    return value.removeprefix(f"{topic}{separator}")
 
 
 def origins_of(entries: Entries) -> list[bytes]:

@@ -57,9 +57,9 @@ class TimerWheel:
         elif len(offsets):
             first, stop = self._range(entries)
             there = self._waiting[first:stop]
-            left = there[~np.isin(there["queue_offset"], offsets)]
-            if len(left) < len(there):
-                self._set(np.concatenate([self._waiting[:first], left, self._waiting[stop:]]))
+            remaining = there[~np.isin(there["queue_offset"], offsets)]
+            if len(remaining) < len(there):
+                self._set(np.concatenate([self._waiting[:first], remaining, self._waiting[stop:]]))
 
     def clear(self) -> None:
         """Remove all entries."""

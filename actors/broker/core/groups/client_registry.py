@@ -169,11 +169,11 @@ class ClientRegistry:
             raise InvalidInput("clientID", f"at most {MAX_ID_CHARACTERS} characters", len(client_id))
         ids = self._by_connection.get(connection, set())
         if client_id not in ids and len(ids) >= MAX_IDS_PER_CONNECTION:
-            raise InvalidInput("clientID", f"at most {MAX_IDS_PER_CONNECTION} client ids of a connection", client_id)
+            raise InvalidInput("clientID", f"at most {MAX_IDS_PER_CONNECTION} client ids per connection", client_id)
         client = self._clients.get(client_id)
         if client is None:
             if len(self._clients) >= MAX_CLIENTS:
-                raise ServerBusy(f"{MAX_CLIENTS} clients are connected, one more may not be")
+                raise ServerBusy(f"{MAX_CLIENTS} clients are connected, which is the limit")
             client = self._clients[client_id] = ConnectedClient(client_id)
         client.language, client.version, client.orphaned_at = language[:_LANGUAGE_CHARACTERS], version, None
         if connection not in client.connections:
@@ -205,17 +205,17 @@ class ClientRegistry:
         _check_words(consumer)
         group = self._consumers.get(consumer.group)
         known = group.members.get(client_id) if group else None
-        wanted = consumer.subscriptions
+        subscriptions = consumer.subscriptions
         version = consumer.version
-        changed = known is None or (wanted is not None and _plain(known.subscriptions) != _plain(wanted))
+        changed = known is None or (subscriptions is not None and _plain(known.subscriptions) != _plain(subscriptions))
         changed = changed or (known is not None and known.version != version)
         way = (consumer.consume_type, consumer.message_model)
         if group is not None and _is_below(version, group.in_force):
             raise _superseded(consumer.group, group, client_id, version)
-        if strict and changed and group is not None and wanted is not None:
+        if strict and changed and group is not None and subscriptions is not None:
             others = [each for each in group.members.values() if not _is_below(each.version, version)]
-            _check_same(client_id, wanted, way, consumer.group, others)
-        weight = known.weight if known is not None and wanted is None else _weight_of(wanted or {})
+            _check_same(client_id, subscriptions, way, consumer.group, others)
+        weight = known.weight if known is not None and subscriptions is None else _weight_of(subscriptions or {})
         client = self._clients[client_id]
         self._weigh(client, weight - (0 if known is None else known.weight))
         if group is None:
@@ -228,13 +228,15 @@ class ClientRegistry:
             member.version = version
             group.count_version(version, 1)
         member.weight = weight
-        if wanted is not None:
-            if member.subscriptions == wanted:  # with the versions, as a pull with a newer version waits for that one
+        if subscriptions is not None:
+            if (
+                member.subscriptions == subscriptions
+            ):  # with the versions, as a pull with a newer version waits for that one
                 consumer = replace(consumer, subscriptions=member.subscriptions)
-            elif group.subscriptions == wanted:  # members have equal subscriptions: keep one object for all
+            elif group.subscriptions == subscriptions:  # members have equal subscriptions: keep one object for all
                 consumer = replace(consumer, subscriptions=group.subscriptions)
             member.subscriptions = consumer.subscriptions or {}
-            member.waits_for = consumer.waits_for & wanted.keys()
+            member.waits_for = consumer.waits_for & subscriptions.keys()
             group.latest = consumer
         return changed
 
@@ -267,10 +269,14 @@ class ClientRegistry:
         if more > 0:
             most = MAX_MEMBERSHIPS_PER_CONNECTION
             if any(self._held.get(connection, 0) + more > most for connection in client.connections):
-                limit = f"at most {most} memberships of a connection's clients, {BYTES_PER_MEMBERSHIP} bytes each"
-                raise InvalidInput("consumerDataSet", limit, more, remedy="subscribe to less, or in other connections")
+                limit = f"at most {most} memberships of a connection, {BYTES_PER_MEMBERSHIP} bytes each"
+                raise InvalidInput(
+                    "consumerDataSet", limit, more, remedy="subscribe to fewer topics, or use more connections"
+                )
             if self._weight + more > MAX_MEMBERSHIPS:
-                raise ServerBusy(f"clients are in {MAX_MEMBERSHIPS} groups, or subscribe to as much, more may not be")
+                raise ServerBusy(
+                    f"the limit of {MAX_MEMBERSHIPS} memberships is reached; a large subscription counts as several"
+                )
         self._weight += more
         client.weight += more
         for connection in client.connections:
@@ -291,14 +297,14 @@ class ClientRegistry:
         known = self._consumers.get(group)
         if known is None:
             return False
-        left = {client_id for client_id in client_ids if client_id in known.members}
-        if not left:
+        departed = {client_id for client_id in client_ids if client_id in known.members}
+        if not departed:
             return False
-        for client_id in left:
+        for client_id in departed:
             member = known.members.pop(client_id)
             self._weigh(member.client, -member.weight)
             known.count_version(member.version, -1)
-        known.owners = {queue: owner for queue, owner in known.owners.items() if owner not in left}
+        known.owners = {queue: owner for queue, owner in known.owners.items() if owner not in departed}
         if not known.members:
             del self._consumers[group]
         return True
@@ -443,8 +449,8 @@ class ClientRegistry:
         for group in self._consumers.values():
             versions = [member.version for member in group.members.values() if member.version is not None]
             assert group.in_force == max(versions, default=None), "the version in force is that of a member"
-        for connection, held in self._held.items():
-            assert held == sum(self._clients[each].weight for each in self._by_connection[connection])
+        for connection, weight in self._held.items():
+            assert weight == sum(self._clients[each].weight for each in self._by_connection[connection])
         assert self._weight >= sum(client.weight for client in self._clients.values())
         for members in [*(g.members for g in self._consumers.values()), *self._producers.values()]:
             assert all(self._clients[client_id] is member.client for client_id, member in members.items())
@@ -490,7 +496,7 @@ def _plain(subscriptions: Mapping[str, Subscription]) -> dict[str, tuple[str, st
 
 def _check_same(
     client_id: str,
-    wanted: Mapping[str, Subscription],
+    requested: Mapping[str, Subscription],
     way: tuple[str, str],
     group: str,
     members: Iterable[GroupMember],
@@ -502,9 +508,9 @@ def _check_same(
     retries = retry_topic(group)  # RocketMQ's clients name it among their subscriptions, ours do not
 
     def of_user(subscriptions: Mapping[str, Subscription]) -> dict[str, tuple[str, str]]:
-        return {topic: told for topic, told in _plain(subscriptions).items() if topic != retries}
+        return {topic: subscription for topic, subscription in _plain(subscriptions).items() if topic != retries}
 
-    mine = of_user(wanted)
+    mine = of_user(requested)
     for member in members:
         other = member.client
         if other.client_id == client_id or not other.connections:
@@ -514,13 +520,13 @@ def _check_same(
             raise SubscriptionMismatch(
                 f"group {group}: {client_id} subscribes to {_shown(mine)}, "
                 f"but member {other.client_id} subscribes to {_shown(theirs)}",
-                remedy="members of one group must subscribe to the same; use another group name",
+                remedy="members of one group must have the same subscriptions; use another group name",
             )
         if member.way != way:
             raise SubscriptionMismatch(
                 f"group {group}: {client_id} subscribes to {_shown(mine)} by {'/'.join(way)}, "
                 f"but member {other.client_id} by {'/'.join(member.way)}",
-                remedy="members of one group must consume in one way; use another group name",
+                remedy="members of one group must consume in the same way; use another group name",
             )
 
 

@@ -249,10 +249,10 @@ class ConsumeStats:
 
     def _subscribed(self, group: str) -> list[str]:
         try:
-            wanted = self._groups.consumer_group(group).subscriptions
+            subscriptions = self._groups.consumer_group(group).subscriptions
         except GroupNotFound:
             return []
-        return [topic for topic in wanted if topic in self._core.topics]
+        return [topic for topic in subscriptions if topic in self._core.topics]
 
     def _check_group(self, group: str) -> None:
         self._core.consumed_topics(group)

@@ -104,9 +104,9 @@ class GroupOffsets:
         if incarnation is not None and self._store.incarnation(topic) > incarnation:
             raise self.after_recreation(group, topic, queue_id)
         if epoch and epoch != self._store.epoch:
-            kept = self._store.valid_to(topic, queue_id, epoch)
-            if kept is not None and offset > kept:
-                raise self.after_loss(group, topic, queue_id, kept)
+            valid_to = self._store.valid_to(topic, queue_id, epoch)
+            if valid_to is not None and offset > valid_to:
+                raise self.after_loss(group, topic, queue_id, valid_to)
         if not 0 <= offset <= limit:
             raise InvalidInput("offset", f"0..{limit}", offset)
         if self._offsets.is_reset_pending(group, topic, queue_id) and not overrules_reset:
@@ -187,15 +187,16 @@ class GroupOffsets:
         start = low if committed is None or not low <= committed <= high else committed
         return OffsetReset(start, self._store.incarnation(topic))
 
-    def after_loss(self, group: str | None, topic: str, queue_id: int, kept: int) -> OffsetReset:
+    def after_loss(self, group: str | None, topic: str, queue_id: int, valid_to: int) -> OffsetReset:
         """Return the OffsetReset for a consumer that read messages which the log has lost.
 
-        The queue is unchanged up to `kept`. The consumer is sent to its group's offset, or to `kept` if there is none.
-        If the offset is lower than `kept`, messages from it on may have been delivered but not consumed. If it is
-        higher, members that read the new messages have consumed those between `kept` and the offset.
+        The queue is unchanged up to `valid_to`. The consumer is sent to its group's offset, or to `valid_to` if the
+        group has none. If the offset is lower than `valid_to`, messages from it on may have been delivered but not
+        consumed. If it is higher, members that read the new messages have consumed those between `valid_to` and the
+        offset.
         """
         committed = None if group is None else self.get(group, topic, queue_id)
-        return OffsetReset(kept if committed is None else committed)
+        return OffsetReset(valid_to if committed is None else committed)
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         low, high = self._bounds(topic, queue_id)

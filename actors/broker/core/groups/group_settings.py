@@ -65,21 +65,21 @@ class GroupSettings:
             InvalidInput: a setting is invalid, which the error names; nothing changed.
         """
         configs = self._store.group_configs
-        wanted: dict[str, Mapping[str, Any]] = {}
+        requested: dict[str, Mapping[str, Any]] = {}
         for number, change in enumerate(changes):
             if number and number % _STEP_GROUPS == 0:
                 yield None
             config = self._changed(change)
             configs.check(config)
-            wanted[config.name] = change
-        waiting, new_topics = list(wanted.items()), 0
+            requested[config.name] = change
+        waiting, new_topics = list(requested.items()), 0
         for first in range(0, len(waiting), _STEP_GROUPS):
             if first:
                 yield None
             some = waiting[first : first + _STEP_GROUPS]
             # Compute it again, because another request may have changed the group since.
-            made = [self._changed(change) for _, change in some]
-            changed = [config for config in made if config != configs.get(config.name)]
+            updated = [self._changed(change) for _, change in some]
+            changed = [config for config in updated if config != configs.get(config.name)]
             if changed:
                 configs.put_soon(*changed)
             new_topics += sum([self._ensure(name) for name, _ in some])
@@ -129,10 +129,10 @@ class GroupSettings:
         self._store.group_configs.forbid(group, topic, bits & ~_READ if readable else bits | _READ)
 
     def _changed(self, change: Mapping[str, Any]) -> GroupConfig:
-        told_name = change.get("groupName")
-        if not isinstance(told_name, str):
-            raise InvalidInput("groupName", "a text", told_name)
-        name = check_group(told_name, "groupName")
+        group_name = change.get("groupName")
+        if not isinstance(group_name, str):
+            raise InvalidInput("groupName", "a text", group_name)
+        name = check_group(group_name, "groupName")
         for field, (least, most) in _NUMBERS.items():
             value = change.get(field, least)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -144,5 +144,5 @@ class GroupSettings:
             raise InvalidInput("attributes", "a JSON object", change["attributes"])
         known = self._store.group_configs.get(name)
         before = (known or GroupConfig(name)).to_json()
-        told = {field: value for field, value in change.items() if field in before}
-        return GroupConfig.from_json(name, {**before, **told, "groupName": name})
+        known_fields = {field: value for field, value in change.items() if field in before}
+        return GroupConfig.from_json(name, {**before, **known_fields, "groupName": name})

@@ -83,9 +83,9 @@ class RebalanceLockManager:
             self._look_at = now + _LOOK_SECONDS
             self._drop_expired(now)
         if self._would_be(group, queues) > MAX_LOCKS:
-            raise ServerBusy(f"{MAX_LOCKS} queues are locked, more may not be")
+            raise ServerBusy(f"{MAX_LOCKS} queues are locked, which is the limit")
         locks = self._groups.setdefault(group, {})
-        held = {}
+        terms = {}
         for queue in queues:
             known = locks.get(queue)
             if known is not None and known.client_id == client_id:
@@ -95,10 +95,10 @@ class RebalanceLockManager:
                 known = locks[queue] = _Lock(client_id, now + LEASE_SECONDS, next(self._terms))
             else:
                 continue
-            held[queue] = known.term
+            terms[queue] = known.term
         if not locks:
             del self._groups[group]
-        return held
+        return terms
 
     def _would_be(self, group: str, queues: Collection[Queue]) -> int:
         """Return how many locks there would be with those of `queues`.
@@ -140,9 +140,9 @@ class RebalanceLockManager:
         lock = self._groups.get(group, {}).get((topic, queue_id))
         return lock.client_id if lock is not None and lock.expires_at > self.clock() else None
 
-    def _drop(self, group: str, gone: Callable[[Queue, _Lock], bool]) -> None:
+    def _drop(self, group: str, is_dropped: Callable[[Queue, _Lock], bool]) -> None:
         known = self._groups.pop(group, {})
-        locks = {queue: lock for queue, lock in known.items() if not gone(queue, lock)}
+        locks = {queue: lock for queue, lock in known.items() if not is_dropped(queue, lock)}
         self._count -= len(known) - len(locks)
         if locks:
             self._groups[group] = locks

@@ -32,12 +32,12 @@ def find_dead_lettered(store: Store) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for group, (since, deaths) in _may_be_dead(store).items():
         for part in scan_topic(store, dlq_topic(group), names.DIED_IN, since):
-            told = part.columns.last(names.DIED_IN).to_pylist()
+            died_in = part.columns.last(names.DIED_IN).to_pylist()
             for number in part.marked.tolist():
-                if told[number] in deaths:
+                if died_in[number] in deaths:
                     letter = decode(part.batch.records, int(part.batch.starts[number]), check_crc=False)
-                    if _is_letter_of(store, *deaths[told[number]], letter):
-                        found.add((group, told[number]))
+                    if _is_letter_of(store, *deaths[died_in[number]], letter):
+                        found.add((group, died_in[number]))
     return found
 
 
@@ -64,7 +64,7 @@ def _first_place(store: Store, queue: GroupQueue, offsets: list[int]) -> Iterato
     topic_queue = queue[1:]
     try:
         [place], _, _ = store.entries(*topic_queue, max(min(offsets), store.min_offset(*topic_queue)), 1)
-    except Exception as error:  # noqa: BLE001 - what cannot be read is not buried, and nothing keeps a broker down
+    except Exception as error:  # noqa: BLE001 - an unreadable message has no dead letter, and the start goes on
         rejection_reason(error)
     else:
         yield int(place)

@@ -28,7 +28,7 @@ def read_new(
     offset: int,
     room: int,
     space_bytes: int,
-    wanted: MessageFilter,
+    message_filter: MessageFilter,
     into: PoppedRecords,
     scan: ScanBudget,
 ) -> int:
@@ -38,7 +38,7 @@ def read_new(
         StoreCorrupt: the record at `offset` is damaged.
     """
     try:
-        lease = read_filtered(store, topic, queue_id, offset, room, space_bytes, wanted, scan=scan)
+        lease = read_filtered(store, topic, queue_id, offset, room, space_bytes, message_filter, scan=scan)
     except QueueNotFound:  # nothing was ever written there
         return offset
     with lease:
@@ -68,7 +68,7 @@ def read_redelivered(
         The offsets that were not read: those whose messages are gone for good, those to be tried another time because
         the space is used up, and those that cannot be read, with the reason for each.
     """
-    gone: list[int] = []
+    lost: list[int] = []
     unreadable: dict[int, str] = {}
     offsets = list(times)
     while offsets:
@@ -77,15 +77,15 @@ def read_redelivered(
             passed = _read_run(store, topic, queue_id, run, times, space_bytes - into.size_bytes, into)
         except (OffsetOutOfRange, QueueNotFound):
             passed = 0
-        except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
+        except Exception as error:  # noqa: BLE001 - an error of a stored message concerns that message only
             unreadable[run[0]] = rejection_reason(error)
             passed = 1
         if passed is None:
             break
         if not passed:
-            gone.append(run[0])
+            lost.append(run[0])
         offsets = offsets[max(1, passed) :]
-    return gone, offsets, unreadable
+    return lost, offsets, unreadable
 
 
 def _read_run(

@@ -97,7 +97,7 @@ class PopService:
 
     # -- what consumers do ---------------------------------------------------------------------------------------
 
-    def receive(self, asked: PopRequest) -> PopResult:
+    def receive(self, request: PopRequest) -> PopResult:
         """Deliver messages: queues in random order, redelivered messages of a queue first.
 
         An unreadable message is quarantined, and counts as done for this group.
@@ -106,15 +106,15 @@ class PopService:
             StoreError: the deliveries could not be written; no consumer was given anything.
         """
         popped = PopResult(self._pop_time())
-        room, space_bytes = asked.max_messages, asked.max_bytes
+        room, space_bytes = request.max_messages, request.max_bytes
         failure: Exception | None = None
-        for queue_id in random.sample(asked.queue_ids, len(asked.queue_ids)):
+        for queue_id in random.sample(request.queue_ids, len(request.queue_ids)):
             if room <= 0 or space_bytes <= 0:
                 break
             taken = PoppedRecords()
             try:
-                self._take(asked, queue_id, room, space_bytes, taken, popped)
-            except Exception as error:  # noqa: BLE001 - those of other queues are given out by now
+                self._take(request, queue_id, room, space_bytes, taken, popped)
+            except Exception as error:  # noqa: BLE001 - messages of other queues are lent already
                 failure = failure or error
                 continue
             if taken.offsets:
@@ -207,19 +207,19 @@ class PopService:
         for number, each in enumerate(settlements):
             outcomes[number] = SettleResult(SettleOutcome.STALE)
             by_queue.setdefault((each.topic, each.queue_id), []).append((number, each))
-        for (topic, queue_id), wanted in by_queue.items():
+        for (topic, queue_id), queue_settlements in by_queue.items():
             lent = self._current((group, topic, queue_id))
             if lent is not None:
-                outcomes |= self._settle_queue(lent, wanted)
+                outcomes |= self._settle_queue(lent, queue_settlements)
         return list(outcomes.values())
 
-    def _settle_queue(self, lent: UnackedQueue, wanted: list[tuple[int, Settlement]]) -> dict[int, SettleResult]:
+    def _settle_queue(self, lent: UnackedQueue, settlements: list[tuple[int, Settlement]]) -> dict[int, SettleResult]:
         now_ms = self._now_ms()
         renewed_ms = self._pop_time()
         outcomes: dict[int, SettleResult] = {}
         done: list[int] = []
         changed: dict[int, InFlightMessage] = {}
-        for number, each in wanted:
+        for number, each in settlements:
             delivery = lent.find_live(each.offset, each.pop_time_ms, now_ms)
             if delivery is None or each.offset in changed or each.offset in done:
                 continue
@@ -254,15 +254,15 @@ class PopService:
             self._advance(lent)
         return outcomes
 
-    def _failed(self, delivery: InFlightMessage, now_ms: int, wanted: Settlement) -> InFlightMessage:
+    def _failed(self, delivery: InFlightMessage, now_ms: int, settlement: Settlement) -> InFlightMessage:
         """Return the delivery after its listener failed.
 
         It either waits for its next try, or it has expired as the final delivery.
         """
         times = retry.clamp_reconsume_times(delivery.reconsume_times)
         tables = self._store.delay_level_history
-        reason = failure_reason(wanted.reason)
-        decision = retry.decide_retry(times, wanted.argument, delivery.max_reconsume_times, tables.levels, reason)
+        reason = failure_reason(settlement.reason)
+        decision = retry.decide_retry(times, settlement.argument, delivery.max_reconsume_times, tables.levels, reason)
         if isinstance(decision, retry.RetryLater):
             return _lasting(delivery, now_ms, tables.delay_ms(decision.level - 1), ExpiryReason.FAILED)
         dead = _lasting(delivery, now_ms, 0, ExpiryReason.FAILED)
@@ -280,7 +280,7 @@ class PopService:
         """
         self._waiting |= dict.fromkeys(self._alarms.due(self._now_ms()))
         each = max(1, _DEAD_PER_SWEEP // max(1, len(self._waiting)))
-        left, expired = _DEAD_PER_SWEEP, _EXPIRED_AT_ONCE
+        remaining, expired = _DEAD_PER_SWEEP, _EXPIRED_AT_ONCE
         for queue in list(islice(self._waiting, _QUEUES_PER_SWEEP)):
             if expired <= 0:
                 break
@@ -293,18 +293,18 @@ class PopService:
                 continue
             try:
                 expired -= self._advance(lent, expired)
-                if left > 0 and lent.has_dead and self._current(queue) is lent:
+                if remaining > 0 and lent.has_dead and self._current(queue) is lent:
                     done = 0
                     for offset in lent.dead(each + len(self._dead_lettered)):
                         done += done < each and self._dead_letter_one(lent, offset)
-                    left -= done
+                    remaining -= done
                 if lent.has_dead:
                     self._waiting[queue] = None
             except StoreError as error:  # they wait for the next sweep
-                _log.debug("dead messages of %s cannot be moved: %s", queue, error)
+                _log.debug("dead letters of %s cannot be moved to the dead letter queue: %s", queue, error)
                 self._waiting[queue] = None
-            except Exception as error:  # noqa: BLE001 - one queue's trouble is not that of the others
-                self._troubles.failed(queue, f"looking after what is out of {queue}", error, _log)
+            except Exception as error:  # noqa: BLE001 - a failure of one queue must not stop the others
+                self._troubles.failed(queue, f"the sweep of lent messages of {queue}", error, _log)
                 self._waiting[queue] = None
             else:
                 self._troubles.succeeded(queue)
@@ -333,7 +333,7 @@ class PopService:
         """Assert the invariants; called after every unit test."""
         assert self._lent.keys() == self._store.in_flight.queues.keys()
         for lent in self._lent.values():
-            assert lent.deliveries, "a queue of which nothing is out stays listed"
+            assert lent.deliveries, "a queue without lent messages stays listed"
             alarm, expiry = self._alarms.of(lent.queue), lent.next_expiry_ms
             assert lent.queue in self._waiting or expiry is None or (alarm is not None and alarm <= expiry)
             assert lent.queue in self._waiting or not lent.has_dead
@@ -342,17 +342,17 @@ class PopService:
     # -- taking --------------------------------------------------------------------------------------------------
 
     def _take(
-        self, asked: PopRequest, queue_id: int, room: int, space_bytes: int, taken: PoppedRecords, popped: PopResult
+        self, request: PopRequest, queue_id: int, room: int, space_bytes: int, taken: PoppedRecords, popped: PopResult
     ) -> None:
         """Lend messages of one queue: add them to `taken`, and other results to `popped`."""
-        queue = (asked.group, asked.topic, queue_id)
+        queue = (request.group, request.topic, queue_id)
         low, high = self._bounds(queue)
         lent = self._current(queue)
         same_attempt = False
         if lent is not None:
             self._advance(lent)
-            same_attempt = asked.ordered and asked.attempt_id is not None and asked.attempt_id == lent.attempt_id
-            if asked.ordered and lent.is_blocked:
+            same_attempt = request.ordered and request.attempt_id is not None and request.attempt_id == lent.attempt_id
+            if request.ordered and lent.is_blocked:
                 if not same_attempt:
                     popped.remaining += max(0, high - lent.next_offset)
                     return
@@ -361,17 +361,17 @@ class PopService:
             if lent is not None:
                 self._take_again(lent, room, space_bytes, taken, same_attempt)
                 lent = self._lent.get(queue)
-            position = self._start(queue, asked.from_end) if lent is None else max(lent.next_offset, low)
+            position = self._start(queue, request.from_end) if lent is None else max(lent.next_offset, low)
             position = min(position, high)
             has_ready = lent is not None and lent.has_ready
             popped.has_more |= (
                 has_ready and not taken.offsets
             )  # the ready messages that were examined are finished, and others may follow
             # In ordered mode no new message overtakes a redelivered one that found no space or could not be read.
-            if not (asked.ordered and has_ready) and (lent is None or len(lent.deliveries) < MAX_IN_FLIGHT):
-                position = self._take_new(asked, queue_id, position, room, space_bytes, taken, popped.scan)
+            if not (request.ordered and has_ready) and (lent is None or len(lent.deliveries) < MAX_IN_FLIGHT):
+                position = self._take_new(request, queue_id, position, room, space_bytes, taken, popped.scan)
                 popped.has_more |= not taken.offsets and position < high
-            self._lend(queue, lent, asked, position, popped.pop_time_ms, taken)
+            self._lend(queue, lent, request, position, popped.pop_time_ms, taken)
         except BaseException:
             if queue in self._lent:
                 self._lent[queue].rebuild()  # messages that were taken are ready again
@@ -395,12 +395,12 @@ class PopService:
             times[offset] = (
                 retry.clamp_reconsume_times(before.reconsume_times) if same_attempt else before.next_reconsume_times
             )
-        gone, later, unreadable = read_redelivered(self._store, topic, queue_id, times, space_bytes, taken)
+        lost, later, unreadable = read_redelivered(self._store, topic, queue_id, times, space_bytes, taken)
         lent.return_unread(later)
         for offset, reason in unreadable.items():
             self._set_aside(lent.queue, offset, reason)
-        if gone or unreadable:
-            self._finish(lent, [*gone, *unreadable])
+        if lost or unreadable:
+            self._finish(lent, [*lost, *unreadable])
 
     def _set_aside(self, queue: GroupQueue, offset: int, reason: str) -> None:
         group, topic, queue_id = queue
@@ -408,7 +408,7 @@ class PopService:
 
     def _take_new(
         self,
-        asked: PopRequest,
+        request: PopRequest,
         queue_id: int,
         position: int,
         room: int,
@@ -424,13 +424,13 @@ class PopService:
         for _ in range(_MAX_SKIPPED):
             try:
                 return read_new(
-                    self._store, asked.topic, queue_id, position, room, space_bytes, asked.wanted, taken, scan
+                    self._store, request.topic, queue_id, position, room, space_bytes, request.wanted, taken, scan
                 )
             except Exception as error:
                 reason = rejection_reason(error)
                 if not isinstance(error, StoreCorrupt):
                     raise
-            self._set_aside((asked.group, asked.topic, queue_id), position, reason)
+            self._set_aside((request.group, request.topic, queue_id), position, reason)
             position += 1
         return position
 
@@ -438,7 +438,7 @@ class PopService:
         self,
         queue: GroupQueue,
         lent: UnackedQueue | None,
-        asked: PopRequest,
+        request: PopRequest,
         next_offset: int,
         pop_time_ms: int,
         taken: PoppedRecords,
@@ -450,14 +450,14 @@ class PopService:
             elif lent.next_offset != next_offset:
                 self._store.in_flight.deliver(queue, next_offset, {})
             return
-        visible_at_ms = self._now_ms() + asked.invisible_ms
+        visible_at_ms = self._now_ms() + request.invisible_ms
         before = {} if lent is None else lent.deliveries
         deliveries: dict[int, InFlightMessage] = {}
         for offset, times in zip(taken.offsets, taken.reconsume_times, strict=True):
             unanswered = before[offset].next_unanswered_count if offset in before else 0
-            lasting = visible_at_ms, times, asked.max_reconsume_times, asked.invisible_ms
-            deliveries[offset] = InFlightMessage(pop_time_ms, *lasting, asked.ending, unanswered)
-            if unanswered >= _SUSPECT_ENDS or (unanswered and times >= asked.max_reconsume_times):
+            lasting = visible_at_ms, times, request.max_reconsume_times, request.invisible_ms
+            deliveries[offset] = InFlightMessage(pop_time_ms, *lasting, request.ending, unanswered)
+            if unanswered >= _SUSPECT_ENDS or (unanswered and times >= request.max_reconsume_times):
                 taken.suspects.append(offset)
         self._store.consumer_offsets.commit(*queue, taken.offsets[0] if lent is None else lent.ack_floor())
         outstanding = self._store.in_flight.deliver(queue, next_offset, deliveries)
@@ -466,7 +466,7 @@ class PopService:
         else:
             lent.delivered(taken.offsets)
         self._arm(lent)
-        lent.ordered, lent.attempt_id = asked.ordered, asked.attempt_id
+        lent.ordered, lent.attempt_id = request.ordered, request.attempt_id
         self._latest_pop_ms = max(self._latest_pop_ms, pop_time_ms)
 
     def _advance(self, lent: UnackedQueue, most: int | None = None) -> int:
@@ -542,7 +542,7 @@ class PopService:
                     self._dead_lettered[buried] = self._store.max_physical_offset
                     if delivery.ending != ExpiryReason.FAILED:  # else its consumer logs the failure
                         self._log_letter(lent.queue, offset, record, reason)
-            except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
+            except Exception as error:  # noqa: BLE001 - an error of a stored message concerns that message only
                 refusal = rejection_reason(error)
                 self._store.check_ready()
                 self._copying.quarantine(duty, [self._copying.place(topic_queue, offset)], refusal)

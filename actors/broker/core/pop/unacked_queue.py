@@ -162,7 +162,9 @@ class UnackedQueue:
         assert len(set(self._ready)) == len(self._ready)
         assert living.issuperset(self._ready)
         timed = {expiry[1] for expiry in self._expiries if self._is_current(expiry)}
-        assert {*timed, *self._ready, *(o for o in self._dead if o in living)} == living, "every delivery ends some day"
+        assert {*timed, *self._ready, *(o for o in self._dead if o in living)} == living, (
+            "every delivery is timed, ready or dead"
+        )
 
     def _is_current(self, expiry: tuple[int, int, int]) -> bool:
         """Return True if an expiry entry matches the delivery as it is now.

@@ -70,7 +70,7 @@ class FetchSession:
     def __init__(
         self,
         core: BrokerCore,
-        wanted: Sequence[FetchSpec],
+        specs: Sequence[FetchSpec],
         max_messages: int,
         max_bytes: int,
         group: str | None = None,
@@ -98,14 +98,14 @@ class FetchSession:
                 want.filter.passes_all,
                 core.store.incarnation(want.topic) if want.incarnation is None else want.incarnation,
             )
-            for index, want in enumerate(wanted)
+            for index, want in enumerate(specs)
         ]
         self._by_queue: dict[QueueKey, _QueueCursor] = {(place.topic, place.queue_id): place for place in self._places}
         self._behind: dict[QueueKey, None] = {}
         self._filters = any(place.filter.sql is not None for place in self._places)
         epoch = core.store.epoch
-        older = [index for index, want in enumerate(wanted) if want.epoch != epoch and want.epoch is not None]
-        self._older = [(self._places[index], wanted[index].epoch) for index in older]
+        older = [index for index, want in enumerate(specs) if want.epoch != epoch and want.epoch is not None]
+        self._older = [(self._places[index], specs[index].epoch) for index in older]
         #: Whether the client has to receive the store's epoch before anything else.
         self.is_stale = bool(self._older)
 
@@ -174,10 +174,10 @@ class FetchSession:
             return self._restart(place) or self._moved(place) or self._read(place, scan)
         except RayMQError as error:
             return QueueFetchResult(place.index, place.offset, 0, 0, error=error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is of this queue
+        except Exception as error:  # noqa: BLE001 - any failure concerns this queue only
             _log.exception("queue %d of %s cannot be read at %d", place.queue_id, place.topic, place.offset)
-            told = RayMQError(f"{type(error).__name__}: {error}")
-            return QueueFetchResult(place.index, place.offset, 0, 0, error=told)
+            failure = RayMQError(f"{type(error).__name__}: {error}")
+            return QueueFetchResult(place.index, place.offset, 0, 0, error=failure)
 
     def take_next(self, queue: QueueKey, offset: int, size: int) -> int | None:
         """Take the one message that was just stored; return the index of its queue.
@@ -227,10 +227,10 @@ class FetchSession:
         core, parts = self._core, []
         for place, epoch in self._older:
             topic, queue_id = place.topic, place.queue_id
-            kept = core.store.valid_to(topic, queue_id, epoch) if epoch else None
-            if kept is None or place.offset <= kept:
+            valid_to = core.store.valid_to(topic, queue_id, epoch) if epoch else None
+            if valid_to is None or place.offset <= valid_to:
                 continue
-            error = core.offsets.after_loss(self._group, topic, queue_id, kept)
+            error = core.offsets.after_loss(self._group, topic, queue_id, valid_to)
             parts.append(QueueFetchResult(place.index, place.offset, 0, 0, error=error))
         self._older = []
         return parts

@@ -54,22 +54,24 @@ def read_filtered(
     offset: int,
     max_messages: int,
     max_bytes: int,
-    wanted: MessageFilter,
+    message_filter: MessageFilter,
     *,
     check_crc: bool = True,
     scan: ScanBudget | None = None,
 ) -> Lease:
-    """Do `Store.read` for the messages that pass `wanted`; raises the same.
+    """Do `Store.read` for the messages that pass `message_filter`; raises the same.
 
     Like a read by tags it may return no records although later ones would pass: continue at `next_offset`.
 
     Args:
         scan: shared by all queues of a request; None = this read has its own.
     """
-    if wanted.sql is None:
-        return store.read(topic, queue_id, offset, max_messages, max_bytes, wanted.tags_codes, check_crc=check_crc)
+    if message_filter.sql is None:
+        return store.read(
+            topic, queue_id, offset, max_messages, max_bytes, message_filter.tags_codes, check_crc=check_crc
+        )
     scan = ScanBudget() if scan is None else scan
-    work = 1 + len(wanted.sql.expression) // _WORK_CHARACTERS
+    work = 1 + len(message_filter.sql.expression) // _WORK_CHARACTERS
     found = Lease([], np.empty(0, np.int32), np.empty(0, np.int64), offset)
     while not len(found) and not scan.is_exhausted:
         lease = store.read(
@@ -83,7 +85,7 @@ def read_filtered(
         if not len(lease):
             return lease
         scan.charge(lease, work)
-        found = _passing(lease, wanted.sql, max_messages, max_bytes)
+        found = _passing(lease, message_filter.sql, max_messages, max_bytes)
         offset = found.next_offset
     return found
 

@@ -65,8 +65,10 @@ def pull(core: BrokerCore, group: str, want: FetchSpec, max_messages: int, max_b
         status = PullStatus.NOTHING_NEW if offset == 0 else PullStatus.OFFSET_MOVED
         return PullResult(status, 0, 0, 0)
     except OffsetOutOfRange:
-        kept = core.store.valid_at_open(topic, queue_id) if offset > high else None
-        return PullResult(PullStatus.OFFSET_MOVED, low if offset < low else high if kept is None else kept, low, high)
+        valid_to = core.store.valid_at_open(topic, queue_id) if offset > high else None
+        return PullResult(
+            PullStatus.OFFSET_MOVED, low if offset < low else high if valid_to is None else valid_to, low, high
+        )
     if len(lease):
         return PullResult(PullStatus.FOUND, lease.next_offset, low, high, lease)
     status = PullStatus.NOTHING_NEW if lease.next_offset == offset else PullStatus.NOTHING_MATCHED

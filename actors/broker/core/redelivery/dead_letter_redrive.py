@@ -58,8 +58,8 @@ class _RetryTopicIndex:
     def expire(self, low: int) -> None:
         """Drop the messages before `low`, where the queue begins now."""
         if low > self.low:
-            left = ((entry, [each for each in at if each >= low]) for entry, at in self.entries.items())
-            self.entries = {entry: at for entry, at in left if at}
+            remaining = ((entry, [each for each in at if each >= low]) for entry, at in self.entries.items())
+            self.entries = {entry: at for entry, at in remaining if at}
             self.low, self.offset = low, max(self.offset, low)
 
 
@@ -127,15 +127,15 @@ class DeadLetterRedrive:
         if self._store.group_configs.get(check_group(group)) is None:
             raise group_not_found(group)
         known: set[str] = set()
-        told: list[RedriveStatus] = []
-        while len(told) < len(offsets):
-            if told:
+        statuses: list[RedriveStatus] = []
+        while len(statuses) < len(offsets):
+            if statuses:
                 yield None
             if not force:
                 yield from self._look(group)
             yield from self._find_marks(dlq_topic(group))
-            told += self._part(group, offsets, len(told), known, force=force, dry_run=dry_run)
-        return told
+            statuses += self._part(group, offsets, len(statuses), known, force=force, dry_run=dry_run)
+        return statuses
 
     def _part(
         self, group: str, offsets: Sequence[int], first: int, known: set[str], *, force: bool, dry_run: bool
@@ -145,7 +145,7 @@ class DeadLetterRedrive:
         `known` has the ids of the entries that were handled so far.
         """
         duty = CopyPurpose(REDRIVE, group)
-        told: list[RedriveStatus] = []
+        statuses: list[RedriveStatus] = []
         chosen: list[Record] = []
         #: By offset of a message, its index in `told`.
         numbers: dict[int, int] = {}
@@ -154,21 +154,21 @@ class DeadLetterRedrive:
             entry = self._entry(duty, offset)
             if entry is not None and chosen and size + entry.size > _STEP_BYTES:
                 break
-            told.append(RedriveStatus.UNKNOWN)
+            statuses.append(RedriveStatus.UNKNOWN)
             if entry is None:
                 continue
             size += entry.size
             name = _id_of(entry)
             if name in known or not (force or self._is_new(group, name, entry)):
-                told[-1] = RedriveStatus.ALREADY
+                statuses[-1] = RedriveStatus.ALREADY
                 continue
             known.add(name)
             chosen.append(entry)
-            numbers[offset] = len(told) - 1
+            numbers[offset] = len(statuses) - 1
 
         def redriven(part: Sequence[PreparedCopy], _: object = None) -> None:
             for each in part:
-                told[numbers[each.original.queue_offset]] = RedriveStatus.REDRIVEN
+                statuses[numbers[each.original.queue_offset]] = RedriveStatus.REDRIVEN
 
         copies = self._copying.make(duty, chosen, lambda entry: (_copy(entry, group), (retry_topic(group), 0)))
         if dry_run:
@@ -176,7 +176,7 @@ class DeadLetterRedrive:
         elif copies:
             self._ensure_group(group)
             self._copying.store(duty, copies, redriven)
-        return told
+        return statuses
 
     def forget_topic(self, topic: str) -> None:
         """Drop the cached state of a deleted topic."""
@@ -200,11 +200,11 @@ class DeadLetterRedrive:
         low, end = self._bounds(topic)
         there = sorted({offset for offset in offsets if low <= offset < end} - known.entries)
         if there:
-            told = encode_properties({names.DELETED_LETTERS: str(len(there))})
+            properties = encode_properties({names.DELETED_LETTERS: str(len(there))})
             host = pack_host_bytes(*split_host(self._store.config.store_host))
             now_ms = int(self._clock() * 1000)
             body = json.dumps(there).encode()
-            mark = encode(topic, _MARKS_QUEUE, body, told, born_timestamp_ms=now_ms, born_host=host)
+            mark = encode(topic, _MARKS_QUEUE, body, properties, born_timestamp_ms=now_ms, born_host=host)
             self._append(*join([mark]), (topic, _MARKS_QUEUE))
             known.entries.update(there)
         return len(there)
@@ -318,11 +318,11 @@ class DeadLetterRedrive:
 
 
 def _copy(entry: Record, group: str) -> bytes:
-    kept = {name: value for name, value in entry.properties.items() if name not in _LEFT_BEHIND}
-    kept.setdefault(names.ORIGIN_MESSAGE_ID, entry.message_id)
-    kept.setdefault(names.RETRY_TOPIC, entry.topic)
-    kept[names.REDRIVEN_FROM] = entry.message_id
-    return reencode_trimmed(replace(entry, reconsume_times=0), retry_topic(group), 0, kept, _SPARE)
+    properties = {name: value for name, value in entry.properties.items() if name not in _LEFT_BEHIND}
+    properties.setdefault(names.ORIGIN_MESSAGE_ID, entry.message_id)
+    properties.setdefault(names.RETRY_TOPIC, entry.topic)
+    properties[names.REDRIVEN_FROM] = entry.message_id
+    return reencode_trimmed(replace(entry, reconsume_times=0), retry_topic(group), 0, properties, _SPARE)
 
 
 def _id_of(entry: Record) -> str:

@@ -75,9 +75,9 @@ class Redelivery:
             record, config = self._failed(group, physical_offset)
         except (NotFoundError, PermissionDenied, StoreCorrupt) as error:
             if 0 <= physical_offset < self._store.max_physical_offset:
-                told = self._copying.message_id(physical_offset)
+                record_id = self._copying.message_id(physical_offset)
                 self._copying.quarantine(
-                    duty, [MessageLocation(physical_offset=physical_offset, message_id=told)], str(error)
+                    duty, [MessageLocation(physical_offset=physical_offset, message_id=record_id)], str(error)
                 )
             raise
         if record is None:
@@ -93,7 +93,7 @@ class Redelivery:
         if isinstance(decision, retry.RetryLater):
             try:
                 self._later(config, record, decision.level, failure)
-            except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
+            except Exception as error:  # noqa: BLE001 - an error of a stored message concerns that message only
                 decision = retry.MoveToDlq(retry.no_copy_reason(rejection_reason(error), failure))
                 self._store.check_ready()
             else:
@@ -130,10 +130,12 @@ class Redelivery:
         then.
         """
         topic = self._dlq_topic(group)
-        kept = _returned(record)
-        kept[properties.DELAY] = "0"
-        kept[properties.DLQ_REASON] = failure_reason(reason)
-        self._append(*join([reencode_trimmed(record, topic, 0, kept, DROPPABLE_DEAD_LETTER)]), (topic, 0), again=True)
+        new_properties = _returned(record)
+        new_properties[properties.DELAY] = "0"
+        new_properties[properties.DLQ_REASON] = failure_reason(reason)
+        self._append(
+            *join([reencode_trimmed(record, topic, 0, new_properties, DROPPABLE_DEAD_LETTER)]), (topic, 0), again=True
+        )
 
     def dlq_for_resent(
         self, group: str, reconsume_times: int, max_reconsume_times: int | None = None
@@ -178,9 +180,9 @@ class Redelivery:
 
 def _returned(record: Record) -> dict[str, str]:
     """Return the properties of a failed message, which name its origin."""
-    kept = dict(record.properties)
-    kept.pop(DELIVERED_FROM, None)
-    kept.pop(properties.FAILURE, None)
-    kept.setdefault(properties.ORIGIN_MESSAGE_ID, record.message_id)
-    kept.setdefault(properties.RETRY_TOPIC, record.topic)
-    return kept
+    new_properties = dict(record.properties)
+    new_properties.pop(DELIVERED_FROM, None)
+    new_properties.pop(properties.FAILURE, None)
+    new_properties.setdefault(properties.ORIGIN_MESSAGE_ID, record.message_id)
+    new_properties.setdefault(properties.RETRY_TOPIC, record.topic)
+    return new_properties

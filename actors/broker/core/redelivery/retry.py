@@ -53,7 +53,7 @@ def failed(times: int) -> str:
 
 def no_copy_reason(reason: str, failure: str = "") -> str:
     """Return the reason of a message that cannot be copied for another try."""
-    return f"no copy for another try: {reason}" + (f"; {failure}" if failure else "")
+    return f"cannot be copied for another try: {reason}" + (f"; {failure}" if failure else "")
 
 
 def decide_retry(
@@ -85,7 +85,7 @@ def decide_resent(reconsume_times: int, max_reconsume_times: int, *, ordered: bo
             up.
     """
     if ordered:
-        return MoveToDlq("an ordered consumer gave it up")
+        return MoveToDlq("an ordered consumer gave up on it")
     if reconsume_times > max_reconsume_times:
         return MoveToDlq(failed(reconsume_times))
     return None

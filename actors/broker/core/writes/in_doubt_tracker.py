@@ -51,22 +51,22 @@ class InDoubtTracker:
         #: By open write, since when its coordinator is known to be none of the brokers.
         self._without_home: dict[str, float] = {}
 
-    def touch(self, transaction: str, home: str) -> None:
+    def touch(self, transaction: str, coordinator: str) -> None:
         """Record that rows were added to a write."""
         now = self._clock()
         known = self._open.get(transaction)
         if known is None:
-            self._open[transaction] = _Open(home, now, now)
+            self._open[transaction] = _Open(coordinator, now, now)
         else:
             known.touched = now
 
-    def recover(self, transaction: str, home: str) -> None:
+    def recover(self, transaction: str, coordinator: str) -> None:
         """Record a write that existed when the broker started.
 
         Its coordinator is queried at once, and is not informed of added rows.
         """
         now = self._clock()
-        self._open[transaction] = _Open(home, now - UNKNOWN_IDLE_SECONDS, now - QUIET_SECONDS)
+        self._open[transaction] = _Open(coordinator, now - UNKNOWN_IDLE_SECONDS, now - QUIET_SECONDS)
 
     def forget(self, transaction: str) -> None:
         """Stop tracking a write: neither a query nor a report is needed any more."""
@@ -77,10 +77,10 @@ class InDoubtTracker:
         """Stop querying a write; a report to its coordinator may still be due."""
         self._open.pop(transaction, None)
 
-    def mark_done(self, transaction: str, home: str) -> None:
+    def mark_done(self, transaction: str, coordinator: str) -> None:
         """Record that a write is in the log, on disk, and must be reported."""
         self._open.pop(transaction, None)
-        self._done[transaction] = home
+        self._done[transaction] = coordinator
 
     def mark_notified(self, transaction: str) -> None:
         """Record that the report of a finished write has reached its coordinator."""
@@ -96,15 +96,15 @@ class InDoubtTracker:
         The idle time is how long no rows were added. The writes count as queried; `failed` makes them due again soon.
         """
         now = self._clock()
-        wanted: dict[str, dict[str, float]] = {}
+        due: dict[str, dict[str, float]] = {}
         for transaction, each in self._open.items():
             quiet = now - max(each.touched, each.asked) >= QUIET_SECONDS
             if (quiet or now - each.asked >= _ALIVE_SECONDS) and self._is_due(each.home, now):
-                asked = wanted.setdefault(each.home, {})
-                if len(asked) < _MAX_ASKED:
-                    asked[transaction] = now - each.touched
+                idle = due.setdefault(each.home, {})
+                if len(idle) < _MAX_ASKED:
+                    idle[transaction] = now - each.touched
                     each.asked = now
-        return wanted
+        return due
 
     def orphaned(self, brokers: Collection[str], seconds: float) -> list[str]:
         """Return the open writes whose coordinator has been none of `brokers` for `seconds`.
@@ -119,24 +119,24 @@ class InDoubtTracker:
     def due_notifications(self) -> dict[str, list[str]]:
         """Return, by coordinator, the finished writes to report now."""
         now = self._clock()
-        wanted: dict[str, list[str]] = {}
-        for transaction, home in self._done.items():
-            if self._is_due(home, now):
-                told = wanted.setdefault(home, [])
-                if len(told) < _MAX_ASKED:
-                    told.append(transaction)
-        return wanted
+        due: dict[str, list[str]] = {}
+        for transaction, coordinator in self._done.items():
+            if self._is_due(coordinator, now):
+                transactions = due.setdefault(coordinator, [])
+                if len(transactions) < _MAX_ASKED:
+                    transactions.append(transaction)
+        return due
 
-    def record_success(self, home: str) -> None:
+    def record_success(self, coordinator: str) -> None:
         """Record that a coordinator has answered."""
-        self._homes.pop(home, None)
+        self._homes.pop(coordinator, None)
 
-    def failed(self, home: str) -> None:
+    def failed(self, coordinator: str) -> None:
         """Record that a coordinator did not answer; it is queried again after a growing pause."""
-        known = self._homes.setdefault(home, _CoordinatorState())
+        known = self._homes.setdefault(coordinator, _CoordinatorState())
         known.not_before = self._clock() + known.backoff.next_delay()
         for each in self._open.values():
-            if each.home == home:
+            if each.home == coordinator:
                 each.asked = min(each.asked, self._clock() - QUIET_SECONDS)
 
     def retry_soon(self, transaction: str) -> None:
@@ -146,6 +146,6 @@ class InDoubtTracker:
             known.asked = self._clock() - QUIET_SECONDS + 1.0
             known.touched = min(known.touched, known.asked)
 
-    def _is_due(self, home: str, now: float) -> bool:
-        known = self._homes.get(home)
+    def _is_due(self, coordinator: str, now: float) -> bool:
+        known = self._homes.get(coordinator)
         return known is None or known.not_before <= now

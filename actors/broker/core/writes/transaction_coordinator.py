@@ -79,7 +79,7 @@ class TransactionCoordinator:
             try:
                 record = records.read(transaction)
             except StoreCorrupt as error:
-                _log.error("what was decided about the write %s cannot be read: %s", transaction, error)
+                _log.error("the decision about the write %s cannot be read: %s", transaction, error)
                 self._damaged[transaction] = error
             else:
                 self._noted[transaction] = record.touched
@@ -124,7 +124,7 @@ class TransactionCoordinator:
             if end is not None and number <= end.number:
                 return TransactionStatus(None, None, end)
         if len(self._known) >= self._most:
-            raise ServerBusy(f"{self._most} writes are open or were made lately; no more may be")
+            raise ServerBusy(f"{self._most} writes are open or recent, which is the limit")
         record = WriteTransaction(transaction, topic, WriteState.OPEN, self._clock(), series, number)
         self._put(record)
         return TransactionStatus(WriteState.OPEN, record)
@@ -220,7 +220,7 @@ class TransactionCoordinator:
                 self._put(record)
             if record.decision is WriteState.OPEN:
                 if now - record.touched >= TRANSACTION_TIMEOUT_SECONDS:
-                    _log.warning("the write %s was given up by its writer: it is aborted", record.transaction)
+                    _log.warning("the write %s is aborted: its writer has abandoned it", record.transaction)
                     self._decide(record, WriteState.ABORTED)
                     aborted.append(record.transaction)
             elif record.unfinished or self._unsettled.get(record.series) == _end_by(record):
@@ -267,7 +267,7 @@ class TransactionCoordinator:
             try:
                 self._put(self._known[record.transaction])
             except StoreError as error:  # the activity is known in memory until a restart
-                _log.info("that the write %s goes on is not written down: %s", record.transaction, error)
+                _log.info("the activity of the write %s is not stored: %s", record.transaction, error)
 
     def _put(self, record: WriteTransaction) -> None:
         self._records.put(record)
@@ -293,7 +293,7 @@ class TransactionCoordinator:
         try:
             self._records.put_series_commit(end)
         except StoreError as error:  # no room, or the disk fails: `sweep` tries again; memory has it meanwhile
-            _log.warning("the last commit of the series %s is not in its file yet: %s", end.series, error)
+            _log.warning("the last commit of the series %s is not in the series' file yet: %s", end.series, error)
         else:
             self._unsettled.pop(end.series, None)
 

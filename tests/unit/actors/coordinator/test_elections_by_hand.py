@@ -114,7 +114,7 @@ async def test_without_anybody_in_sync_only_an_operator_may_take_the_loss(tmp_pa
     async with at_desk(tmp_path) as (group, desk):
         await group.replicas[1].take_in(1)
         await group.replicas[1].kill()
-        with pytest.raises(ElectionFailed, match=r"no replica in sync \[1\]"):
+        with pytest.raises(ElectionFailed, match=r"no in-sync replica \[1\]"):
             await desk.elect()
         told = read_group_master(await desk.ask(elect_command(GROUP, None, unclean=True)))
         assert told.master in {2, 3}

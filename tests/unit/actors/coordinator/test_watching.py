@@ -53,7 +53,7 @@ def fenced(number: int, state: GroupState, offset: int = 100, **more: object) ->
 
 def test_a_group_that_is_to_be_there_is_founded_without_replicas(clock: FakeClock) -> None:
     found = FailoverMonitor("g", clock, SYNC).next(None, {})
-    assert found == UpdateRegister(GroupState(policy=SYNC), "is founded")
+    assert found == UpdateRegister(GroupState(policy=SYNC), "is added to the register")
     assert isinstance(found, UpdateRegister)
     found.after.validate()
     assert isinstance(FailoverMonitor("g", clock).next(None, {}), Idle)
@@ -141,7 +141,7 @@ def test_one_that_says_that_it_opens_its_store_has_as_much(watch: FailoverMonito
     clock.advance(1.1)
     step = watch.next(STATE, opening)
     assert isinstance(step, UpdateRegister), "others in sync are tried"
-    assert "has not begun it in 30 s" in step.why
+    assert "has not begun to serve within 30 s" in step.why
 
 
 def test_where_nobody_else_is_in_sync_it_has_all_the_time_that_it_needs(
@@ -331,7 +331,7 @@ def test_with_an_older_register_nobody_is_elected_while_another_one_may_acknowle
     heard = {1: status(1, epoch=8, end=(100, 0)), 2: status(2, serves=False, epoch=8, end=(100, 0))}
     waits = watch.elect(state, {3: fenced(3, state)}, heard)
     assert isinstance(waits, Idle)
-    assert "[1] has a lease yet" in waits.trouble
+    assert "[1] still have a lease" in waits.trouble
     heard[1] = dataclasses.replace(heard[1], serves=False, end=(200, 0))
     step = watch.elect(state, {3: fenced(3, state)}, heard)
     assert isinstance(step, UpdateRegister)

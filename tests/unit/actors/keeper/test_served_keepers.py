@@ -187,7 +187,7 @@ def test_founding_never_replaces_what_is_there(tmp_path: Path) -> None:
         made = await keepers.register().change("g", Registered(), group())
         await keepers.up[1].found(record_of(1, keepers.keepers))
         other = dataclasses.replace(record_of(1, keepers.keepers), incarnation="other")
-        with pytest.raises(InvalidInput, match="a new one"):
+        with pytest.raises(InvalidInput, match="no other record"):
             await keepers.up[1].found(other)
         with pytest.raises(InvalidInput, match="keeper 1 of c"):
             await keepers.up[1].found(dataclasses.replace(other, cluster="another"))

@@ -239,7 +239,7 @@ def test_who_may_have_lost_its_tail_leaves_the_set_unless_it_is_the_last() -> No
 @pytest.mark.parametrize(
     ("made", "answers", "words"),
     [
-        (claim(2, identity="another"), False, "is the directory dir-2"),
+        (claim(2, identity="another"), False, "has the directory dir-2"),
         (claim(2, "new", "older"), False, "after this directory was copied or backed up"),
         (claim(2), True, "two processes"),
     ],
@@ -256,7 +256,7 @@ def test_an_empty_directory_takes_the_place_of_one_that_is_lost_and_in_sync_no_m
         apply_claim(MASTERED, made, registered_answers=False)
     after = apply_claim(MASTERED.with_set([1, 3]), made, registered_answers=False)
     assert (after.replicas[2].identity, after.in_sync) == ("another", {1, 3})
-    with pytest.raises(ClaimRefused, match="is the directory dir-2"):
+    with pytest.raises(ClaimRefused, match="has the directory dir-2"):
         apply_claim(MASTERED.with_set([1, 3]), made, registered_answers=True)
 
 

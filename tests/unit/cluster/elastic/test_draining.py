@@ -61,20 +61,20 @@ def carried_out(wanted: DrainOptions, now: DrainState, most: int = 100) -> tuple
 
 def test_a_group_is_emptied_and_stays() -> None:
     told, now = carried_out(DrainOptions(), scene())
-    assert told == ["writes down: broker-b is being drained", "lets broker-b be read only"]
+    assert told == ["saves: broker-b is being drained", "makes broker-b read only"]
     assert (now.layout.pending_changes, now.actors) == ({GROUP: {"verb": "drain"}}, ("broker-b.1", "broker-b"))
 
 
 def test_an_empty_group_goes_replicas_first() -> None:
     told, now = carried_out(DrainOptions(remove=True), scene())
     assert told == [
-        "writes down: broker-b is being drained",
-        "lets broker-b be read only",
-        "writes down: broker-b is not to come back",
+        "saves: broker-b is being drained",
+        "makes broker-b read only",
+        "saves: broker-b is removed for good",
         "ends broker-b.1",
         "ends broker-b",
-        "has all others forget broker-b",
-        "writes down: broker-b is gone",
+        "removes broker-b from all records",
+        "saves: broker-b is removed",
     ]
     assert now.layout.names(2, 2) == ["broker-a", "broker-a.1"]
     assert (now.layout.pending_changes, DrainPlanner(GROUP, DrainOptions(remove=True)).next(now)) == ({}, None)
@@ -87,7 +87,7 @@ def test_whatever_step_it_ends_at_the_same_call_goes_on() -> None:
         first, now = carried_out(wanted, scene(), ends_after)
         rest, last = carried_out(wanted, now)
         assert last == whole
-        again = ["has all others forget broker-b"] if first[-1:] == ["has all others forget broker-b"] else []
+        again = ["removes broker-b from all records"] if first[-1:] == ["removes broker-b from all records"] else []
         assert first + rest == told[:ends_after] + again + told[ends_after:]
 
 
@@ -108,7 +108,7 @@ def test_nothing_ends_while_something_is_left() -> None:
         (DrainBacklog(delayed=2, timers=3), "2 delayed messages, 3 timers"),
         (
             DrainBacklog(lent=1, staged=4, writes=5),
-            "1 messages that are out, 4 staged writes, 5 writes that it decides on",
+            "1 messages in flight, 4 staged writes, 5 writes that it coordinates",
         ),
         (
             DrainBacklog(unconsumed={("g", f"{n}"): 9 - n for n in range(4)}, unconsumed_messages=40),
@@ -130,9 +130,9 @@ def test_a_group_that_nobody_runs_any_more_need_not_be_waited_for() -> None:
 def test_what_is_lent_to_others_is_waited_for_whoever_is_not() -> None:
     """One that is not acknowledged has to come again, to whom it was lent."""
     lent = DrainBacklog(lent=5, lent_to={"g": 2, "h": 3})
-    assert describe_pending(lent, frozenset({"g"})) == "3 messages that are out"
+    assert describe_pending(lent, frozenset({"g"})) == "3 messages in flight"
     assert describe_pending(lent, frozenset({"g", "h"})) == ""
-    assert describe_pending(DrainBacklog(lent=5), frozenset({"g"})) == "5 messages that are out", (
+    assert describe_pending(DrainBacklog(lent=5), frozenset({"g"})) == "5 messages in flight", (
         "of a broker that does not say"
     )
 
@@ -141,7 +141,7 @@ def test_no_replica_of_a_group_that_goes_comes_back_with_the_next_start() -> Non
     """Nor one of which no actor is there now."""
     now = replace(scene(), actors=("broker-b",))
     told, after_all = carried_out(DrainOptions(remove=True), now)
-    assert told[-1] == "writes down: broker-b is gone"
+    assert told[-1] == "saves: broker-b is removed"
     assert after_all.layout.names(2, 2) == ["broker-a", "broker-a.1"]
     bare = replace(scene(), layout=ClusterLayout({"broker-a": "h1"}, 2), actors=("broker-b",))
     assert carried_out(DrainOptions(remove=True), bare)[1].layout.names(2, 2) == ["broker-a", "broker-a.1"]
@@ -152,8 +152,8 @@ def test_what_stays_for_ever_goes_only_when_that_is_said(stays: DrainBacklog) ->
     for now in (scene(stays), begun(stays)):
         with pytest.raises(InvalidInput, match="--lose"):
             carried_out(DrainOptions(remove=True), now)
-    assert carried_out(DrainOptions(), scene(stays))[0][-1] == "lets broker-b be read only"
-    assert carried_out(DrainOptions(remove=True, lose=True), scene(stays))[0][-1] == "writes down: broker-b is gone"
+    assert carried_out(DrainOptions(), scene(stays))[0][-1] == "makes broker-b read only"
+    assert carried_out(DrainOptions(remove=True, lose=True), scene(stays))[0][-1] == "saves: broker-b is removed"
 
 
 def test_the_last_group_that_takes_messages_is_not_drained() -> None:

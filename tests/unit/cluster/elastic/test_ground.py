@@ -31,7 +31,7 @@ def test_a_start_that_is_under_way_ends_before_what_it_goes_by_is_changed(
 ) -> None:
     """It has read who there is. Else it would write that down again, or make one anew that has just been ended."""
     after = asyncio.run(ground.layout(tmp_path)).without("broker-b")
-    step = SaveLayout(after, "broker-b is not to come back")
+    step = SaveLayout(after, "broker-b is removed for good")
     change = threading.Thread(target=lambda: asyncio.run(ground.save_layout(tmp_path, step)))
     with cluster_lock("ns"):
         known = cluster_layout.load(tmp_path)
@@ -48,5 +48,5 @@ def test_what_another_change_has_written_down_meanwhile_stays(ground: ClusterCli
     seen = asyncio.run(ground.layout(tmp_path))
     other = BEFORE.with_change("broker-a", {"verb": "move"})
     cluster_layout.save(tmp_path, other, BEFORE)
-    asyncio.run(ground.save_layout(tmp_path, SaveLayout(seen.without("broker-b"), "broker-b is not to come back")))
+    asyncio.run(ground.save_layout(tmp_path, SaveLayout(seen.without("broker-b"), "broker-b is removed for good")))
     assert cluster_layout.load(tmp_path) == other

@@ -32,19 +32,19 @@ def whole() -> ObservedGroup:
 
 def test_all_steps_in_their_order() -> None:
     assert dry_run_steps(WANTED, scene().layout, ("t",), is_replicated=True) == [
-        "writes down: broker-c comes: broker-c on h3, broker-c.1 on h1",
-        "founds broker-c",
+        "saves: broker-c is added: broker-c on h3, broker-c.1 on h1",
+        "registers broker-c",
         "starts broker-c on h3",
         "starts broker-c.1 on h1",
-        "makes topics on broker-c: t",
-        "writes down: broker-c is there",
+        "creates topics on broker-c: t",
+        "saves: broker-c is complete",
     ]
 
 
 def test_a_group_of_one_copy_has_no_register() -> None:
     told = dry_run_steps(ScaleOut("broker-c", {"broker-c": "h3"}, ()), scene().layout, (), is_replicated=False)
-    assert "founds broker-c" not in told
-    assert "makes topics on broker-c: none" in told, "consumer groups are made in any case"
+    assert "registers broker-c" not in told
+    assert "creates topics on broker-c: none" in told, "consumer groups are made in any case"
 
 
 def test_topics_come_when_the_group_is_whole() -> None:

@@ -78,13 +78,13 @@ def test_a_replica_is_written_down_made_and_waited_for() -> None:
 def test_a_master_moves_by_handing_over_to_the_new_one() -> None:
     told, after = carried_out(MOVE, scene())
     assert told == [
-        "writes down: broker-a.2 comes to h3 in the place of broker-a",
+        "saves: broker-a.2 is added on h3 in place of broker-a",
         "starts broker-a.2 on h3",
         "hands broker-a over to broker-a.2",
-        "writes down: broker-a is not to come back",
+        "saves: broker-a is removed for good",
         "ends broker-a",
         "takes broker-a out of the register",
-        "writes down: broker-a.2 comes to h3 in the place of broker-a: done",
+        "saves: broker-a.2 is added on h3 in place of broker-a: done",
     ]
     assert after.layout.names(1, 2) == ["broker-a.1", "broker-a.2"]
     assert (after.layout.pending_changes, sorted(after.registered)) == ({}, ["broker-a.1", "broker-a.2"])
@@ -100,7 +100,7 @@ def test_one_that_was_to_come_and_never_did_is_taken_away_again() -> None:
         now = replace(now, layout=first.layout)
         away = planned(GROUP, ReplicaChange("remove", old="broker-a.2"), 1, now)
         told, after = carried_out(away, now)
-        assert told[-1] == "writes down: broker-a.2 goes: done"
+        assert told[-1] == "saves: broker-a.2 is removed: done"
         assert (after.layout.pending_changes, after.layout.names(1, 2)) == ({}, ["broker-a", "broker-a.1"])
     with pytest.raises(InvalidInput, match="one of"):
         planned(GROUP, ReplicaChange("remove", old="broker-a.7"), 1, scene())
@@ -149,7 +149,7 @@ def test_what_is_about_to_be_added_can_be_taken_away_instead() -> None:
     now = scene(layout=layout)
     away = ReplicaChange("remove", old="broker-a.2")
     assert planned(GROUP, away, 1, replace(now, actors=now.actors | {"broker-a.2"})) == away
-    with pytest.raises(InvalidInput, match=r"nothing is under way: broker-a\.2 comes to h3 \(add\)"):
+    with pytest.raises(InvalidInput, match=r"nothing is under way: broker-a\.2 is added on h3 \(add\)"):
         planned(GROUP, REMOVE, 1, now)
 
 
@@ -178,7 +178,9 @@ def test_a_wait_that_does_not_end_says_what_stays_under_way() -> None:
     begun = replace(begun, actors=begun.actors | {"broker-a.2"})
     assert isinstance(plan.next(begun), WaitStep)
     now = STALL_TIMEOUT_SECONDS
-    with pytest.raises(BrokerUnavailable, match=r"it stays under way: broker-a\.2 comes to h3.*Admin.remove_broker"):
+    with pytest.raises(
+        BrokerUnavailable, match=r"the change stays under way: broker-a\.2 is added on h3.*Admin.remove_broker"
+    ):
         plan.next(begun)
 
 

@@ -41,7 +41,7 @@ def seen(*groups: ObservedGroup) -> dict[str, ObservedGroup]:
 def test_replicas_come_first_and_a_master_hands_over_before() -> None:
     plan = RollingRestartPlanner(["broker-a", "broker-a.1"], Clock())
     assert plan.next(seen(two())) == RestartReplica("broker-a.1")
-    assert plan.next(seen(two())) == WaitStep("broker-a.1 is to stop")
+    assert plan.next(seen(two())) == WaitStep("broker-a.1 has to stop")
     assert plan.next(seen(two((1, None)))) == WaitStep("broker-a.1 does not answer")
     assert plan.next(seen(two((1, 3), in_sync=(0,)))) == WaitStep("broker-a.1 is not in sync")
     assert plan.left == ["broker-a.1", "broker-a"]
@@ -70,7 +70,7 @@ def test_nothing_is_begun_in_a_group_that_is_not_whole() -> None:
     plan = RollingRestartPlanner(["broker-a", "broker-a.1"], clock)
     assert plan.next(seen(two((1, None)))) == WaitStep("broker-a.1 does not answer")
     clock.now = STALL_TIMEOUT_SECONDS
-    with pytest.raises(BrokerUnavailable, match=r"left are broker-a, broker-a\.1"):
+    with pytest.raises(BrokerUnavailable, match=r"not restarted: broker-a, broker-a\.1"):
         plan.next(seen(two((1, None))))
 
 
@@ -80,7 +80,7 @@ def test_one_that_does_not_stop_is_killed_once() -> None:
     plan.next(seen(one()))
     clock.now = FORCE_SECONDS
     assert plan.next(seen(one())) == RestartReplica("broker-a", by_force=True)
-    assert plan.next(seen(one())) == WaitStep("broker-a is to stop")
+    assert plan.next(seen(one())) == WaitStep("broker-a has to stop")
 
 
 def test_one_that_does_not_come_back_ends_it_and_says_who_is_left() -> None:
@@ -89,7 +89,7 @@ def test_one_that_does_not_come_back_ends_it_and_says_who_is_left() -> None:
     plan.next(seen(one(), one("broker-b", 2)))
     plan.next(seen(one(pid=None), one("broker-b", 2)))
     clock.now = STALL_TIMEOUT_SECONDS
-    with pytest.raises(BrokerUnavailable, match="left are broker-a, broker-b"):
+    with pytest.raises(BrokerUnavailable, match="not restarted: broker-a, broker-b"):
         plan.next(seen(one(pid=None), one("broker-b", 2)))
 
 

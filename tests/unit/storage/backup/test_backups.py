@@ -144,7 +144,7 @@ def test_what_a_start_has_to_bring_to_its_end_is_not_backed_up(
     directory: Path, target: FolderTarget, half: str
 ) -> None:
     (directory / "raymq" / half).write_bytes(b"")
-    with pytest.raises(InvalidInput, match=f"one that is whole: {half} is there"):
+    with pytest.raises(InvalidInput, match=f"a complete store; it has {half}"):
         made(directory, target)
 
 
@@ -296,7 +296,7 @@ def test_every_damaged_or_missing_object_is_named(directory: Path, target: Folde
             restore(target, tmp_path / "restored")
         with pytest.raises(InvalidInput, match="being restored"):
             Store.open(tmp_path / "restored", CONFIG)
-        with pytest.raises(InvalidInput, match="whole"):
+        with pytest.raises(InvalidInput, match="a complete store"):
             made(tmp_path / "restored", FolderTarget(tmp_path / "other"))
         path.write_bytes(content)
     restore(target, tmp_path / "restored")
@@ -349,7 +349,7 @@ def test_what_cannot_be_backed_up(directory: Path, target: FolderTarget, tmp_pat
         StoppedDirectory(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     made(directory, target, name="a")
-    with pytest.raises(InvalidInput, match="does not have yet"):
+    with pytest.raises(InvalidInput, match="a name that is not in use"):
         made(directory, target, name="a")
     for name in ("", "../a", "a/b", ".a", "a" * 101, "a\n"):
         if name:
@@ -358,7 +358,7 @@ def test_what_cannot_be_backed_up(directory: Path, target: FolderTarget, tmp_pat
     write_identity(directory / "raymq" / "broker.json", name="broker-b", cluster="c", host="h", port=7, epoch=3)
     with pytest.raises(InvalidInput, match="broker-a of c"):
         made(directory, target)
-    with pytest.raises(InvalidInput, match=r"one that .* has"):
+    with pytest.raises(InvalidInput, match=r"a backup in .*: a"):
         restore(target, tmp_path / "restored", at="z")
     with pytest.raises(InvalidInput, match="which has none"):
         restore(FolderTarget(tmp_path / "empty"), tmp_path / "restored")
