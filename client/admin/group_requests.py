@@ -180,7 +180,7 @@ async def _summary(mq: Connection, group: str) -> GroupSummary | None:
         lag = total_lag(await progress(mq, group))
     except GroupNotFound:
         return None
-    except BrokerUnavailable:
+    except (BrokerUnavailable, InvalidInput):  # InvalidInput: a RocketMQ store may hold longer names than RayMQ's
         lag = None
     answers = await asking.request_all(mq, partial(wire_group.members_command, group))
     members = {

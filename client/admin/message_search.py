@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final, Self
 
-from raymq.actors.errors import MessageNotFound
+from raymq.actors.errors import BrokerUnavailable, MessageNotFound
 from raymq.actors.naming import check_topic
 from raymq.actors.protocol import TopicRoute
 from raymq.actors.wire.commands import query_commands as wire_query
@@ -33,7 +33,15 @@ async def by_id(mq: Connection, message_id: str) -> ReceivedMessage:
     """Return the message at the position that the id encodes."""
     host, port, physical_offset = message_ids.decode(arguments.text("message_id", message_id))
     address = f"{host}:{port}"
-    answer = await mq.pool.request(address, wire_query.view_message_command(physical_offset), asking.REQUEST_SECONDS)
+    command = wire_query.view_message_command(physical_offset)
+    try:
+        answer = await mq.pool.request(address, command, asking.REQUEST_SECONDS)
+    except BrokerUnavailable as error:
+        if address in (await mq.routes.cluster()).masters.values():
+            raise
+        reason = f"no live broker of the cluster has this address, which the message id {message_id} names"
+        remedy = "check the id; if the broker restarted at another address, search by unique key or key"
+        raise BrokerUnavailable(address, reason, remedy=remedy) from error
     masters = (await mq.routes.cluster()).masters
     broker = next((name for name, known in masters.items() if known == address), address)
     return ReceivedMessage.from_record(wire_query.read_records(answer)[0], broker)

@@ -67,6 +67,8 @@ def test_send_and_find_again(mq: Connection, admin: Admin) -> None:
         admin.query_by_id(result.message_id[:-16] + "0000000000000001")
     with pytest.raises(InvalidInput):
         admin.query_by_id("nonsense")
+    with pytest.raises(BrokerUnavailable, match="no live broker of the cluster"):
+        admin.query_by_id("7F000001" + "00000001" + "0" * 16)
 
 
 def test_keys_are_found_newest_first_over_all_brokers(mq: Connection, admin: Admin) -> None:

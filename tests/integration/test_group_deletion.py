@@ -298,3 +298,18 @@ def test_a_search_goes_on_over_pages_of_one_millisecond(
         return [int(message.body) async for message in admin.aquery_messages(name, "k")]
 
     assert len(asyncio.run(found())) == 60
+
+
+def test_group_list_shows_groups_whose_names_are_too_long(services: Services, mq: Connection, admin: Admin) -> None:
+    long_name = "g" * 130
+    with PullConsumer(mq, "g") as consumer:
+        consumer.commit(MessageQueue("t", "broker-a", 0), 0)
+    services.stop_broker("broker-a")
+    path = services.directory / "broker-a" / "config" / "subscriptionGroup.json"
+    groups = json.loads(path.read_text())
+    groups["subscriptionGroupTable"][long_name] = {"groupName": long_name}
+    path.write_text(json.dumps(groups))
+    services.start_broker("broker-a")
+    poll_until(lambda: long_name in admin.groups(), 10)
+    summary = next(each for each in admin.group_list() if each.group == long_name)
+    assert (summary.members, summary.lag) == (0, None)
