@@ -1,4 +1,4 @@
-"""The two doors of a broker, each as something that takes commands: its socket, and `invoke`, which is called."""
+"""Clients for the two interfaces of a broker: its socket, and the `invoke` method."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from tests.wire_server import Peer
 
 
 class BrokerClient(Protocol):
-    """A way to the broker. `ask` gives its answer, whatever its code; `begin` does not wait for it."""
+    """A client of a broker.
+
+    `ask` returns the answer with any code, `begin` does not wait for it.
+    """
 
     def ask(self, command: Command, timeout: float = 10.0) -> Command: ...
 
     def begin(self, command: Command) -> Future[Command]: ...
 
     def leave(self) -> None:
-        """End what stands for the connection, as an idle time-out would."""
+        """End the connection or session, as an idle time-out would."""
 
 
 class SocketBrokerClient:
     def __init__(self, loop: EventLoopThread, broker: BrokerService) -> None:
         self._loop = loop
         self._peer = loop.run(Peer.connect(broker.address))
-        self._hearing = asyncio.Lock()
+        self._receive_lock = asyncio.Lock()
         self._opaque = 0
 
     def ask(self, command: Command, timeout: float = 10.0) -> Command:
@@ -47,15 +50,15 @@ class SocketBrokerClient:
         self._peer.say(command)
         if command.is_oneway:
             return command.response(ResponseCode.SUCCESS)
-        async with self._hearing:
+        async with self._receive_lock:
             while not (answer := await self._peer.hear(20.0)).is_response:
-                pass  # the broker's own, such as "your group has changed"
+                pass  # a request of the broker, such as "your group has changed"
         assert answer.opaque == command.opaque
         return answer
 
 
-class BareDoor(SocketBrokerClient):
-    """A socket on which requests without fields go in bare frames."""
+class BareFrameClient(SocketBrokerClient):
+    """A socket client that sends requests without fields as bare frames."""
 
     async def _exchange(self, command: Command) -> Command:
         if command.fields or command.serialization is not Serialization.MSGPACK:

@@ -1,4 +1,4 @@
-"""How a broker within this process dies as one that is killed: nothing is saved, the abort file stays."""
+"""Crash a broker within this process as a kill does: nothing is saved, the abort file stays."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from raymq.actors.broker.service import BrokerService
 
 
 async def disconnect_broker(broker: BrokerService) -> None:
-    """It does nothing any more and is not reached any more; its store is as it was. On the broker's loop."""
+    """Stop a broker's tasks and connections, without closing its store; call on its loop."""
     broker._cancel_tasks()
     await broker._server.stop()
     await broker._pool.close()
 
 
-async def die(broker: BrokerService) -> None:
-    """Its store is left as it is, too, and only the lock of its directory is let go."""
+async def crash_broker(broker: BrokerService) -> None:
+    """Disconnect a broker and abandon its store: only the lock of its directory is released."""
     await disconnect_broker(broker)
     broker.store._flusher.stop()
     broker.store._abandon()

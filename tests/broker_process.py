@@ -1,17 +1,17 @@
-"""Brokers without Ray in processes of their own: for benchmarks, and for faults that only a process can have.
+"""Run brokers without Ray in separate processes, for benchmarks and for faults of whole processes.
 
-As a program: `broker_process.py NAME DIRECTORY [NAME_SERVER]`. Without a name server it runs one, too. The settings of
-its store are JSON in the environment's BROKER_STORE, if that is there, BROKER_HOST is where it listens, and
-BROKER_APPEND_WAIT_MS is its `append_wait_ms`. It prints the name server's address once it listens, and then obeys lines
-on its standard input until that is closed:
+As a program: `broker_process.py NAME DIRECTORY [NAME_SERVER]`. Without a name server it runs one, too. The environment
+may have the store's settings as JSON in BROKER_STORE, the host to listen at in BROKER_HOST, and `append_wait_ms` in
+BROKER_APPEND_WAIT_MS. The program prints the name server's address once it listens, and then executes the lines of its
+standard input until that is closed:
 
-    slow SECONDS    let every append wait for so long, all at the same time, as on a long way
-    stall SECONDS   let every append hold the broker up for so long, as a slow disk would
+    slow SECONDS    delay every append by so long without blocking others, as a slow network does
+    stall SECONDS   block the broker for so long in every append, as a slow disk does
     full            refuse writes as if the disk were full
-    free            end that
-    topics N Q      make the topics new0 to new<N-1>, of Q queues each, all at once
+    free            end `full`
+    topics N Q      create the topics new0 to new<N-1>, with Q queues each, all at once
 
-Where the environment has LOOP_WATCH, it is the file in which `loop_watch` tells of the stops of the loop.
+If the environment has LOOP_WATCH, `loop_watch` writes the stops of the loop to that file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise_handlers import stepwise
 from raymq.storage.failpoints import VARIABLE
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program: the tests' folder is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, since the tests are not installed
 
 from tests import loop_watch
 from tests.fork_server import Program
@@ -50,7 +50,7 @@ APPENDS = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE, RequestCode.APPEN
 
 
 class BrokerProcess:
-    """One such process. `stop()` ends it cleanly, `kill()` does not; `start()` brings it back."""
+    """A broker process. `stop()` ends it cleanly, `kill()` does not; `start()` starts it again."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class BrokerProcess:
         append_wait_ms: int = APPEND_WAIT_MS,
         is_forked: bool = True,
     ) -> None:
-        """`failpoint` is where its first life ends, see `raymq.storage.failpoints`.
+        """Start the process; it ends at `failpoint` if one is given, see `raymq.storage.failpoints`.
 
         Args:
-            inside: what the command begins with that is to run on the machine of the address `host`.
-            is_forked: whether it is made by the fork server; benches measure an interpreter of its own.
+            inside: the beginning of a command that runs on the machine of the address `host`.
+            is_forked: whether the fork server starts the process; benches measure a new interpreter.
         """
         self._arguments = [__file__, name, str(directory / name), *([name_server] if name_server else [])]
         self._inside = inside
@@ -91,7 +91,7 @@ class BrokerProcess:
         assert self._process.stdout is not None
         try:
             self.name_server = self._process.stdout.readline().strip()
-        except BaseException:  # whoever waits here is stopped, and nobody would have it
+        except BaseException:  # the caller is interrupted, and could not end the process
             self.kill()
             self.close_pipes()
             raise
@@ -117,7 +117,7 @@ class BrokerProcess:
         self._process.wait(30)
 
     def close_pipes(self) -> None:
-        """Close the pipes of one that is dead."""
+        """Close the pipes of a dead process."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):

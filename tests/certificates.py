@@ -1,4 +1,4 @@
-"""Certificates for a test: an authority's, and of whom it has signed."""
+"""Certificates for tests: an authority, and a server and a client signed by it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raymq.actors.protocol import Tls
 
 
 def certificates(directory: Path) -> tuple[Tls, Tls]:
-    """A CA, and a server's and a client's certificate signed by it: (server, client)."""
+    """Create a CA, and return the settings of a signed server and client."""
     directory.mkdir(parents=True, exist_ok=True)
 
     def openssl(*arguments: str) -> None:

@@ -1,4 +1,4 @@
-"""What all tests share. Fixtures of one folder belong into its own conftest.py."""
+"""Hooks and fixtures of all tests. Fixtures of one folder belong in the conftest.py of that folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raymq.storage.log.retention import DiskUsage
 from raymq.storage.records import native_kernels
 from tests import running_tests, sweep_sampling, temporary_files
 
-# Two busy cores make single examples slow: that is no failure.
+# Single examples may be slow on two busy cores; this is not a failure.
 settings.register_profile("raymq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("raymq")
 
@@ -26,22 +26,22 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before each test: also a run that fills the disk by itself stops there."""
+    """Check the disk before each test, so that a run that fills the disk stops."""
     folder = temporary_files.folder(item.config.getoption("basetemp"))
-    told = temporary_files.reason_to_stop(folder, DiskUsage.of(folder))
-    if told is not None:
-        pytest.exit(told, returncode=pytest.ExitCode.INTERNAL_ERROR)
+    reason = temporary_files.reason_to_stop(folder, DiskUsage.of(folder))
+    if reason is not None:
+        pytest.exit(reason, returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 
-#: An object's address in a test's name: the processes of pytest-xdist would not collect the same tests.
+#: An object's address in a test's name, with which processes of pytest-xdist would collect different tests.
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Undo what a shell's background does to Ctrl-C, which some tests send to themselves; keep no spare processes."""
+    """Restore the handling of Ctrl-C that a background shell disables, and keep no spare processes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.setdefault("RAYMQ_SPARE_PROCESS", "0")  # each costs the start of a process
-    if not hasattr(config, "workerinput"):  # a process of pytest-xdist has no terminal, and its folder is chosen
+    os.environ.setdefault("RAYMQ_SPARE_PROCESS", "0")  # each spare costs the start of a process
+    if not hasattr(config, "workerinput"):  # xdist workers have no terminal, and get their folder
         temporary_files.choose_root()
         config.pluginmanager.register(running_tests.RunningTests(), running_tests.NAME)
 
@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """In a fresh clone each process of pytest-xdist would compile all test files: 20 s of processor each."""
+    """Let one xdist process collect and compile first; in a fresh clone this takes 20 s of CPU time."""
     if not hasattr(session.config, "workerinput"):
         return (yield)
     from tests.xdist_scheduler import run_first_alone
@@ -62,9 +62,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
 
 
-@pytest.hookimpl(trylast=True)  # behind -k and -m: of what is asked for by name some are always run
+@pytest.hookimpl(trylast=True)  # after -k and -m, so that some of the selected cases always run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The processes of pytest-xdist have to collect the same tests, in the same order."""
+    """Select and sort the tests; all xdist processes must collect the same list."""
     if unsteady := [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]:
         raise pytest.UsageError(f"tests whose names differ from process to process; give ids: {unsteady}")
     is_whole = config.getoption(sweep_sampling.OPTION)
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Called where tests run in several processes."""
+    """Return the scheduler for runs with several processes."""
     from tests.xdist_scheduler import RayAwareScheduling
 
     return RayAwareScheduling(config, log)
@@ -92,13 +92,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The repository's root."""
+    """Return the repository's root."""
     return REPOSITORY
 
 
 @pytest.fixture(scope="module", params=["numpy", "compiled"])
 def batch_code(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What is done for batches is done in NumPy, and by compiled code; `make test` runs one of them [sweeps.py]."""
+    """Run batch code in NumPy and compiled; `make test` runs one, see sweep_sampling.py."""
     before = native_kernels.kernels
     native_kernels.use(None if request.param == "numpy" else pytest.importorskip("raymq_native"))
     try:
@@ -109,7 +109,7 @@ def batch_code(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def loop() -> Iterator[EventLoopThread]:
-    """An event loop on a thread of its own, for what a broker or a name server runs on."""
-    made = EventLoopThread("test")
-    yield made
-    made.stop()
+    """Yield an event loop on its own thread, for a broker or a name server."""
+    thread = EventLoopThread("test")
+    yield thread
+    thread.stop()

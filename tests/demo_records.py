@@ -1,4 +1,4 @@
-"""Input files of the demo: what must hold for the records of any, and how a Parquet file is made."""
+"""Helpers for input files of the demo: check the records of a file, and write sample files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raymq.demo.demo_input import InputRecord, describe, read
 
 
 def records_of(path: Path, key: str | None = None) -> list[InputRecord]:
-    """All records; checks what must hold for any file: numbering, and that a listener judges as the reader did."""
+    """Return all records, after checks of their numbers and of the dirty rule."""
     plan = describe(path, key)
     found = list(read(plan))
     rule = pickle.loads(pickle.dumps(plan.rule))
@@ -27,12 +27,12 @@ def records_of(path: Path, key: str | None = None) -> list[InputRecord]:
 
 
 def write_parquet(path: Path, table: pa.Table) -> Path:
-    """Write the table; the path again."""
+    """Write the table and return the path."""
     pq.write_table(table, path)
     return path
 
 
-#: What `raymq demo --json` says of `json_lines`.
+#: The counts that `raymq demo --json` prints for `json_lines`.
 JSON_LINES_COUNTS = {
     "rows": 500,
     "sent": 500,
@@ -46,7 +46,10 @@ JSON_LINES_COUNTS = {
 
 
 def json_lines(folder: Path) -> Path:
-    """500 orders, five of them dirty: broken, no object, no key, a text among numbers, one that Spark takes for NaN."""
+    """Write 500 orders, five of them dirty.
+
+    The five: broken JSON, no object, no key, text as a number, and a text that Spark takes for NaN.
+    """
     rows = [{"id": f"order {n}", "amount": n * 1.5, "state": "paid" if n % 3 else "open"} for n in range(500)]
     lines = [json.dumps(row) for row in rows]
     lines[7] = '{"id": "broken", '

@@ -1,4 +1,4 @@
-"""Load while brokers come and go: each queue is written in turn, one group takes, and it is told who stood still."""
+"""Continuous load during broker changes, with the longest pauses of queues and consumers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ from tests.chaos.traffic import Account
 from tests.polling import poll_until
 
 _PAUSE_SECONDS = 0.01
-#: A queue that nobody has written for so long is asked for anew at once.
+#: The timeout of a send; afterwards the queue is tried again at once.
 _SEND_SECONDS = 1.5
 
 
 class ContinuousLoad:
-    """A context manager. Its numbers are those of `tests.chaos.traffic`: a message's number is its body."""
+    """Producers and a consumer that run until the end of `with`.
+
+    One producer writes each queue in turn, the other any queue. A message's body is its number in
+    `tests.chaos.traffic`.
+    """
 
     def __init__(self, mq: Connection, topic: str) -> None:
         self.account = Account()
@@ -39,7 +43,7 @@ class ContinuousLoad:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._number = 0
-        #: When each queue was written last, and which pause between two was the longest.
+        #: The time of the last write to each queue; below, the longest pause between two writes.
         self._written: dict[MessageQueue, float] = {}
         self.longest_unwritten: dict[MessageQueue, float] = defaultdict(float)
         self._acknowledged_at: dict[int, float] = {}
@@ -67,7 +71,7 @@ class ContinuousLoad:
             producer.close()
 
     def finish(self) -> None:
-        """Send no more, and wait until all that was acknowledged has come."""
+        """Stop sending, and wait until all acknowledged messages were delivered."""
         self._stopped.set()
         for thread in self._threads:
             thread.join(60)
@@ -76,7 +80,7 @@ class ContinuousLoad:
         assert self.account.ghosts == set()
 
     def await_progress(self, messages: int = 30) -> None:
-        """Wait until so many more were acknowledged, and have come."""
+        """Wait until so many more messages were acknowledged and delivered."""
         goal = len(self.account.acknowledged) + messages
         poll_until(lambda: len(self.account.acknowledged) >= goal, 60, "producers go on")
         with self._lock:
@@ -85,32 +89,32 @@ class ContinuousLoad:
 
     @property
     def written_queues(self) -> set[MessageQueue]:
-        """Those that were written so far, and are to be."""
+        """Return the queues that were written so far and are not excluded."""
         with self._lock:
             return set(self._written)
 
     @property
     def longest_pause(self) -> float:
-        """The longest time for which a queue that is to be written was not, in seconds."""
+        """Return the longest time without a write to a queue, in seconds."""
         with self._lock:
             now = [time.monotonic() - at for at in self._written.values() if not self._stopped.is_set()]
             return max([0.0, *now, *self.longest_unwritten.values()])
 
     @property
     def longest_wait(self) -> float:
-        """The longest time from a message's acknowledgement to its delivery, in seconds."""
+        """Return the longest time from a message's acknowledgement to its delivery, in seconds."""
         with self._lock:
             known = self._acknowledged_at.keys() & self._taken_at.keys()
             return max((self._taken_at[each] - self._acknowledged_at[each] for each in known), default=0.0)
 
     def exclude_broker(self, broker: str) -> None:
-        """A broker's queues are not to be written any more: that is no pause."""
+        """Exclude a broker's queues from the pauses, as they are no longer written."""
         with self._lock:
             for queue in [each for each in self._written if each.broker == broker]:
                 del self._written[queue]
 
     def reset_pauses(self) -> None:
-        """Count from now on."""
+        """Measure pauses from now on."""
         with self._lock:
             self.longest_unwritten.clear()
             self._written.clear()
@@ -118,7 +122,7 @@ class ContinuousLoad:
             self._taken_at.clear()
 
     def line(self, what: str) -> str:
-        """What there was, in one line."""
+        """Return a summary in one line."""
         times = f"longest pause of a queue {self.longest_pause:.2f} s, of a consumer {self.longest_wait:.2f} s"
         return f"{self.account.line(what)}; {times}"
 

@@ -1,4 +1,4 @@
-"""An etcd cluster of three servers on loopback, for tests; skipped where no `etcd` is installed."""
+"""An etcd cluster of three servers on loopback for tests, which are skipped without an installed `etcd`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REASON = "no etcd in PATH: install Debian's etcd-server, or etcd 3.4 or later"
 
 
 class EtcdServers:
-    """Three of them, all up at first. `go_on` ends what `kill` and `pause` began."""
+    """Three etcd servers. `go_on` starts and resumes servers after `kill` and `pause`."""
 
     def __init__(self, folder: Path) -> None:
         bound = [bind("127.0.0.1", 0, is_chosen=True) for _ in range(6)]
@@ -52,7 +52,7 @@ class EtcdServers:
         self._paused.add(number)
 
     def await_health(self) -> None:
-        """Until all three answer, which needs a leader."""
+        """Wait until all three servers answer, which needs a leader."""
         for endpoint in self.endpoints:
             poll_until(lambda endpoint=endpoint: self._is_healthy(endpoint), 60.0, f"{endpoint} is healthy")  # type: ignore[misc]
 

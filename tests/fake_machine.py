@@ -1,4 +1,4 @@
-"""A machine that can be started anew, for tests of what a store makes of a loss of power in one known place."""
+"""A fake machine for tests of a store after a power loss at a known log position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.store_records import log_file
 
 
 class Machine:
-    """What stores take for the machine they run on, as long as `monkeypatch` lasts."""
+    """The machine that stores see through its boot id, as long as `monkeypatch` lasts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._boot = 0
@@ -20,7 +20,7 @@ class Machine:
             monkeypatch.setattr(module, "boot_id", lambda: f"boot {self._boot}")
 
     def lose_power(self, directory: Path, log_end: int) -> None:
-        """Start it anew; of the store's log, which is in one file and nobody's, all behind `log_end` is lost."""
+        """Reboot, and lose all behind `log_end` of a closed store's only log file."""
         self._boot += 1
         with log_file(directory).open("r+b") as stream:
             size = stream.seek(0, 2)

@@ -1,9 +1,9 @@
-"""A disk that fails on demand: a fake for tests of the store and of what is built on it.
+"""A fake disk that fails on demand, for tests of the store and of the layers above.
 
     with replaced(FaultyCalls("fdatasync", 3, errno.EIO)):
         ...                        # the third fdatasync raises EIO, the others work
 
-A failing fsync loses what a real one may lose: the call does nothing, and later ones succeed again.
+A failing fsync behaves as a real one may: the call does nothing, and later ones succeed again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raymq.storage.files.file_calls import FileCalls
 
 
 class UnsyncedCalls(FileCalls):
-    """Real calls, but for those that wait for the disk: all survives the process, nothing surely the machine."""
+    """Real calls without syncs: written data survive the process, but perhaps not the machine."""
 
     def fsync(self, fd: int) -> None:
         pass
@@ -29,7 +29,7 @@ class UnsyncedCalls(FileCalls):
 
 
 class UnsyncedBelow(UnsyncedCalls):
-    """Those for the files below `root`; for another store's threads, which work at the same time, it is `real`."""
+    """Calls without syncs for files below `root`; other files use `real`."""
 
     def __init__(self, root: Path, real: FileCalls) -> None:
         self._root = root
@@ -65,23 +65,23 @@ KINDS: Final = (
 
 
 class FaultyCalls(FileCalls):
-    """Real calls, of which the `nth` of a kind (from 1) fails with `error`; any thread.
+    """Real calls, of which the `nth` of a kind (from 1) fails with `error`. Thread-safe.
 
     Attributes:
-        counts: how many calls of each kind there were.
+        counts: the number of calls of each kind.
         failed: whether the fault has happened.
     """
 
     def __init__(
         self, kind: str = "", nth: int = 0, error: int = 0, *, lasting: bool = False, real: FileCalls | None = None
     ) -> None:
-        """Without arguments nothing fails and calls are only counted.
+        """Set the fault; without arguments calls are only counted.
 
         Args:
             kind: one of `KINDS`, or "short_write": the nth write takes half of its bytes, and the next one fails with
                 `error` unless that is 0.
             lasting: all calls of that kind from the nth on fail.
-            real: what makes the calls that do not fail.
+            real: the calls behind those that do not fail.
         """
         self._real = real or FileCalls()
         self._kind = "write" if kind == "short_write" else kind
@@ -94,7 +94,7 @@ class FaultyCalls(FileCalls):
         self.failed = False
 
     def _count(self, kind: str, subject: object) -> bool:
-        """Whether this write has to be a short one; raises if the call has to fail."""
+        """Count a call, raise if it must fail, and return whether it must be short."""
         with self._mutex:
             self.counts[kind] += 1
             number = self.counts[kind]

@@ -1,10 +1,10 @@
-"""Programs without the second that imports take: a process that has imported RayMQ makes each of them by `fork`.
+"""Start Python programs by `fork` from a process that has imported RayMQ, which saves a second each.
 
-    fork_server.py FD    runs programs for the owner of the socket FD's other end, until that is closed
+    fork_server.py FD    runs programs for the owner of the other end of the socket FD, until that is closed
 
-`Program` is what `subprocess.Popen` is for `[sys.executable, *arguments]`, and `run` what `subprocess.run` is. Each
-program is a process of its own with its own environment and standard streams, and ends as any other. Where the start of
-an interpreter is tested, or its options (`-W`, `-P`), `subprocess` is right.
+`Program` replaces `subprocess.Popen` for `[sys.executable, *arguments]`, and `run` replaces `subprocess.run`. Each
+program is a separate process with its own environment and standard streams. Use `subprocess` to test the start of an
+interpreter or its options (`-W`, `-P`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import IO, Any, Final
 
 _ROOT: Final = str(Path(__file__).resolve().parents[1])
 _MAX_BYTES: Final = 1 << 18
-#: What is said of a program: its process's number, and later what `waitpid` says of it.
+#: The content of a status pipe: the process id of a program, and later its status from `waitpid`.
 _NUMBER: Final = struct.Struct("=i")
-#: What programs of tests import. Not Ray: they have to run without it.
+#: Modules that test programs import; not Ray, as they must run without it.
 _PRELOADED: Final = (
     "psutil",
     "pytest",
@@ -59,7 +59,7 @@ class Program(subprocess.Popen[Any]):
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
     ) -> None:
-        self._told = -1
+        self._status_pipe = -1
         command = [sys.executable, *arguments]
         super().__init__(command, stdin=stdin, stdout=stdout, stderr=stderr, text=text, env=env, cwd=cwd)
 
@@ -68,7 +68,7 @@ class Program(subprocess.Popen[Any]):
         pipes = options[9:15]  # the ends of standard input, output and error; -1: the streams of this process
         streams = [own if pipe == -1 else pipe for own, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
         request = [list(args[1:]), str(cwd or Path.cwd()), dict(os.environ if env is None else env)]
-        self._told, theirs = os.pipe()
+        self._status_pipe, theirs = os.pipe()
         try:
             socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs])
         finally:
@@ -78,11 +78,11 @@ class Program(subprocess.Popen[Any]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        """As `waitpid`, which is for this process's own children only."""
-        if wait_flags & os.WNOHANG and not select.select([self._told], [], [], 0)[0]:
+        """Return the status as `waitpid` does, which works only for children of this process."""
+        if wait_flags & os.WNOHANG and not select.select([self._status_pipe], [], [], 0)[0]:
             return 0, 0
         status = self._number()
-        os.close(self._told)
+        os.close(self._status_pipe)
         return self.pid, status
 
     def _internal_poll(self, _deadstate: int | None = None) -> int | None:
@@ -98,10 +98,10 @@ class Program(subprocess.Popen[Any]):
         return self.returncode
 
     def _number(self) -> int:
-        told = os.read(self._told, _NUMBER.size)
-        if not told:
+        data = os.read(self._status_pipe, _NUMBER.size)
+        if not data:
             raise OSError("the fork server has ended")
-        return int(_NUMBER.unpack(told)[0])
+        return int(_NUMBER.unpack(data)[0])
 
 
 def run(
@@ -114,7 +114,7 @@ def run(
     timeout: float | None = None,
     check: bool = False,
 ) -> subprocess.CompletedProcess[Any]:
-    """Run a program to its end, as `subprocess.run` does; TimeoutExpired: it was killed."""
+    """Run a program to its end as `subprocess.run` does; after `timeout` kill it."""
     with Program(arguments, stdout=stdout, stderr=stderr, text=text, env=env) as program:
         try:
             out, err = program.communicate(timeout=timeout)
@@ -138,17 +138,17 @@ def _server() -> socket.socket:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             cwd=_ROOT,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "RAYMQ_FAILPOINT": ""},  # threads do not outlive a fork
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "RAYMQ_FAILPOINT": ""},  # a fork keeps no threads
         )
     return ours
 
 
-def _serve(asked: socket.socket) -> list[str] | None:
-    """Fork for each request; in a forked process return the program's arguments, in the server None at the end."""
+def _serve(requests: socket.socket) -> list[str] | None:
+    """Fork for each request; return the program's arguments in a child, None in the server."""
     for module in _PRELOADED:
         importlib.import_module(module)
     threads = [path.read_text("utf-8").strip() for path in Path("/proc/self/task").glob("*/comm")]
-    others = [name for name in threads[1:] if name != "jemalloc_bg_thd"]  # jemalloc starts its own again
+    others = [name for name in threads[1:] if name != "jemalloc_bg_thd"]  # jemalloc restarts its own
     assert not others, f"threads do not come along with a fork: {others}"
     gc.freeze()
     woken, wakes = socket.socketpair()
@@ -158,23 +158,23 @@ def _serve(asked: socket.socket) -> list[str] | None:
     signal.set_wakeup_fd(wakes.fileno())
     running: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([asked, woken], [], [])
+        ready, _, _ = select.select([requests, woken], [], [])
         if woken in ready:
             woken.recv(_MAX_BYTES)
-            _tell_ended(running)
-        if asked not in ready:
+            _report_ended(running)
+        if requests not in ready:
             continue
-        request, fds, _, _ = socket.recv_fds(asked, _MAX_BYTES, 4)
+        request, fds, _, _ = socket.recv_fds(requests, _MAX_BYTES, 4)
         if not request:
             return None
         pid = os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (asked, woken, wakes):
+            for end in (requests, woken, wakes):
                 end.close()
-            for told in (*running.values(), fds[3]):
-                os.close(told)
+            for pipe in (*running.values(), fds[3]):
+                os.close(pipe)
             return _become(request, fds[:3])
         running[pid] = fds[3]
         os.write(fds[3], _NUMBER.pack(pid))
@@ -182,13 +182,13 @@ def _serve(asked: socket.socket) -> list[str] | None:
             os.close(fd)
 
 
-def _tell_ended(running: dict[int, int]) -> None:
-    with contextlib.suppress(ChildProcessError):  # there is none
+def _report_ended(running: dict[int, int]) -> None:
+    with contextlib.suppress(ChildProcessError):  # there is no child
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            told = running.pop(ended[0])
+            pipe = running.pop(ended[0])
             with contextlib.suppress(BrokenPipeError):
-                os.write(told, _NUMBER.pack(ended[1]))
-            os.close(told)
+                os.write(pipe, _NUMBER.pack(ended[1]))
+            os.close(pipe)
 
 
 def _become(request: bytes, streams: Sequence[int]) -> list[str]:
@@ -209,7 +209,7 @@ def _become(request: bytes, streams: Sequence[int]) -> list[str]:
 
 def _main_module(arguments: list[str]) -> tuple[types.ModuleType, types.CodeType]:
     """Make `__main__` as `python ARGUMENTS` does, with `sys.argv` and `sys.path`."""
-    made = types.ModuleType("__main__")
+    module = types.ModuleType("__main__")
     what, *others = arguments
     own, file = "", "<string>"
     if what == "-c":
@@ -218,23 +218,23 @@ def _main_module(arguments: list[str]) -> tuple[types.ModuleType, types.CodeType
         spec = importlib.util.find_spec(others.pop(0))
         assert spec is not None
         assert spec.origin is not None
-        made.__spec__, made.__package__, file = spec, spec.parent, spec.origin
+        module.__spec__, module.__package__, file = spec, spec.parent, spec.origin
     else:
         assert not what.startswith("-"), f"the fork server does not know the option {what}: use subprocess"
         file = what
         own = str(Path(file).resolve().parent)
     if what != "-c":
-        made.__file__ = file
+        module.__file__ = file
         source = Path(file).read_text("utf-8")
     sys.argv = ["-c" if what == "-c" else file, *others]
     python_path = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", *sys.path)]
     sys.path[:0] = [own, *python_path]
-    sys.modules["__main__"] = made
-    return made, compile(source, file, "exec", dont_inherit=True)
+    sys.modules["__main__"] = module
+    return module, compile(source, file, "exec", dont_inherit=True)
 
 
 if __name__ == "__main__":
-    sys.path[0] = _ROOT  # in place of the folder of the tests, and what they import by this way
+    sys.path[0] = _ROOT  # instead of the tests' folder
     if (program := _serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
         main, code = _main_module(program)
         exec(code, main.__dict__)

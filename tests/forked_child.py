@@ -1,4 +1,4 @@
-"""What a forked child sees."""
+"""Run a function in a forked child."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def run_in_child(look: Callable[[], str]) -> str:
-    """What `look` returns in a forked child."""
+    """Return the result of `look` in a forked child."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -16,7 +16,7 @@ def run_in_child(look: Callable[[], str]) -> str:
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as told:
-        seen = told.read()
+    with os.fdopen(reading) as pipe:
+        seen = pipe.read()
     os.waitpid(child, 0)
     return seen

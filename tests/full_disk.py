@@ -1,4 +1,4 @@
-"""Disks that have so many bytes left, as a store finds them: one that counts, and a file system."""
+"""Nearly full disks for stores: one that counts bytes, and a small file system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raymq.storage.log.retention import DiskUsage
 
 
 class FullDisk(FileCalls):
-    """Real calls on a disk of so many free bytes: what they take and give back is counted in blocks."""
+    """Real calls on a disk with `free_bytes` left, counted in blocks."""
 
     def __init__(self, free_bytes: int) -> None:
         self.free_bytes = free_bytes
@@ -54,7 +54,7 @@ class FullDisk(FileCalls):
 
 @contextlib.contextmanager
 def small_file_system(path: Path, size: str) -> Iterator[None]:
-    """A file system of its own at `path`; the test is skipped where none may be mounted."""
+    """Mount a small file system at `path`; skip the test if mounting is not allowed."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True, check=False
     )
@@ -67,7 +67,7 @@ def small_file_system(path: Path, size: str) -> Iterator[None]:
 
 
 def fill(disk: Path) -> Path:
-    """A file that takes all that is left of a file system."""
+    """Write a file that takes all free space of a file system, and return it."""
     filler = disk / "filler"
     with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while True:

@@ -1,4 +1,4 @@
-"""The store directories of tests/golden/, which a real RocketMQ broker wrote, and what RocketMQ reads from them."""
+"""The store directories in tests/golden/, written by a RocketMQ broker, and RocketMQ's results of reading them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from raymq.storage.store import Store
 
 FOLDER = Path(__file__).resolve().parent / "golden"
 NAMES = ("clean", "killed", "delayed", "trimmed", "rebuilt")
-#: Everything in them was stored before this (ms).
+#: A time in ms after all store timestamps of the directories.
 FOREVER_MS = (1 << 63) - 1
 
 Answers = dict[str, Any]
 
 
-def shown(record: Record) -> Answers:
-    """A record as the Java programs show it, without its body and its properties."""
+def record_fields(record: Record) -> Answers:
+    """Return a record's fields as the Java programs print them, without body and properties."""
     return {
         "topic": record.topic,
         "queue": record.queue_id,
@@ -44,23 +44,23 @@ def shown(record: Record) -> Answers:
 
 @cache
 def answers(name: str) -> Answers:
-    """What RocketMQ's own code says about the directory; shared, not to be changed."""
+    """Return RocketMQ's results for a directory; do not change the shared value."""
     loaded: Answers = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     return loaded
 
 
 def unpack(name: str, folder: Path) -> Path:
-    """A fresh copy of the directory within `folder`."""
+    """Unpack a fresh copy of a directory into `folder`, and return its path."""
     with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder, filter="data")
-        else:  # Python 3.11.0 to 3.11.3, Debian 12's among them, has no filters yet; the archives are our own
+        else:  # Python 3.11.0 to 3.11.3 (as in Debian 12) has no filters; the archives can be trusted
             archive.extractall(folder)
     return folder / name
 
 
 def config(name: str) -> StoreConfig:
-    """The settings of the broker that wrote it."""
+    """Return the settings of the broker that wrote a directory."""
     settings = answers(name)["settings"]
     return StoreConfig(
         commitlog_file_bytes=settings["mappedFileSizeCommitLog"],
@@ -74,7 +74,7 @@ def config(name: str) -> StoreConfig:
 
 
 def fingerprints(directory: Path) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of every file of a directory."""
+    """Return size and SHA-256 of every file of a directory."""
     found = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file():
@@ -84,7 +84,7 @@ def fingerprints(directory: Path) -> dict[str, tuple[int, str]]:
 
 
 def own_unique_key(message: Answers) -> str | None:
-    """The unique key that the message's sender knows.
+    """Return the unique key that the message's sender knows.
 
     A RocketMQ batch appends its own properties to each member's, so that the batch's UNIQ_KEY is the last one.
     """
@@ -94,13 +94,13 @@ def own_unique_key(message: Answers) -> str | None:
 
 
 def keys_of(message: Answers) -> set[str]:
-    """Every key by which RocketMQ or we find the message."""
+    """Return every key by which RocketMQ or RayMQ finds the message."""
     keys = set(message["properties"].get("KEYS", "").split(" "))
     keys |= {message["unique_key"] or "", own_unique_key(message) or ""}
     return keys - {""}
 
 
 def is_found_by(store: Store, key: str, message: Answers) -> bool:
-    """Whether a query by the key returns the message, among others."""
+    """Return whether a query by the key returns the message, perhaps among others."""
     found = store.query(message["topic"], key, 0, FOREVER_MS, 1000)
     return message["physical_offset"] in {record.physical_offset for record in found}

@@ -1,4 +1,4 @@
-"""A disk whose flushes of the commit log hang, or fail, for as long as a test wants."""
+"""A disk whose commit log flushes hang or fail until a test releases them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from raymq.storage.files.file_calls import FileCalls
 
 
 class HangingDisk(FileCalls):
-    """Real calls, but for the flushes of log files; any thread."""
+    """Real calls, except for the flushes of log files. Thread-safe."""
 
     def __init__(self) -> None:
         self._may_go = threading.Event()
         self._may_go.set()
         self.broken = False
-        #: How many flushes have begun since `hang`.
+        #: The number of flushes that have begun since `hang`.
         self.hanging = 0
 
     def hang(self) -> None:
-        """Flushes that begin from now on wait for `release`."""
+        """Let flushes that begin from now on wait for `release`."""
         self.hanging = 0
         self._may_go.clear()
 

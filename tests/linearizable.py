@@ -1,8 +1,8 @@
-"""Whether one order of events explains what clients of a compare-and-set register were told.
+"""Check whether histories of a compare-and-set register are linearizable.
 
-An operation takes effect once, somewhere between its beginning and its end; one whose outcome is not known does so at
-most once, somewhere after its beginning. Found by trying the orders that this allows (Wing and Gong's search, with the
-states remembered that led nowhere, as Lowe has it).
+An operation takes effect once between its beginning and its end; one with an unknown outcome takes effect at most once
+after its beginning. The check tries the orders that this allows (Wing and Gong's search, with Lowe's memory of states
+that led nowhere).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOTHING: Final = ""
 
 @dataclass(frozen=True)
 class Read:
-    """`value` was read."""
+    """A read that returned `value`."""
 
     began: float
     ended: float
@@ -30,7 +30,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Changed:
-    """`value` was put in the place of `before`; `ended` is infinite where that is not known."""
+    """A change from `before` to `value`; `ended` is infinite if the outcome is unknown."""
 
     began: float
     ended: float
@@ -43,7 +43,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Conflicted:
-    """It was said that `before` is not the value any more."""
+    """A change that was refused because the value was not `before`."""
 
     began: float
     ended: float
@@ -57,7 +57,7 @@ Operation = Read | Changed | Conflicted
 
 
 def is_linearizable(operations: Sequence[Operation], first: str = NOTHING) -> bool:
-    """Whether they can be put in one order, from the value `first` on."""
+    """Return whether one order explains the operations, from the value `first` on."""
     ordered = sorted(operations, key=lambda each: each.began)
     required = sum(1 << index for index, each in enumerate(ordered) if each.ended < math.inf)
     seen: set[tuple[int, str]] = set()
@@ -69,15 +69,15 @@ def is_linearizable(operations: Sequence[Operation], first: str = NOTHING) -> bo
         seen.add((done, state))
         if done & required == required:
             return True
-        for index in _next_ones(ordered, done):
+        for index in _next_candidates(ordered, done):
             after = ordered[index].after(state)
             if after is not None:
                 stack.append((done | 1 << index, after))
     return False
 
 
-def _next_ones(ordered: Sequence[Operation], done: int) -> Iterator[int]:
-    """Those that may come next: not done, and begun before any other that is not done has ended."""
+def _next_candidates(ordered: Sequence[Operation], done: int) -> Iterator[int]:
+    """Return the open operations that began before any other open one ended."""
     start = 0
     while done >> start & 1:
         start += 1
@@ -94,7 +94,7 @@ def _next_ones(ordered: Sequence[Operation], done: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class LeaseInterval:
-    """Somebody took a lease for his from one time to another."""
+    """The time in which a holder considered a lease its own."""
 
     holder: str
     begin: float
@@ -102,7 +102,7 @@ class LeaseInterval:
 
 
 def overlapping_leases(intervals: Sequence[LeaseInterval]) -> list[tuple[LeaseInterval, LeaseInterval]]:
-    """Those that two different holders had at the same time."""
+    """Return the pairs that two different holders had at the same time."""
     ordered = sorted((each for each in intervals if each.until > each.begin), key=lambda each: each.begin)
     found = []
     for index, one in enumerate(ordered):

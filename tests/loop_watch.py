@@ -1,9 +1,9 @@
-"""Where an event loop's thread was while the loop stood still: a thread beside it looks at its stack.
+"""Record the stacks of an event loop's thread while the loop is blocked, with a second thread.
 
-`watch(path)` is called on the loop. Each stop longer than `LONG_SECONDS` becomes one line of JSON in the file: how long
-it was, how much of that the loop's thread had the processor, how much went to the collector of garbage, and the stacks
-that were seen, the most frequent first. Where the loop's thread holds the interpreter in one long call of C, its stack
-is seen only once that has ended; the stacks of the other threads then say who held it instead.
+Call `watch(path)` on the loop. Each stop longer than `LONG_SECONDS` becomes one line of JSON in the file: its length,
+the CPU time of the loop's thread, the time of garbage collection, and the stacks that were seen, the most frequent
+first. If the loop's thread holds the interpreter in one long C call, its stack is seen only after the call; the stacks
+of the other threads show whether one of them held the interpreter instead.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class _Watch:
 
 
 def _stacks() -> dict[int, list[tuple[CodeType, int]]]:
-    """Where each thread is, innermost first.
+    """Return the stack of each thread, innermost first.
 
-    No frame outlives the call: one that is held keeps the variables of a function that has returned, such as a view of
-    a buffer that its owner is about to resize.
+    No frame outlives the call: a kept frame would keep the variables of a returned function, such as a view of a buffer
+    that its owner is about to resize.
     """
     stacks = {}
     for ident, top in sys._current_frames().items():

@@ -1,7 +1,7 @@
-"""A member of a consumer group in a process of its own: for kills, and for the memory that threads do not share.
+"""Run a member of a consumer group in a separate process, for kills and memory measurements.
 
-As a program: `member_process.py NAME_SERVERS GROUP TOPIC`. It prints "ready", then a line for each delivery before its
-outcome is told to the consumer: number (the body), the queue's topic, broker and id, queue offset, times reconsumed,
+As a program: `member_process.py NAME_SERVERS GROUP TOPIC`. It prints "ready", then a line for each delivery before the
+listener returns its result: number (the body), the queue's topic, broker and id, queue offset, times reconsumed,
 and "ok" or "retry". Every tenth number fails at its first delivery. It ends cleanly when its standard input is closed.
 """
 
@@ -20,7 +20,7 @@ from tests.fork_server import Program
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One line of a member, and when it was read (monotonic seconds)."""
+    """One line of a member, and the monotonic time at which it was read."""
 
     at: float
     member: int
@@ -32,17 +32,17 @@ class Delivered:
 
     @property
     def place(self) -> tuple[MessageQueue, int]:
-        """Which copy of the message it was."""
+        """Return which copy of the message this was."""
         return self.queue, self.offset
 
 
 class MemberProcess:
-    """One such process; `told` is called on a thread with each delivery."""
+    """A member process; `on_delivery` is called on a thread with each delivery."""
 
-    def __init__(self, name_servers: str, group: str, topic: str, told: Callable[[Delivered], None]) -> None:
+    def __init__(self, name_servers: str, group: str, topic: str, on_delivery: Callable[[Delivered], None]) -> None:
         arguments = [__file__, name_servers, group, topic]
         self._process = Program(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._told = told
+        self._on_delivery = on_delivery
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -53,13 +53,13 @@ class MemberProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL; all that it printed was told when this returns."""
+        """Send SIGKILL, and wait until all printed deliveries are reported."""
         self._process.kill()
         self._process.wait(30)
         self._reader.join(30)
 
     def stop(self) -> None:
-        """Let it leave its group in good order."""
+        """Let the member leave its group and end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         assert self._process.wait(60) == 0
@@ -73,7 +73,7 @@ class MemberProcess:
             number, topic, broker, queue_id, offset, times, outcome = line.split()
             queue = MessageQueue(topic, broker, int(queue_id))
             now = time.monotonic()
-            self._told(Delivered(now, self.pid, int(number), queue, int(offset), int(times), outcome == "ok"))
+            self._on_delivery(Delivered(now, self.pid, int(number), queue, int(offset), int(times), outcome == "ok"))
 
 
 def listener(messages: list[ReceivedMessage]) -> list[ConsumeResult | Retry]:

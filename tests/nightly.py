@@ -1,11 +1,11 @@
-"""Everything that takes too long for `make test`, one part after the other (`make test-nightly`).
+"""Run everything that takes too long for `make test`, one part after the other (`make test-nightly`).
 
     python -m tests.nightly [PART ...]    these parts, or all
     python -m tests.nightly --list        what each part runs, and why it cannot run here
 
-Each part ends with a line: its name, what came of it, pytest's counts, minutes, and where its output is. A part that
-fails, or takes too long, ends none of the others. The exit code is 1 if any failed. A part whose tools are missing is
-named as not run, and is no failure.
+Each part ends with a line: its name, its result, pytest's counts, minutes, and the log file. The other parts run even
+if one fails or takes too long. The exit code is 1 if any failed. A part whose tools are missing is reported as not run,
+and does not count as failed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAKE: Final = ("make", "--no-print-directory")
 #: The Pythons that RayMQ supports, by their versions.
 _PYTHONS: Final = ((3, 11), (3, 12), (3, 13))
 _COUNTS: Final = re.compile(r"^(?:=+ )?((?:\d+ [a-z]+, )*\d+ [a-z]+) in [0-9.]+s", re.MULTILINE)
-#: What a part that gets Ctrl-C has until it is killed.
+#: The time between Ctrl-C and the kill of a part.
 _LAST_SECONDS: Final = 60.0
 
 
@@ -44,12 +44,12 @@ class Part:
     """One line of the report.
 
     Attributes:
-        name: what it is called on the command line.
-        command: what it runs, in the tree's root.
-        hours: how long it may take.
-        tools: the programs that it needs in PATH.
-        environment: what it has in its environment besides.
-        reason: why it cannot run here although its tools are there; None if it can.
+        name: the name on the command line.
+        command: the command, which runs in the tree's root.
+        hours: the longest time.
+        tools: the programs that must be in PATH.
+        environment: additional environment variables.
+        reason: why the part cannot run here although its tools exist; None if it can.
     """
 
     name: str
@@ -60,18 +60,18 @@ class Part:
     reason: str | None = None
 
     def missing(self) -> str | None:
-        """Return why it cannot run here, None if it can."""
+        """Return why the part cannot run here, None if it can."""
         tools = [tool for tool in self.tools if shutil.which(tool) is None]
         return f"{' and '.join(tools)} not in PATH" if tools else self.reason
 
 
 def pytest_part(name: str, *arguments: str, hours: float = 2.0) -> Part:
-    """Make a part that is a run of pytest in this environment."""
+    """Return a part that runs pytest in this environment."""
     return Part(name, (*_PYTEST, *arguments), hours)
 
 
 def parts() -> list[Part]:
-    """Return all parts, those first that find most."""
+    """Return all parts, the most productive first."""
     return [
         Part("numpy", (*_PYTEST, *_SHARED, "--numpy"), reason=_no_compiled_code()),
         pytest_part("sweeps", *_SHARED, "-m", "sweep and not soak and not long", "--whole-sweeps"),
@@ -90,12 +90,12 @@ def parts() -> list[Part]:
 
 
 def other_pythons() -> Iterator[Part]:
-    """Yield a part for each supported Python: the suite, in an environment of its own."""
+    """Yield a part for each supported Python, which runs the suite in a separate environment."""
     for version in _PYTHONS:
         name = f"python{version[0]}.{version[1]}"
         program = interpreter(name)
         if program is None and version == sys.version_info[:2]:
-            continue  # make test has it
+            continue  # `make test` runs it
         settings = (f"VENV=.venv-{name}", f"PYTHON={program}")
         script = " ".join([*_MAKE, *settings, "env", "&&", f".venv-{name}/bin/python", *_PYTEST[1:], *_SHARED])
         missing = None if program else f"no {name} was found"
@@ -103,14 +103,14 @@ def other_pythons() -> Iterator[Part]:
 
 
 def interpreter(name: str) -> str | None:
-    """Return the path of an interpreter of this name that starts and is not of this environment's version."""
+    """Return the path of a working interpreter of this name with another version."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     found = [shutil.which(name), f"/usr/bin/{name}", f"/usr/local/bin/{name}"]
     found += [str(path) for path in sorted(pyenv.glob(f"versions/*/bin/{name}"), reverse=True)]
     for program in (each for each in found if each is not None and Path(each).exists()):
         code = "import ensurepip, platform; print(platform.python_version())"
-        told = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
-        if told.returncode == 0 and told.stdout.strip() != platform.python_version():
+        result = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
+        if result.returncode == 0 and result.stdout.strip() != platform.python_version():
             return program
     return None
 
@@ -138,18 +138,18 @@ def run(part: Part, logs: Path) -> bool:
         finally:
             _end(process)
     counts = _COUNTS.findall(log.read_text("utf-8", "replace"))
-    told = [result, *counts[-1:], f"{(time.monotonic() - begun) / 60:.1f} min", str(log)]
-    print(f"{part.name}: {', '.join(told)}", flush=True)
+    fields = [result, *counts[-1:], f"{(time.monotonic() - begun) / 60:.1f} min", str(log)]
+    print(f"{part.name}: {', '.join(fields)}", flush=True)
     return result == "passed"
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without what the make that started it hands to another one."""
+    """Return this process's environment without the variables for nested makes."""
     return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "ARGS")}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop what still runs of a part: by Ctrl-C, on which pytest says what was running, then by SIGKILL."""
+    """Stop a part by Ctrl-C, on which pytest reports running tests, then by SIGKILL."""
     for number in (signal.SIGINT, signal.SIGKILL):
         if process.poll() is None:
             os.killpg(process.pid, number)

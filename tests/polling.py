@@ -1,4 +1,4 @@
-"""Waiting in tests: look again until it is so, with a deadline. Nothing in the tests sleeps to synchronise."""
+"""Wait in tests by polling with a deadline; tests do not sleep to synchronise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERVAL_SECONDS = 0.02
 
 
 def poll_until(predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
-    """The first true value of `predicate()`; AssertionError with what was seen last when `timeout` seconds are over."""
+    """Return the first true value of `predicate()`; AssertionError with the last value after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         seen = predicate()

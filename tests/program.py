@@ -1,4 +1,4 @@
-"""Programs that users are shown, run as users run them."""
+"""Run the programs of the documentation as users run them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 
 def output_of(*arguments: str, directory: Path, logged: str = "", warnings: str = "") -> str:
-    """Return what `python ARGUMENTS` prints, in a Ray of its own; it must succeed.
+    """Return the output of `python ARGUMENTS`, which runs with its own Ray and must succeed.
 
-    Ray's own lines about workers that died are left out.
+    Ray's lines about dead workers are left out.
 
     Args:
-        logged: how stderr ends: the warning that the program shows. "": nothing may be there.
-        warnings: a regular expression of the lines that may be on stderr besides.
+        logged: the end of stderr, a warning of the program; "" if stderr must be empty.
+        warnings: a regular expression of further lines that are allowed on stderr.
     """
     ended = subprocess.run(
         [sys.executable, *arguments],
@@ -36,7 +36,7 @@ def output_of(*arguments: str, directory: Path, logged: str = "", warnings: str 
 
 
 def run(*command: str, environment: Mapping[str, str], seconds: float = 100.0) -> subprocess.CompletedProcess[str]:
-    """A program in a terminal of its own; it must end within `seconds`."""
+    """Run a program and return its result; it must end within `seconds`."""
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
 
 
@@ -44,7 +44,7 @@ def run(*command: str, environment: Mapping[str, str], seconds: float = 100.0) -
 def terminal(
     *command: str, environment: Mapping[str, str], directory: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A program in the foreground of another terminal, in a session of its own; killed at the end if need be."""
+    """Run a program in a new session, as in another terminal; kill it at the end."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=directory, start_new_session=True

@@ -1,4 +1,4 @@
-"""A Ray of the test module's own: never one that happens to run on the machine."""
+"""Start a separate Ray for a test module, independent of any Ray on the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raymq.cluster import ray_runtime
 
 @contextmanager
 def own_ray(cpus: int = 4) -> Iterator[None]:
-    """Start a Ray on loopback, as `raymq.cluster.start` would where none runs, and end it."""
+    """Start a Ray on loopback as `raymq.cluster.start` does if none runs, and end it."""
     assert not ray.is_initialized(), "a test left its Ray running"
     ray_runtime.start_embedded(cpus)
     try:
@@ -31,7 +31,7 @@ def own_ray(cpus: int = 4) -> Iterator[None]:
 def own_cluster(
     folders: pytest.TempPathFactory, name: str, config: Mapping[str, Any], brokers: int = 2
 ) -> Iterator[cluster.Cluster]:
-    """A cluster on a Ray of its own, in a namespace that begins with `name`."""
+    """Start a cluster on a separate Ray, in a namespace that begins with `name`."""
     namespace = f"{name}-{uuid.uuid4().hex[:6]}"
     root = folders.mktemp("data")
     with own_ray(), cluster.start(brokers=brokers, root=root, namespace=namespace, config=config) as running:

@@ -1,4 +1,4 @@
-"""Received messages for tests of what happens to them in a consumer."""
+"""Received messages and call failures for tests of consumers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUEUE = MessageQueue("t", "b", 0)
 
 
 def message(offset: int, key: str = "", queue: MessageQueue = QUEUE, receipt: Receipt | None = None) -> ReceivedMessage:
-    made = ReceivedMessage(
+    received = ReceivedMessage(
         topic="t",
         body=b"%d" % offset,
         tags=None,
@@ -27,12 +27,12 @@ def message(offset: int, key: str = "", queue: MessageQueue = QUEUE, receipt: Re
         store_timestamp=0.0,
         reconsume_times=0,
     )
-    object.__setattr__(made, "receipt", receipt)
-    return made
+    object.__setattr__(received, "receipt", receipt)
+    return received
 
 
-def failed(*levels: int | None) -> list[CallFailure | None]:
-    """What a call's messages came to: of a delay level each that is to be tried again, None of one that succeeded."""
+def call_failures(*levels: int | None) -> list[CallFailure | None]:
+    """Return the failures of a call's messages: one per delay level, None for a success."""
     return [
         None if level is None else CallFailure(level, "ValueError", f"ValueError: level {level}") for level in levels
     ]

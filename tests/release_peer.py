@@ -1,14 +1,14 @@
-"""One side of a cluster whose other side runs another RayMQ. A program; which RayMQ it is, PYTHONPATH says.
+"""Run one side of a cluster whose other side is another release; PYTHONPATH selects the release.
 
     release_peer.py broker NAME DIRECTORY      a name server and a broker; prints the name server's address
     release_peer.py replica SPEC               one replica of a group, as replica_process.py; prints its address
-    release_peer.py cluster ROOT NAMESPACE     a cluster of two replicas on a Ray of its own; prints the addresses of
-                                               its name server and of Ray
-    release_peer.py exchange NAME_SERVER       does with a cluster what clients do, and prints what came of it as JSON
-    release_peer.py look NAME_SERVER           reads what `exchange` left behind, and prints it as JSON
+    release_peer.py cluster ROOT NAMESPACE     a cluster of two replicas on its own Ray; prints the addresses of its
+                                               name server and of Ray
+    release_peer.py exchange NAME_SERVER       sends and receives with all clients, and prints the results as JSON
+    release_peer.py look NAME_SERVER           reads the messages of `exchange`, and prints them as JSON
 
-The first three end with their standard input. It uses only what RayMQ promises to keep, for it has to run with each
-release; it is no test itself.
+The first three end with their standard input. The program uses only stable interfaces of RayMQ, as it must run with
+each release; it is not a test.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ async def broker(name: str, directory: str) -> None:
     await names.stop()
 
 
-async def replica(told: dict[str, Any]) -> None:
+async def replica(fields: dict[str, Any]) -> None:
     from raymq.actors.broker.replica.service import ReplicaService
     from raymq.actors.protocol import BrokerSpec
 
-    service = await ReplicaService.start(BrokerSpec(**{**told, "name_servers": tuple(told["name_servers"])}), "node")
+    service = await ReplicaService.start(
+        BrokerSpec(**{**fields, "name_servers": tuple(fields["name_servers"])}), "node"
+    )
     print(service.address, flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await service.stop()
@@ -82,11 +84,11 @@ def bodies(numbers: range) -> list[bytes]:
     return [b"m%03d" % number for number in numbers]
 
 
-def told(messages: list[bytes]) -> list[str]:
+def decoded(messages: list[bytes]) -> list[str]:
     return sorted(message.decode() for message in messages)
 
 
-def pulled(mq: Connection, topic: str) -> list[bytes]:
+def pull_bodies(mq: Connection, topic: str) -> list[bytes]:
     found: list[bytes] = []
     with PullConsumer(mq, "pullers") as pull:
         for queue in pull.queues(topic):
@@ -98,7 +100,7 @@ def pulled(mq: Connection, topic: str) -> list[bytes]:
 
 
 def wait_until(found: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Something becomes so; whoever reads what is printed says what is missing."""
+    """Wait until the condition is true or the time is over, without an error."""
     deadline = time.monotonic() + seconds
     while not found() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -114,21 +116,21 @@ def exchange(mq: Connection) -> dict[str, Any]:
             producer.send(Message("plain", body, tags="a", keys=["k"]))
         producer.send_batch([Message("plain", body) for body in bodies(range(5, 50))])
         producer.send_async(Message("plain", b"m050")).result(10)
-        result["pulled"] = told(pulled(mq, "plain"))
-        result["queried"] = told([each.body for each in admin.query_by_key("plain", "k")])
+        result["pulled"] = decoded(pull_bodies(mq, "plain"))
+        result["queried"] = decoded([each.body for each in admin.query_by_key("plain", "k")])
         for number in range(0, ROWS, 2):
             numbered.send_batch([Message("numbered", body) for body in bodies(range(number, number + 2))])
         numbered.send(Message("numbered", b"m020"))
-        result["numbered"] = told(pulled(mq, "numbered"))
-        result["pushed"] = pushed(mq, producer)
-        result["popped"] = popped(mq, producer)
-        result["timed"], result["recalled"] = timed(mq, producer)
-        result["written"] = written(mq)
+        result["numbered"] = decoded(pull_bodies(mq, "numbered"))
+        result["pushed"] = consume_pushed(mq, producer)
+        result["popped"] = receive_popped(mq, producer)
+        result["timed"], result["recalled"] = consume_timed(mq, producer)
+        result["written"] = write_staged(mq)
         producer.send(Message("timed", b"later", deliver_at=time.time() + 3_600))
     return result
 
 
-def pushed(mq: Connection, producer: Producer) -> list[str]:
+def consume_pushed(mq: Connection, producer: Producer) -> list[str]:
     taken: list[bytes] = []
     lock = threading.Lock()
     failed: set[bytes] = set()
@@ -144,10 +146,10 @@ def pushed(mq: Connection, producer: Producer) -> list[str]:
         for body in bodies(range(ROWS)):
             producer.send(Message("pushed", body))
         wait_until(lambda: len(taken) >= ROWS)
-    return told(taken)
+    return decoded(taken)
 
 
-def popped(mq: Connection, producer: Producer) -> list[str]:
+def receive_popped(mq: Connection, producer: Producer) -> list[str]:
     taken: list[bytes] = []
     producer.send_batch([Message("popped", body) for body in bodies(range(ROWS))])
     with SimpleConsumer(mq, "poppers", {"popped": "*"}) as consumer:
@@ -159,10 +161,10 @@ def popped(mq: Connection, producer: Producer) -> list[str]:
             return len(taken) >= ROWS
 
         wait_until(all_there)
-    return told(taken)
+    return decoded(taken)
 
 
-def timed(mq: Connection, producer: Producer) -> tuple[list[str], str]:
+def consume_timed(mq: Connection, producer: Producer) -> tuple[list[str], str]:
     taken: list[bytes] = []
 
     def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
@@ -174,11 +176,11 @@ def timed(mq: Connection, producer: Producer) -> tuple[list[str], str]:
         status = producer.recall(called_back).name
         producer.send(Message("timed", b"due", deliver_at=time.time() + 1))
         wait_until(lambda: bool(taken))
-    return told(taken), status
+    return decoded(taken), status
 
 
-def written(mq: Connection) -> list[str]:
-    """What Spark's sink does, without Spark: one write is committed, and one is given up."""
+def write_staged(mq: Connection) -> list[str]:
+    """Do what Spark's sink does, without Spark: commit one write, and abort another."""
     from raymq.client.bulk.staged_write import StagedWrite
     from raymq.client.bulk.staged_writer import StagedWriter
     from raymq.storage.records.record import encode, encode_properties
@@ -201,14 +203,14 @@ def written(mq: Connection) -> list[str]:
             write.commit([("p", name, ROWS)])
         else:
             write.abort({name})
-    return told(pulled(mq, "written"))
+    return decoded(pull_bodies(mq, "written"))
 
 
-def look(mq: Connection) -> dict[str, Any]:
+def read_back(mq: Connection) -> dict[str, Any]:
     with Admin(mq) as admin, PullConsumer(mq, "pullers") as pull:
         return {
-            "plain": told(pulled(mq, "plain")),
-            "written": told(pulled(mq, "written")),
+            "plain": decoded(pull_bodies(mq, "plain")),
+            "written": decoded(pull_bodies(mq, "written")),
             "committed": sum(pull.committed(queue) or 0 for queue in pull.queues("plain")),
             "states": [each.state for each in admin.cluster_info().brokers],
             "versions": [getattr(each, "version", None) for each in admin.cluster_info().brokers],
@@ -224,7 +226,7 @@ def main(what: str, *arguments: str) -> None:
         asyncio.run(replica(json.loads(arguments[0])))
     else:
         with Connection([arguments[0]]) as mq:
-            done = exchange(mq) if what == "exchange" else look(mq)
+            done = exchange(mq) if what == "exchange" else read_back(mq)
         print(json.dumps({"code": raymq.storage.errors.__file__, **done}))
 
 

@@ -1,4 +1,4 @@
-"""Clients of a group of replicas, and what tests ask its brokers for."""
+"""Clients of a broker group with replicas, and requests to its brokers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.state_shipping import state_of
 from tests.store_records import make_record
 from tests.store_replication import log_content
 
-#: Of the topic that tests use.
+#: The number of queues of the tests' topic.
 QUEUES = 2
 T = TypeVar("T")
 
 
 class Clients:
-    """Clients of a group, which find its master by themselves."""
+    """Clients of a group, which find its master through the name server."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self.group = group
@@ -39,7 +39,7 @@ class Clients:
         self.pull = PullConsumer(self.mq, "pullers")
 
     def send(self, *bodies: bytes, topic: str = "t", seconds: float = 30.0) -> None:
-        """Acknowledged when it returns: each is sent until that is so, so that some may be there twice."""
+        """Send each message until it is acknowledged; some may be stored twice."""
         deadline = time.monotonic() + seconds
         for body in bodies:
             while True:
@@ -54,7 +54,7 @@ class Clients:
                 assert time.monotonic() < deadline, sent
 
     def bodies(self, topic: str = "t") -> list[bytes]:
-        """All that can be read, in the queues' order."""
+        """Return all readable bodies, in the order of the queues."""
         found: list[bytes] = []
         for queue in poll_until(lambda: self.found(lambda: self.pull.queues(topic)), 15):
             low, high = poll_until(lambda queue=queue: self.found(lambda: self.pull.offsets(queue)), 15)
@@ -67,7 +67,7 @@ class Clients:
         return found
 
     def asked(self, call: Callable[[], T]) -> T:
-        """What it returns, as soon as somebody is there to answer."""
+        """Return the result of a call, repeated until a broker answers."""
         deadline = time.monotonic() + 20
         while True:
             try:
@@ -78,7 +78,7 @@ class Clients:
 
     @staticmethod
     def found(call: Callable[[], object]) -> object:
-        """What it returns; None as long as nobody is there to answer."""
+        """Return the result of a call, or None if no broker answers."""
         with contextlib.suppress(RayMQError):
             return call()
         return None
@@ -93,8 +93,8 @@ def request_replica(group: ReplicaGroup, number: int, command: Command, timeout:
 
 
 def records(count: int, topic: str = "t", queue_id: int = 0, mark: bytes = b"r") -> Command:
-    made = [make_record(b"%s%d" % (mark, number), topic=topic, queue_id=queue_id) for number in range(count)]
-    return append_command(topic, queue_id, b"".join(made), np.array([len(each) for each in made], np.int32))
+    encoded = [make_record(b"%s%d" % (mark, number), topic=topic, queue_id=queue_id) for number in range(count)]
+    return append_command(topic, queue_id, b"".join(encoded), np.array([len(each) for each in encoded], np.int32))
 
 
 def can_commit(clients: Clients, queue_id: int) -> bool:
@@ -102,7 +102,7 @@ def can_commit(clients: Clients, queue_id: int) -> bool:
 
 
 def are_alike(group: ReplicaGroup) -> bool:
-    """All replicas have the same log and the same state, byte for byte."""
+    """Return whether all replicas have the same log and the same state, byte for byte."""
     numbers = range(1, group.count + 1)
     if len({group.status(number).end for number in numbers}) > 1:
         return False
@@ -112,7 +112,7 @@ def are_alike(group: ReplicaGroup) -> bool:
 
 
 def expire_beginning(group: ReplicaGroup, master: int = 1) -> None:
-    """Have the master's log begin later: what is in all but its last file has expired."""
+    """Let the master's log begin later, by expiring all files but the last."""
     keep = b"fileReservedTime=0.0000001\ndeleteWhen=*\n"
     request_replica(group, master, Command(RequestCode.UPDATE_BROKER_CONFIG, body=keep))
 

@@ -1,6 +1,6 @@
-"""A broker group of whole processes without Ray: keepers, a name server, replicas; and who elects them, by hand.
+"""Run a broker group without Ray in separate processes: keepers, a name server and replicas.
 
-The test is the coordinator: it founds the group, seals, chooses and elects by the same decisions as the real one.
+The test acts as the coordinator: it creates the group, fences, chooses and elects by the real decisions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PROGRAM = Path(__file__).with_name("replica_process.py")
 
 
 class ReplicaGroup:
-    """Use `with`. Replicas are known by their numbers, from 1 on."""
+    """A broker group; use `with`. Replicas are numbered from 1."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class ReplicaGroup:
         places: Mapping[int, tuple[str, Sequence[str]]] = MappingProxyType({}),
         lease_seconds: float = 0.0,
     ) -> None:
-        """`shared_with`: another group, whose keepers and name server this one has, too.
+        """Prepare the group; entering it starts keepers and name server, or uses those of `shared_with`.
 
-        `host`: of the keepers and the name server. `places`: the address of each replica's machine, and what a command
-        begins with that is to run there; of those that are not named it is `host`. `lease_seconds`: 0: as ever.
+        `host` is the address of keepers and name server. `places` has the address of each replica's machine, by default
+        `host`, and the beginning of a command that runs there. `lease_seconds` of 0 is the default.
         """
         self._host = host
         self._places = places
@@ -82,7 +82,7 @@ class ReplicaGroup:
         self.count = replicas
         self._beside = shared_with
         self.tls, client = certificates(folder / "tls") if tls else (None, None)
-        #: How clients of the group check whom they speak to.
+        #: The TLS settings of clients of the group.
         self.client_tls = client
         self._context = None if client is None else client_context(client)
         self.policy = ReplicationPolicy(mode, min_in_sync)
@@ -205,23 +205,23 @@ class ReplicaGroup:
         self._paused.discard(number)
 
     def disk(self, number: int, mode: str) -> None:
-        """Let a replica's disk be so (`BrokenDisk`) from now on."""
+        """Set the mode of a replica's disk, see `BrokenDisk`."""
         self.tell(number, f"disk {mode}")
 
     def tell(self, number: int, line: str) -> None:
-        """See `replica_process`."""
+        """Send a line to a replica, see `replica_process`, and wait for its "ok"."""
         self.write_line(number, line)
         self._await_said(number, "ok")
 
     def write_line(self, number: int, line: str) -> None:
-        """`tell`, without waiting for its being obeyed."""
+        """Send a line to a replica without waiting for its "ok"."""
         process = self.up[number]
         assert process.stdin is not None
         process.stdin.write(f"{line}\n")
         process.stdin.flush()
 
     def await_hold(self, number: int) -> None:
-        """Somebody in it has begun to wait as it was told."""
+        """Wait until a thread of the replica is held."""
         self._await_said(number, "held")
 
     def _await_said(self, number: int, what: str) -> None:
@@ -230,7 +230,7 @@ class ReplicaGroup:
         assert process.stdout.readline().strip() == what
 
     def await_crash(self, number: int) -> None:
-        """It has died as it was told."""
+        """Wait until a replica has killed itself at its failpoint."""
         process = self.up.pop(number)
         try:
             assert process.wait(60) == -signal.SIGKILL
@@ -239,7 +239,7 @@ class ReplicaGroup:
             process.communicate()
 
     def start_until_crash(self, number: int, failpoint: str) -> None:
-        """Start it; when this returns it has died at that failpoint."""
+        """Start a replica, and wait until it has died at the failpoint."""
         self.up[number] = self.started(self.spec(number), failpoint, self._place(number)[1])
         self.await_crash(number)
 
@@ -266,7 +266,7 @@ class ReplicaGroup:
         self.run(self.register.change(self.name, NOTHING, GroupState(policy=self.policy)))
 
     def begin(self) -> None:
-        """Found the group, start all, and elect replica 1; all are in sync when this returns."""
+        """Create the group, start it, elect replica 1, and wait until all are in sync."""
         self.found()
         self.start()
         self.await_claimed(*range(1, self.count + 1))
@@ -281,7 +281,7 @@ class ReplicaGroup:
         self._await(number, lambda status: status.role in {"replica", "master"}, 20, "is registered")
 
     def _await(self, number: int, predicate: Callable[[ReplicaStatus], bool], timeout: float, what: str) -> None:
-        """Poll its status; while a role is changed connections may end."""
+        """Poll a replica's status; connections may end during a role change."""
 
         def seen() -> bool:
             with contextlib.suppress(RayMQError):
@@ -303,7 +303,7 @@ class ReplicaGroup:
                         self.addresses[number], replica_status_command(), left, patient=True
                     )
                     return read_replica_status(answer)
-                except (BrokerUnavailable, ConnectionLost):  # its role is changed, or it is another process by now
+                except (BrokerUnavailable, ConnectionLost):  # the role changes, or the process was restarted
                     if time.monotonic() > deadline:
                         raise
                     await asyncio.sleep(0.02)
@@ -324,7 +324,7 @@ class ReplicaGroup:
         self._await(number, lambda status: status.serves, timeout, "serves")
 
     def await_end(self, number: int, of: int) -> None:
-        """A replica has all that another one has."""
+        """Wait until a replica has the whole log of another one."""
         self._await(number, lambda status: status.end == self.status(of).end, 20, f"has what {of} has")
 
     def told(self) -> str:
@@ -335,13 +335,13 @@ class ReplicaGroup:
         return "\n".join(lines)
 
     def elect_without_wait(self, designated: int) -> None:
-        """Have it elected; what becomes of it then is not waited for."""
+        """Elect a replica without waiting until it serves."""
         assert self.run(self._elect(designated, None, unclean=False)) == designated
 
     def elect(
         self, designated: int | None = None, *, asked: Collection[int] | None = None, unclean: bool = False
     ) -> int:
-        """Have somebody elected, and wait until he serves; who it is."""
+        """Elect a master, wait until it serves, and return its number."""
         winner = self.run(self._elect(designated, asked, unclean=unclean))
         self.await_serving(winner)
         return winner
@@ -352,7 +352,7 @@ class ReplicaGroup:
         value = (await self.register.settle(self.name)).value
         assert isinstance(value, GroupState)
         if value.master is not None and (asked is None or value.master in asked):
-            # A master that lives has to step down: it would keep its lease.
+            # A running master must step down, or it would keep its lease.
             with contextlib.suppress(RayMQError):
                 await self.pool.request(value.replicas[value.master].address, fence_command(value.epoch + 1), 1.0)
         while time.monotonic() < deadline:
@@ -384,27 +384,27 @@ class ReplicaGroup:
     async def _fence(self, state: GroupState, asked: Collection[int] | None) -> dict[int, FencedState]:
         async def one(number: int, address: str) -> tuple[int, FencedState | None]:
             try:
-                told = read_fence_reply(await self.pool.request(address, fence_command(state.epoch), 1.0))
+                reply = read_fence_reply(await self.pool.request(address, fence_command(state.epoch), 1.0))
             except RayMQError:
                 return number, None
             return number, FencedState(
-                told.replica,
-                told.identity,
-                told.nonce,
-                told.fenced,
-                told.epoch,
-                StreamPosition(*told.end),
-                told.tail_lost,
-                told.healthy,
-                told.priority,
-                told.reaches_keepers,
+                reply.replica,
+                reply.identity,
+                reply.nonce,
+                reply.fenced,
+                reply.epoch,
+                StreamPosition(*reply.end),
+                reply.tail_lost,
+                reply.healthy,
+                reply.priority,
+                reply.reaches_keepers,
             )
 
         numbers = [each for each in state.replicas if asked is None or each in asked]
         found = await asyncio.gather(*(one(each, state.replicas[each].address) for each in numbers))
-        return {number: told for number, told in found if told is not None}
+        return {number: reply for number, reply in found if reply is not None}
 
 
 def environment() -> dict[str, str]:
-    """That of a program that a test starts."""
+    """Return the environment for a program that a test starts."""
     return dict(os.environ)

@@ -1,19 +1,19 @@
-"""One replica of a broker group without Ray, in a process of its own.
+"""Run one replica of a broker group without Ray in a separate process.
 
     replica_process.py SPEC
 
-SPEC is JSON of the fields of a BrokerSpec. It prints its address once it listens, and stops when its standard input is
-closed. Lines on that are obeyed:
+SPEC is JSON of the fields of a BrokerSpec. The program prints its address once it listens, and stops when its standard
+input is closed. It executes the lines of its standard input:
 
     disk MODE              see `BrokenDisk`
-    hold failpoint NAME    the thread that comes to that failpoint next waits there
-    hold files TEXT        who is the next to bring a file to disk that has TEXT in its path waits before it
-    kill failpoint NAME    it dies there
-    release                nobody waits any more
-    lose power TARGET SEED LUCK    the machine goes down: TARGET is made what its next boot finds (`power_loss`)
+    hold failpoint NAME    the next thread at that failpoint waits there
+    hold files TEXT        the next sync of a file with TEXT in its path waits
+    kill failpoint NAME    the process dies at that failpoint
+    release                all waits end
+    lose power TARGET SEED LUCK    the machine loses power: TARGET becomes what its next boot finds (`power_loss`)
 
-It says "ok" to each, and "held" when somebody begins to wait. With "boot" in SPEC it runs in that start of its machine,
-and only what is synced is on disk.
+The program prints "ok" for each line, and "held" when a thread begins to wait. With "boot" in SPEC it runs in that boot
+of its machine, and only synced data survive a power loss.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from raymq.actors.protocol import BrokerSpec, Tls
 from raymq.storage import clock, failpoints
 from raymq.storage.files import file_calls
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program: the tests' folder is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, since the tests are not installed
 
 from tests.chaos.failover.broken_disk import BrokenDisk
 from tests.crash.power_loss import Disk
 
 
 class HoldingDisk(BrokenDisk):
-    """A disk for which somebody waits where the lines say so."""
+    """A disk whose syncs and failpoints wait as the lines command."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class HoldingDisk(BrokenDisk):
 
 
 class Machine:
-    """Of which only what is synced outlives a loss of power."""
+    """A machine on which only synced data survive a power loss."""
 
     def __init__(self, directory: Path, boot: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -90,22 +90,22 @@ class Machine:
                 vars(module)["boot_id"] = lambda: boot
 
     def lose_power(self, target: str, seed: str, luck: str) -> None:
-        """On the loop: nothing is acknowledged any more."""
+        """Lose power; called on the loop, so that nothing is acknowledged afterwards."""
         self._disk.after_power_loss(Path(target), random.Random(int(seed)), float(luck))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def spec_of(told: dict[str, Any]) -> BrokerSpec:
-    tls = told.get("tls")
+def spec_of(fields: dict[str, Any]) -> BrokerSpec:
+    tls = fields.get("tls")
     return BrokerSpec(
-        **{**told, "name_servers": tuple(told["name_servers"]), "tls": None if tls is None else Tls(**tls)}
+        **{**fields, "name_servers": tuple(fields["name_servers"]), "tls": None if tls is None else Tls(**tls)}
     )
 
 
-async def serve(told: dict[str, Any], holding: HoldingDisk) -> None:
-    boot = told.pop("boot", None)
-    machine = None if boot is None else Machine(Path(told["directory"]), boot)
-    service = await ReplicaService.start(spec_of(told), "node")
+async def serve(fields: dict[str, Any], holding: HoldingDisk) -> None:
+    boot = fields.pop("boot", None)
+    machine = None if boot is None else Machine(Path(fields["directory"]), boot)
+    service = await ReplicaService.start(spec_of(fields), "node")
     tune_gc()
     print(service.address, flush=True)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -119,7 +119,7 @@ async def serve(told: dict[str, Any], holding: HoldingDisk) -> None:
             print("ok", flush=True)
         loop.call_soon_threadsafe(ended.set)
 
-    threading.Thread(target=obey, daemon=True).start()  # not one of the broker's own
+    threading.Thread(target=obey, daemon=True).start()  # not a thread of the broker
     await ended.wait()
     await service.stop()
 

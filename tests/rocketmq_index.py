@@ -1,4 +1,4 @@
-"""RocketMQ's way of reading an index file, written anew from its format: what its broker finds in files of ours."""
+"""Read index files as RocketMQ does, to check files written by RayMQ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENTRY = struct.Struct(">iqii")
 
 
 def java_hash(text: str) -> int:
-    """String.hashCode: over UTF-16 units, 32 bits, signed."""
+    """Return Java's String.hashCode: over UTF-16 units, 32 bits, signed."""
     units = text.encode("utf-16-be", "surrogatepass")
     code = 0
     for at in range(0, len(units), 2):
@@ -19,14 +19,14 @@ def java_hash(text: str) -> int:
 
 
 def index_files(folder: Path) -> list[Path]:
-    """The files of an index, oldest first; every name is a time of 17 digits."""
+    """Return the files of an index, oldest first; names are times of 17 digits."""
     paths = sorted(folder.iterdir())
     assert all(len(path.name) == 17 and path.name.isdigit() for path in paths)
     return paths
 
 
 def find(folder: Path, slots: int, topic: str, key: str, begin_ms: int, end_ms: int, limit: int = 64) -> list[int]:
-    """What RocketMQ's index returns: physical offsets, newest first."""
+    """Return the physical offsets that RocketMQ's index finds, newest first."""
     code = abs(java_hash(f"{topic}#{key}"))
     code = 0 if code == 1 << 31 else code
     found: list[int] = []

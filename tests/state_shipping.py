@@ -1,4 +1,4 @@
-"""The state of two store directories compared, and shipped from a recorder to a replica."""
+"""Read the state of store directories, and ship state from a recorder to a replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raymq.storage.store import Store
 
 
 def state_of(directory: Path) -> dict[str, bytes | None]:
-    """All state files by path, with what is in them; None: a folder."""
+    """Return the content of all state files by path; None for a folder."""
     found: dict[str, bytes | None] = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
@@ -22,7 +22,7 @@ def state_of(directory: Path) -> dict[str, bytes | None]:
 
 
 def take_snapshot(recorder: StateRecorder, replica: StateReplica) -> None:
-    """Give the replica all state of now."""
+    """Give the replica a snapshot of the current state."""
     snapshot = recorder.snapshot()
     try:
         replica.begin_snapshot()
@@ -35,20 +35,20 @@ def take_snapshot(recorder: StateRecorder, replica: StateReplica) -> None:
 
 
 def ship_state(recorder: StateRecorder, replica: StateReplica, log_end: int = 1 << 62) -> None:
-    """Give the replica all changes that it lacks, as far as the log has what they speak of."""
+    """Give the replica all missing changes that refer to the log before `log_end`."""
     while changes := [each for each in recorder.after(replica.last) if each.log_offset <= log_end]:
         replica.apply(changes)
 
 
 class StateShipper:
-    """A master's log and state on their way to a replica, in the order in which the master made them."""
+    """Ships a master's log and state to a replica in the master's order."""
 
     def __init__(self, master: Store, recorder: StateRecorder, follower: Store, replica: StateReplica) -> None:
         self._master, self._recorder = master, recorder
         self._follower, self._replica = follower, replica
 
     def step(self, most_bytes: int = 1 << 20, most_changes: int = 1024) -> bool:
-        """Ship a piece of the log, or some changes; False: the replica has all."""
+        """Ship a piece of log or some changes; return False if nothing is missing."""
         pending = self._recorder.after(self._replica.last)
         end = min([self._master.max_physical_offset, *(each.log_offset for each in pending[:1])])
         begin = self._follower.received_offset
@@ -61,16 +61,16 @@ class StateShipper:
         return bool(due)
 
     def all(self) -> None:
-        """Until the replica has all."""
+        """Ship until the replica has all."""
         while self.step():
             pass
 
     def some(self, random_: random.Random) -> None:
-        """Some more of it."""
+        """Ship a random number of pieces."""
         for _ in range(random_.choice((0, 1, 5, 40))):
             self.step(random_.choice((1, 100, 5_000)), random_.choice((1, 1, 3)))
 
 
 def ship_all(master: Store, recorder: StateRecorder, follower: Store, replica: StateReplica) -> None:
-    """Log and state, in the order in which the master made them."""
+    """Ship all log and state in the master's order."""
     StateShipper(master, recorder, follower, replica).all()

@@ -1,4 +1,4 @@
-"""Records and small stores for the tests of the storage room."""
+"""Records and small stores for the tests of the storage package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = StoreConfig(
     index_entries=40,
     disk_refuse_ratio=1.0,
 )
-#: One whose messages expire within the hour, at any time of the day.
+#: Settings of a store whose messages expire after an hour, at any time of the day.
 EXPIRING = replace(
     SMALL, commitlog_file_bytes=1 << 16, consume_queue_file_entries=1_000, retention_hours=1.0, delete_at_hour="*"
 )
@@ -38,7 +38,7 @@ def make_record(
     born_host: tuple[str, int] = ("10.0.0.1", 5),
     **fields: Any,
 ) -> bytes:
-    """One record as a producer sends it."""
+    """Return one record as a producer sends it."""
     level = None if delay_level is None else str(delay_level)
     named = {"TAGS": tags, "KEYS": keys, "UNIQ_KEY": unique_key, "DELAY": level}
     properties = encode_properties({name: value for name, value in named.items() if value is not None})
@@ -51,7 +51,7 @@ def append(store: Store, *records: bytes) -> AppendResult:
 
 
 def write_entries(store: Store) -> None:
-    """Have the queues' files hold all entries, as they do a moment later."""
+    """Write all entries to the queues' files, which the store does a moment later."""
     writer = store._dispatcher.entry_writer
     assert writer is not None
     for queue in store._dispatcher.queues.values():
@@ -59,7 +59,7 @@ def write_entries(store: Store) -> None:
 
 
 def bodies(store: Store, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
-    """The bodies of a queue from its minimum to its maximum."""
+    """Return the bodies of a queue from its minimum to its maximum offset."""
     found: list[bytes] = []
     offset = store.min_offset(topic, queue_id)
     while offset < store.max_offset(topic, queue_id):
@@ -70,7 +70,7 @@ def bodies(store: Store, topic: str = "orders", queue_id: int = 0) -> list[bytes
 
 
 def log_file(directory: Path, start: int = 0) -> Path:
-    """A commit log file."""
+    """Return the path of a commit log file."""
     return directory / "commitlog" / f"{start:020d}"
 
 

@@ -1,4 +1,4 @@
-"""A store that follows another one, without a connection: bytes are taken from the one and given to the other."""
+"""Replicate a store to another one without a connection, by copying bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.store_records import append, make_record
 
 
 def fill(store: Store, appends: int, seed: int = 0) -> None:
-    """Records of several topics, queues and sizes, in appends of several sizes."""
+    """Append records of several topics, queues and sizes, in batches of several sizes."""
     random_ = random.Random(seed)
     for number in range(appends):
         records = [
@@ -30,7 +30,7 @@ def fill(store: Store, appends: int, seed: int = 0) -> None:
 
 
 def iter_pieces(master: Store, begin: int, random_: random.Random, most: int = 700) -> Iterator[tuple[int, bytes]]:
-    """The master's log from there on, cut anywhere."""
+    """Yield the master's log from `begin` on, in pieces of random sizes."""
     while begin < master.max_physical_offset:
         with master.log_slice(begin, min(begin + random_.randint(1, most), master.max_physical_offset)) as found:
             yield begin, bytes(found.view)
@@ -40,20 +40,20 @@ def iter_pieces(master: Store, begin: int, random_: random.Random, most: int = 7
 def ship(
     master: Store, replica: Store, seed: int = 0, most: int = 700, written: Callable[[], None] = lambda: None
 ) -> None:
-    """Bring the replica to the master's end."""
+    """Replicate until the replica has the master's end."""
     for offset, content in iter_pieces(master, replica.received_offset, random.Random(seed), most):
         replica.append_replicated(offset, content, written)
 
 
 @dataclass(frozen=True)
 class DivergedBrokers:
-    """Two brokers that were the same up to a place, and then each took messages of its own.
+    """Two brokers with the same log up to a position, and different messages behind it.
 
     Attributes:
-        place: up to there.
-        master: the one that is master now; closed.
-        former: the one that was; closed.
-        former_end: where its log ends.
+        place: the end of the common log.
+        master: the directory of the current master, closed.
+        former: the directory of the former master, closed.
+        former_end: the end of the former master's log.
     """
 
     place: int
@@ -62,10 +62,10 @@ class DivergedBrokers:
     former_end: int
 
     def check(self, former: Store) -> bool:
-        """The former master is what it was, or cut; then it follows to the master's end, and is a copy of it.
+        """Check that the former master is unchanged, or truncated and able to follow.
 
         Returns:
-            whether it is cut.
+            whether it is truncated.
         """
         log, end = b"".join(log_content(self.master).values()), former.max_physical_offset
         found = b"".join(log_content(former.directory).values())
@@ -96,7 +96,7 @@ class DivergedBrokers:
 
 
 def diverge_brokers(directory: Path, config: StoreConfig, *, common: int = 20, own: int = 25) -> DivergedBrokers:
-    """Two such brokers; the former master has deleted a topic that the new one has, and groups that were further."""
+    """Create two diverged brokers; the former master deleted a topic and committed later offsets."""
     delayed = [
         make_record(b"d%d" % each, topic="SCHEDULE_TOPIC_XXXX", queue_id=0, keys=f"d{each}") for each in range(4)
     ]
@@ -109,7 +109,7 @@ def diverge_brokers(directory: Path, config: StoreConfig, *, common: int = 20, o
             master.follow()
             ship(former, master)
             master.become_leader()
-            # The same messages again: their senders got no answer from the former master.
+            # The same messages again, as their senders got no answer from the former master.
             fill(master, own, seed=1)
             append(master, delayed[2])
             assert master.max_physical_offset > place + 2 * config.commitlog_file_bytes
@@ -124,13 +124,13 @@ def diverge_brokers(directory: Path, config: StoreConfig, *, common: int = 20, o
 
 
 def log_content(directory: Path) -> dict[str, bytes]:
-    """The log's files; without those that hold nothing, which are only prepared."""
+    """Return the log's files without empty, preallocated ones."""
     found = {path.name: path.read_bytes() for path in sorted((directory / "commitlog").iterdir())}
     return {name: content for name, content in found.items() if any(content)}
 
 
 def read_bodies(store: Store) -> dict[tuple[str, int], list[bytes]]:
-    """The bodies that readers see, by queue."""
+    """Return the readable bodies by queue."""
     found: dict[tuple[str, int], list[bytes]] = {}
     for topic in store.topics():
         for queue_id in store.queues(topic):

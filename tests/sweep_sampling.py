@@ -1,8 +1,8 @@
-"""Which cases `make test` leaves to `make test-nightly`: most of each sweep, and the second run in NumPy.
+"""Select the cases that `make test` leaves to `make test-nightly`.
 
 A sweep is one test at every byte, step, size or seed; --whole-sweeps runs all of it. `pytestmark =
-pytest.mark.sweep(every=4)` marks a file, `@pytest.mark.sweep(every=4)` a function. What asks for `batch_code` runs
-compiled where raymq-native is installed, else in NumPy; --numpy runs the cases in NumPy that are left out so.
+pytest.mark.sweep(every=4)` marks a file, `@pytest.mark.sweep(every=4)` a function. Tests with `batch_code` run
+compiled if raymq-native is installed, else in NumPy; --numpy runs the NumPy cases that are left out this way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NUMPY: Final = "--numpy"
 
 
 def sample_cases(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Which tests are run, and which are not: of each marked function every n-th case is, and the last one."""
+    """Return the tests to run and the others: every n-th and the last case of each sweep."""
     cases: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sweep") is not None:
@@ -31,10 +31,10 @@ def sample_cases(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[
 def filter_batch_code(
     items: Sequence[pytest.Item], *, numpy: bool, is_compiled: bool | None = None
 ) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Return which tests are run, and which are not.
+    """Return the tests to run and the others, by their batch code.
 
     Args:
-        numpy: only what is done for batches, in NumPy; else everything, but that not in NumPy where it is compiled.
+        numpy: whether to run only the NumPy cases; else all cases but those in NumPy, if compiled code exists.
         is_compiled: whether raymq-native is installed.
     """
     if is_compiled is None:
@@ -43,7 +43,7 @@ def filter_batch_code(
         kept = [item for item in items if _batch_code(item) == "numpy"]
     else:
         kept = [item for item in items if not is_compiled or _batch_code(item) != "numpy"]
-        if not kept:  # these alone were asked for by name
+        if not kept:  # only NumPy cases were selected by name
             return list(items), []
     left = {id(item) for item in items} - {id(item) for item in kept}
     return kept, [item for item in items if id(item) in left]

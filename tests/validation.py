@@ -1,4 +1,4 @@
-"""What must always hold of a thing is looked at when its test ends."""
+"""Check the invariants of an object at the end of its test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T", bound=_Valid)
 
 
 @contextmanager
-def validated(made: _T) -> Iterator[_T]:
-    """Lend it to the test, and `validate` it afterwards."""
-    yield made
-    made.validate()
+def validated(subject: _T) -> Iterator[_T]:
+    """Yield an object to the test, and `validate` it afterwards."""
+    yield subject
+    subject.validate()

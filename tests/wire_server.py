@@ -1,4 +1,4 @@
-"""A server of a few handlers on a port of its own, for tests and measurements of the transport."""
+"""A server with a few handlers and a byte-level client, for tests and measurements of the transport."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def serving(
     authorize: Authorize | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[Server, str]]:
-    """The server and its "host:port"; it is stopped at the end."""
+    """Yield a server and its "host:port", and stop it at the end."""
     server = Server(handlers, limits=limits, authorize=authorize, tls=tls)
     bound = bind("127.0.0.1", 0)
     await server.start(bound)
@@ -34,12 +34,12 @@ async def serving(
 
 
 def encode_frame(command: Command) -> bytes:
-    """The whole frame of a command."""
+    """Return the whole frame of a command."""
     return frame.encode(command) + b"".join((command.body, *command.pieces))
 
 
 class Peer:
-    """A client that says exactly what it is told to, byte by byte if need be."""
+    """A client that sends exactly the given commands or bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -53,11 +53,11 @@ class Peer:
         return cls(*await asyncio.open_connection(host, int(port), ssl=tls))
 
     def say(self, *commands: Command) -> None:
-        """Send commands; does not wait."""
+        """Send commands without waiting."""
         self.writer.write(b"".join(map(encode_frame, commands)))
 
     async def hear(self, timeout: float = 5.0) -> Command:
-        """The next command from the server; EOFError if it closes instead."""
+        """Return the next command from the server; EOFError if it closes instead."""
         async with asyncio.timeout(timeout):
             while not self._received:
                 data = await self.reader.read(1 << 16)
@@ -67,7 +67,7 @@ class Peer:
         return self._received.pop(0)
 
     async def closed(self, timeout: float = 5.0) -> bool:
-        """Whether the server closes the connection without another word."""
+        """Return whether the server closes the connection without further data."""
         try:
             async with asyncio.timeout(timeout):
                 return await self.reader.read(1) == b""

@@ -1,7 +1,7 @@
-"""How pytest-xdist shares the tests out to its processes: by file, and by what the tests of a file use.
+"""Distribute tests to the processes of pytest-xdist by file, and by their use of Ray and Spark.
 
-A file's marks say what its tests use: `spark` is Spark on a Ray, `ray` is a Ray, or programs that start one. The
-process that hands tests out knows only their names, so the marks are read from the source of their files.
+A file's mark tells what its tests use: `spark` is Spark on a Ray, `ray` is a Ray, or programs that start one. The
+process that distributes tests knows only their names, so the marks are read from the source of their files.
 
 There are more processes than cores, since tests wait for processes, sockets and disks. Files with Spark are one unit,
 so that two Spark clusters never run at once and its sessions are shared; no more than `RAYS` processes use Ray at once.
@@ -19,15 +19,15 @@ from typing import Any, Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-#: How many processes have a Ray at once, with Spark or without: each has a dozen processes of its own.
+#: The most processes with a Ray at once, with or without Spark; each Ray has a dozen processes.
 RAYS: Final = 2
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _MARK: Final = re.compile(r"\bpytest\.mark\.(ray|spark)\b")
 #: Files that take a minute or more on two busy cores, the longest first. They begin before all others but Spark.
 _LONGEST: Final = (
-    "tests/integration/test_starting.py",
+    "tests/integration/test_cluster_start.py",
     "tests/crash/test_replica_kill.py",
-    "tests/integration/test_which_ray.py",
+    "tests/integration/test_ray_selection.py",
     "tests/chaos/test_failover.py",
     "tests/integration/test_replicas.py",
     "tests/crash/test_killed_replicas.py",
@@ -35,22 +35,22 @@ _LONGEST: Final = (
     "tests/crash/test_commit_kill.py",
     "tests/integration/test_releases.py",
     "tests/integration/test_paused_brokers.py",
-    "tests/integration/test_works_go_on.py",
+    "tests/integration/test_consumer_supervision.py",
     "tests/integration/test_outbox.py",
     "tests/integration/test_cluster.py",
     "tests/integration/test_simple_consumer.py",
     "tests/chaos/test_kill_each_actor.py",
     "tests/crash/test_power_loss.py",
     "tests/crash/test_golden_damage.py",
-    "tests/integration/test_shared_producer_that_dies.py",
-    "tests/crash/test_numbered_batches_and_power.py",
+    "tests/integration/test_shared_producer_death.py",
+    "tests/crash/test_idempotent_batches_and_power_loss.py",
     "tests/integration/test_worker_processes.py",
     "tests/crash/test_fuzz.py",
 )
 
 
 class RayAwareScheduling(LoadScopeScheduling):
-    """Hands units of work out in their order, and holds back those that would start one Ray too many."""
+    """Assigns units of work in order, but delays those that exceed the Ray limit."""
 
     def _split_scope(self, nodeid: str) -> str:
         return work_unit(nodeid, self.config.rootpath)
@@ -58,7 +58,7 @@ class RayAwareScheduling(LoadScopeScheduling):
     def _assign_work_unit(self, node: Any) -> None:
         unit = self._next_for(node)
         if unit is None:
-            node.shutdown()  # all that is left needs Ray, and enough other processes run it
+            node.shutdown()  # all remaining units need Ray, and enough processes run one
             return
         self.workqueue.move_to_end(unit, last=False)
         super()._assign_work_unit(node)
@@ -78,7 +78,7 @@ def work_unit(nodeid: str, root: Path = _ROOT) -> str:
 
 
 def unit_order(nodeid: str, root: Path = _ROOT) -> int:
-    """Return a number that is smaller the earlier a test's unit begins."""
+    """Return the sort key of a test's unit; smaller ones begin earlier."""
     unit = work_unit(nodeid, root)
     if unit == "spark":
         return 0
@@ -103,7 +103,7 @@ def _is_pending(tests: dict[str, bool]) -> bool:
 
 @contextlib.contextmanager
 def run_first_alone(lock: Path) -> Iterator[None]:
-    """Let the first process that comes run by itself, and those that came meanwhile together behind it."""
+    """Let the first process run alone, and the processes that arrived meanwhile together afterwards."""
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as file:
         try:

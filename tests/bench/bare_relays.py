@@ -51,15 +51,15 @@ class BareSide:
 @contextmanager
 def bare_sides(places: Places, folder: Path, own_pid: int) -> Iterator[list[Side]]:
     """One that answers, and one that hands on to another one first."""
-    from tests.bench.told_program import ToldProgram
+    from tests.bench.command_program import CommandProgram
 
     with ExitStack() as stack:
 
-        def started(place: Place, *arguments: str) -> ToldProgram:
+        def started(place: Place, *arguments: str) -> CommandProgram:
             command = [*place.inside, sys.executable, str(Path(__file__).resolve()), place.address, *arguments]
-            return stack.enter_context(ToldProgram(command, folder, folder / "relay.log"))
+            return stack.enter_context(CommandProgram(command, folder, folder / "relay.log"))
 
-        def connected(place: Place, program: ToldProgram) -> socket.socket:
+        def connected(place: Place, program: CommandProgram) -> socket.socket:
             return stack.enter_context(_connection(place.address, int(program.ready)))
 
         first, second = places.brokers[:2]

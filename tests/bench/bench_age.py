@@ -91,8 +91,8 @@ def record(topic: str, queue_id: int, number: int, **properties: str) -> bytes:
     return encode(topic, queue_id, b"x" * 100, names, born_timestamp_ms=now_ms, born_host=bytes(8))
 
 
-def grow_old(directory: Path, age: Age) -> None:
-    """Make the broker's directory as years would have made it."""
+def make_old_directory(directory: Path, age: Age) -> None:
+    """Make a broker's directory as after years of use."""
     keys = age.timers + age.lanes
     config = StoreConfig(index_slots=5_000, index_entries=keys // age.index_files + 1, disk_refuse_ratio=1.0)
     rng = random.Random(13)
@@ -120,7 +120,7 @@ def grow_old(directory: Path, age: Age) -> None:
         core.timers.close()
 
 
-async def probe_a_loop() -> None:
+async def probe_loop() -> None:
     """A loop with nothing to do, until standard input ends; prints what a broker would tell every ten seconds.
 
     The last line is the longest stop of all. All are milliseconds.
@@ -172,7 +172,7 @@ def another_client(name_server: str, found: list[float]) -> Iterator[None]:
 
 @contextmanager
 def idle_loop(found: list[float]) -> Iterator[None]:
-    """Probe a loop of another process meanwhile: `found` gets what `probe_a_loop` prints."""
+    """Probe a loop in another process meanwhile; `found` gets the output of `probe_loop`."""
     probe = subprocess.Popen([sys.executable, __file__, "--probe"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield
@@ -310,11 +310,11 @@ def first_messages(broker: Broker, age: Age, mq: Connection) -> Iterator[Row]:
 
 
 def copy(source: Path, target: Path) -> None:
-    """With the holes."""
+    """Copy a directory with sparse files."""
     subprocess.run(["cp", "-a", "--sparse=always", str(source), str(target)], check=True)
 
 
-def holdings(broker: Broker, directory: Path) -> Iterator[Row]:
+def resource_use(broker: Broker, directory: Path) -> Iterator[Row]:
     """Memory, descriptors, disk."""
     blocks = sum(path.lstat().st_blocks for path in directory.rglob("*"))
     yield Row("resident memory", broker.os.memory_info().rss / 2**20, "MiB", "with the mapped parts of files")
@@ -339,7 +339,7 @@ def run(age: Age, kept: Path | None = None) -> list[Row]:
         directory = Path(folder)
         began = time.perf_counter()
         if kept is None or not kept.exists():
-            grow_old(directory / "broker-a", age)
+            make_old_directory(directory / "broker-a", age)
             if kept is not None:
                 copy(directory / "broker-a", kept)
         else:
@@ -352,7 +352,7 @@ def run(age: Age, kept: Path | None = None) -> list[Row]:
             with broker.mq as mq:
                 add(mixed_work(broker, age, mq))
                 add(first_messages(broker, age, mq))
-                add(holdings(broker, directory))
+                add(resource_use(broker, directory))
         finally:
             began = time.perf_counter()
             broker.process.stop(300)
@@ -371,7 +371,7 @@ if __name__ == "__main__":
     parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.probe:
-        asyncio.run(probe_a_loop())
+        asyncio.run(probe_loop())
     elif asked.send_to:
         send_as_another_client(asked.send_to)
     else:

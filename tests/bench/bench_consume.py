@@ -78,7 +78,7 @@ with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.AC
         out.sendall(mapped)
 """
 
-LISTENER = Path(__file__).with_name("listening.py")
+LISTENER = Path(__file__).with_name("latency_consumer.py")
 
 PARTS = ("socket", "pull", "push", "pop", "kafka", "rabbitmq", "latency", "redis")
 #: What is compared with what, and what it should be at least: a name's beginning, the beginnings of the others'.

@@ -35,40 +35,40 @@ from tests.bench.foreign import reason
 from tests.bench.scale import clusters, control_costs, extrapolation, stages
 from tests.bench.scale.brokers import own_broker
 from tests.bench.scale.rocketmq_broker import rocketmq_broker
-from tests.bench.scale.rows import Row, Teller, report
+from tests.bench.scale.rows import Row, RowCollector, report
 from tests.bench.scale.size import QUICK, Size
 
 SYSTEMS = ("raymq", "rocketmq")
 
 
-def one_broker(size: Size, systems: list[str], folder: Path, teller: Teller) -> None:
+def one_broker(size: Size, systems: list[str], folder: Path, collector: RowCollector) -> None:
     """The first part. Each system has the disk for itself: what the one before wrote is gone."""
     for system in systems:
         with tempfile.TemporaryDirectory(dir=folder, prefix="raymq-scale-") as below:
             if system == "raymq":
                 with own_broker(Path(below), size) as own:
-                    stages.Stages(own, teller).run()
+                    stages.Stages(own, collector).run()
                 continue
             try:
                 with rocketmq_broker(Path(below), size) as other:
-                    stages.Stages(other, teller).run()
+                    stages.Stages(other, collector).run()
             except (OSError, RuntimeError, AssertionError, subprocess.SubprocessError) as error:
                 told = reason(error)
-                teller.add([Row(stages.PART, "RocketMQ", "not measured", told, 0.0, "")])
+                collector.add([Row(stages.PART, "RocketMQ", "not measured", told, 0.0, "")])
 
 
-def more_brokers(size: Size, _: list[str], folder: Path, teller: Teller) -> None:
+def more_brokers(size: Size, _: list[str], folder: Path, collector: RowCollector) -> None:
     """The second part."""
-    clusters.run(size.brokers, size.idle_seconds, folder, teller)
+    clusters.run(size.brokers, size.idle_seconds, folder, collector)
 
 
-def control(size: Size, _: list[str], folder: Path, teller: Teller) -> None:
+def control(size: Size, _: list[str], folder: Path, collector: RowCollector) -> None:
     """The third part; what follows from it is told where the second one was measured, too."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="raymq-scale-") as below:
-        control_costs.run(size.samples, Path(below), teller)
-    if any(row.part == clusters.PART for row in teller.rows):
+        control_costs.run(size.samples, Path(below), collector)
+    if any(row.part == clusters.PART for row in collector.rows):
         for hosts in extrapolation.HOSTS:
-            teller.add(extrapolation.extrapolated(teller.rows, extrapolation.Assumed(), hosts))
+            collector.add(extrapolation.extrapolated(collector.rows, extrapolation.Assumed(), hosts))
 
 
 def _stopped(number: int, _: object) -> None:
@@ -103,17 +103,17 @@ def main() -> int:
         parser.error(f"{size.disk_bytes >> 30} GiB are needed in {asked.directory}, {free >> 30} are free: --messages")
     systems = asked.system or list(SYSTEMS[:1] if asked.quick else SYSTEMS)
     signal.signal(signal.SIGTERM, _stopped)  # so that what was written is deleted then, too
-    with Teller() as teller:
+    with RowCollector() as collector:
         for part in [part for part in PARTS if part in asked.only]:
-            PARTS[part](size, systems, asked.directory, teller)
+            PARTS[part](size, systems, asked.directory, collector)
     if asked.json:
-        print(json.dumps(teller.as_json()))
+        print(json.dumps(collector.as_json()))
     else:
-        report(teller.rows)
+        report(collector.rows)
     return 0
 
 
-PARTS: Mapping[str, Callable[[Size, list[str], Path, Teller], None]] = {
+PARTS: Mapping[str, Callable[[Size, list[str], Path, RowCollector], None]] = {
     "broker": one_broker,
     "clusters": more_brokers,
     "control": control,

@@ -41,11 +41,11 @@ from raymq import cluster
 from raymq.client import Admin, Message, Producer
 from raymq.cluster import ray_runtime
 from raymq.spark_bridge import SparkBridge
+from tests.bench.command_program import CommandProgram
 from tests.bench.exchange import CORES, MEMORY, SIZES, STORE_BYTES, look
 from tests.bench.foreign import ROOT, interpreter, kafka_jars, reason, spark_kafka_jars
 from tests.bench.spark_costs import Costs, PeakMemory, costs
 from tests.bench.spark_sides import QUEUES, Bodies, Kafka, Parquet, RayDP, Refs, RowsAlone, Side, Topics, topic_of
-from tests.bench.told_program import ToldProgram
 
 PER_SECOND = 1_000
 BODY_BYTES = 100
@@ -72,8 +72,8 @@ class Setting:
     folder: Path
     sizes: Sequence[tuple[int, int]]
     rounds: int
-    kafka: ToldProgram | None
-    raydp: ToldProgram | None
+    kafka: CommandProgram | None
+    raydp: CommandProgram | None
     seconds: float
 
 
@@ -266,19 +266,19 @@ PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {"exchange": exchange, "s
 # The programs beside this one
 
 
-def _kafka(folder: Path, topics: Sequence[str], stack: contextlib.ExitStack) -> ToldProgram:
+def _kafka(folder: Path, topics: Sequence[str], stack: contextlib.ExitStack) -> CommandProgram:
     """A Kafka node; the session finds the jars of Spark's source from now on."""
     command = [interpreter(), str(Path(__file__).with_name("kafka_for_spark.py")), kafka_jars(), str(2 * QUEUES)]
     jars = ",".join(str(jar) for jar in Path(spark_kafka_jars()).glob("*.jar"))
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {jars} pyspark-shell"
-    return stack.enter_context(ToldProgram([*command, *topics], ROOT, folder / "kafka.log"))
+    return stack.enter_context(CommandProgram([*command, *topics], ROOT, folder / "kafka.log"))
 
 
-def _raydp(folder: Path, stack: contextlib.ExitStack) -> ToldProgram:
+def _raydp(folder: Path, stack: contextlib.ExitStack) -> CommandProgram:
     (folder / "raydp").mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
     command = [sys.executable, "-m", "tests.bench.raydp_exchange", str(folder / "raydp")]
-    return stack.enter_context(ToldProgram(command, ROOT, folder / "raydp.log", environment))
+    return stack.enter_context(CommandProgram(command, ROOT, folder / "raydp.log", environment))
 
 
 def run(parts: Sequence[str], sizes: Sequence[tuple[int, int]], rounds: int, seconds: float) -> Iterator[Row]:

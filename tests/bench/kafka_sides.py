@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.bench.command_program import CommandProgram
 from tests.bench.foreign import interpreter, kafka_jars
-from tests.bench.sides import Places, Side, ToldSide
-from tests.bench.told_program import ToldProgram
+from tests.bench.sides import ExternalSide, Places, Side
 
 
 @contextmanager
@@ -17,10 +17,12 @@ def kafka_sides(places: Places, folder: Path) -> Iterator[list[Side]]:
     """Its client is librdkafka in Python; it starts the brokers, too."""
     told = json.dumps([[place.address, list(place.inside)] for place in places.brokers])
     command = [interpreter(), str(Path(__file__).with_name("kafka_sends.py")), kafka_jars(), told]
-    with ToldProgram(command, folder, folder / "kafka.log") as client:
+    with CommandProgram(command, folder, folder / "kafka.log") as client:
         master, *others = json.loads(client.ready)
         followers = {f"replica {number}": pid for number, pid in enumerate(others, 2)}
         yield [
-            ToldSide("Kafka, one copy", 1, {"master": master}, client, "one"),
-            ToldSide(f"Kafka, {1 + len(others)} copies, acks=all", 3, {"master": master, **followers}, client, "all"),
+            ExternalSide("Kafka, one copy", 1, {"master": master}, client, "one"),
+            ExternalSide(
+                f"Kafka, {1 + len(others)} copies, acks=all", 3, {"master": master, **followers}, client, "all"
+            ),
         ]

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from tests.bench.command_program import CommandProgram
 from tests.bench.foreign import ROOT, rocketmq_jars
 from tests.bench.foreign_servers import free_port, running
-from tests.bench.sides import Place, Places, Side, ToldSide
-from tests.bench.told_program import ToldProgram
+from tests.bench.sides import ExternalSide, Place, Places, Side
 
 _SENDS: Final = ROOT / "tests" / "bench" / "rocketmq" / "Sends.java"
 _OPENED: Final = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/jdk.internal.ref")
@@ -72,13 +72,15 @@ def rocketmq_sides(places: Places, folder: Path) -> Iterator[list[Side]]:
         in_sync = {**_IN_SYNC, "controllerAddr": controller}
         master = broker(first, "broker-all", "all1", in_sync)
         command = [*java_command(jars, folder, "client"), str(_SENDS), name_server, controller]
-        client = stack.enter_context(ToldProgram(command, folder, folder / "client.log"))
+        client = stack.enter_context(CommandProgram(command, folder, folder / "client.log"))
         replica = broker(second, "broker-all", "all2", in_sync)
         client.tell("replicas 2")
         client.answer()
         yield [
-            ToldSide("RocketMQ, one copy", 1, {"master": one}, client, "one"),
-            ToldSide("RocketMQ, controller mode, 2 in sync", 2, {"master": master, "replica": replica}, client, "all"),
+            ExternalSide("RocketMQ, one copy", 1, {"master": one}, client, "one"),
+            ExternalSide(
+                "RocketMQ, controller mode, 2 in sync", 2, {"master": master, "replica": replica}, client, "all"
+            ),
         ]
 
 

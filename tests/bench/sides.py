@@ -1,7 +1,7 @@
 """What `bench_replication` compares: systems with one copy of a message or several, each with its processes.
 
-A side sends what it is asked to and says how long that took. Its client is this process (`OwnSide`), or a program of
-the system's own that obeys lines (`ToldSide`).
+A side sends the requested messages and returns the time it took. Its client is this process (`OwnSide`), or a program
+of the other system that reads commands (`ExternalSide`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from raymq.client import Admin, Connection, Message, Producer
-from tests.bench.told_program import ToldProgram
+from tests.bench.command_program import CommandProgram
 from tests.broker_process import BrokerProcess
 from tests.chaos.failover.network import OBSERVER, Network
 from tests.replica_group import ReplicaGroup
@@ -149,12 +149,14 @@ def _two_copies(places: Places, folder: Path, mode: str) -> _Running:
         yield group.name_server, {"master": group.up[1].pid, "replica": group.up[2].pid, "keeper": keeper}
 
 
-class ToldSide:
-    """Another system; its client obeys the lines "single COUNT SIZE TARGET" and "many COUNT SIZE TARGET"."""
+class ExternalSide:
+    """Another system; its client reads the commands "single COUNT SIZE TARGET" and "many COUNT SIZE TARGET"."""
 
     ways = ("batches",)
 
-    def __init__(self, name: str, copies: int, processes: Mapping[str, int], client: ToldProgram, target: str) -> None:
+    def __init__(
+        self, name: str, copies: int, processes: Mapping[str, int], client: CommandProgram, target: str
+    ) -> None:
         """`target`: what the client knows this side by."""
         self.name, self.copies = name, copies
         self.processes = {"client": client.pid, **processes}

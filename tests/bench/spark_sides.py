@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from raymq.client import Admin, Connection
 from raymq.spark_bridge import SparkBridge
+from tests.bench.command_program import CommandProgram
 from tests.bench.exchange import VALUE, look, table
-from tests.bench.told_program import ToldProgram
 
 #: Of a topic on each of two brokers; Kafka's topics have twice as many partitions.
 QUEUES = 2
@@ -103,7 +103,7 @@ class RayDP(Side):
 
     name = "RayDP"
 
-    def __init__(self, program: ToldProgram) -> None:
+    def __init__(self, program: CommandProgram) -> None:
         self._program = program
 
     def out(self, rows: int, size: int, turn: int) -> float:

@@ -1,4 +1,4 @@
-"""Finding and killing a cluster's actors by their processes."""
+"""Find and kill the processes of a cluster's actors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.polling import poll_until
 
 
 def pid_of(actor: str, namespace: str) -> int:
-    """The process of a named actor, waiting for it while it restarts."""
+    """Return the process id of a named actor; wait for it while it restarts."""
     pid: int = ray.get(ray.get_actor(actor, namespace=namespace).pid.remote(), timeout=60)
     return pid
 
 
 def kill(actor: str, namespace: str) -> int:
-    """SIGKILL it; its process id."""
+    """Kill it by SIGKILL; return its process id."""
     pid = pid_of(actor, namespace)
     os.kill(pid, signal.SIGKILL)
     return pid

@@ -1,4 +1,4 @@
-"""What the members of a group were given while things were killed, and where each duplicate comes from."""
+"""Record the deliveries to a group's members during kills, and find the cause of each duplicate."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from raymq.client import MessageQueue
 from tests.chaos.traffic import Account
 from tests.member_process import Delivered
 
-#: How long after a change of the members or the brokers a queue may have two owners: what is left of the old one's
-#: fetch, the 2 s for which a member or a broker that vanished still counts, and the 5 s of sharing out.
+#: How long a queue may have two owners after a change of members or brokers: the rest of the old owner's fetch, the 2 s
+#: for which a vanished member or broker still counts, and the 5 s of a rebalance.
 CHANGE_SECONDS = 15.0
-#: How long a send-back or a send that a dead broker left unanswered goes on.
+#: How long a send or send-back that a dead broker left unanswered is repeated.
 RESEND_SECONDS = 15.0
-#: A member's words are read a little after they were said.
+#: A member's output is read shortly after it was written.
 _SLACK_SECONDS = 1.0
 
 UNCOMMITTED = "done, and not committed when its member was killed"
@@ -30,45 +30,45 @@ FAILED_TWICE = "came back twice, because its failure was "
 
 @dataclass(slots=True)
 class History:
-    """Thread-safe. `taken` of the account counts successes, `failed_once` failures.
+    """The deliveries. Thread-safe. The account's `taken` counts successes, its `failed_once` failures.
 
-    `committed` tells a queue's offset as it was seen last before a time; None: not seen.
+    `committed` returns a queue's last offset before a time; None if unknown.
     """
 
     account: Account
     committed: Callable[[MessageQueue, float], int | None] = lambda _queue, _at: None
     _deliveries: list[Delivered] = field(default_factory=list)
-    #: When each broker was killed, and each member, and when members or brokers came or went.
+    #: The kill times of brokers and members, and the times when members or brokers came or went.
     _brokers_killed: list[tuple[float, str]] = field(default_factory=list)
     _members_killed: dict[int, float] = field(default_factory=dict)
     _changes: list[float] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def told(self, delivered: Delivered) -> None:
-        """A member was given a message."""
+        """Record a delivery to a member."""
         with self._lock:
             self._deliveries.append(delivered)
             (self.account.taken if delivered.success else self.account.failed_once)[delivered.number] += 1
 
     def broker_killed(self, name: str) -> None:
-        """A broker was killed just now."""
+        """Record a kill of a broker."""
         with self._lock:
             self._brokers_killed.append((time.monotonic(), name))
             self._changes.append(time.monotonic())
 
     def member_killed(self, pid: int) -> None:
-        """A member was killed just now."""
+        """Record a kill of a member."""
         with self._lock:
             self._members_killed[pid] = time.monotonic()
             self._changes.append(time.monotonic())
 
     def changed(self) -> None:
-        """A member or a broker came, or left in good order."""
+        """Record that a member or a broker came, or left in order."""
         with self._lock:
             self._changes.append(time.monotonic())
 
     def duplicates(self) -> tuple[Counter[str], list[str]]:
-        """Every success beyond a message's first, by its cause; and the stories of those that have none."""
+        """Return each success after a message's first by its cause, and the stories of unexplained ones."""
         stories: dict[int, list[Delivered]] = defaultdict(list)
         for delivered in sorted(self._deliveries, key=lambda each: each.at):
             stories[delivered.number].append(delivered)
@@ -85,7 +85,7 @@ class History:
         return causes, unexplained
 
     def taken_over(self, member: int, since: float) -> float | None:
-        """Seconds from `since` until others had messages of each of a member's queues; None if not all have yet."""
+        """Return the seconds from `since` until others had messages of all of a member's queues; None if not yet."""
         with self._lock:
             deliveries = list(self._deliveries)
         latest = {each.queue: each.member for each in deliveries if each.at <= since}
@@ -98,7 +98,7 @@ class History:
         return None
 
     def _told(self, story: list[Delivered]) -> str:
-        """A message's deliveries, and all that was killed."""
+        """Return a message's deliveries and all kills as text."""
         kills = [*self._brokers_killed, *((at, f"member {pid}") for pid, at in self._members_killed.items())]
         events = [(at, f"{what} killed") for at, what in kills] + [(each.at, str(each)) for each in story]
         return "\n".join(f"{at:.2f} {what}" for at, what in sorted(events))
@@ -121,7 +121,7 @@ class History:
         return None if why is None else FAILED_TWICE + why
 
     def _given_again(self, before: Delivered, again: Delivered) -> str | None:
-        """Why the same copy was given out twice."""
+        """Return why the same copy was delivered twice."""
         killed_at = self._members_killed.get(before.member)
         moved = before.member != again.member
         if moved and killed_at is not None and killed_at <= again.at + _SLACK_SECONDS:
@@ -135,13 +135,13 @@ class History:
         return None
 
     def _sent_twice(self, number: int) -> str | None:
-        """Why there are two copies of what a producer sent once."""
+        """Return why there are two copies of a message that a producer sent once."""
         begun, ended = self.account.sent[number]
         died = any(begun - RESEND_SECONDS <= at <= ended for at, _ in self._brokers_killed)
         return SENT_TWICE if died else None
 
     def _broker_died(self, broker: str, since: float, seconds: float) -> bool:
-        """Whether a broker was killed then, or shortly before, so that it was away."""
+        """Check whether a broker was killed then, or shortly before, so that it was down."""
         return any(
             name == broker and since - RESEND_SECONDS <= at <= since + seconds for at, name in self._brokers_killed
         )

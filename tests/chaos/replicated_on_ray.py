@@ -1,4 +1,4 @@
-"""A cluster of one group of two replicas on a Ray that somebody breaks, under traffic."""
+"""A cluster of one group of two replicas on a local Ray that tests disturb, under traffic."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TOPIC: Final = "t"
 CONFIG: Final[dict[str, Any]] = {"replication": "sync", "commitlog_file_bytes": 1 << 24, "index_slots": 1_000}
 
 
-class Replicated:
-    """A cluster of one group of two replicas on the Ray of this process, under traffic. Use `with`."""
+class GroupOnRay:
+    """A cluster of one group of two replicas on this process's Ray, under traffic. Use `with`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -52,7 +52,7 @@ class Replicated:
 
     @property
     def state(self) -> GroupState | None:
-        """What the keepers say, who need no Ray for it; None: not now."""
+        """Read the state from the keepers without Ray; None if it is unavailable."""
         layout = json_file.load_as(self._root / keeper_bootstrap.LAYOUT_FILE, keeper_bootstrap.KeeperLayout.from_json)
         assert layout is not None
 
@@ -69,17 +69,17 @@ class Replicated:
         return asyncio.run(read())
 
     def await_in_sync(self, seconds: float = 60.0) -> None:
-        """There is a master, and both replicas are in sync."""
+        """Wait for a master and two in-sync replicas."""
         poll_until(lambda: (state := self.state) is not None and state.master and len(state.in_sync) == 2, seconds)
 
     def await_sent(self, more: int, seconds: float = 60.0) -> None:
-        """So many more are acknowledged."""
+        """Wait for so many more acknowledgements."""
         acknowledged = self.traffic.account.acknowledged
         had = len(acknowledged)
         poll_until(lambda: len(acknowledged) > had + more, seconds, f"{more} more messages")
 
     def await_all(self) -> None:
-        """The end: every acknowledged message arrives, and nothing that was refused."""
+        """End the traffic; check that all acknowledged messages arrive, and no refused ones."""
         self.traffic.stop()
         account = self.traffic.account
         poll_until(lambda: not account.lost, 60, "every acknowledged message arrives")

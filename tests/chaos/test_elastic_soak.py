@@ -1,4 +1,4 @@
-"""Each change of brokers, again and again under load (make soak): nothing acknowledged is lost, nobody stands still."""
+"""Change brokers repeatedly under load (make soak): no acknowledged message is lost, and no client pauses long."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ pytestmark = [
 
 NAMESPACE = "elastic-soak"
 TURNS = int(os.environ.get("RAYMQ_SOAK_TURNS", "10"))
-#: Nobody may stand still for longer; a machine that does more than this test needs more.
+#: The longest allowed pause of a client; a machine with other work needs more.
 MAX_SECONDS = float(os.environ.get("RAYMQ_SOAK_PAUSE", "5"))
 CHANGE_SECONDS = 300.0
 CONFIG = {"replication": "sync", "commitlog_file_bytes": 1 << 24, "index_slots": 1_000}
 
 
-def where(mq: Cluster) -> tuple[int, int]:
-    """The master of broker-a, and another replica of it."""
+def master_and_other_replica(mq: Cluster) -> tuple[int, int]:
+    """Return the master of broker-a, and another replica of it."""
     with Admin(mq) as admin:
         replicas = [each for each in admin.cluster_info().brokers if each.name == "broker-a"]
     (master,) = (each.replica for each in replicas if each.role == "master")
@@ -42,7 +42,7 @@ def where(mq: Cluster) -> tuple[int, int]:
 
 
 def free_machine(root: Path) -> str:
-    """One on which no replica of broker-a is."""
+    """Return a machine without a replica of broker-a."""
     taken = {
         machine
         for name, machine in cluster_layout.load(root).machines.items()
@@ -52,11 +52,11 @@ def free_machine(root: Path) -> str:
 
 
 def is_written(load: ContinuousLoad, broker: str) -> bool:
-    """Whether messages go there."""
+    """Check whether messages are sent to the broker."""
     return any(queue.broker == broker for queue in load.written_queues)
 
 
-def test_nobody_notices_that_brokers_change(
+def test_broker_changes_pause_no_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ray_runtime, "hosts", three_machines.hosts)
@@ -81,9 +81,9 @@ def test_nobody_notices_that_brokers_change(
             for _ in range(TURNS):
                 change("restart", admin.restart)
                 change("add a replica", partial(admin.add_broker, replica_of="broker-a"))
-                _, other = where(mq)
+                _, other = master_and_other_replica(mq)
                 change("remove", partial(admin.remove_broker, f"broker-a.{other}"))
-                master, _ = where(mq)
+                master, _ = master_and_other_replica(mq)
                 change("move the master", partial(admin.move, "broker-a", master, free_machine(tmp_path)))
                 (group, *_) = change("add a group", admin.add_broker).brokers
                 poll_until(partial(is_written, load, group), 60)

@@ -1,4 +1,4 @@
-"""Hosts of a cluster are broken at random under load, and what clients were told is compared with what is there."""
+"""Inject random faults into a cluster's hosts under load, and compare the clients' history with the stored messages."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ pytestmark = [
 SEED = int(os.environ.get("RAYMQ_CHAOS_SEED", str(int(time.time()))))
 
 
-def chaos(folder: Path, *arguments: str) -> dict[str, Any]:
-    """A run's verdict."""
-    told = ["--folder", str(folder), "--seed", str(SEED), *arguments]
-    ended = subprocess.run([sys.executable, "-m", "tests.chaos.failover.run", *told], check=False, timeout=280)
+def run_chaos(folder: Path, *arguments: str) -> dict[str, Any]:
+    """Run chaos and return its verdict."""
+    options = ["--folder", str(folder), "--seed", str(SEED), *arguments]
+    ended = subprocess.run([sys.executable, "-m", "tests.chaos.failover.run", *options], check=False, timeout=280)
     verdict = folder / "verdict.json"
     assert verdict.exists(), f"it ended with {ended.returncode}"
     found: dict[str, Any] = json.loads(verdict.read_text("utf-8"))
@@ -36,17 +36,17 @@ def chaos(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_brokers_of_one_copy_are_broken_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    verdict = chaos(tmp_path / "run", "--replicas", "1", "--seconds", "20", "--faults", "2")
+def test_faults_of_single_copies_lose_no_acknowledged_message(tmp_path: Path) -> None:
+    verdict = run_chaos(tmp_path / "run", "--replicas", "1", "--seconds", "20", "--faults", "2")
     assert verdict["good"], verdict["violations"]
     assert verdict["counts"]["acknowledged"] > 100
     assert verdict["counts"]["faults"] >= 1
 
 
 @pytest.mark.long
-def test_replicas_are_broken_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    """With sync replication not even where a host is gone with its disk."""
-    verdict = chaos(tmp_path / "run", "--seconds", "30", "--faults", "4")
+def test_faults_of_replicas_lose_no_acknowledged_message(tmp_path: Path) -> None:
+    """Check with sync replication, also for the loss of a host with its disk."""
+    verdict = run_chaos(tmp_path / "run", "--seconds", "30", "--faults", "4")
     assert verdict["good"], verdict["violations"] or verdict["stuck"]
     assert verdict["counts"]["acknowledged"] > 100
     assert verdict["counts"]["faults"] >= 1
@@ -54,24 +54,24 @@ def test_replicas_are_broken_and_nothing_acknowledged_is_lost(tmp_path: Path) ->
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("etcd") is None, reason=REASON)
-def test_replicas_with_their_register_on_etcd_are_broken_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    verdict = chaos(tmp_path / "run", "--register", "etcd", "--seconds", "40", "--faults", "5")
+def test_faults_with_etcd_register_lose_no_acknowledged_message(tmp_path: Path) -> None:
+    verdict = run_chaos(tmp_path / "run", "--register", "etcd", "--seconds", "40", "--faults", "5")
     assert verdict["good"], verdict["violations"] or verdict["stuck"]
     assert verdict["counts"]["acknowledged"] > 100
     assert verdict["counts"]["faults"] >= 1
 
 
 @pytest.mark.long
-def test_a_broker_that_forgets_is_found_out(tmp_path: Path) -> None:
-    """It loses what it has acknowledged, and gives its places to other messages."""
-    # Twice: behind the first time messages go on for a while, to places that are used again.
-    told = ["--replicas", "1", "--faults", "2", "--pairs", "0", "--drain", "5", "--only", "a broker that forgets"]
-    found = chaos(tmp_path / "run", *told)["violations"]
+def test_checks_detect_broker_that_loses_writes(tmp_path: Path) -> None:
+    """The broker loses acknowledged messages, and reuses their positions."""
+    # Twice: messages continue after the first time, at positions that are reused.
+    options = ["--replicas", "1", "--faults", "2", "--pairs", "0", "--drain", "5", "--only", "a broker that forgets"]
+    found = run_chaos(tmp_path / "run", *options)["violations"]
     assert found.keys() <= CHECKS.keys()
     assert {"acknowledged and lost", "a place used twice", "seen by a consumer and gone"} <= found.keys()
 
 
-#: Two hosts; each tells the other something by UDP, which needs no answer, and is told what has arrived.
+#: Two hosts that send each other UDP packets, which need no answer, and print what arrived.
 _TALK = """
 import socket, subprocess, sys
 from tests.chaos.failover.network import Network
@@ -99,7 +99,7 @@ print("as it should be")
 """
 
 
-def test_a_cut_between_hosts_is_silent_and_of_one_way() -> None:
+def test_network_cut_drops_packets_in_one_direction() -> None:
     ended = subprocess.run(
         isolated([sys.executable, "-c", _TALK]), capture_output=True, text=True, check=False, timeout=60
     )

@@ -1,4 +1,4 @@
-"""A cluster whose disk another program has filled to the last byte."""
+"""Test a cluster whose disk another program has filled to the last byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ray_cluster import own_ray
 pytestmark = [pytest.mark.chaos, pytest.mark.ray]
 
 NAMESPACE = "full"
-#: One log file holds all: no file may go, whatever the disk's ratio is.
+#: One log file holds everything, so that no file may be deleted, whatever the disk's ratio is.
 STORE = {"index_slots": 1_000, "index_entries": 100_000}
 COUNT = 200
 
@@ -39,7 +39,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def start(disk: Path) -> Cluster:
+def start_cluster(disk: Path) -> Cluster:
     return cluster.start(brokers=1, root=disk / "data", namespace=NAMESPACE, config=STORE)
 
 
@@ -49,26 +49,26 @@ def send(mq: Cluster, *bodies: bytes) -> None:
             producer.send(Message("t", body, keys=["k"]))
 
 
-def read(mq: Cluster) -> list[bytes]:
+def read_bodies(mq: Cluster) -> list[bytes]:
     with PullConsumer(mq, group="etl") as consumer:
         [queue] = consumer.queues("t")
         consumer.seek(queue, 0)
         return [message.body for message in consumer.poll(queue, max_messages=10_000, timeout=20.0)]
 
 
-def test_a_killed_broker_is_back_and_read_on_a_disk_without_a_byte(disk: Path) -> None:
-    """Fault 13.25."""
+def test_killed_broker_restarts_and_is_read_on_full_disk(disk: Path) -> None:
+    """Guard against fault 13.25."""
     bodies = [b"%d" % number for number in range(COUNT)]
-    with start(disk) as mq:
+    with start_cluster(disk) as mq:
         Admin(mq).create_topic("t", queues=1)
         send(mq, *bodies)
         address = Admin(mq).cluster_info().brokers[0].address
-        for _ in range(2):  # the second time the ballast is gone
+        for _ in range(2):  # the second time without the disk reserve
             filler = fill(disk)
             await_restart("broker-a", NAMESPACE, kill("broker-a", NAMESPACE))
             poll_until(lambda: [each.state for each in Admin(mq).cluster_info().brokers] == ["running"], 60)
             assert Admin(mq).cluster_info().brokers[0].address == address
-            assert read(mq) == bodies
+            assert read_bodies(mq) == bodies
             with pytest.raises(RayMQError):
                 send(mq, b"refused")
         filler.unlink()
@@ -81,13 +81,13 @@ def test_a_killed_broker_is_back_and_read_on_a_disk_without_a_byte(disk: Path) -
             return True
 
         poll_until(sent, 60)
-        assert read(mq)[-1] == b"again"
+        assert read_bodies(mq)[-1] == b"again"
 
 
 @pytest.mark.long
-def test_a_start_without_any_room_says_so_and_loses_nothing(disk: Path) -> None:
+def test_start_without_free_space_raises_store_full(disk: Path) -> None:
     bodies = [b"%d" % number for number in range(COUNT)]
-    with start(disk) as mq:
+    with start_cluster(disk) as mq:
         Admin(mq).create_topic("t", queues=1)
         send(mq, *bodies)
     broker = disk / "data" / "broker-a"
@@ -97,8 +97,8 @@ def test_a_start_without_any_room_says_so_and_loses_nothing(disk: Path) -> None:
         pass
     filler = fill(disk)
     with pytest.raises(StoreFull) as caught:
-        start(disk)
+        start_cluster(disk)
     assert str(broker) in str(caught.value)
     filler.unlink()
-    with start(disk) as mq:
-        assert read(mq) == bodies
+    with start_cluster(disk) as mq:
+        assert read_bodies(mq) == bodies

@@ -18,7 +18,7 @@ from tests.ray_cluster import own_ray
 pytestmark = [pytest.mark.chaos, pytest.mark.ray]
 
 NAMESPACE = "chaos"
-#: Acknowledged messages before the kill, and after the killed actor is back.
+#: Acknowledged messages before the kill, and after the actor's restart.
 BEFORE, AFTER = 150, 150
 
 
@@ -38,7 +38,9 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "producer:shared-chaos",
     ],
 )
-def test_a_killed_actor_loses_nothing(mq: Cluster, actor: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_actor_loses_no_acknowledged_message(
+    mq: Cluster, actor: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     kind = actor.split(":", maxsplit=1)[0].split("-", maxsplit=1)[0]
     topic = f"kill-{kind}"
     Admin(mq).create_topic(topic, queues=2)

@@ -1,4 +1,4 @@
-"""SIGKILL of the only broker, or of a master, under 8 sending threads at defaults: no error, no loss, nothing twice."""
+"""SIGKILL the only broker or a master under 8 sending threads with defaults: no error, no loss, no duplicate."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ pytestmark = [
 THREADS = 8
 EVERY_SECONDS = 8.0
 TOPIC = "t"
-#: With asynchronous replication a change of the master may lose what no replica had yet.
+#: With asynchronous replication a new master may lack messages.
 CONFIG = {"replication": "sync"}
 
 
 class Senders:
-    """Threads that send one message after the other until they are stopped."""
+    """Threads that send one message after another until `stop`."""
 
     def __init__(self, producer: Producer) -> None:
         self.acknowledged: set[bytes] = set()
@@ -64,7 +64,7 @@ class Senders:
 
 
 def kill_master(admin: Admin) -> None:
-    """SIGKILL the process that is master now."""
+    """SIGKILL the process of the current master."""
     found: list[int] = []
 
     def is_there() -> bool:
@@ -75,7 +75,7 @@ def kill_master(admin: Admin) -> None:
     os.kill(found[0], signal.SIGKILL)
 
 
-def stored(mq: Connection) -> Counter[bytes]:
+def read_all(mq: Connection) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
     with PullConsumer(mq, "reader") as pull:
         for queue in pull.queues(TOPIC):
@@ -88,10 +88,10 @@ def stored(mq: Connection) -> Counter[bytes]:
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("idempotent", [False, True])
 @pytest.mark.parametrize("kills", [pytest.param(5, marks=pytest.mark.long), pytest.param(50, marks=pytest.mark.soak)])
-def test_kills_of_a_broker_are_no_error_of_a_send(
+def test_broker_kills_cause_no_send_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int, replicas: int, *, idempotent: bool
 ) -> None:
-    monkeypatch.setenv(SPARE_PROCESS, "1")  # as it is for users; the suite does without
+    monkeypatch.setenv(SPARE_PROCESS, "1")  # the default for users; the test suite runs without
     monkeypatch.setenv("RAY_preload_python_modules", "raymq.actors.broker_actor")
     with own_ray(), cluster.start(1, tmp_path / "data", "kills", replicas=replicas, config=CONFIG) as mq:
         admin = Admin(mq)
@@ -108,7 +108,7 @@ def test_kills_of_a_broker_are_no_error_of_a_send(
                     time.sleep(max(0.0, due - time.monotonic()))
             finally:
                 senders.stop()
-        found = stored(mq)
+        found = read_all(mq)
     doubled = sum(times > 1 for times in found.values())
     print(
         f"{kills} kills, {replicas} replicas, idempotent={idempotent}: {len(senders.acknowledged)} acknowledged, "

@@ -1,4 +1,4 @@
-"""Random kills of members and brokers under load (make soak), with an account of every message and offset."""
+"""Kill members and brokers at random under load (make soak), and account for every message and offset."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEMBERS = 3
 
 
 class OffsetWatch:
-    """Looks at a group's committed offsets again and again, and keeps them, and those that went back."""
+    """Read a group's committed offsets repeatedly; record them, and those that decreased."""
 
     def __init__(self, admin: Admin, group: str) -> None:
         self.seen: dict[MessageQueue, list[tuple[float, int]]] = defaultdict(list)
@@ -47,7 +47,7 @@ class OffsetWatch:
         self._thread.join(60)
 
     def last_before(self, queue: MessageQueue, at: float) -> int | None:
-        """The offset that was committed in a queue by the last look that ended before `at`."""
+        """Return the committed offset of a queue in the last reading before `at`."""
         seen = self.seen[queue]
         number = bisect(seen, (at, -1)) - 1
         return seen[number][1] if number >= 0 else None
@@ -58,7 +58,7 @@ class OffsetWatch:
             try:
                 progress = self._admin.group_progress(self._group)
             except RayMQError:
-                continue  # no broker answered just now
+                continue  # no broker answered
             self.looks += 1
             for queue, found in progress.items():
                 offset = found.committed_offset
@@ -70,7 +70,7 @@ class OffsetWatch:
                 self.seen[queue].append((time.monotonic(), offset))
 
 
-def test_random_kills_of_members_and_brokers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_kills_lose_no_message_or_offset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(SEED)
     with own_ray(), cluster.start(brokers=2, root=tmp_path, namespace=NAMESPACE) as mq:
         admin = Admin(mq)

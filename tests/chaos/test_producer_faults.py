@@ -1,7 +1,7 @@
-"""A broker that is killed, stands still, is slow or has a full disk, in turn under load from eight producers.
+"""Kill, pause, slow or fill one broker in turn under load from eight producers.
 
-Nothing acknowledged is lost, no send takes longer than its budget, the traffic leaves the broker and comes back.
-The times that were seen are printed (`make soak`).
+No acknowledged message is lost, no send exceeds its timeout, the traffic leaves the broker and returns.
+The measured times are printed (`make soak`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 
 PRODUCERS = 8
 BUDGET_SECONDS = 3.0
-#: What a loaded machine may add to a time that is measured from outside.
+#: The tolerance of a measured time on a loaded machine.
 SLACK_SECONDS = 0.5
 #: How long a fault lasts.
 FAULT_SECONDS = 6.0
-#: Nobody tries the broker for so long: the traffic has left it, until a window is over.
+#: The traffic has left the broker if no try is made for so long, until a window is over.
 LEFT_SECONDS = 1.0
 
 
@@ -65,8 +65,8 @@ class Try:
     outcome: TryOutcome
 
 
-class Watched(SynchronizedIsolation):
-    """A producer's isolation that also notes every try."""
+class RecordingIsolation(SynchronizedIsolation):
+    """A producer's isolation that also records every try."""
 
     def __init__(self, inner: SynchronizedIsolation, tries: list[Try]) -> None:
         super().__init__(inner)
@@ -80,11 +80,11 @@ class Watched(SynchronizedIsolation):
 
 @dataclass
 class Load:
-    """Producers that each send one message after the other until `stop`."""
+    """Producers that each send one message after another until `stop`."""
 
     mq: Connection
     tries: list[Try] = field(default_factory=list)
-    #: How long each send took, all its tries together.
+    #: How long each send took with all its tries.
     seconds: list[float] = field(default_factory=list)
     acknowledged: list[bytes] = field(default_factory=list)
     errors: list[SendError] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Load:
             sender = producer._paths.sends
             assert isinstance(sender, Sender)
             assert isinstance(sender._picker.isolation, SynchronizedIsolation)
-            sender._picker.isolation = Watched(sender._picker.isolation, self.tries)
+            sender._picker.isolation = RecordingIsolation(sender._picker.isolation, self.tries)
         self._threads = [threading.Thread(target=self._send, args=each) for each in enumerate(self._producers)]
         for thread in self._threads:
             thread.start()
@@ -109,7 +109,7 @@ class Load:
             producer.close()
 
     def of(self, broker: str, begin: float, end: float = float("inf")) -> list[Try]:
-        """The tries at `broker` that began then, in that order."""
+        """Return the tries at `broker` that began in this interval, in order."""
         found = [each for each in list(self.tries) if each.broker == broker and begin <= each.began < end]
         return sorted(found, key=lambda each: each.began)
 
@@ -127,7 +127,7 @@ class Load:
             self.seconds.append(time.monotonic() - began)
 
 
-def everything(mq: Connection) -> set[bytes]:
+def read_all(mq: Connection) -> set[bytes]:
     found: set[bytes] = set()
     with PullConsumer(mq, "reader") as pull:
         for queue in pull.queues("t"):
@@ -138,8 +138,8 @@ def everything(mq: Connection) -> set[bytes]:
     return found
 
 
-def left_after(tries: list[Try], broken_at: float, until: float) -> float:
-    """How long after `broken_at` the last try began before nobody tried for `LEFT_SECONDS`."""
+def seconds_until_left(tries: list[Try], broken_at: float, until: float) -> float:
+    """Return how long after `broken_at` the last try began before `LEFT_SECONDS` without tries."""
     at = broken_at
     for each in tries:
         if each.began - at >= LEFT_SECONDS:
@@ -150,7 +150,7 @@ def left_after(tries: list[Try], broken_at: float, until: float) -> float:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a broker and taken back, and the window that it opens, seconds."""
+    """A fault of a broker with its end, and its isolation window in seconds."""
 
     begin: Callable[[BrokerProcess], None]
     end: Callable[[BrokerProcess], None]
@@ -162,14 +162,14 @@ FAULTS = {
     "paused": Fault(lambda bad: bad.signal(signal.SIGSTOP), lambda bad: bad.signal(signal.SIGCONT), 10.0),
     "200 ms away": Fault(lambda bad: bad.tell("slow 0.2"), lambda bad: bad.tell("slow 0"), 2.0),
     "700 ms away": Fault(lambda bad: bad.tell("slow 0.7"), lambda bad: bad.tell("slow 0"), 2.0),
-    # One writer: eight producers wait for each other, and what is late is refused.
+    # One writer: eight producers wait for each other, and late requests are refused.
     "busy for 200 ms with each append": Fault(lambda bad: bad.tell("stall 0.2"), lambda bad: bad.tell("stall 0"), 10.0),
     "disk full": Fault(lambda bad: bad.tell("full"), lambda bad: bad.tell("free"), 10.0),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_traffic_leaves_a_broker_and_comes_back(pair: Pair, name: str) -> None:
+def test_traffic_leaves_faulty_broker_and_returns(pair: Pair, name: str) -> None:
     fault = FAULTS[name]
     load = Load(pair.mq)
     load.start()
@@ -182,16 +182,16 @@ def test_traffic_leaves_a_broker_and_comes_back(pair: Pair, name: str) -> None:
         healed_at = time.monotonic()
 
         def answers_again() -> float:
-            """When a producer had a quick answer from it; 0.0: not yet."""
+            """Return when a producer got a fast answer from the broker; 0.0 if not yet."""
             tries = load.of("broker-a", healed_at)
             return next((t.ended for t in tries if t.outcome is TryOutcome.ANSWERED and t.ended - t.began < 0.1), 0.0)
 
         back_at = poll_until(answers_again, fault.window + 10.0)
-        share = poll_until(lambda: share_of_the_last_second(load), fault.window + 10.0)
+        share = poll_until(lambda: last_second_share(load), fault.window + 10.0)
     finally:
         load.stop()
     met, others = load.of("broker-a", broken_at, healed_at), load.of("broker-b", broken_at, healed_at)
-    left = left_after(met, broken_at, healed_at)
+    left = seconds_until_left(met, broken_at, healed_at)
     print(
         f"\n{name}: traffic left after {left:.2f} s, {len(met)} of {len(met) + len(others)} tries met the broker in "
         f"{healed_at - broken_at:.1f} s; back {back_at - healed_at:.2f} s after the end, then with {share:.0%}; "
@@ -202,19 +202,19 @@ def test_traffic_leaves_a_broker_and_comes_back(pair: Pair, name: str) -> None:
     assert back_at - healed_at <= fault.window + SLACK_SECONDS
     assert max(load.seconds) <= BUDGET_SECONDS + SLACK_SECONDS
     assert not load.errors
-    assert set(load.acknowledged) <= everything(pair.mq)
+    assert set(load.acknowledged) <= read_all(pair.mq)
 
 
-def share_of_the_last_second(load: Load) -> float:
-    """The share of broker-a among the last second's tries, once it is at least a third; else 0."""
+def last_second_share(load: Load) -> float:
+    """Return the share of broker-a in the last second's tries once it is at least a third; else 0."""
     since = time.monotonic() - 1.0
     mine, others = len(load.of("broker-a", since)), len(load.of("broker-b", since))
     share = mine / max(1, mine + others)
     return share if share > 1 / 3 else 0.0
 
 
-def test_a_part_is_stored_whole_or_not_at_all_when_its_broker_is_killed(pair: Pair) -> None:
-    """Batches of three parts go to two brokers of which one is killed again and again in the middle of them."""
+def test_batch_part_is_stored_whole_or_not_at_all(pair: Pair) -> None:
+    """Batches of three parts go to two brokers, of which one is killed repeatedly within a batch."""
     stop = threading.Event()
     acknowledged: list[bytes] = []
     failed = 0
@@ -238,7 +238,7 @@ def test_a_part_is_stored_whole_or_not_at_all_when_its_broker_is_killed(pair: Pa
         for kill in range(5):
             before = len(acknowledged)
             poll_until(lambda before=before: len(acknowledged) > before, 30)  # type: ignore[misc]
-            time.sleep(0.01 * kill)  # another place in the batch each time
+            time.sleep(0.01 * kill)  # at another place in the batch each time
             pair.bad.kill()
             pair.bad.start()
     finally:

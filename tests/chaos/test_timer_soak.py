@@ -1,7 +1,7 @@
-"""Many messages for a chosen time while a broker and the scheduler are killed (make soak): each once, none early.
+"""Deliver many timed messages while a broker and the scheduler are killed (make soak): each once, none early.
 
-It takes as long as sending them takes, twice, and 65 s more: about 3 min on a machine that sends 2,000 a second. What
-is done is told as it is done, and a run that does not get everything says what is missing, and where.
+It takes twice the time of sending them and 65 s more: about 3 min on a machine that sends 2,000 a second. Progress is
+printed, and a run that misses messages prints which ones, and where.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.soak, pytest.mark.
 NAMESPACE = "timer-soak"
 MESSAGES = int(os.environ.get("RAYMQ_SOAK_TIMERS", "100000"))
 WINDOW_SECONDS = 60.0
-#: Time for sending them all before the first is due; 0: twice what the first ones let expect.
+#: Time for sending all messages before the first is due; 0: twice the estimate from the first ones.
 LEAD_SECONDS = float(os.environ.get("RAYMQ_SOAK_LEAD", "0"))
-#: What is due so long after a kill counts as of a healthy cluster again.
+#: Messages that are due so long after a kill count as those of a healthy cluster.
 RECOVERY_SECONDS = 10.0
-#: All have to be there so long after the last is due.
+#: All messages must have arrived so long after the last is due.
 END_SECONDS = 30.0
-#: The goals for the 99th percentile, told beside what was measured: it depends on the machine's load.
+#: The goals for the 99th percentile, printed with the measurement: it depends on the machine's load.
 HEALTHY_GOAL_SECONDS = 0.2
 KILLED_GOAL_SECONDS = 2.0
 AT_ONCE = 500
 
 
 class Arrivals:
-    """What is in the topic, read up to now."""
+    """The messages of the topic that were read so far."""
 
     def __init__(self, mq: Connection) -> None:
         self._consumer = PullConsumer(mq, "reader")
@@ -51,11 +51,11 @@ class Arrivals:
         for queue in self._queues:
             self._consumer.seek(queue, 0)
         self.times = Counter[int]()
-        #: Of each: when it was stored, and when it was due.
+        #: The store time and due time of each message.
         self.deliveries: list[tuple[float, float]] = []
 
     def read(self) -> int:
-        """Read on to the ends of the queues; how many messages have come."""
+        """Read to the ends of the queues; return the number of messages so far."""
         for queue in self._queues:
             while messages := self._consumer.poll(queue, 5_000, timeout=0.1):
                 for message in messages:
@@ -65,7 +65,7 @@ class Arrivals:
         return len(self.times)
 
 
-def test_each_comes_once_and_none_early(
+def test_timed_messages_come_once_and_on_time_over_actor_kills(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = time.monotonic()
@@ -96,30 +96,30 @@ def test_each_comes_once_and_none_early(
         try:
             poll_until(lambda: arrivals.read() == MESSAGES, last_due + END_SECONDS - time.time(), "all have come")
         except (AssertionError, RayMQError) as error:
-            pytest.fail(f"{error}\n{missing(arrivals, brokers)}\n{state(admin)}")
+            pytest.fail(f"{error}\n{missing_by_broker(arrivals, brokers)}\n{cluster_state(admin)}")
         tell("all have come")
-        await_time(last_due + 2)  # what comes twice comes with the next passes
+        await_time(last_due + 2)  # duplicates would come with the next passes
         arrivals.read()
     assert set(arrivals.times.values()) == {1}
     stored, due = np.array(arrivals.deliveries).T
     lateness = stored - due
     after = {actor: (due >= at) & (due < at + RECOVERY_SECONDS) for actor, at in kills.items()}
     healthy = lateness[~np.any(list(after.values()), axis=0)]
-    tell(f"all: {told(lateness)}; goal of p99 {KILLED_GOAL_SECONDS} s")
-    tell(f"without kills: {told(healthy)}; goal of p99 {HEALTHY_GOAL_SECONDS} s")
+    tell(f"all: {lateness_text(lateness)}; goal of p99 {KILLED_GOAL_SECONDS} s")
+    tell(f"without kills: {lateness_text(healthy)}; goal of p99 {HEALTHY_GOAL_SECONDS} s")
     for actor, which in after.items():
-        tell(f"due within {RECOVERY_SECONDS:.0f} s of the kill of {actor}: {told(lateness[which])}")
+        tell(f"due within {RECOVERY_SECONDS:.0f} s of the kill of {actor}: {lateness_text(lateness[which])}")
     assert lateness.min() >= 0
     assert lateness.max() <= RECOVERY_SECONDS, "a kill had effects for longer than is taken for granted here"
 
 
-def told(lateness: npt.NDArray[np.float64]) -> str:
+def lateness_text(lateness: npt.NDArray[np.float64]) -> str:
     p50, p99 = np.percentile(lateness, [50, 99])
     return f"{len(lateness)} messages, lateness p50 {p50:.3f} s, p99 {p99:.3f} s, max {lateness.max():.3f} s"
 
 
 def send_all(mq: Connection, admin: Admin, tell: Callable[[str], None]) -> tuple[float, list[str]]:
-    """Send all; when the first is due, and the broker that took each."""
+    """Send all messages; return when the first is due, and each message's broker."""
     dice = random.Random(1)
     producer = Producer(mq, "soak", timeout=30.0)
     lead = LEAD_SECONDS or 5 + 2 * MESSAGES * seconds_a_message(producer, admin)
@@ -141,7 +141,7 @@ def send_all(mq: Connection, admin: Admin, tell: Callable[[str], None]) -> tuple
 
 
 def seconds_a_message(producer: Producer, admin: Admin) -> float:
-    """How long one takes among many."""
+    """Return the seconds per message among many."""
     admin.create_topic("first", queues=2)
     began = time.monotonic()
     for _ in range(4):
@@ -154,15 +154,15 @@ def await_time(at: float) -> None:
     poll_until(lambda: time.time() >= at, at - time.time() + 5, "the clock goes on")
 
 
-def missing(arrivals: Arrivals, brokers: list[str]) -> str:
-    """Which have not come, by the broker that took them."""
+def missing_by_broker(arrivals: Arrivals, brokers: list[str]) -> str:
+    """Return the missing messages by the broker that stored them."""
     gone = [number for number in range(MESSAGES) if number not in arrivals.times]
     by_broker = {broker: [number for number in gone if brokers[number] == broker] for broker in sorted(set(brokers))}
     return "\n".join(f"missing of {broker}: {len(some)}, first {some[:10]}" for broker, some in by_broker.items())
 
 
-def state(admin: Admin) -> str:
-    """What waits, what was delivered, and how the cluster does."""
+def cluster_state(admin: Admin) -> str:
+    """Return the waiting and delivered messages, and the cluster's state."""
     lines = []
     for topic in (TIMER_TOPIC, "t"):
         try:

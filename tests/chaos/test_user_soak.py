@@ -1,5 +1,5 @@
-"""Consumers as users have them: listeners that take a human time and fail sometimes, for hours, while consumers,
-brokers and connections come and go. At the end every work of the client is alive, nothing was lost, and lag is 0.
+"""Run consumers like users' for hours: slow listeners that sometimes fail, while consumers, brokers and connections
+come and go. At the end all client tasks run, no message is lost, and the lag is 0.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from raymq.client.push import consume_message_service
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.push_consumer_engine import PushConsumerEngine
-from tests.broker_crash import die
-from tests.chaos.virtual_time import CallsInTurn, Here, VirtualLoop, virtual_time
+from tests.broker_crash import crash_broker
+from tests.chaos.virtual_time import CurrentThreadLoop, SequentialCalls, VirtualLoop, virtual_time
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.chaos
 
 SEED = int(os.environ.get("RAYMQ_SOAK_SEED", "7"))
-#: Seconds that one call of the listener of a group takes, and every how manieth message it fails on at first.
+#: Per group the seconds of a listener's call, and the interval of messages that fail at first.
 LISTENERS = {"quick": (0.002, 50), "human": (0.05, 20), "slow": (1.0, 10)}
 WORKS = {"heartbeat", "assignment", "commits", "expiry of calls", "fetches from broker-a", "fetches from broker-b"}
 
 
 class Account:
-    """What was stored, and what each group's listener has said yes to."""
+    """The stored messages, and the successes of each group's listener."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -51,7 +51,7 @@ class Account:
         self.failed: defaultdict[str, set[bytes]] = defaultdict(set)
 
     def listens(self, group: str, messages: list[ReceivedMessage]) -> ConsumeResult:
-        """A listener's verdict: some fail the first time, by all kinds of errors."""
+        """Return a listener's result: some messages fail the first time, by various errors."""
         _, every = LISTENERS[group]
         for message in messages:
             first = message.body not in self.failed[group]
@@ -69,7 +69,7 @@ class Account:
 
 
 class VirtualCluster:
-    """A name server, two brokers and clients, all on one loop whose time is virtual."""
+    """A name server, two brokers and clients on one loop with virtual time."""
 
     def __init__(self, loop: VirtualLoop, directory: Path) -> None:
         self.loop = loop
@@ -86,7 +86,7 @@ class VirtualCluster:
 
     def connect(self) -> Connection:
         mq = Connection([self.name_server.address])
-        mq._loop = Here(self.loop)  # type: ignore[assignment]
+        mq._loop = CurrentThreadLoop(self.loop)  # type: ignore[assignment]
         return mq
 
     async def start_broker(self, name: str) -> None:
@@ -101,8 +101,8 @@ class VirtualCluster:
         self.brokers[name] = await BrokerService.start(spec, "node")
 
     async def lose_broker(self, name: str) -> None:
-        """As a kill does: nothing is saved."""
-        await die(self.brokers.pop(name))
+        """Stop a broker as a kill does: nothing is saved."""
+        await crash_broker(self.brokers.pop(name))
 
     async def start_consumer(self, group: str) -> None:
         seconds, _ = LISTENERS[group]
@@ -135,7 +135,7 @@ class VirtualCluster:
         await self.name_server.stop()
 
     async def trouble(self, until: float) -> None:
-        """A broker dies and comes back, for seconds or for half an hour; a consumer leaves and comes; sockets break."""
+        """Let brokers die for seconds or half an hour, consumers leave and return, and sockets break."""
         rng = self.account.rng
         while self.loop.time() < until:
             await asyncio.sleep(rng.uniform(60, 300))
@@ -151,10 +151,10 @@ class VirtualCluster:
                     await asyncio.sleep(rng.uniform(0, 60))
                     await self.start_consumer(group)
                 case "connections":
-                    cut(self.mq)
+                    break_sockets(self.mq)
 
     async def produce(self, until: float) -> None:
-        """A message every four seconds: what the slow listener can do beside the others."""
+        """Send a message every four seconds: the rate of the slow listener."""
         producer = Producer(self.mq, "p")
         number = 0
         while self.loop.time() < until:
@@ -175,7 +175,7 @@ class VirtualCluster:
 
 @pytest.fixture
 def memory_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, where there is one: in hours of virtual time thousands of things are synced."""
+    """Yield a folder in memory, if possible: hours of virtual time sync thousands of times."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -186,18 +186,18 @@ def memory_folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.long
 @pytest.mark.timeout(280)
-def test_hours_of_slow_listeners_and_lost_brokers(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_message_service, "ListenerThreads", CallsInTurn)
-    # What brokers do many times a second does not matter here, and would be most of the work.
+def test_slow_listeners_survive_hours_of_lost_brokers(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume_message_service, "ListenerThreads", SequentialCalls)
+    # Frequent tasks of brokers do not matter here, and would be most of the work.
     monkeypatch.setattr(admission, "BEAT_SECONDS", 1.0)
     for name in ("_ROUND_SECONDS", "_IDLE_PROBE_SECONDS", "PROBE_SECONDS"):
         monkeypatch.setattr(broker_service, name, 1.0)
     hours = float(os.environ.get("RAYMQ_SOAK_HOURS", "2"))
     with virtual_time() as loop:
-        loop.run_until_complete(live(VirtualCluster(loop, memory_folder), hours * 3600))
+        loop.run_until_complete(run_cluster(VirtualCluster(loop, memory_folder), hours * 3600))
 
 
-async def live(cluster: VirtualCluster, seconds: float) -> None:
+async def run_cluster(cluster: VirtualCluster, seconds: float) -> None:
     await cluster.start()
     for broker in cluster.brokers.values():
         broker.core.topics.create("t", queues=4)
@@ -212,14 +212,14 @@ async def live(cluster: VirtualCluster, seconds: float) -> None:
     for group, consuming in cluster.consumers.items():
         assert consuming.supervisor.failures == []
         assert set(consuming.supervisor.works) >= WORKS
-        await cluster.until(lambda c=consuming: lag(cluster, c) == 0, 60, f"{group}: lag 0")  # type: ignore[misc]
+        await cluster.until(lambda c=consuming: broker_lag(cluster, c) == 0, 60, f"{group}: lag 0")  # type: ignore[misc]
     print(f"{len(account.stored)} messages; { ({g: d.total() for g, d in account.done.items()}) } successes")
     assert len(account.stored) > seconds / 4 / 3
     await cluster.stop()
 
 
-def lag(cluster: VirtualCluster, consuming: PushConsumerEngine) -> int:
-    """What the brokers' books say that the group has not done."""
+def broker_lag(cluster: VirtualCluster, consuming: PushConsumerEngine) -> int:
+    """Return the number of unprocessed messages from the brokers' tables."""
     total = 0
     for broker in cluster.brokers.values():
         for queue_id in range(4):
@@ -236,9 +236,9 @@ def lag(cluster: VirtualCluster, consuming: PushConsumerEngine) -> int:
     [(6, 2.5), pytest.param(600, 1.0, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
     ids=["short", "long"],
 )
-def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Path, seconds: int, pace: float) -> None:
-    """`pace` is how often something comes or goes, beside the long form of it."""
-    before = client_threads()  # of other tests of this process
+def test_slow_listeners_on_threads_survive_disturbances(tmp_path: Path, seconds: int, pace: float) -> None:
+    """`pace`: how often something comes or goes, relative to the long form."""
+    before = client_threads()  # of other tests in this process
     services = Services(tmp_path)
     services.start()
     account = Account(SEED)
@@ -246,7 +246,7 @@ def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Pat
         with Connection([services.name_server.address]) as mq:
             admin = Admin(mq)
             admin.create_topic("t", queues=4)
-            consumers = {group: consumer_of(mq, group, account) for group in LISTENERS}
+            consumers = {group: start_consumer(mq, group, account) for group in LISTENERS}
             trouble = threading.Thread(target=make_trouble, args=(services, mq, consumers, account, seconds, pace))
             trouble.start()
             deadline = time.monotonic() + seconds
@@ -258,7 +258,7 @@ def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Pat
                 with contextlib.suppress(RayMQError):
                     producer.send(Message("t", body))
                     account.stored.add(body)
-                time.sleep(0.05)  # twenty a second: what the slow listener's threads can do
+                time.sleep(0.05)  # twenty a second: the rate of the slow listener's threads
             trouble.join(60)
             assert not trouble.is_alive()
             for group in LISTENERS:
@@ -266,7 +266,7 @@ def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Pat
             for group, consumer in consumers.items():
                 poll_until(lambda c=consumer: set(c.health.works) >= WORKS, 30, f"{group}: everything lives")  # type: ignore[misc]
                 assert consumer.health.failures == []
-                poll_until(lambda group=group: lag_of(admin, group) == 0, 30, f"{group}: lag 0")  # type: ignore[misc]
+                poll_until(lambda group=group: reported_lag(admin, group) == 0, 30, f"{group}: lag 0")  # type: ignore[misc]
                 consumer.shutdown()
             print(f"{len(account.stored)} messages; { ({g: d.total() for g, d in account.done.items()}) } successes")
         poll_until(lambda: not client_threads() - before, 10, "no thread is left behind")
@@ -274,11 +274,11 @@ def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Pat
         services.stop()
 
 
-def consumer_of(mq: Connection, group: str, account: Account) -> PushConsumer:
+def start_consumer(mq: Connection, group: str, account: Account) -> PushConsumer:
     seconds, _ = LISTENERS[group]
 
     def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
-        time.sleep(seconds)  # what a user's listener does with its messages
+        time.sleep(seconds)  # the work of a user's listener
         return account.listens(group, messages)
 
     consumer = PushConsumer(mq, group, {"t": "*"}, listener, threads=40)
@@ -307,19 +307,19 @@ def make_trouble(
             case "consumer":
                 group = rng.choice(sorted(consumers))
                 consumers[group].shutdown()
-                consumers[group] = consumer_of(mq, group, account)
+                consumers[group] = start_consumer(mq, group, account)
             case "connections":
-                mq.loop.call_soon_threadsafe(cut, mq)
+                mq.loop.call_soon_threadsafe(break_sockets, mq)
 
 
-def cut(mq: Connection) -> None:
+def break_sockets(mq: Connection) -> None:
     """Break every socket of a client."""
     for peer in mq.pool._peers.values():
         if peer.connection is not None and peer.connection._transport is not None:
             peer.connection._transport.abort()
 
 
-def lag_of(admin: Admin, group: str) -> int:
+def reported_lag(admin: Admin, group: str) -> int:
     try:
         return sum(found.lag or 0 for found in admin.group_progress(group).values())
     except RayMQError:
@@ -327,6 +327,6 @@ def lag_of(admin: Admin, group: str) -> int:
 
 
 def client_threads() -> set[threading.Thread]:
-    """What clients have begun; the brokers of this process have threads, too."""
+    """Return the threads of clients; the brokers of this process have threads, too."""
     ours = ("raymq-client", "raymq-standby", *(f"raymq-{group}" for group in LISTENERS))
     return {thread for thread in threading.enumerate() if thread.name.startswith(ours)}

@@ -1,4 +1,4 @@
-"""Numbered messages through a cluster while something is killed, and the account of what became of each.
+"""Send numbered messages through a cluster during kills, and account for each of them.
 
 A message's number is its body. Every tenth fails at its first delivery, so that retries and the scheduler take part.
 """
@@ -12,39 +12,39 @@ from dataclasses import dataclass, field
 
 from raymq.client import ConsumeResult, Message, NotStored, OutcomeUnknown, Producer, ReceivedMessage, Retry
 
-#: A retry of the traffic's listener waits this delay level (1 s).
+#: The delay level of the listener's retries (1 s).
 RETRY_LEVEL = 1
 
 
 @dataclass(slots=True)
 class Account:
-    """What the clients were told, and what arrived."""
+    """The outcomes of sends, and the arrived messages."""
 
     acknowledged: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
     taken: Counter[int] = field(default_factory=Counter)
     failed_once: Counter[int] = field(default_factory=Counter)
-    #: When each send was begun, and when it ended (monotonic seconds).
+    #: When each send began and ended (monotonic seconds).
     sent: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def lost(self) -> set[int]:
-        """Acknowledged and never taken: must be empty."""
+        """Acknowledged messages that did not arrive: must be empty."""
         return self.acknowledged - set(self.taken)
 
     @property
     def ghosts(self) -> set[int]:
-        """Taken although the producer was told that it is not stored, or never sent: must be empty."""
+        """Arrived messages that were refused or never sent: must be empty."""
         return set(self.taken) - self.acknowledged - self.unknown
 
     @property
     def duplicates(self) -> int:
-        """Deliveries beyond the first successful one."""
+        """Deliveries after the first successful one."""
         return sum(self.taken.values()) - len(self.taken)
 
     def line(self, what: str) -> str:
-        """The account in one line."""
+        """Return the account in one line."""
         retried = sum(self.failed_once.values())
         return (
             f"{what}: {len(self.acknowledged)} acknowledged, {len(self.unknown)} unknown, {len(self.refused)} refused, "
@@ -53,7 +53,7 @@ class Account:
 
 
 class Traffic:
-    """Sends with every given producer, each on a thread, until `stop`; `listener` is the consumer's."""
+    """Send with each producer on a thread until `stop`; `listener` is the consumer's."""
 
     def __init__(self, topic: str, producers: list[Producer]) -> None:
         self.account = Account()
@@ -102,4 +102,4 @@ class Traffic:
             with self._lock:
                 outcome.add(number)
                 self.account.sent[number] = begun, time.monotonic()
-            time.sleep(0.002)  # a steady load, not a flood: the machine has two cores
+            time.sleep(0.002)  # a steady load that leaves the two cores room

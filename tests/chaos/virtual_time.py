@@ -1,8 +1,7 @@
-"""An event loop on which time passes only where nobody has anything to do: hours of a client's life in seconds.
+"""An event loop with virtual time, which moves only while all tasks wait: hours of a client's life in seconds.
 
-Sockets are real. The loop looks at them first; where there is nothing it does not wait for the next timer, but goes to
-its time. `time.monotonic`, `time.clock_gettime`, `time.time` and `time.time_ns` follow it while `virtual_time` is
-entered.
+Sockets are real. The loop polls them first; without events it does not wait for the next timer, but moves its time to
+it. `time.monotonic`, `time.clock_gettime`, `time.time` and `time.time_ns` follow it within `virtual_time`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from typing import Any
 
 import pytest
 
-#: For what comes over a socket or from a helper thread it is waited so long, in real seconds, before time moves.
+#: How long, in real seconds, the loop waits for sockets and helper threads before time moves.
 _GRACE_SECONDS = 0.0002
-#: Time moves in such steps, so that timers of the same moment are one step's: they fire late by at most that, as on a
-#: busy machine.
+#: The step of virtual time. Timers of one step fire together: late by at most a step, as on a busy machine.
 STEP_SECONDS = 0.1
 
 
@@ -33,7 +31,7 @@ class _Selector(selectors.DefaultSelector):
         found = super().select(0)
         if found or timeout == 0:
             return found
-        until = time.perf_counter() + _GRACE_SECONDS  # epoll's own timeout is a millisecond at least
+        until = time.perf_counter() + _GRACE_SECONDS  # epoll's own timeout is at least a millisecond
         while time.perf_counter() < until:
             found = super().select(0)
             if found:
@@ -45,7 +43,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """`now` is its time in seconds; `advance` lets some pass, as what keeps its thread busy would."""
+    """A loop with its time `now` in seconds; `advance` lets time pass, as a busy thread would."""
 
     def __init__(self) -> None:
         selector = _Selector()
@@ -61,7 +59,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.now += seconds
 
     def helpers(self) -> int:
-        """How many blocking calls are under way on helper threads, which live in real time."""
+        """Return the number of blocking calls on helper threads, which run in real time."""
         return self._helped
 
     def run_in_executor(self, executor: Any, call: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:  # type: ignore[override]
@@ -77,7 +75,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @contextmanager
 def virtual_time() -> Iterator[VirtualLoop]:
-    """The loop, on the calling thread, and the clocks that follow it."""
+    """Yield the loop on the calling thread, with the clocks that follow it."""
     loop = VirtualLoop()
     began, wall = loop.now, time.time()
     with pytest.MonkeyPatch.context() as patch:
@@ -97,8 +95,8 @@ def virtual_time() -> Iterator[VirtualLoop]:
             loop.close()
 
 
-class Here:
-    """What a `Connection` has for its loop's thread, where that is the one that runs already."""
+class CurrentThreadLoop:
+    """Replace a `Connection`'s loop thread by the running thread."""
 
     failures = 0
     is_running = False
@@ -111,8 +109,8 @@ class Here:
         return False
 
 
-class CallsInTurn:
-    """In place of `ListenerThreads`: calls are made on the loop, one after the other, and take virtual time."""
+class SequentialCalls:
+    """Replace `ListenerThreads`: calls run on the loop one after another, and take virtual time."""
 
     def __init__(
         self,

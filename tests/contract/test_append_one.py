@@ -1,4 +1,4 @@
-"""APPEND_ONE and its sibling over their three ways: alone in a bare frame, in a usual frame, and through `invoke`."""
+"""Test APPEND_ONE and APPEND_ONE_SEQUENCED by a bare frame, a usual frame, and `invoke`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from raymq.client.errors import RayMQError
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp_first
 from raymq.storage.records.record import OFFSET_QUEUE_ID
 from raymq.storage.tables.topic_config import PERM_READ, TopicConfig
-from tests.broker_clients import BareDoor, BrokerClient, InvokeBrokerClient, SocketBrokerClient
+from tests.broker_clients import BareFrameClient, BrokerClient, InvokeBrokerClient, SocketBrokerClient
 from tests.polling import poll_until
 from tests.unit.actors.bench import HOST
 
@@ -48,16 +48,16 @@ T = TypeVar("T")
 Start = Callable[..., tuple[BrokerClient, BrokerService]]
 
 
-@pytest.fixture(params=[BareDoor, SocketBrokerClient, InvokeBrokerClient], ids=["bare", "socket", "invoke"])
+@pytest.fixture(params=[BareFrameClient, SocketBrokerClient, InvokeBrokerClient], ids=["bare", "socket", "invoke"])
 def start(request: pytest.FixtureRequest, loop: EventLoopThread, tmp_path: Path) -> Iterator[Start]:
-    """Starts a broker with topic t of two queues."""
+    """Return a function that starts a broker with topic t of two queues."""
     brokers: list[BrokerService] = []
 
     def started(*, auto_create_topics: bool = False, **store: object) -> tuple[BrokerClient, BrokerService]:
         sizes = {"commitlog_file_bytes": 1 << 24, "index_slots": 1_000, "index_entries": 10_000}
         spec = BrokerSpec(
             "broker-a", "test", str(tmp_path), "127.0.0.1", (), auto_create_topics=auto_create_topics,
-            append_wait_ms=60_000,  # a door asks once: a machine that is busy elsewhere must not refuse it
+            append_wait_ms=60_000,  # a client asks once: a busy machine must not refuse it
             store={**sizes, **store},
         )  # fmt: skip
         brokers.append(loop.run(BrokerService.start(spec, "n")))
@@ -70,14 +70,14 @@ def start(request: pytest.FixtureRequest, loop: EventLoopThread, tmp_path: Path)
         loop.run(broker.stop())
 
 
-def one(topic: str = "t", body: bytes = b"x", queue_id: int = 0, **told: str | int) -> Command:
-    record = Message(topic, body, **told).encode(1, HOST)  # type: ignore[arg-type]
+def append_one_command(topic: str = "t", body: bytes = b"x", queue_id: int = 0, **fields: str | int) -> Command:
+    record = Message(topic, body, **fields).encode(1, HOST)  # type: ignore[arg-type]
     struct.pack_into(">i", record, OFFSET_QUEUE_ID, queue_id)
     return Command(RequestCode.APPEND_ONE, body=bytes(record), serialization=Serialization.MSGPACK)
 
 
-def fetched(door: BrokerClient, queue_id: int = 0) -> int:
-    """How many messages a queue has."""
+def count_messages(door: BrokerClient, queue_id: int = 0) -> int:
+    """Return the number of messages in a queue."""
     parts = fetch_commands.read_fetched(
         door.ask(fetch_commands.fetch_command("s", [FetchSpec("t", queue_id, 0)], 100, 1 << 23, 0.0))
     )
@@ -89,56 +89,58 @@ def error_of(answer: Command) -> RayMQError:
     return error_codec.error_from_response(answer)
 
 
-def test_places_follow_each_other(start: Start) -> None:
+def test_appends_return_increasing_positions(start: Start) -> None:
     door, broker = start()
     ends = []
     for n in range(6):
-        status, offset, physical_offset = read_append_position(door.ask(one(body=b"%d" % n, queue_id=n % 2)).body)
+        status, offset, physical_offset = read_append_position(
+            door.ask(append_one_command(body=b"%d" % n, queue_id=n % 2)).body
+        )
         assert (status, offset) == (SendStatus.SEND_OK, n // 2)
         assert broker.core.view(physical_offset).body == b"%d" % n
         ends.append(physical_offset)
     assert ends == sorted(set(ends))
-    assert (fetched(door), fetched(door, 1)) == (3, 3)
+    assert (count_messages(door), count_messages(door, 1)) == (3, 3)
     counter = broker.statistics.put_of("t")
     assert counter is not None
     assert (counter.messages, counter.calls) == (6, 6)
     assert broker.core.admission.appends_under_way == 0
 
 
-async def on_loop(call: Callable[[], T]) -> T:
-    """A broker's core belongs to its loop: an answer may be out before queue and index know what it speaks of."""
+async def call_on_loop(call: Callable[[], T]) -> T:
+    """Run the call on the broker's loop: an answer may precede the update of queue and index."""
     return call()
 
 
-def test_tags_and_keys_are_found(start: Start, loop: EventLoopThread) -> None:
+def test_query_finds_tags_and_keys(start: Start, loop: EventLoopThread) -> None:
     door, broker = start()
     for n in range(2):
-        assert door.ask(one(tags="red", keys=f"k{n}")).code == ResponseCode.SUCCESS
-    (found,) = loop.run(on_loop(lambda: broker.core.query("t", "k1", 0, 1 << 60, 9)))
+        assert door.ask(append_one_command(tags="red", keys=f"k{n}")).code == ResponseCode.SUCCESS
+    (found,) = loop.run(call_on_loop(lambda: broker.core.query("t", "k1", 0, 1 << 60, 9)))
     assert (found.tags, found.queue_offset) == ("red", 1)
 
 
-def test_who_waits_is_woken(start: Start) -> None:
+def test_append_wakes_waiting_fetch(start: Start) -> None:
     door, broker = start()
-    door.ask(one())
+    door.ask(append_one_command())
     parked = SocketBrokerClient(door._loop, broker).begin(
         fetch_commands.fetch_command("s", [FetchSpec("t", 0, 1)], 9, 1 << 23, 20.0)
     )  # type: ignore[attr-defined]
     poll_until(lambda: len(broker.polls) == 1)
-    door.ask(one())
+    door.ask(append_one_command())
     (part,) = fetch_commands.read_fetched(parked.result(5))
     assert part.next_offset == 2
 
 
-def test_refusals_leave_nothing_behind(start: Start) -> None:
+def test_refused_append_stores_nothing(start: Start) -> None:
     door, broker = start()
-    door.ask(one())
+    door.ask(append_one_command())
     end = broker.store.max_physical_offset
-    sound = bytes(one().body)
+    sound = bytes(append_one_command().body)
     cases: list[tuple[Command, type[RayMQError]]] = [
-        (one("unknown"), TopicNotFound),
-        (one(queue_id=2), QueueNotFound),
-        (one(queue_id=-1), InvalidInput),
+        (append_one_command("unknown"), TopicNotFound),
+        (append_one_command(queue_id=2), QueueNotFound),
+        (append_one_command(queue_id=-1), InvalidInput),
         (Command(RequestCode.APPEND_ONE, body=sound[:-1], serialization=Serialization.MSGPACK), InvalidInput),
         (Command(RequestCode.APPEND_ONE, body=sound + sound, serialization=Serialization.MSGPACK), InvalidInput),
         (Command(RequestCode.APPEND_ONE, body=b"", serialization=Serialization.MSGPACK), InvalidInput),
@@ -154,112 +156,112 @@ def test_refusals_leave_nothing_behind(start: Start) -> None:
     assert broker.store.max_physical_offset == end
     assert sum(broker.statistics.refusals.values()) == len(cases) + 1
     assert broker.core.admission.appends_under_way == 0
-    assert read_append_position(door.ask(one()).body)[1] == 1
+    assert read_append_position(door.ask(append_one_command()).body)[1] == 1
 
 
-def test_a_topic_that_changes_is_looked_at_anew(start: Start) -> None:
+def test_changed_topic_config_applies_to_next_append(start: Start) -> None:
     door, broker = start()
     for change, queue_id, error in (
         (TopicConfig("t", 1, 1), 1, QueueNotFound),
         (TopicConfig("t", 1, 1, perm=PERM_READ), 0, PermissionDenied),
     ):
         for _ in range(2):
-            assert door.ask(one(queue_id=queue_id)).code == ResponseCode.SUCCESS
+            assert door.ask(append_one_command(queue_id=queue_id)).code == ResponseCode.SUCCESS
         broker._loop.call_soon_threadsafe(broker.store.topic_configs.put, change)
         poll_until(lambda: broker.core.topic("t") == change)  # noqa: B023 - called at once
-        assert type(error_of(door.ask(one(queue_id=queue_id)))) is error
+        assert type(error_of(door.ask(append_one_command(queue_id=queue_id)))) is error
 
 
-def test_a_broker_that_has_too_much_to_do_says_so(start: Start) -> None:
+def test_overloaded_broker_raises_server_busy(start: Start) -> None:
     door, broker = start()
-    door.ask(one())
+    door.ask(append_one_command())
     admission = broker.core.admission
     admission.appends_under_way = admission.limits.appends_under_way
-    assert isinstance(error_of(door.ask(one())), ServerBusy)
+    assert isinstance(error_of(door.ask(append_one_command())), ServerBusy)
     admission.appends_under_way = 0
-    assert read_append_position(door.ask(one()).body)[1] == 1
+    assert read_append_position(door.ask(append_one_command()).body)[1] == 1
 
 
-def test_a_topic_is_made_where_that_is_allowed(start: Start) -> None:
+def test_append_creates_topic_with_auto_create(start: Start) -> None:
     door, broker = start(auto_create_topics=True)
-    assert read_append_position(door.ask(one("new")).body)[:2] == (SendStatus.SEND_OK, 0)
+    assert read_append_position(door.ask(append_one_command("new")).body)[:2] == (SendStatus.SEND_OK, 0)
     assert "new" in broker.core.topics
 
 
-def test_with_sync_flush_it_is_on_disk(start: Start) -> None:
+def test_sync_flush_acknowledges_flushed_message(start: Start) -> None:
     door, broker = start(flush="sync")
     for _ in range(3):
-        status, _, physical_offset = read_append_position(door.ask(one()).body)
+        status, _, physical_offset = read_append_position(door.ask(append_one_command()).body)
         assert status is SendStatus.SEND_OK
         assert broker.store.flushed_offset > physical_offset
 
 
-def numbered(first: int, epoch: int = 0, body: bytes = b"x", count: int = 1, **told: int) -> Command:
-    command = one(body=body, **told)
+def sequenced_command(first: int, epoch: int = 0, body: bytes = b"x", count: int = 1, **fields: int) -> Command:
+    command = append_one_command(body=body, **fields)
     record = bytearray(command.body)
     stamp_first(record, ProducerSequence("p" * 16, epoch, first, count))
     return Command(RequestCode.APPEND_ONE_SEQUENCED, body=bytes(record), serialization=Serialization.MSGPACK)
 
 
-def as_a_batch(command: Command, *, delayed: bool = False) -> Command:
-    """The same record as the loop's tries have it."""
+def as_batch(command: Command, *, delayed: bool = False) -> Command:
+    """Return the same record as a batch, as retries send it."""
     sizes = np.array([len(command.body)], np.int32)
     return append_command("t", 0, command.body, sizes, delayed=delayed, sequenced=True)
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
-def test_a_repeated_number_gets_the_first_ones_place(start: Start, flush: str) -> None:
+def test_repeated_sequence_number_returns_first_position(start: Start, flush: str) -> None:
     door, broker = start(flush=flush)
-    places = [read_append_position(door.ask(numbered(n, body=b"%d" % n)).body) for n in range(4)]
+    places = [read_append_position(door.ask(sequenced_command(n, body=b"%d" % n)).body) for n in range(4)]
     assert [offset for _, offset, _ in places] == list(range(4))
     end = broker.store.max_physical_offset
-    assert [read_append_position(door.ask(numbered(n, body=b"%d" % n)).body) for n in range(4)] == places
+    assert [read_append_position(door.ask(sequenced_command(n, body=b"%d" % n)).body) for n in range(4)] == places
     for n, (status, offset, physical_offset) in enumerate(places):
-        told, placed = read_append_answer(door.ask(as_a_batch(numbered(n, body=b"%d" % n))), 1)
-        assert (told, placed.queue_offsets[0], placed.physical_offsets[0]) == (status, offset, physical_offset)
+        batch_status, placed = read_append_answer(door.ask(as_batch(sequenced_command(n, body=b"%d" % n))), 1)
+        assert (batch_status, placed.queue_offsets[0], placed.physical_offsets[0]) == (status, offset, physical_offset)
     assert broker.store.max_physical_offset == end
-    read_append_answer(door.ask(as_a_batch(numbered(4))), 1)
-    assert read_append_position(door.ask(numbered(4)).body)[1] == 4
-    assert fetched(door) == 5
+    read_append_answer(door.ask(as_batch(sequenced_command(4))), 1)
+    assert read_append_position(door.ask(sequenced_command(4)).body)[1] == 4
+    assert count_messages(door) == 5
     assert broker.core.admission.appends_under_way == 0
 
 
-def test_gaps_are_refused_and_a_new_epoch_begins_at_0(start: Start) -> None:
+def test_sequence_gap_is_refused_and_new_epoch_begins_at_0(start: Start) -> None:
     door, _ = start()
     for n in range(2):
-        door.ask(numbered(n, epoch=1))
-    for wrong in (numbered(3, epoch=1), numbered(0, epoch=0), numbered(1, epoch=2)):
+        door.ask(sequenced_command(n, epoch=1))
+    for wrong in (sequenced_command(3, epoch=1), sequenced_command(0, epoch=0), sequenced_command(1, epoch=2)):
         assert isinstance(error_of(door.ask(wrong)), SequenceGap)
-    assert read_append_position(door.ask(numbered(0, epoch=2)).body)[1] == 2
-    assert isinstance(error_of(door.ask(numbered(2, epoch=1))), SequenceGap)
+    assert read_append_position(door.ask(sequenced_command(0, epoch=2)).body)[1] == 2
+    assert isinstance(error_of(door.ask(sequenced_command(2, epoch=1))), SequenceGap)
     for wrong in (
-        numbered(1, epoch=2, count=2),
-        Command(RequestCode.APPEND_ONE_SEQUENCED, body=one().body, serialization=Serialization.MSGPACK),
+        sequenced_command(1, epoch=2, count=2),
+        Command(RequestCode.APPEND_ONE_SEQUENCED, body=append_one_command().body, serialization=Serialization.MSGPACK),
     ):
         assert isinstance(error_of(door.ask(wrong)), InvalidInput)
-    assert read_append_position(door.ask(numbered(1, epoch=2)).body)[1] == 3
-    assert fetched(door) == 4
+    assert read_append_position(door.ask(sequenced_command(1, epoch=2)).body)[1] == 3
+    assert count_messages(door) == 4
 
 
-def test_a_number_is_of_a_delayed_message_or_of_one_that_is_not(start: Start) -> None:
+def test_sequence_number_does_not_change_between_delayed_and_not(start: Start) -> None:
     door, broker = start()
-    assert door.ask(numbered(0)).code == ResponseCode.SUCCESS
-    assert door.ask(as_a_batch(numbered(1, delay_level=1), delayed=True)).code == ResponseCode.SUCCESS
+    assert door.ask(sequenced_command(0)).code == ResponseCode.SUCCESS
+    assert door.ask(as_batch(sequenced_command(1, delay_level=1), delayed=True)).code == ResponseCode.SUCCESS
     end = broker.store.max_physical_offset
     for other in (
-        as_a_batch(numbered(0, delay_level=1), delayed=True),
-        as_a_batch(numbered(1)),
-        numbered(1),
+        as_batch(sequenced_command(0, delay_level=1), delayed=True),
+        as_batch(sequenced_command(1)),
+        sequenced_command(1),
     ):
         assert isinstance(error_of(door.ask(other)), SequenceGap)
     assert broker.store.max_physical_offset == end
-    assert read_append_answer(door.ask(as_a_batch(numbered(1, delay_level=1), delayed=True)), 1)[1].topic != "t"
+    assert read_append_answer(door.ask(as_batch(sequenced_command(1, delay_level=1), delayed=True)), 1)[1].topic != "t"
 
 
-def test_a_repeated_message_whose_time_had_passed_gets_the_first_ones_place(start: Start) -> None:
-    """It is told as delayed and was stored at once: as its producer repeats it, it is the same."""
+def test_repeated_overdue_message_returns_first_position(start: Start) -> None:
+    """It is declared as delayed and was stored at once: a repeated send must match it."""
     door, broker = start()
-    late = as_a_batch(numbered(0, deliver_at=1), delayed=True)
+    late = as_batch(sequenced_command(0, deliver_at=1), delayed=True)
     first = read_append_answer(door.ask(late), 1)[1]
     assert first.topic == "t"
     end = broker.store.max_physical_offset
@@ -268,10 +270,10 @@ def test_a_repeated_message_whose_time_had_passed_gets_the_first_ones_place(star
     assert broker.store.max_physical_offset == end
 
 
-def test_so_many_records_of_one_request_may_wait(start: Start) -> None:
-    """Each is made anew: 160,000 of one frame would take seconds of the loop."""
+def test_delayed_records_of_one_request_are_limited(start: Start) -> None:
+    """Each record is rebuilt: 160,000 of one frame would block the loop for seconds."""
     door, broker = start()
-    record = bytes(one(delay_level=1).body)
+    record = bytes(append_one_command(delay_level=1).body)
 
     def many(count: int) -> Command:
         return append_command("t", 0, record * count, np.full(count, len(record), np.int32), delayed=True)
@@ -286,56 +288,54 @@ def test_so_many_records_of_one_request_may_wait(start: Start) -> None:
     assert len(read_append_answer(door.ask(many(MAX_DELAYED)), MAX_DELAYED)[1].queue_offsets) == MAX_DELAYED
 
 
-def test_what_fails_when_bytes_were_written_is_an_unknown_outcome(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On each way: nobody may say that it is not stored."""
+def test_failure_after_write_raises_write_unknown(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On each path the message must not be reported as not stored."""
     door, broker = start()
-    door.ask(one())
+    door.ask(append_one_command())
 
     def breaks(*_: object) -> None:
         raise KeyError("t")
 
-    monkeypatch.setattr(type(broker.polls), "offer", breaks)  # before the quick way's answer
-    monkeypatch.setattr(broker.core, "on_arrival", breaks)  # before the others'
-    assert isinstance(error_of(door.ask(one())), WriteUnknown)
+    monkeypatch.setattr(type(broker.polls), "offer", breaks)  # before the fast path's answer
+    monkeypatch.setattr(broker.core, "on_arrival", breaks)  # before the other paths' answers
+    assert isinstance(error_of(door.ask(append_one_command())), WriteUnknown)
     monkeypatch.undo()
     assert sum(broker.statistics.refusals.values()) == 1
     assert broker.core.admission.appends_under_way == 0
-    assert read_append_position(door.ask(one()).body)[1] == 2
+    assert read_append_position(door.ask(append_one_command()).body)[1] == 2
 
 
-def test_after_a_restart_what_is_here_is_known(start: Start) -> None:
+def test_sequence_is_recognised_after_journal_replay(start: Start) -> None:
     door, broker = start()
-    first = read_append_position(door.ask(numbered(0)).body)
-    door.ask(numbered(1))
+    first = read_append_position(door.ask(sequenced_command(0)).body)
+    door.ask(sequenced_command(1))
     broker._loop.call_soon_threadsafe(broker.core.producers._lanes.clear)
-    assert isinstance(error_of(door.ask(numbered(2))), SequenceGap)
+    assert isinstance(error_of(door.ask(sequenced_command(2))), SequenceGap)
     producer_state_journal.replay(broker.core.producers, broker.store, 0)
-    assert read_append_position(door.ask(numbered(0)).body) == first
-    assert read_append_position(door.ask(numbered(2)).body)[1] == 2
+    assert read_append_position(door.ask(sequenced_command(0)).body) == first
+    assert read_append_position(door.ask(sequenced_command(2)).body)[1] == 2
 
 
-def test_an_answer_that_cannot_be_given_is_remembered(start: Start) -> None:
+def test_sequence_without_answer_is_remembered(start: Start) -> None:
     door, broker = start()
-    door.ask(numbered(0))
-    single = broker.store.check_one(numbered(1).body)
+    door.ask(sequenced_command(0))
+    single = broker.store.check_one(sequenced_command(1).body)
 
     def lost(*_: int) -> None:
         raise ValueError("nobody is there")
 
     with pytest.raises(ValueError, match="nobody"):
         broker.core.append_one_sequenced(single, lost)
-    assert read_append_position(door.ask(numbered(1)).body)[1] == 1
-    assert fetched(door) == 2
+    assert read_append_position(door.ask(sequenced_command(1)).body)[1] == 1
+    assert count_messages(door) == 2
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_who_took_what_did_not_arrive_is_woken_for_the_next_message(
+def test_waiting_poll_is_woken_after_undelivered_message(
     start: Start, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     door, broker = start()
-    door.ask(numbered(0))
+    door.ask(sequenced_command(0))
     taken: list[object] = []
     woken: list[int] = []
 
@@ -354,9 +354,9 @@ def test_who_took_what_did_not_arrive_is_woken_for_the_next_message(
 
         with monkeypatch.context() as patch:
             patch.setattr(broker.store, "append_one", half_done)
-            door.ask(numbered(1))
+            door.ask(sequenced_command(1))
     else:
-        door.ask(numbered(0))
-    door.ask(as_a_batch(numbered(0, epoch=1)))
-    assert len(taken) == (1 if isinstance(door, BareDoor) else 0)  # by its usual frame nothing is offered
+        door.ask(sequenced_command(0))
+    door.ask(as_batch(sequenced_command(0, epoch=1)))
+    assert len(taken) == (1 if isinstance(door, BareFrameClient) else 0)  # a usual frame offers no direct delivery
     assert woken

@@ -1,4 +1,4 @@
-"""A broker that serves imports nothing any more: an import stands between all its clients and their answers."""
+"""Test that a serving broker imports no more modules: an import would delay all its clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ asyncio.run(serve(sys.argv[1]))
 """
 
 
-def test_a_first_timer_imports_no_package(tmp_path: Path) -> None:
+def test_first_timed_message_imports_no_package(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "b")], capture_output=True, text=True, timeout=90, check=False
     )

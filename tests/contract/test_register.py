@@ -1,8 +1,8 @@
-"""What every register promises (`actors/keeper/register.py`): one suite over each implementation.
+"""Test the contract of `actors/keeper/register.py` on each implementation.
 
-An implementation adds a harness. That of etcd needs Debian's `etcd-server`, or another `etcd` of 3.4 or later in PATH,
-and is skipped without. The history check at the end records what concurrent clients were told while requests, answers
-and servers get lost, and asks whether one order of events explains it.
+An implementation adds a harness. The one of etcd needs Debian's `etcd-server`, or another `etcd` of 3.4 or later in
+PATH, and is skipped without it. The history check at the end records the answers of concurrent clients while requests,
+answers and servers get lost, and checks that one order of events explains them.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from raymq.actors.keeper.proposal import Proposal
 from raymq.actors.keeper.register import Register
 from raymq.storage.errors import InvalidInput
 from tests.etcd_servers import EtcdServers, etcd_servers
-from tests.unit.actors.keeper.keepers_at_hand import KeepersAtHand, group, mastered, replica
+from tests.unit.actors.keeper.in_memory_keepers import InMemoryKeepers, group, group_with_master, replica
 
 pytestmark = pytest.mark.contract
 
 
 class Harness(Protocol):
-    """One implementation with what it stands on."""
+    """One implementation with its servers."""
 
     def register(self) -> Register:
-        """Another client of the same register."""
+        """Return another client of the same register."""
 
     async def pass_seconds(self, seconds: float) -> None:
         """Let time pass, for leases too."""
 
     def disturb(self, chance: random.Random) -> None:
-        """Begin or end a fault: lost messages, a part of the servers down or restarted; never all for good."""
+        """Begin or end a fault: lost messages, some servers down or restarted; never all of them for good."""
 
     def heal(self) -> None:
         """End all faults."""
@@ -59,7 +59,7 @@ class KeeperHarness:
     """Three keepers in this process."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.keepers = KeepersAtHand(3, seed)
+        self.keepers = InMemoryKeepers(3, seed)
 
     def register(self) -> Register:
         return self.keepers.register()
@@ -87,7 +87,7 @@ class KeeperHarness:
 
 
 class EtcdHarness:
-    """Three etcd servers, of all tests; each harness has keys of its own."""
+    """Three etcd servers, shared by all tests; each harness has keys of its own."""
 
     def __init__(self, servers: EtcdServers) -> None:
         self.servers = servers
@@ -99,7 +99,7 @@ class EtcdHarness:
         return self._registers[-1]
 
     async def pass_seconds(self, seconds: float) -> None:
-        # etcd looks twice a second for leases that have ended, and decides by majority that one has.
+        # etcd checks twice a second for expired leases, and decides by majority that one has expired.
         await asyncio.sleep(seconds + 1.5)
 
     def disturb(self, chance: random.Random) -> None:
@@ -130,8 +130,8 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 
 
 @pytest.fixture
-def made(request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], Harness]]:
-    """Makes harnesses, by implementation and seed."""
+def make_harness(request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], Harness]]:
+    """Return a function that makes harnesses, by implementation and seed."""
     harnesses: list[Harness] = []
 
     def make(implementation: str, seed: int = 0) -> Harness:
@@ -145,11 +145,11 @@ def made(request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], Harnes
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
-def harness(request: pytest.FixtureRequest, made: Callable[[str, int], Harness]) -> Harness:
-    return made(request.param, 0)
+def harness(request: pytest.FixtureRequest, make_harness: Callable[[str, int], Harness]) -> Harness:
+    return make_harness(request.param, 0)
 
 
-def test_what_was_never_written_is_of_version_0(harness: Harness) -> None:
+def test_unwritten_group_has_version_0(harness: Harness) -> None:
     async def scene() -> None:
         register = harness.register()
         assert await register.read("g") == Registered()
@@ -158,7 +158,7 @@ def test_what_was_never_written_is_of_version_0(harness: Harness) -> None:
     asyncio.run(scene())
 
 
-def test_a_change_is_read_by_everybody(harness: Harness) -> None:
+def test_change_is_visible_to_other_clients(harness: Harness) -> None:
     async def scene() -> None:
         register = harness.register()
         first = await register.change("g", await register.read("g"), group())
@@ -172,20 +172,20 @@ def test_a_change_is_read_by_everybody(harness: Harness) -> None:
     asyncio.run(scene())
 
 
-def test_who_read_before_another_change_changes_nothing(harness: Harness) -> None:
+def test_change_from_stale_read_raises_conflict(harness: Harness) -> None:
     async def scene() -> None:
         register = harness.register()
         first = await register.change("g", Registered(), group())
         second = await register.change("g", first, group().start_election())
         for stale in (Registered(), first, dataclasses.replace(second, change="another")):
             with pytest.raises(RegisterConflict):
-                await harness.register().change("g", stale, mastered())
+                await harness.register().change("g", stale, group_with_master())
         assert await register.read("g") == second
 
     asyncio.run(scene())
 
 
-def test_of_two_at_once_one_wins(harness: Harness) -> None:
+def test_at_most_one_concurrent_change_succeeds(harness: Harness) -> None:
     async def scene() -> None:
         first = await harness.register().change("g", Registered(), group())
         ends = await asyncio.gather(
@@ -202,8 +202,8 @@ def test_of_two_at_once_one_wins(harness: Harness) -> None:
     asyncio.run(scene())
 
 
-def test_after_settling_no_change_of_unknown_outcome_is_made_any_more() -> None:
-    """For keepers: one of them has accepted a change, and nobody else has heard of it yet."""
+def test_settle_prevents_late_changes_on_keepers() -> None:
+    """For keepers: one of them has accepted a change that no other keeper has received."""
 
     async def scene() -> None:
         harness = KeeperHarness()
@@ -225,7 +225,7 @@ def test_after_settling_no_change_of_unknown_outcome_is_made_any_more() -> None:
     asyncio.run(scene())
 
 
-def test_settling_changes_nothing_that_is_seen(harness: Harness) -> None:
+def test_settle_changes_no_visible_state(harness: Harness) -> None:
     async def scene() -> None:
         register = harness.register()
         assert await register.settle("g") == Registered()
@@ -239,8 +239,8 @@ def test_settling_changes_nothing_that_is_seen(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_etcd_makes_no_change_of_before_once_a_state_is_settled(etcd: EtcdServers, is_there: bool) -> None:
-    """One whose transaction is still under way somewhere: it compares what it had read."""
+def test_settle_prevents_late_changes_on_etcd(etcd: EtcdServers, is_there: bool) -> None:
+    """A pending transaction compares the state that it has read."""
 
     async def scene() -> None:
         register = harness.register()
@@ -259,7 +259,7 @@ def test_etcd_makes_no_change_of_before_once_a_state_is_settled(etcd: EtcdServer
     harness.end()
 
 
-def test_what_is_no_state_is_refused(harness: Harness) -> None:
+def test_invalid_group_state_raises_invalid_input(harness: Harness) -> None:
     async def scene() -> None:
         with pytest.raises(InvalidInput):
             await harness.register().change("g", Registered(), dataclasses.replace(group(), master=7))
@@ -267,14 +267,14 @@ def test_what_is_no_state_is_refused(harness: Harness) -> None:
     asyncio.run(scene())
 
 
-async def with_master(harness: Harness) -> tuple[Register, Registered]:
+async def register_with_master(harness: Harness) -> tuple[Register, Registered]:
     register = harness.register()
-    return register, await register.change("g", Registered(), mastered())
+    return register, await register.change("g", Registered(), group_with_master())
 
 
-def test_only_the_registered_master_has_the_lease(harness: Harness) -> None:
+def test_only_registered_master_renews_lease(harness: Harness) -> None:
     async def scene() -> None:
-        register, _ = await with_master(harness)
+        register, _ = await register_with_master(harness)
         assert await register.renew("g", CLAIM) == LEASE_SECONDS
         for claim in (
             LeaseClaim(2, "n2", 1),
@@ -289,9 +289,9 @@ def test_only_the_registered_master_has_the_lease(harness: Harness) -> None:
     asyncio.run(scene())
 
 
-def test_a_master_is_not_taken_away_before_its_lease_has_ended(harness: Harness) -> None:
+def test_master_is_not_replaced_before_its_lease_ends(harness: Harness) -> None:
     async def scene() -> None:
-        register, now = await with_master(harness)
+        register, now = await register_with_master(harness)
         assert isinstance(now.value, GroupState)
         await register.renew("g", CLAIM)
         restarted = now.value.with_replica(1, replica(1, "again"))
@@ -310,9 +310,9 @@ def test_a_master_is_not_taken_away_before_its_lease_has_ended(harness: Harness)
     asyncio.run(scene())
 
 
-def test_a_master_that_steps_down_is_succeeded_at_once(harness: Harness) -> None:
+def test_election_starts_at_once_after_lease_release(harness: Harness) -> None:
     async def scene() -> None:
-        register, now = await with_master(harness)
+        register, now = await register_with_master(harness)
         assert isinstance(now.value, GroupState)
         await register.renew("g", CLAIM)
         await register.release("g", CLAIM)
@@ -321,9 +321,9 @@ def test_a_master_that_steps_down_is_succeeded_at_once(harness: Harness) -> None
     asyncio.run(scene())
 
 
-def test_another_process_ends_the_lease_that_it_names_and_no_newer_one(harness: Harness) -> None:
+def test_release_ends_only_the_named_lease(harness: Harness) -> None:
     async def scene() -> None:
-        register, now = await with_master(harness)
+        register, now = await register_with_master(harness)
         assert isinstance(now.value, GroupState)
         await register.renew("g", CLAIM)
         other = harness.register()
@@ -343,7 +343,7 @@ def test_another_process_ends_the_lease_that_it_names_and_no_newer_one(harness: 
 
 @dataclasses.dataclass
 class Event:
-    """A call that ended: when it began and ended, and the version that it read or made."""
+    """A completed call: when it began and ended, and the version that it read or made."""
 
     began: int
     ended: int
@@ -352,7 +352,7 @@ class Event:
 
 
 class History:
-    """What clients were told, on a common count of events."""
+    """The answers of clients, ordered by a common event counter."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -363,9 +363,9 @@ class History:
         return self.count
 
     def check(self) -> None:
-        """Each version has one value, and no call answers with less than what had ended before it began.
+        """Check that each version has one value, and that no answer is older than a call that ended before.
 
-        Versions are the order itself, so this is all that linearizability asks.
+        Versions are the order itself, so linearizability requires nothing else.
         """
         known: dict[int, Registered] = {}
         for event in self.events:
@@ -378,29 +378,31 @@ class History:
             assert event.entry.version >= floor + event.changed
 
 
-#: etcd's take real time.
+#: The faults of etcd take real time.
 COUNTS = [("keepers", 25), ("etcd", 2)]
 
 
 @pytest.mark.parametrize(("implementation", "count"), COUNTS)
 def test_histories_are_linearizable_under_faults(
-    made: Callable[[str, int], Harness], implementation: str, count: int
+    make_harness: Callable[[str, int], Harness], implementation: str, count: int
 ) -> None:
-    changes = sum(asyncio.run(play(made(implementation, seed), seed, calls=12)) for seed in range(count))
+    changes = sum(
+        asyncio.run(run_clients_and_check(make_harness(implementation, seed), seed, calls=12)) for seed in range(count)
+    )
     assert changes > 2 * count, "faults let hardly anything through: the test shows nothing"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("implementation", "count"), [("keepers", 1_000), ("etcd", 25)])
 def test_many_histories_are_linearizable_under_faults(
-    made: Callable[[str, int], Harness], implementation: str, count: int
+    make_harness: Callable[[str, int], Harness], implementation: str, count: int
 ) -> None:
     for seed in range(count):
-        asyncio.run(play(made(implementation, seed), seed, calls=30))
+        asyncio.run(run_clients_and_check(make_harness(implementation, seed), seed, calls=30))
 
 
-async def play(harness: Harness, seed: int, *, calls: int) -> int:
-    """How many changes clients were told of; AssertionError if no order explains what they were told."""
+async def run_clients_and_check(harness: Harness, seed: int, *, calls: int) -> int:
+    """Return how many changes clients made; AssertionError if no order explains the answers."""
     chance = random.Random(seed)
     history = History()
     await harness.register().change("g", Registered(), group())
@@ -436,7 +438,7 @@ async def play(harness: Harness, seed: int, *, calls: int) -> int:
     return sum(event.changed for event in history.events)
 
 
-def test_the_check_finds_a_history_that_no_order_explains() -> None:
+def test_history_check_detects_unordered_history() -> None:
     history = History()
     one, two = Registered(1, "a", group()), Registered(2, "b", group())
     history.events = [Event(1, 2, two, changed=True), Event(3, 4, one, changed=False)]

@@ -1,4 +1,4 @@
-"""With flush=sync no door shows, hands over or counts what is not on disk, and a failed flush is an unknown outcome."""
+"""Test that with flush=sync no reader sees an unflushed message, and that a failed flush is an unknown outcome."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.contract
 
 @dataclass
 class Bench:
-    """A broker with sync flush on a disk that can hang, and new doors to it."""
+    """A broker with sync flush on a disk that can hang, with clients for it."""
 
     loop: EventLoopThread
     disk: HangingDisk
@@ -56,11 +56,11 @@ class Bench:
         return self.begin(command).result(10)
 
     def begin(self, command: Command) -> Future[Command]:
-        """Over a door of its own: the answer may take its time."""
+        """Send over a connection of its own: the answer may take long."""
         return self.kind(self.loop, self.broker).begin(command)
 
     def begin_as_foreigner(self, command: Command) -> Future[Command]:
-        """Over a socket: a foreign client has an address."""
+        """Send over a socket: a RocketMQ client has an address."""
         return SocketBrokerClient(self.loop, self.broker).begin(command)
 
     def send(self, body: bytes, **fields: object) -> Future[Command]:
@@ -68,7 +68,7 @@ class Bench:
         return self.begin(append_commands.append_command("t", 0, records, sizes, delayed=bool(fields)))
 
     def hang_with(self, body: bytes) -> tuple[Future[Command], int]:
-        """Send while flushes hang; also where the record begins. Returns once it is in the log."""
+        """Send while flushes hang; return the answer and the record's position once it is in the log."""
         place = self.broker.store.max_physical_offset
         self.disk.hang()
         sent = self.send(body)
@@ -76,7 +76,7 @@ class Bench:
         return sent, place
 
 
-def start(loop: EventLoopThread, directory: Path, flush: str = "sync") -> BrokerService:
+def start_broker(loop: EventLoopThread, directory: Path, flush: str = "sync") -> BrokerService:
     store = {
         "commitlog_file_bytes": 1 << 20,
         "index_slots": 1_000,
@@ -85,7 +85,7 @@ def start(loop: EventLoopThread, directory: Path, flush: str = "sync") -> Broker
         "delay_levels": "1s 1s",
         "flush_interval_ms": 3_600_000,
     }
-    # A door asks once: a machine that is busy elsewhere must not refuse it.
+    # A client asks once: a busy machine must not refuse it.
     spec = BrokerSpec("broker-a", "test", str(directory), "127.0.0.1", (), append_wait_ms=60_000, store=store)
     return loop.run(BrokerService.start(spec, "n"))
 
@@ -95,7 +95,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(broker_service, "_SYNC_FLUSH_SECONDS", 30.0)
     loop, disk = EventLoopThread("door"), HangingDisk()
     with replaced(disk):
-        made = Bench(loop, disk, start(loop, tmp_path / "s"), request.param)
+        made = Bench(loop, disk, start_broker(loop, tmp_path / "s"), request.param)
         made.ask(admin_commands.create_topic_command("t", 1, ordered=False))
         made.ask(group_commands.create_group_command("g"))
         assert made.send(b"0").result(10).code == ResponseCode.SUCCESS
@@ -105,17 +105,17 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     loop.stop()
 
 
-def fetching(at: int, wait: float = 0.0, *, goes_on: bool = False) -> Command:
+def fetch(at: int, wait: float = 0.0, *, goes_on: bool = False) -> Command:
     session = f"s{time.monotonic_ns()}"
     return fetch_commands.fetch_command(session, [FetchSpec("t", 0, at)], 100, 1 << 20, wait, goes_on=goes_on)
 
 
-def pulling(at: int, wait_ms: int = 0) -> Command:
+def pull(at: int, wait_ms: int = 0) -> Command:
     flags = HAS_SUBSCRIPTION | (MAY_PARK if wait_ms else 0)
     return PullMessage("g", "t", 0, at, 32, flags, 0, wait_ms, "*").command()
 
 
-def popping(wait_ms: int = 0) -> Command:
+def pop(wait_ms: int = 0) -> Command:
     return PopMessage("g", "t", 0, 32, 60_000, wait_ms, int(time.time() * 1000), 0).command()
 
 
@@ -124,32 +124,32 @@ def error_in(answer: Command) -> RayMQError:
     return error_codec.error_from_response(answer)
 
 
-def number(answer: Command) -> int:
+def offset_in(answer: Command) -> int:
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     return int(answer.fields["offset"])
 
 
-def test_nothing_tells_of_a_message_before_it_is_on_disk(bench: Bench) -> None:
+def test_no_request_shows_unflushed_message(bench: Bench) -> None:
     sent, place = bench.hang_with(b"1")
     assert not sent.done()
-    (part,) = fetch_commands.read_fetched(bench.ask(fetching(0)))
+    (part,) = fetch_commands.read_fetched(bench.ask(fetch(0)))
     assert (part.next_offset, part.max_offset, len(part.sizes)) == (1, 1, 1)
-    assert fetch_commands.read_fetched(bench.ask(fetching(1))) == []
-    (part,) = fetch_commands.read_fetched(bench.ask(fetching(2)))
+    assert fetch_commands.read_fetched(bench.ask(fetch(1))) == []
+    (part,) = fetch_commands.read_fetched(bench.ask(fetch(2)))
     assert isinstance(part.error, OffsetOutOfRange)
-    found = bench.ask(pulling(0))
+    found = bench.ask(pull(0))
     assert (found.code, found.fields["nextBeginOffset"], found.fields["maxOffset"]) == (0, "1", "1")
-    assert bench.ask(pulling(1)).code == ResponseCode.PULL_NOT_FOUND
-    assert bench.ask(popping()).fields["restNum"] == "0"
-    assert number(bench.ask(query_commands.offset_bound_command("t", 0, newest=True))) == 1
-    assert number(bench.ask(query_commands.offset_by_time_command("t", 0, int(time.time() * 1000) + 60_000))) == 1
+    assert bench.ask(pull(1)).code == ResponseCode.PULL_NOT_FOUND
+    assert bench.ask(pop()).fields["restNum"] == "0"
+    assert offset_in(bench.ask(query_commands.offset_bound_command("t", 0, newest=True))) == 1
+    assert offset_in(bench.ask(query_commands.offset_by_time_command("t", 0, int(time.time() * 1000) + 60_000))) == 1
     stats = admin_commands.read_topic_stats(bench.ask(admin_commands.topic_stats_command("t")))
     assert [end for _, end, _ in stats.values()] == [1]
     bench.ask(offset_commands.update_offset_command("g", "t", 0, 1))
     progress = admin_commands.read_progress(bench.ask(admin_commands.consume_stats_command("g")))
     assert {end for queue, (_, end, _) in progress.items() if queue.topic == "t"} == {1}
     assert isinstance(error_in(bench.ask(offset_commands.update_offset_command("g", "t", 0, 2))), InvalidInput)
-    assert number(bench.ask(QueryConsumerOffset("g", "t", 0).command())) == 1
+    assert offset_in(bench.ask(QueryConsumerOffset("g", "t", 0).command())) == 1
     assert (
         len(query_commands.read_records(bench.ask(query_commands.query_command("t", "k", 0, 1 << 60, 9, unique=False))))
         == 1
@@ -161,18 +161,18 @@ def test_nothing_tells_of_a_message_before_it_is_on_disk(bench: Bench) -> None:
     bench.disk.release()
     status, placed = append_commands.read_append_answer(sent.result(10), 1)
     assert (status, placed.queue_offsets.tolist()) == (SendStatus.SEND_OK, [1])
-    (part,) = fetch_commands.read_fetched(bench.ask(fetching(1)))
+    (part,) = fetch_commands.read_fetched(bench.ask(fetch(1)))
     assert (part.next_offset, part.max_offset) == (2, 2)
     assert bench.ask(query_commands.view_message_command(place)).code == ResponseCode.SUCCESS
 
 
-def test_who_waits_is_woken_when_the_message_is_on_disk_and_not_before(bench: Bench) -> None:
-    bench.ask(popping())  # the message that is there is lent
-    waiting = [bench.begin(each) for each in (fetching(1, 20.0), pulling(1, 20_000), popping(20_000))]
-    waiting.append(bench.begin(fetching(1, 20.0, goes_on=True)))
+def test_waiting_reads_are_woken_after_flush(bench: Bench) -> None:
+    bench.ask(pop())  # the stored message is popped
+    waiting = [bench.begin(each) for each in (fetch(1, 20.0), pull(1, 20_000), pop(20_000))]
+    waiting.append(bench.begin(fetch(1, 20.0, goes_on=True)))
     poll_until(lambda: len(bench.broker.polls) == 4)
     sent, _ = bench.hang_with(b"1")
-    fetched = bench.ask(fetching(0))  # the loop has had its turn since the append
+    fetched = bench.ask(fetch(0))  # the loop ran at least once since the append
     assert fetch_commands.read_fetched(fetched)[0].max_offset == 1
     assert not any(each.done() for each in [*waiting, sent])
     assert len(bench.broker.polls) == 4
@@ -189,9 +189,9 @@ def test_who_waits_is_woken_when_the_message_is_on_disk_and_not_before(bench: Be
     assert answers[2].fields["msgOffsetInfo"].endswith(" 1")
 
 
-def test_a_message_that_comes_alone_is_not_handed_over_before_it_is_on_disk(bench: Bench) -> None:
-    """APPEND_ONE hands a message to a parked fetch while it stores it, where that is safe."""
-    parked = bench.begin(fetching(1, 20.0, goes_on=True))
+def test_single_message_reaches_parked_fetch_after_flush(bench: Bench) -> None:
+    """APPEND_ONE passes a message to a parked fetch while it stores it, where that is safe."""
+    parked = bench.begin(fetch(1, 20.0, goes_on=True))
     poll_until(lambda: len(bench.broker.polls) == 1)
     record, _ = encoded(Message("t", b"1"))
     bench.disk.hang()
@@ -204,11 +204,9 @@ def test_a_message_that_comes_alone_is_not_handed_over_before_it_is_on_disk(benc
     assert sent.result(10).code == ResponseCode.SUCCESS
 
 
-def test_a_slow_flush_is_told_and_its_message_comes_when_it_is_done(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_flush_returns_timeout_and_message_appears_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.broker._commits, "_timeout_seconds", 0.05)
-    parked = bench.begin(fetching(1, 20.0))
+    parked = bench.begin(fetch(1, 20.0))
     poll_until(lambda: len(bench.broker.polls) == 1)
     sent, _ = bench.hang_with(b"1")
     assert append_commands.read_append_answer(sent.result(10), 1)[0] is SendStatus.FLUSH_DISK_TIMEOUT
@@ -221,17 +219,15 @@ def test_a_slow_flush_is_told_and_its_message_comes_when_it_is_done(
     assert fetch_commands.read_fetched(parked.result(10))[0].next_offset >= 2
 
 
-def test_what_the_broker_itself_stores_comes_without_anybody_sending(bench: Bench) -> None:
-    """The copy of a delayed message has no sender who waits for the disk, and the background does not flush here."""
+def test_delayed_copy_is_flushed_without_sender(bench: Bench) -> None:
+    """No sender of the delayed copy waits for the disk, and the background flush does not run here."""
     assert bench.send(b"later", delay_level=1).result(10).code == ResponseCode.SUCCESS
-    poll_until(
-        lambda: [part.next_offset for part in fetch_commands.read_fetched(bench.ask(fetching(1, 1.0)))] == [2], 20
-    )
+    poll_until(lambda: [part.next_offset for part in fetch_commands.read_fetched(bench.ask(fetch(1, 1.0)))] == [2], 20)
 
 
-def test_a_failed_flush_is_an_unknown_outcome_and_its_message_is_never_seen(bench: Bench) -> None:
-    """Fault 13.14."""
-    parked = bench.begin(fetching(1, 20.0))
+def test_failed_flush_raises_write_unknown_and_hides_message(bench: Bench) -> None:
+    """Guard against fault 13.14."""
+    parked = bench.begin(fetch(1, 20.0))
     poll_until(lambda: len(bench.broker.polls) == 1)
     sent, place = bench.hang_with(b"1")
     behind = bench.send(b"2")  # its flush would be the next one
@@ -246,7 +242,7 @@ def test_a_failed_flush_is_an_unknown_outcome_and_its_message_is_never_seen(benc
     assert type(error_in(refused)) is StoreFailed
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     bench.disk.broken = False
-    (part,) = fetch_commands.read_fetched(bench.ask(fetching(0)))
+    (part,) = fetch_commands.read_fetched(bench.ask(fetch(0)))
     assert (part.next_offset, part.max_offset) == (1, 1)
     assert isinstance(error_in(bench.ask(query_commands.view_message_command(place))), MessageNotFound)
     assert not parked.done()
@@ -254,9 +250,7 @@ def test_a_failed_flush_is_an_unknown_outcome_and_its_message_is_never_seen(benc
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "batch"])
-def test_an_append_that_broke_off_half_way_is_an_unknown_outcome(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, alone: bool
-) -> None:
+def test_failure_within_append_raises_write_unknown(bench: Bench, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     def breaks(*_: object, **__: object) -> None:
         raise RuntimeError("broke off")
 
@@ -270,9 +264,7 @@ def test_an_append_that_broke_off_half_way_is_an_unknown_outcome(
     assert type(error_in(bench.send(b"2").result(10))) is StoreFailed
 
 
-def test_an_append_that_fails_after_it_was_done_is_an_unknown_outcome(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_after_append_raises_write_unknown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> None:
         raise KeyError("t")
 
@@ -282,9 +274,7 @@ def test_an_append_that_fails_after_it_was_done_is_an_unknown_outcome(
     assert bench.send(b"2").result(10).code == ResponseCode.SUCCESS
 
 
-def test_an_append_that_failed_before_anything_was_written_is_not_stored(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_before_append_raises_store_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> None:
         raise StoreFailed("no such luck")
 
@@ -292,12 +282,10 @@ def test_an_append_that_failed_before_anything_was_written_is_not_stored(
     assert type(error_in(bench.send(b"1").result(10))) is StoreFailed
 
 
-def test_a_message_that_cannot_be_brought_to_disk_is_not_sent_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_back_without_flush_raises_write_unknown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its consumer would commit the original, and the copy may be lost."""
     monkeypatch.setattr(bench.broker._commits, "_timeout_seconds", 0.05)
-    (part,) = fetch_commands.read_fetched(bench.ask(fetching(0)))
+    (part,) = fetch_commands.read_fetched(bench.ask(fetch(0)))
     (place,) = bench.broker.store.entries("t", 0, 0, 1)[0].tolist()
     assert len(part.sizes) == 1
     bench.disk.hang()

@@ -1,4 +1,4 @@
-"""Crash tests kill processes and simulate the loss of power: none of them needs a real disk to be waited for."""
+"""Fixtures of the crash tests, which kill processes and simulate power loss; real disk syncs are skipped."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
-#: What a module may leave open: the interpreter's own, and what garbage holds a little longer.
+#: How many descriptors a module may leave open: the interpreter's own, and those that garbage still holds.
 _MAX_LEFT: Final = 8
 
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_is_left_open() -> Iterator[None]:
-    """A death that is simulated within this process lets go of its files, as a real one does."""
+    """Check that a simulated process death closes its files as a real one does."""
     before = open_files()
     yield
     gc.collect()
@@ -41,16 +41,16 @@ def nothing_is_left_open() -> Iterator[None]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 48 MiB; skipped where none may be mounted."""
+    """Yield a file system of 48 MiB; skip the test where mounting is not permitted."""
     with small_file_system(tmp_path, "48m"):
         yield tmp_path
 
 
 def open_files() -> Counter[str]:
-    """What this process has open, by name; without the descriptors that stores keep in reserve."""
+    """Count the open files of this process by name, without the descriptors that stores hold in reserve."""
     found: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             found[os.readlink(f"/proc/self/fd/{number}")] += 1
     del found[os.devnull]
     return found

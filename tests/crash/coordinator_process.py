@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own, without Ray.
+"""Run a coordinator in a process of its own, without Ray.
 
     coordinator_process.py KEEPERS SETTINGS    until SIGTERM; prints "ready", and elections on stderr
 
@@ -23,7 +23,7 @@ from tests.fork_server import Program
 
 
 class CoordinatorProcess:
-    """One such process; `start` brings it back after `kill`."""
+    """Own one coordinator process; `start` restarts it after `kill`."""
 
     def __init__(self, keepers: KeeperSet, groups: list[str], **settings: Any) -> None:
         self._arguments = [json.dumps(keepers.to_json()), json.dumps({"groups": groups, **settings})]

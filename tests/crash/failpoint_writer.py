@@ -1,4 +1,4 @@
-"""The program that test_failpoints.py kills: it does with a store all that can be done, and says what is done.
+"""The program that test_failpoints.py kills: it performs every write of a store and prints what is complete.
 
     python failpoint_writer.py DIRECTORY FIRST ROUNDS
 
@@ -32,7 +32,7 @@ from tests.store_records import SMALL
 CONFIG = replace(SMALL, flush_interval_ms=3_600_000, retention_hours=1e-9, delete_at_hour="*")
 
 
-def say_aloud(line: str) -> None:
+def print_line(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
@@ -51,7 +51,7 @@ def append(store: Store, first: int, count: int, say: Callable[[str], None]) -> 
     return first + count
 
 
-def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] = say_aloud) -> None:
+def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] = print_line) -> None:
     for _ in range(rounds):
         with Store.open(directory, CONFIG) as store:
             for count in (1, 20, 3, 1, 40):
@@ -84,5 +84,5 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
 if __name__ == "__main__":
     consumer_offset_store._FOLD_BYTES = in_flight_messages._REWRITE_BYTES = 400  # type: ignore[misc]
     native_kernels.use(importlib.import_module("raymq_native") if sys.argv[4] == "compiled" else None)
-    with replaced(UnsyncedCalls()):  # What a process has written survives its death without.
+    with replaced(UnsyncedCalls()):  # written bytes survive the process without a sync
         main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""A store in a process that may open few files; says on standard output what it met. Used by test_descriptors.py."""
+"""Use a store under a low descriptor limit, and print "done". Run by test_descriptor_exhaustion.py."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _FILES = 128
 _CONFIG = replace(SMALL, commitlog_file_bytes=1 << 15, consume_queue_file_entries=10_000)
 
 
-def use_up() -> list[int]:
-    """Open until nothing more can be opened."""
+def open_until_limit() -> list[int]:
+    """Open /dev/null until the descriptor limit is reached."""
     taken: list[int] = []
     try:
         while True:
@@ -32,7 +32,7 @@ def use_up() -> list[int]:
 
 
 def is_refused(store: Store) -> bool:
-    """Whether an append is refused, whose queue's entries cannot be written."""
+    """Check whether an append to a new queue is refused as retriable."""
     try:
         append(store, make_record(b"x", topic="another"))
     except StoreBusy as error:
@@ -40,8 +40,8 @@ def is_refused(store: Store) -> bool:
     return False
 
 
-def keyed(store: Store, first: int, count: int) -> None:
-    """Append messages with a key each, one by one and in batches."""
+def append_keyed_messages(store: Store, first: int, count: int) -> None:
+    """Append messages with one key each, singly and in batches."""
     for number in range(first, first + count // 2):
         append(store, make_record(b"k", topic="keyed", keys=f"key{number}"))
     for number in range(first + count // 2, first + count, 5):
@@ -52,25 +52,25 @@ def main(directory: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
     with Store.open(directory, _CONFIG) as store:
         append(store, make_record(b"0"))
-        taken = use_up()
+        taken = open_until_limit()
         first = store._log.files.end
         count = 1
-        while store._log.files.end == first:  # the log's next file takes descriptors that were held back
+        while store._log.files.end == first:  # the log's next file uses reserved descriptors
             append(store, make_record(b"%d" % count))
             count += 1
         store.flush()
-        taken += use_up()
+        taken += open_until_limit()
         append(store, make_record(b"%d" % count))
         count += 1
         entries = store._parts.dispatcher.entry_writer
         poll_until(lambda: entries.added == entries._written or entries._failure is not None, what="entries written")
         if entries._failure is not None:
             raise entries._failure
-        append(store, make_record(b"x", topic="another"))  # the files of a new queue, too
-        keyed(store, 0, 2 * _CONFIG.index_entries)  # and those of the index
+        append(store, make_record(b"x", topic="another"))  # the files of a new queue use the reserve, too
+        append_keyed_messages(store, 0, 2 * _CONFIG.index_entries)  # and so do those of the index
         store._save_checkpoint()
         DESCRIPTOR_RESERVE.close()
-        taken += use_up()
+        taken += open_until_limit()
         poll_until(lambda: is_refused(store), what="no descriptor is left at all")
         assert store._parts.health.is_healthy
         for fd in taken:

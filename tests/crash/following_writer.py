@@ -1,8 +1,8 @@
-"""A replica's life for test_replica_kill.py: it cuts its log, if told where, and follows its master.
+"""The replica of test_replica_kill.py: it truncates its log where PLACE is given, and follows its master.
 
     python following_writer.py DIRECTORY MASTER FAILPOINT [PLACE]
 
-MASTER is a store that is closed, and only read here. It prints where its log ends as soon as a master might be told.
+MASTER is a closed store, opened read-only. The program prints the log's end whenever it could acknowledge it.
 """
 
 from __future__ import annotations

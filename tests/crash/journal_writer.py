@@ -1,8 +1,8 @@
-"""Commits offsets through a journal that is rewritten often, on a disk that fails once; says what was committed.
+"""Commit offsets through a journal that is rewritten often, on a disk that fails once; print what was committed.
 
     python -m tests.crash.journal_writer DIRECTORY progress|in_flight KIND NTH ERROR
 
-At its end it kills itself.
+The process kills itself at the end.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from raymq.storage.tables.in_flight_messages import InFlightMessage, InFlightTab
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 
 COMMITS = 12
-#: So small that every second commit or so rewrites the journal.
+#: So small that about every second commit rewrites the journal.
 REWRITE_BYTES = 60
 QUEUE = ("g", "t", 0)
 
 
-def table(directory: Path, which: str, failures: list[StoreError]) -> ConsumerOffsetStore | InFlightTable:
-    """The table whose journal is looked at."""
+def open_table(directory: Path, which: str, failures: list[StoreError]) -> ConsumerOffsetStore | InFlightTable:
+    """Open the table whose journal is tested."""
     if which == "progress":
         return ConsumerOffsetStore(
             directory / "config", directory / "journal", writable=True, on_failure=failures.append
@@ -37,51 +37,53 @@ def table(directory: Path, which: str, failures: list[StoreError]) -> ConsumerOf
 
 
 def commit(opened: ConsumerOffsetStore | InFlightTable, number: int) -> None:
-    """Make `number` the newest that is known."""
+    """Commit `number` as the newest value."""
     if isinstance(opened, ConsumerOffsetStore):
         opened.consumer_offsets.commit(*QUEUE, number)
     else:
         opened.deliver(QUEUE, number, {0: InFlightMessage(1, 2, 3, 4)})
 
 
-def let_go(opened: ConsumerOffsetStore | InFlightTable) -> None:
-    """As a death does: nothing is written."""
+def close_without_writing(opened: ConsumerOffsetStore | InFlightTable) -> None:
+    """Close the journal's file without writing, as a process death does."""
     opened._wait()
     journal = opened.journal if isinstance(opened, ConsumerOffsetStore) else opened._journal
     journal.close()
 
 
-def newest_of(directory: Path, which: str) -> int:
-    """The newest that the next opening knows."""
-    opened = table(directory, which, [])
+def read_newest(directory: Path, which: str) -> int:
+    """Return the newest value after the store is opened again."""
+    opened = open_table(directory, which, [])
     try:
-        return newest(opened)
+        return newest_number(opened)
     finally:
-        let_go(opened)
+        close_without_writing(opened)
 
 
-def newest(opened: ConsumerOffsetStore | InFlightTable) -> int:
-    """The newest that is known; 0 without."""
+def newest_number(opened: ConsumerOffsetStore | InFlightTable) -> int:
+    """Return the newest value; 0 if there is none."""
     if isinstance(opened, ConsumerOffsetStore):
         return opened.consumer_offsets.get(*QUEUE) or 0
     return opened.queues[QUEUE].next_offset if QUEUE in opened.queues else 0
 
 
-def write(directory: Path, which: str, calls: FaultyCalls) -> tuple[list[int], list[StoreError], list[StoreError]]:
-    """The numbers that were committed, the errors of those that were not, and what the store's health was told."""
+def commit_numbers(
+    directory: Path, which: str, calls: FaultyCalls
+) -> tuple[list[int], list[StoreError], list[StoreError]]:
+    """Return the committed numbers, the errors of refused commits, and the failures reported to the store."""
     committed, refused, failures = [], [], []
     with replaced(UnsyncedCalls()):
-        opened = table(directory, which, failures)
+        opened = open_table(directory, which, failures)
         commit(opened, 1)
     with replaced(calls):
         for number in range(2, COMMITS + 1):
             try:
                 commit(opened, number)
-                opened._wait()  # it is written in another thread
+                opened._wait()  # another thread writes it
                 committed.append(number)
             except StoreError as error:
                 refused.append(error)
-    let_go(opened)
+    close_without_writing(opened)
     return committed, refused, failures
 
 
@@ -90,6 +92,6 @@ if __name__ == "__main__":
     folder, which, kind, nth, error = sys.argv[1:]
     faulty = FaultyCalls(kind, int(nth), int(error), real=UnsyncedCalls())
     with contextlib.redirect_stderr(None):
-        committed, refused, failures = write(Path(folder), which, faulty)
+        committed, refused, failures = commit_numbers(Path(folder), which, faulty)
     print(int(faulty.failed), committed[-1] if committed else 1, len(refused), len(failures), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

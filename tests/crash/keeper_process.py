@@ -1,4 +1,4 @@
-"""Keepers, and users of them, in processes of their own.
+"""Run keepers, and programs that use them, in processes of their own.
 
     keeper_process.py keep NUMBER CLUSTER DIRECTORY HOST PORT TLS LEASE    a keeper, until SIGTERM; prints its address
     keeper_process.py change REGISTER LOG NAME SECONDS      changes and reads the group "g", and logs it
@@ -45,16 +45,16 @@ from raymq.storage.clock import boottime
 from raymq.storage.failpoints import VARIABLE
 from tests.fork_server import Program
 
-CHANGED, LED = "g", "h"
+CHANGED_GROUP, LED_GROUP = "g", "h"
 
 
 class KeeperProcesses:
-    """The keepers of one set, founded, each to be started, killed and paused."""
+    """Own the founded keepers of one set; each can be started, killed and paused."""
 
     def __init__(
         self, folder: Path, count: int = 3, tls: Tls | None = None, host: str = "127.0.0.1", lease_seconds: float = 0.0
     ) -> None:
-        """`lease_seconds`: of the leases that they give, where they know from the beginning that none is out."""
+        """`lease_seconds`: length of granted leases, if no lease is outstanding at the start; 0: the default."""
         self._tls = json.dumps(None if tls is None else dataclasses.asdict(tls))
         self._host = host
         self._lease_seconds = lease_seconds
@@ -78,7 +78,7 @@ class KeeperProcesses:
         directory = str(self.file_of(number).parent)
         arguments = ["keep", str(number), "c", directory, self._host, str(self.ports[number]), self._tls]
         arguments.append(str(self._lease_seconds))
-        process = self.up[number] = started(arguments, failpoint)
+        process = self.up[number] = start_program(arguments, failpoint)
         assert process.stdout is not None
         assert process.stdout.readline().strip() == self.keepers.members[number].address
 
@@ -92,7 +92,7 @@ class KeeperProcesses:
         self._paused.add(number)
 
     def go_on(self) -> None:
-        """End what `kill` and `pause` began."""
+        """Undo `kill` and `pause` for all keepers."""
         for number in self._paused:
             self.up[number].send_signal(signal.SIGCONT)
         self._paused.clear()
@@ -104,20 +104,20 @@ class KeeperProcesses:
             self.kill(number)
 
 
-def started(arguments: list[str], failpoint: str = "") -> subprocess.Popen[str]:
-    """The program below, with these arguments."""
+def start_program(arguments: list[str], failpoint: str = "") -> subprocess.Popen[str]:
+    """Start this module as a program with these arguments."""
     environment = os.environ | {VARIABLE: failpoint}
     return Program([__file__, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
 
 
 class LongLeases(Acceptor):
-    """A keeper whose leases last longer than a test."""
+    """Grant leases that last longer than a test."""
 
     def __init__(self, seconds: float, *arguments: Any, **_: Any) -> None:
         super().__init__(*arguments, just_founded=True, lease_seconds=seconds)
 
 
-async def keep(number: int, cluster: str, directory: str, host: str, port: int, tls: Tls | None) -> None:
+async def run_keeper(number: int, cluster: str, directory: str, host: str, port: int, tls: Tls | None) -> None:
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     service = await KeeperService.start(KeeperSpec(number, cluster, directory, host, port, tls))
@@ -127,18 +127,18 @@ async def keep(number: int, cluster: str, directory: str, host: str, port: int, 
 
 
 class Log:
-    """Lines that survive the process."""
+    """Write lines of JSON that survive the process."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
-    def say(self, **told: Any) -> None:
-        self._file.write(json.dumps(told) + "\n")
+    def say(self, **fields: Any) -> None:
+        self._file.write(json.dumps(fields) + "\n")
         self._file.flush()
 
 
-def marked(state: GroupState, mark: str) -> GroupState:
-    """The same, but with this mark, by which it is known again."""
+def with_mark(state: GroupState, mark: str) -> GroupState:
+    """Return the state with a mark that identifies this write."""
     return state.with_replica(1, ReplicaRecord("dir-1", "10.0.0.1:10911", mark))
 
 
@@ -146,8 +146,8 @@ def mark_of(entry: Registered) -> str:
     return entry.value.replicas[1].nonce if isinstance(entry.value, GroupState) else ""
 
 
-async def change(register: Register, log: Log, name: str, seconds: float) -> None:
-    """Read and change at random. An operation that is logged as begun, and not as ended, has an unknown outcome."""
+async def run_changes(register: Register, log: Log, name: str, seconds: float) -> None:
+    """Read and change at random. An operation with a begin line and no end line has an unknown outcome."""
     chance = random.Random(name)
     known = Registered()
     end = time.monotonic() + seconds
@@ -161,9 +161,9 @@ async def change(register: Register, log: Log, name: str, seconds: float) -> Non
         try:
             if changes:
                 state = known.value if isinstance(known.value, GroupState) else GroupState()
-                known = await register.change(CHANGED, known, marked(state, mark))
+                known = await register.change(CHANGED_GROUP, known, with_mark(state, mark))
             else:
-                known = await register.read(CHANGED)
+                known = await register.read(CHANGED_GROUP)
                 value = mark_of(known)
         except RegisterConflict:
             outcome = "conflict"
@@ -176,7 +176,7 @@ async def change(register: Register, log: Log, name: str, seconds: float) -> Non
             known = Registered()
             try:
                 began = time.monotonic()
-                known = await register.read(CHANGED)
+                known = await register.read(CHANGED_GROUP)
                 log.say(at=began, id=f"{mark}-read", kind="read", before="")
                 log.say(at=time.monotonic(), id=f"{mark}-read", outcome="done", value=mark_of(known))
             except RegisterError:
@@ -184,36 +184,36 @@ async def change(register: Register, log: Log, name: str, seconds: float) -> Non
         await asyncio.sleep(chance.random() * 0.02)
 
 
-async def lead(register: Register, log: Log, number: int, seconds: float) -> None:
-    """Become master whenever there is no lease in the way, renew it for a while, and let others have it."""
+async def run_master(register: Register, log: Log, number: int, seconds: float) -> None:
+    """Become master whenever no lease prevents it, renew the lease for a while, and then let others have it."""
     chance = random.Random(number)
     end = time.monotonic() + seconds
     lease = MasterLease(boottime)
     renewals = 0
     while time.monotonic() < end:
         try:
-            now = await register.read(LED)
+            now = await register.read(LED_GROUP)
             assert isinstance(now.value, GroupState)
             claim = claim_of(now.value)
             if claim is None or claim.replica != number:
                 lease.revoke()
                 renewals = 0
-                await register.change(LED, now, now.value.start_election().elected(number, now.value.in_sync))
+                await register.change(LED_GROUP, now, now.value.start_election().elected(number, now.value.in_sync))
                 continue
             renewals += 1
             if renewals > 3:
                 renewals = 0
                 if chance.random() < 0.5:
                     lease.revoke()
-                    log.say(holder=told(claim), gave_up=boottime())
-                    await register.release(LED, claim)
+                    log.say(holder=holder_name(claim), gave_up=boottime())
+                    await register.release(LED_GROUP, claim)
                 await asyncio.sleep(1.0 + chance.random())
                 continue
             began = lease.ask()
-            given = await register.renew(LED, claim)
+            given = await register.renew(LED_GROUP, claim)
             lease.given(began, given)
             if lease.holds:
-                log.say(holder=told(claim), begin=boottime(), until=began + given * USED_SHARE)
+                log.say(holder=holder_name(claim), begin=boottime(), until=began + given * USED_SHARE)
             await asyncio.sleep(0.2)
         except RegisterHeld as held:
             await asyncio.sleep(min(held.wait_seconds, 0.1 + chance.random() * 0.2))
@@ -222,13 +222,13 @@ async def lead(register: Register, log: Log, number: int, seconds: float) -> Non
             await asyncio.sleep(0.05)
 
 
-def told(claim: LeaseClaim) -> str:
+def holder_name(claim: LeaseClaim) -> str:
     return f"{claim.replica} in epoch {claim.epoch}"
 
 
 @contextlib.asynccontextmanager
-async def register_of(told: Any) -> AsyncIterator[Register]:
-    """The register that a program's argument names."""
+async def open_register(told: Any) -> AsyncIterator[Register]:
+    """Open the register that a program's argument names."""
     if isinstance(told, list):
         with contextlib.closing(EtcdRegister(told, "/test")) as made:
             yield made
@@ -240,12 +240,12 @@ async def register_of(told: Any) -> AsyncIterator[Register]:
         await door.close()
 
 
-async def use(what: str, told: Any, log: Log, who: str, seconds: float) -> None:
-    async with register_of(told) as register:
+async def run_program(what: str, told: Any, log: Log, who: str, seconds: float) -> None:
+    async with open_register(told) as register:
         if what == "change":
-            await change(register, log, who, seconds)
+            await run_changes(register, log, who, seconds)
         else:
-            await lead(register, log, int(who), seconds)
+            await run_master(register, log, int(who), seconds)
 
 
 def main() -> None:
@@ -255,11 +255,11 @@ def main() -> None:
         if float(lease_seconds):
             vars(local_keeper)["Acceptor"] = partial(LongLeases, float(lease_seconds))
         made = json.loads(files)
-        asyncio.run(keep(int(number), cluster, directory, host, int(port), None if made is None else Tls(**made)))
+        asyncio.run(run_keeper(int(number), cluster, directory, host, int(port), None if made is None else Tls(**made)))
     else:
         register, path, who, seconds = arguments
         with Path(path).open("a", encoding="utf-8") as file:
-            asyncio.run(use(what, json.loads(register), Log(file), who, float(seconds)))
+            asyncio.run(run_program(what, json.loads(register), Log(file), who, float(seconds)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A process that dies at its n-th change of a directory's files, while others in the same process live on.
+"""Simulate the death of a process at its n-th change of a directory's files, while others in this process live on.
 
-What its death leaves is a copy of the directory that is made at that moment; nothing that is done to the directory
-afterwards, as by what cleans up behind the exception, counts.
+At the moment of death the directory is copied. The copy is what the death leaves; later changes of the original, such
+as those of cleanup code behind the exception, do not count.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Killed(BaseException):
 
 
 class KillingCalls(FileCalls):
-    """Real calls, syncs apart, until one of those in the armed directory is the last one.
+    """Real calls without syncs; the armed directory's process dies at a chosen change.
 
     Attributes:
-        is_dead: whether it was.
+        is_dead: whether the process has died.
     """
 
     def __init__(self) -> None:
@@ -32,19 +32,19 @@ class KillingCalls(FileCalls):
         self._directory: Path | None = None
         self._left = 0
         self._thread = threading.current_thread()
-        #: No other thread changes anything while the copy is made.
+        #: No other thread changes a file while the copy is made.
         self._lock = threading.RLock()
 
     def arm(self, directory: Path, changes: int) -> None:
-        """Let the process of `directory` die at so many changes from now, as soon as this thread makes one."""
+        """Let the process of `directory` die after so many changes by this thread."""
         self._directory, self._left, self.is_dead = directory, changes, False
 
     def disarm(self) -> None:
-        """Nobody dies any more."""
+        """End the simulation: no process dies any more."""
         self._directory, self.is_dead = None, False
 
     def take_place(self) -> None:
-        """What the death has left is the directory from now on."""
+        """Replace the directory by the copy that the death left."""
         directory = self._directory
         assert directory is not None
         self.disarm()
@@ -67,7 +67,7 @@ class KillingCalls(FileCalls):
 
     @contextmanager
     def _change(self, where: int | Path) -> Iterator[None]:
-        """The process may die before it or behind it."""
+        """Let the process die before or after a change."""
         with self._lock:
             self._note(where)
             yield

@@ -1,7 +1,7 @@
-"""A consumer whose listener kills its process on one message, as a program.
+"""Consumer program whose listener kills its own process on one message.
 
 `killing_listener.py NAME_SERVERS HOW THREADS WAIT_SECONDS FILE`: HOW is exit or segv, and FILE gets a line for each
-message that is done, after WAIT_SECONDS. It ends by itself when its standard input is closed.
+processed message, after WAIT_SECONDS. The program ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from raymq.client import Connection, ConsumeResult, PushConsumer, ReceivedMessag
 
 
 def main(name_servers: str, how: str, threads: str, wait_seconds: str, path: str) -> None:
-    """Consume topic t as group g until the standard input ends, or the listener ends it all."""
+    """Consume topic t as group g until the standard input ends, or the listener kills the process."""
     done = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def listener(messages: list[ReceivedMessage]) -> ConsumeResult:

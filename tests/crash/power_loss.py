@@ -1,8 +1,8 @@
-"""A machine that loses power: what is on disk is what was synced, and of the rest any part.
+"""Simulate power loss: what was synced is on disk, and of the rest a random part.
 
-`Disk` stands behind a store through the seam of its file calls. Whenever a file is synced it keeps a copy of its
-bytes, whenever a folder is, its names. `Disk.after_power_loss` makes a directory as the next boot would find it: synced
-names and bytes, and of what was not synced a random choice, page by page and folder by folder.
+`Disk` replaces the file calls of a store. At each sync of a file it keeps a copy of the file's bytes, at each sync of a
+folder the folder's names. `Disk.after_power_loss` makes a directory as the next boot would find it: synced names and
+bytes, and of unsynced ones a random choice, page by page and folder by folder.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from pathlib import Path
 
 from raymq.storage.files.file_calls import FileCalls
 
-PAGE_BYTES = 512  # Less than a page of memory: more ways to be torn with less data.
+PAGE_BYTES = 512  # Less than a memory page: more possible torn writes with less data.
 
 
 class Disk(FileCalls):
-    """Real calls that remember what was synced below `root`, instead of syncing it.
+    """Real calls that record what was synced below `root`, instead of syncing it.
 
-    `before_sync` is called before each sync: at that moment all that it would bring to disk may still be lost.
+    `before_sync` is called before each sync: at that moment all that the sync would write may still be lost.
 
-    A sync may also fail (`fail_at`), as Linux has it fail: the file's changed pages count as written from then on
-    although they are not, and the next sync brings only what changed later.
+    A sync may fail (`fail_at`) as on Linux: the file's changed pages then count as written although they are not,
+    and the next sync writes only later changes.
     """
 
     def __init__(self, root: Path, fail_at: int = 0) -> None:
-        """Let the `fail_at`-th sync fail with EIO; 0 = none."""
+        """Let the `fail_at`-th sync fail with EIO; 0: none."""
         self.root = root
         self.before_sync: Callable[[], None] | None = None
         self.syncs = 0
         self.failed = False
         self._fail_at = fail_at
-        #: The first sync from that number on fails that is of a file below this folder; None: that very one, of any.
+        #: The first sync from that number on of a file below this folder fails; None: exactly that sync, of any file.
         self.fails_below: Path | None = None
         self._dropped: dict[int, bytes] = {}
         self._bytes: dict[int, bytes] = {}
         self._names: dict[int, dict[str, int]] = {}
-        #: Open descriptors of all that was ever synced: so no inode's number is given to another file.
+        #: Open descriptors of all that was ever synced, so that no inode number is reused.
         self._held: dict[int, int] = {}
-        #: Looking and keeping what was seen are one: a slower thread would put an older sight above a newer one.
+        #: Reading and recording are one step: a slower thread would replace a newer reading by an older one.
         self._looking = threading.RLock()
         self.remember_folder(root)
 
@@ -81,7 +81,7 @@ class Disk(FileCalls):
         return is_of_them and not self.failed and self.syncs >= self._fail_at
 
     def remember_folder(self, path: Path) -> None:
-        """As if it had been synced."""
+        """Record a folder's names as synced."""
         names = {}
         with self._looking:
             for entry in os.scandir(path):
@@ -90,7 +90,7 @@ class Disk(FileCalls):
             self._names[self._hold(path)] = names
 
     def remember_all(self) -> None:
-        """As if everything had been synced: what a clean start finds."""
+        """Record everything as synced, as after a clean start."""
         for folder, _, files in os.walk(self.root):
             self.remember_folder(Path(folder))
             for name in files:
@@ -99,7 +99,7 @@ class Disk(FileCalls):
     def _remember_file(self, fd: int) -> None:
         with self._looking:
             number = os.fstat(fd).st_ino
-            self._hold(Path(f"/proc/self/fd/{fd}"))  # Opened anew: this one may be for writing only, or be closed soon.
+            self._hold(Path(f"/proc/self/fd/{fd}"))  # Opened again: this descriptor may be write-only, or closed soon.
             now = os.pread(self._held[number], os.fstat(fd).st_size, 0)
             dropped = self._dropped.get(number)
             if dropped is not None:
@@ -118,7 +118,7 @@ class Disk(FileCalls):
         number = path.stat().st_ino
         if number not in self._held:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if self._held.setdefault(number, fd) != fd:  # another thread was quicker
+            if self._held.setdefault(number, fd) != fd:  # another thread was first
                 os.close(fd)
         return number
 
@@ -126,7 +126,7 @@ class Disk(FileCalls):
         """Make `target` what the next boot finds.
 
         Args:
-            luck: the share of what was not synced that is there all the same, 0..1.
+            luck: the share of unsynced data that survives, 0..1.
         """
         self._make_folder(self.root.stat().st_ino, target, random_, luck)
 
@@ -160,10 +160,10 @@ class Disk(FileCalls):
         return b"".join(pages)
 
     def forked(self, target: Path, aside: Path) -> Disk:
-        """What the death of the process leaves now, as `target`, with all that is known of what is on disk.
+        """Copy what a process death leaves now to `target`, with the record of what is on disk.
 
         Args:
-            aside: a folder for what is on disk and has no name any more; it is made.
+            aside: a new folder for data on disk whose names were removed.
         """
         with self._looking:
             for path in (target, aside):
@@ -196,7 +196,7 @@ class Disk(FileCalls):
             return disk
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the recorded files."""
         for fd in self._held.values():
             os.close(fd)
         self._held.clear()

@@ -1,9 +1,9 @@
-"""A replica's life for test_state_prefixes.py: it makes what a master has shipped, until it is killed.
+"""The replica of test_state_prefixes.py: it applies what a master shipped, until it is killed.
 
     python state_follower.py DIRECTORY STREAM
 
-It prints a line before each piece of the stream, "snapshot" before it takes all of the state, and goes on where it was
-killed.
+It prints a line before each piece of the stream, and "snapshot" before it loads the full state. After a kill it
+continues where it was.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from raymq.storage.state.state_changes import StateChange
 from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
-from tests.crash.powerless_broker import CONFIG
+from tests.crash.power_loss_broker import CONFIG
 
 
 class Recording:
-    """What a master ships, to be played to a process."""
+    """A record of what a master ships, to be replayed in a process."""
 
     def __init__(self, store: Store, recorder: StateRecorder) -> None:
         self._store, self._recorder = store, recorder
@@ -34,7 +34,7 @@ class Recording:
         self._events: list[Any] = []
 
     def record(self) -> None:
-        """What came since."""
+        """Record the changes since the last call."""
         while changes := self._recorder.after(self._sequence):
             for change in changes:
                 self._log(change.log_offset)
@@ -50,12 +50,12 @@ class Recording:
                 self._log_end = part.end
 
     def save(self, path: Path) -> None:
-        """For the program."""
+        """Write the record to a file for the program."""
         path.write_bytes(msgpack.packb([self._snapshot, self._events]))
 
 
 def main(directory: Path, stream: Path) -> None:
-    """Play it."""
+    """Replay the stream."""
     (sequence, parts), events = msgpack.unpackb(stream.read_bytes())
     replica = StateReplica(directory)
     if not replica.last:

@@ -1,10 +1,9 @@
-"""A group of two whose master and replica change places, each keeping its directory; what its clients know of it.
+"""A group of two whose master and replica swap roles, each keeping its directory; with its clients' expectations.
 
-A life is one master's: it begins its epoch where its stream ends, is alone for a while or not, and then has the other
-one as a replica, which was the master before. That one has a tail that is cut, state that is replaced, or just goes
-on. The master dies in the middle of a call, or between two, or leaves office in good order; the replica may die while
-it connects. The steps are those that brokers do (`ReplicationSender`, `ReplicationReceiver`, `ReplicaStream`), without
-connections.
+A life is the time of one master: it begins its epoch at the end of its stream, may work alone for a while, and then has
+the former master as a replica. That one truncates its tail, loads a snapshot, or just continues. The master dies
+within a call, or between two, or steps down in order; the replica may die while it connects. The steps are those of
+real brokers (`ReplicationSender`, `ReplicationReceiver`, `ReplicaStream`), without connections.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from tests.crash.killing_calls import Killed, KillingCalls
-from tests.crash.line import Line
-from tests.crash.powerless_broker import PowerlessBroker
+from tests.crash.power_loss_broker import PowerLossBroker
+from tests.crash.replication_link import ReplicationLink
 from tests.state_shipping import state_of
 from tests.store_replication import log_content
 
-#: One of them is in force in a life.
+#: Each life uses one of these.
 _DELAY_LEVELS = ("1s 5s 10s", "10s 5s 1s", "1m 2m 3m")
 
 
-class SwappingBroker(PowerlessBroker):
-    """`flush` and `checkpoint` ship all, and what is acknowledged counts from then on.
+class SwappingBroker(PowerLossBroker):
+    """A broker for which acknowledged messages count once `flush` or `checkpoint` has shipped them.
 
     Attributes:
-        verdicts: the kinds of what returning replicas were told.
-        kills: how many processes died in the middle of something.
-        compared: how often the files of a replica were looked at, and were its master's.
+        verdicts: the kinds of verdicts that returning replicas got.
+        kills: how many processes were killed within an operation.
+        compared: how often a replica's files were compared with its master's, and were equal.
     """
 
     def __init__(self, root: Path, random_: random.Random, *, sync: bool) -> None:
@@ -50,12 +49,12 @@ class SwappingBroker(PowerlessBroker):
         self.epoch = 0
         self._directories = root / "a", root / "b"
         self._calls = KillingCalls()
-        #: By directory: what goes on with it in this process.
+        #: By directory number: the stream or recorder that stays open in this process.
         self._left: dict[int, ReplicaStream | StateRecorder] = {}
-        self._line: Line | None = None
+        self._line: ReplicationLink | None = None
 
     def live(self, works: int) -> None:
-        """Five lives of so many works, and a last one of which all that is acknowledged has to come."""
+        """Run five lives of so many operations, and a last one that must deliver all acknowledged messages."""
         with replaced(self._calls):
             for _ in range(5):
                 with self.life():
@@ -71,7 +70,7 @@ class SwappingBroker(PowerlessBroker):
 
     @contextmanager
     def life(self, *, is_last: bool = False) -> Iterator[None]:
-        """One master's. It may end in the middle of what is done in it."""
+        """Run the time of one master. A kill may end it at any operation."""
         master, other = self.epoch % 2, (self.epoch + 1) % 2
         self.epoch += 1
         self._begin_office(master)
@@ -92,7 +91,7 @@ class SwappingBroker(PowerlessBroker):
         self._left[other] = stream
 
     def close(self) -> None:
-        """Let go of what the last life has left."""
+        """Close what the last life left open."""
         for each in self._left.values():
             if isinstance(each, ReplicaStream):
                 _abandon(each.store)
@@ -104,7 +103,7 @@ class SwappingBroker(PowerlessBroker):
         if self._random.random() < 0.3:
             self.config = replace(self.config, delay_levels=self._random.choice(_DELAY_LEVELS))
         former = self._left.get(master)
-        if isinstance(former, ReplicaStream) and self._random.random() < 0.4:  # its process is another one by now
+        if isinstance(former, ReplicaStream) and self._random.random() < 0.4:  # its process was replaced
             _abandon(former.store)
             former.states.close()
             del self._left[master]
@@ -119,12 +118,12 @@ class SwappingBroker(PowerlessBroker):
         self.recorder.log_end = lambda: self.store.max_physical_offset
 
     def _connected(self, number: int) -> ReplicaStream:
-        """The other one, once it has all."""
+        """Connect the other directory as a replica, and ship everything to it."""
         while True:
             stream = None
             try:
                 stream = self._stream_of(number)
-                line = Line(self, stream)
+                line = ReplicationLink(self, stream)
                 line.connect()
                 line.all()
             except Killed:
@@ -185,25 +184,25 @@ class SwappingBroker(PowerlessBroker):
             assert first == second
             logs = [log_content(directory) for directory in self._directories]
             assert logs[0] == logs[1]
-            assert dues(self.store) == dues(self._line.store)
+            assert due_times(self.store) == due_times(self._line.store)
             self.compared += 1
 
     # -- what clients do -----------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """All that is acknowledged is on the replica."""
+        """Ship everything: all acknowledged messages are on the replica."""
         self.store.flush()
         if self._line is not None:
             self._line.all()
             self.known.durable.update(self.known.acknowledged)
 
     def checkpoint(self) -> None:
-        """The store's."""
+        """Save the store's checkpoint."""
         self.store._save_checkpoint()
         self.flush()
 
     def stage(self) -> None:
-        """What is staged is on the replica before its client goes on; else nobody commits it."""
+        """Stage, and ship it before the client continues; a killed stage is not committed."""
         before = set(self._staged)
         try:
             super().stage()
@@ -214,7 +213,7 @@ class SwappingBroker(PowerlessBroker):
             raise
 
     def delete_and_make_again(self) -> None:
-        """Whoever dies meanwhile may have deleted it."""
+        """Delete a topic and create it again; a killed call may have deleted it."""
         before = {body for body in self.known.acknowledged if body.startswith(b"v ")}
         try:
             super().delete_and_make_again()
@@ -235,8 +234,8 @@ class SwappingBroker(PowerlessBroker):
             self.flush()
 
 
-def dues(store: Store) -> list[list[int]]:
-    """When what waits for each level is due."""
+def due_times(store: Store) -> list[list[int]]:
+    """Return the due times of the messages of each delay level."""
     queues = [store._parts.dispatcher.queues.get((SCHEDULE_TOPIC, queue_id)) for queue_id in range(3)]
     return [
         queue.entries(queue.min_offset, queue.max_offset - queue.min_offset)["tags_code"].tolist()
@@ -246,7 +245,7 @@ def dues(store: Store) -> list[list[int]]:
 
 
 def _abandon(store: Store) -> None:
-    """What a SIGKILL leaves."""
+    """Leave the store as after SIGKILL."""
     store._flusher.stop()
     with suppress(Killed):
         store._abandon()

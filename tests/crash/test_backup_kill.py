@@ -1,4 +1,4 @@
-"""SIGKILL of a backup at each of its steps, and of a restoration: the former backup is whole, the broker unharmed."""
+"""Kill a backup and a restore at each of their steps: earlier backups stay whole, the broker is unaffected."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerPro
     process.stop()
 
 
-def killed(failpoint: str, call: Callable[[], object]) -> int:
-    """What a process that does this ends with."""
+def run_killed(failpoint: str, call: Callable[[], object]) -> int:
+    """Return the exit code of a process that makes this call."""
     child = os.fork()
     if not child:
         try:
@@ -55,12 +55,12 @@ def send(mq: Connection, *texts: str) -> None:
         producer.send_batch([Message("t", text.encode() * 1_000) for text in texts])
 
 
-def stored(directory: Path) -> list[bytes]:
+def stored_bodies(directory: Path) -> list[bytes]:
     with Store.open(directory, StoreConfig(**STORE)) as store:  # type: ignore[arg-type]
         return [body[:2] for body in bodies(store, "t", 0)]
 
 
-def test_backups_that_are_killed(broker: tuple[BrokerProcess, Path, Connection], tmp_path: Path) -> None:
+def test_killed_backup_keeps_earlier_backups(broker: tuple[BrokerProcess, Path, Connection], tmp_path: Path) -> None:
     process, directory, mq = broker
     target = tmp_path / "target"
     sent = ["00"] * 300
@@ -70,24 +70,24 @@ def test_backups_that_are_killed(broker: tuple[BrokerProcess, Path, Connection],
         sent += [f"{number:02}"] * 300
         send(mq, *sent[-300:])
         good = {each.name for each in list_backups(target)}
-        assert killed(failpoint, lambda: backup_store(directory, target, keep=1)) == -signal.SIGKILL, failpoint
+        assert run_killed(failpoint, lambda: backup_store(directory, target, keep=1)) == -signal.SIGKILL, failpoint
         is_made = failpoint in ("backup.after_manifest", "backup.before_object_removed")
         assert len({each.name for each in list_backups(target)} - good) == is_made
         assert verify_backups(target).bad == []
-        send(mq, "xx")  # the broker goes on
+        send(mq, "xx")  # the broker continues
         sent.append("xx")
-        made = poll_until(lambda: backed_up(directory, target), what="what the dead one held is given back")
+        made = poll_until(lambda: try_backup(directory, target), what="what the dead one held is given back")
         assert [each.name for each in list_backups(target)] == [made.name]
     files = {path for path in target.rglob("*") if path.is_file()}
     named = {extent.object for extent in list_backups(target)[0].extents()}
     assert len(files) == len(named) + 1, "nothing is left of those that were killed"
     restore_store(target, tmp_path / "restored")
-    assert stored(tmp_path / "restored") == [text.encode() for text in sent]
+    assert stored_bodies(tmp_path / "restored") == [text.encode() for text in sent]
     assert not process.is_dead
 
 
-def backed_up(directory: Path, target: Path) -> BackupReport | None:
-    """A backup, unless another one is under way."""
+def try_backup(directory: Path, target: Path) -> BackupReport | None:
+    """Make a backup, unless another one is running."""
     try:
         return backup_store(directory, target, keep=1)
     except BackupFailed:
@@ -95,30 +95,30 @@ def backed_up(directory: Path, target: Path) -> BackupReport | None:
 
 
 @pytest.mark.parametrize("failpoint", [*OF_RESTORING, "restore.before_file:4"])
-def test_a_restoration_that_is_killed(
+def test_killed_restore_is_refused_and_repeatable(
     broker: tuple[BrokerProcess, Path, Connection], tmp_path: Path, failpoint: str
 ) -> None:
     _, directory, mq = broker
     send(mq, "aa")
     backup_store(directory, tmp_path / "target")
     there = tmp_path / "restored"
-    assert killed(failpoint, lambda: restore_store(tmp_path / "target", there)) == -signal.SIGKILL
+    assert run_killed(failpoint, lambda: restore_store(tmp_path / "target", there)) == -signal.SIGKILL
     with pytest.raises(InvalidInput, match="being restored"):
         Store.open(there)
     restore_store(tmp_path / "target", there)
-    assert stored(there)[-1] == b"aa"
+    assert stored_bodies(there)[-1] == b"aa"
     with pytest.raises(InvalidInput, match="empty"):
         restore_store(tmp_path / "target", there)
 
 
 @pytest.mark.parametrize("failpoint", ["replace.before_write", "replace.before_sync", "replace.before_rename"])
-def test_a_restoration_that_is_killed_before_it_has_said_that_it_is_one(
+def test_restore_killed_before_its_marker_is_repeatable(
     broker: tuple[BrokerProcess, Path, Connection], tmp_path: Path, failpoint: str
 ) -> None:
     _, directory, mq = broker
     send(mq, "bb")
     backup_store(directory, tmp_path / "target")
     there = tmp_path / "restored"
-    assert killed(failpoint, lambda: restore_store(tmp_path / "target", there)) == -signal.SIGKILL
+    assert run_killed(failpoint, lambda: restore_store(tmp_path / "target", there)) == -signal.SIGKILL
     restore_store(tmp_path / "target", there)
-    assert stored(there)[-1] == b"bb"
+    assert stored_bodies(there)[-1] == b"bb"

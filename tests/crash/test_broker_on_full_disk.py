@@ -1,4 +1,4 @@
-"""A broker whose disk is nearly full starts, whichever of its files finds no room: by what it keeps for that."""
+"""Test that a broker starts on a nearly full disk, using its disk reserve, whichever file finds no space."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def loop() -> Iterator[EventLoopThread]:
     made.stop()
 
 
-def start(loop: EventLoopThread, directory: Path) -> BrokerService:
+def start_broker(loop: EventLoopThread, directory: Path) -> BrokerService:
     return loop.run(BrokerService.start(BrokerSpec("b", "c", str(directory), "127.0.0.1", (), store=STORE), "n"))
 
 
-def append(loop: EventLoopThread, broker: BrokerService, *bodies: bytes, **fields: object) -> None:
+def append_messages(loop: EventLoopThread, broker: BrokerService, *bodies: bytes, **fields: object) -> None:
     records, sizes = encoded(*(Message("t", body, keys=["k"], **fields) for body in bodies))  # type: ignore[arg-type]
 
     async def store() -> None:
@@ -63,7 +63,7 @@ def append(loop: EventLoopThread, broker: BrokerService, *bodies: bytes, **field
     loop.run(store())
 
 
-def bodies(loop: EventLoopThread, broker: BrokerService) -> list[bytes]:
+def read_bodies(loop: EventLoopThread, broker: BrokerService) -> list[bytes]:
     async def read() -> list[bytes]:
         with broker.store.read("t", 0, 0, 10_000) as lease:
             return [record.body for record in lease.messages()]
@@ -71,16 +71,16 @@ def bodies(loop: EventLoopThread, broker: BrokerService) -> list[bytes]:
     return loop.run(read())
 
 
-def stop(loop: EventLoopThread, broker: BrokerService) -> None:
-    with contextlib.suppress(StoreError):  # where there is no room to stop properly the next start recovers
+def stop_broker(loop: EventLoopThread, broker: BrokerService) -> None:
+    with contextlib.suppress(StoreError):  # without space for a proper stop the next start recovers
         loop.run(broker.stop())
 
 
 @pytest.fixture(scope="module")
-def killed(loop: EventLoopThread, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is left of a broker that was killed with messages, timers and delay levels under way."""
+def killed_broker(loop: EventLoopThread, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a broker that was killed with messages, timers and delay levels pending."""
     directory = tmp_path_factory.mktemp("killed")
-    broker = start(loop, directory / "lived")
+    broker = start_broker(loop, directory / "lived")
 
     async def create() -> None:
         broker.store.topic_configs.put(TopicConfig("t", 1, 1, 6))
@@ -88,24 +88,24 @@ def killed(loop: EventLoopThread, tmp_path_factory: pytest.TempPathFactory) -> P
 
     loop.run(create())
     for number in range(COUNT):
-        append(loop, broker, b"%d" % number)
-    append(loop, broker, b"later", deliver_at=time.time() + 3600)
-    append(loop, broker, b"soon", delay_level=2)
-    shutil.copytree(directory / "lived", directory / "left")  # while it lives: `abort` and journals are there
-    stop(loop, broker)
+        append_messages(loop, broker, b"%d" % number)
+    append_messages(loop, broker, b"later", deliver_at=time.time() + 3600)
+    append_messages(loop, broker, b"soon", delay_level=2)
+    shutil.copytree(directory / "lived", directory / "left")  # while it runs: `abort` and journals exist
+    stop_broker(loop, broker)
     return directory / "left"
 
 
-def starts_and_goes_on(loop: EventLoopThread, directory: Path, make_room: Callable[[], None]) -> None:
-    """It starts, all is read; when there is room it takes messages, and the ballast is there again."""
-    broker = start(loop, directory)
+def check_start_and_append(loop: EventLoopThread, directory: Path, make_room: Callable[[], None]) -> None:
+    """Check that it starts, and that all is readable; with free space it stores messages and refills its reserve."""
+    broker = start_broker(loop, directory)
     try:
-        assert bodies(loop, broker)[:COUNT] == [b"%d" % number for number in range(COUNT)]
+        assert read_bodies(loop, broker)[:COUNT] == [b"%d" % number for number in range(COUNT)]
         make_room()
 
         def appended() -> bool:
             with contextlib.suppress(StoreFull):
-                append(loop, broker, b"again")
+                append_messages(loop, broker, b"again")
                 return True
             return False
 
@@ -113,40 +113,40 @@ def starts_and_goes_on(loop: EventLoopThread, directory: Path, make_room: Callab
         loop.run(broker._delete_expired())
         assert StorePaths(directory).disk_reserve.stat().st_blocks * 512 >= DISK_RESERVE_BYTES
     finally:
-        stop(loop, broker)
-    broker = start(loop, directory)
+        stop_broker(loop, broker)
+    broker = start_broker(loop, directory)
     try:
-        assert b"again" in bodies(loop, broker)  # a delayed message may have come behind it
+        assert b"again" in read_bodies(loop, broker)  # a delayed message may follow it
         assert broker.store.consumer_offsets.get("g", "t", 0) == 7
     finally:
-        stop(loop, broker)
+        stop_broker(loop, broker)
 
 
 @pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("kib", FREE_KIB)
-def test_a_broker_starts_whatever_is_left_of_the_disk(
-    loop: EventLoopThread, killed: Path, tmp_path: Path, kib: int
+def test_broker_starts_with_any_free_disk_space(
+    loop: EventLoopThread, killed_broker: Path, tmp_path: Path, kib: int
 ) -> None:
-    """Fault 13.25: with room for the store's opening and none for what comes behind it the ballast was not used."""
+    """Guard against fault 13.25: space for the store but not for later files failed, with the reserve unused."""
     directory = tmp_path / "store"
-    shutil.copytree(killed, directory)
+    shutil.copytree(killed_broker, directory)
     disk = FullDisk(kib << 10)
 
     def make_room() -> None:
         disk.free_bytes += 64 << 20
 
     with replaced(disk):
-        starts_and_goes_on(loop, directory, make_room)
+        check_start_and_append(loop, directory, make_room)
 
 
 @pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("kib", [0, 4, 20, 49, 200])
-def test_a_broker_without_a_ballast_starts_with_the_room_that_nobody_needs(
-    loop: EventLoopThread, killed: Path, tmp_path: Path, kib: int
+def test_broker_starts_without_disk_reserve(
+    loop: EventLoopThread, killed_broker: Path, tmp_path: Path, kib: int
 ) -> None:
-    """Fault 13.25: the start before has used the ballast, and the disk is still full."""
+    """Guard against fault 13.25 where the previous start used the reserve, and the disk is still full."""
     directory = tmp_path / "store"
-    shutil.copytree(killed, directory)
+    shutil.copytree(killed_broker, directory)
     StorePaths(directory).disk_reserve.unlink()
     disk = FullDisk(kib << 10)
 
@@ -154,16 +154,14 @@ def test_a_broker_without_a_ballast_starts_with_the_room_that_nobody_needs(
         disk.free_bytes += 64 << 20
 
     with replaced(disk):
-        starts_and_goes_on(loop, directory, make_room)
+        check_start_and_append(loop, directory, make_room)
 
 
 @pytest.mark.parametrize("kib", [0, 4, 12, 20, 32, 49, 100])
-def test_a_broker_that_finds_no_room_comes_up_by_itself_when_there_is_some(
-    killed: Path, tmp_path: Path, kib: int
-) -> None:
-    """In the same process, at its address, without anybody who starts it anew; until then it says what is missing."""
+def test_broker_retries_start_until_disk_space_is_free(killed_broker: Path, tmp_path: Path, kib: int) -> None:
+    """Wait for space in the same process, at the same address; until then the error names what is missing."""
     directory = tmp_path / "store"
-    shutil.copytree(killed, directory)
+    shutil.copytree(killed_broker, directory)
     StorePaths(directory).disk_reserve.unlink()
     maker = EmergencyCleaner(directory, StoreConfig(**STORE), lambda: 0)  # type: ignore[arg-type]
     while maker.step():
@@ -183,9 +181,9 @@ def test_a_broker_that_finds_no_room_comes_up_by_itself_when_there_is_some(
             disk.free_bytes += 64 << 20
             broker = hosted.wait(60, 60)
             assert broker.address == f"127.0.0.1:{port}"
-            assert bodies(own, broker)[:COUNT] == [b"%d" % number for number in range(COUNT)]
+            assert read_bodies(own, broker)[:COUNT] == [b"%d" % number for number in range(COUNT)]
             assert broker.store.consumer_offsets.get("g", "t", 0) == 7
-            append(own, broker, b"again")
+            append_messages(own, broker, b"again")
             assert StorePaths(directory).disk_reserve.exists()
         finally:
             hosted.stop()
@@ -193,14 +191,14 @@ def test_a_broker_that_finds_no_room_comes_up_by_itself_when_there_is_some(
 
 @pytest.mark.parametrize("has_ballast", [True, False])
 @pytest.mark.parametrize("kib", [0, 4, 24, 49, 100, 400])
-def test_a_broker_starts_on_a_file_system_with_so_little_room(
-    loop: EventLoopThread, killed: Path, small_disk: Path, kib: int, has_ballast: bool
+def test_broker_starts_on_nearly_full_file_system(
+    loop: EventLoopThread, killed_broker: Path, small_disk: Path, kib: int, has_ballast: bool
 ) -> None:
     directory = small_disk / "store"
-    shutil.copytree(killed, directory)
+    shutil.copytree(killed_broker, directory)
     if not has_ballast:
         StorePaths(directory).disk_reserve.unlink()
     filler = fill(small_disk)
     os.truncate(filler, filler.stat().st_size - (kib << 10) // 4096 * 4096)
     assert DiskUsage.of(small_disk).free == (kib << 10) // 4096 * 4096
-    starts_and_goes_on(loop, directory, filler.unlink)
+    check_start_and_append(loop, directory, filler.unlink)

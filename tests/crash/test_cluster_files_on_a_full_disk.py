@@ -1,4 +1,4 @@
-"""What a start of a cluster writes beside its brokers' directories is no reason for it to fail on a full disk."""
+"""Test that a cluster's own files do not prevent its start on a full disk."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.crash
 HOSTS = ["raymq_host"]
 
 
-def test_the_layout_that_is_written_down_needs_no_room(tmp_path: Path) -> None:
-    """Fault 13.25: the start failed here, before any broker could make room."""
+def test_unchanged_replica_layout_needs_no_disk_space(tmp_path: Path) -> None:
+    """Guard against fault 13.25: the start failed here, before a broker could free space."""
     placed = place_replicas(tmp_path, 2, 1, HOSTS)
     with replaced(FullDisk(0)):
         assert place_replicas(tmp_path, 2, 1, HOSTS) == placed
@@ -34,7 +34,7 @@ def test_the_layout_that_is_written_down_needs_no_room(tmp_path: Path) -> None:
             place_replicas(tmp_path, 3, 1, HOSTS)
 
 
-def test_a_name_server_comes_back_on_a_full_disk(tmp_path: Path, loop: EventLoopThread) -> None:
+def test_name_server_restarts_on_full_disk(tmp_path: Path, loop: EventLoopThread) -> None:
     def start(start_id: str) -> NameServerService:
         spec = NameServerSpec(0, str(tmp_path), "127.0.0.1", 0, start_id=start_id)
         return loop.run(NameServerService.start(spec))
@@ -62,8 +62,8 @@ def test_a_name_server_comes_back_on_a_full_disk(tmp_path: Path, loop: EventLoop
             loop.run(second.stop())
 
 
-def test_a_keeper_promises_on_a_full_disk(tmp_path: Path) -> None:
-    """Without a majority of them nobody is elected, also in the place of a broker that was killed."""
+def test_keeper_saves_promises_on_full_disk(tmp_path: Path) -> None:
+    """Without a majority of keepers no master is elected to replace a killed broker."""
     file = DurableKeeperFile(tmp_path / "keeper-1")
     record = KeeperRecord("c", 1, "incarnation", KeeperSet(1, {1: KeeperMember("127.0.0.1:1", "incarnation")}))
     file.save(record)

@@ -1,6 +1,6 @@
-"""SIGKILL of brokers at each step of a staged write's commit, and of its driver: all of it comes, once, or nothing.
+"""SIGKILL of brokers at each step of a staged write's commit, and of its driver: all rows are stored once, or none.
 
-A reader looks all the time and at no moment sees a part of a queue's rows.
+A reader polls all queues throughout, and never sees a part of a queue's rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHUNKS, ROWS = 3, 40
 
 @dataclass
 class Watcher:
-    """Looks at every queue again and again; what it sees must be `before`, or that and all rows of the write."""
+    """Read every queue repeatedly, and expect `before` rows, or these and all rows of the write."""
 
     name_server: str
     before: int = 0
@@ -94,14 +94,14 @@ class Cluster:
     def wait_for(self, *names: str) -> None:
         poll_until(lambda: set(names) <= set(self.mq.run(self.mq.routes.cluster()).masters), 20)
 
-    def open(self, home: str) -> StagedWrite:
-        write = StagedWrite.open(self.mq, "t", {home})
+    def open(self, coordinator: str) -> StagedWrite:
+        write = StagedWrite.open(self.mq, "t", {coordinator})
         assert isinstance(write, StagedWrite)
-        assert write.home == home
+        assert write.home == coordinator
         return write
 
     def stage(self, write: StagedWrite, mark: str = "row") -> list[tuple[str, str, int]]:
-        """Rows of two parts on all queues; and those of an attempt that is not committed."""
+        """Stage rows of two parts on all queues, and rows of an attempt that is not committed."""
         with StagedWriter([self.name_server]) as writer:
             for part in ("won", "lost"):
                 for queue in QUEUES:
@@ -125,7 +125,7 @@ class Cluster:
         return found
 
     def check(self, *marks: str) -> None:
-        """Every queue has exactly the rows of these writes."""
+        """Check that every queue has exactly the rows of these writes."""
         for queue in QUEUES:
             expected = [
                 f"{mark} won {queue.broker} {queue.queue_id} {number} {n}"
@@ -153,14 +153,14 @@ def cluster(loop: EventLoopThread, tmp_path: Path) -> Iterator[Cluster]:
         made.wait_for(*brokers)
         Admin(mq).create_topic("t", queues=2)
         yield made
-    shared_connection((server.address,)).close()  # the tasks'
+    shared_connection((server.address,)).close()  # of the tasks
     for broker in brokers.values():
         broker.kill()
         broker.close_pipes()
     loop.run(server.stop())
 
 
-#: Where a broker dies, the home of the write or the one that only has rows of it, and for which time it comes there.
+#: Which broker dies, the home of the write or one that only has rows, at which failpoint and at which pass.
 STEPS = [
     ("home", "write.before_record:1"),
     ("home", "write.before_record:2"),
@@ -178,9 +178,7 @@ STEPS = [
 
 @pytest.mark.sweep(every=8)
 @pytest.mark.parametrize(("who", "step"), STEPS, ids=lambda value: str(value))
-def test_a_broker_that_dies_at_any_step_of_a_commit_leaves_all_of_it_once(
-    cluster: Cluster, who: str, step: str
-) -> None:
+def test_broker_killed_in_commit_stores_all_rows_once(cluster: Cluster, who: str, step: str) -> None:
     victim = {"home": "broker-a", "other": "broker-b"}[who]
     cluster.restart(victim, step)
     with Watcher(cluster.name_server), ThreadPoolExecutor(1) as driver:
@@ -204,8 +202,8 @@ def test_a_broker_that_dies_at_any_step_of_a_commit_leaves_all_of_it_once(
         assert staged_write.finish(another, written.result().transaction) == written.result()
 
 
-def test_a_driver_that_dies_after_the_decision_has_written(cluster: Cluster) -> None:
-    """Nobody tells the brokers: they ask, and none of them decides by itself."""
+def test_write_commits_if_driver_dies_after_decision(cluster: Cluster) -> None:
+    """The brokers get no request to commit: they ask the home, and none of them decides alone."""
     program = f"""
 import os, signal
 from raymq.client import Connection
@@ -228,10 +226,8 @@ write.commit([(part, broker, int(rows)) for part, broker, rows in map(str.split,
     assert staged_write.finish(cluster.mq, write.transaction) == CommittedWrite(write.transaction, 4 * CHUNKS * ROWS)
 
 
-def test_a_broker_that_is_away_for_the_commit_follows_when_it_is_back(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`write()` raised Timeout, half of the rows were there, and who repeated it doubled them."""
+def test_offline_broker_commits_after_restart(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`write()` raised Timeout with half of the rows stored, and a repetition stored them twice."""
     write = cluster.open("broker-a")
     parts = cluster.stage(write)
     cluster.brokers["broker-b"].kill()
@@ -250,10 +246,8 @@ def test_a_broker_that_is_away_for_the_commit_follows_when_it_is_back(
     assert staged_write.finish(cluster.mq, write.transaction).rows == 4 * CHUNKS * ROWS
 
 
-def test_a_broker_that_died_amid_its_append_comes_to_an_end_without_the_home(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waited for the home's word behind its veil, with all that others had sent since: for ever if that is lost."""
+def test_broker_killed_in_append_commits_without_coordinator(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited behind its read barrier for the home, with all later messages: for ever if the home is lost."""
     cluster.restart("broker-b", "staged.between_chunks:2")
     monkeypatch.setattr(staged_write, "RETRY_TIMEOUT_SECONDS", 1.0)
     write = cluster.open("broker-a")
@@ -270,7 +264,7 @@ def test_a_broker_that_died_amid_its_append_comes_to_an_end_without_the_home(
 
 
 @pytest.mark.long
-def test_while_the_home_is_away_nobody_decides(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_waits_while_coordinator_is_down(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     write = cluster.open("broker-a")
     parts = cluster.stage(write)
     cluster.brokers["broker-a"].kill()
@@ -289,8 +283,8 @@ def test_while_the_home_is_away_nobody_decides(cluster: Cluster, monkeypatch: py
 
 
 @pytest.mark.long
-def test_ordinary_messages_beside_commits_are_neither_lost_nor_doubled(cluster: Cluster) -> None:
-    """They wait behind the veil, and come with the commit, also over the broker's death in its middle."""
+def test_messages_sent_during_commit_are_stored_once(cluster: Cluster) -> None:
+    """They wait behind the read barrier and appear with the commit, also if the broker dies within it."""
     write = cluster.open("broker-a")
     parts = cluster.stage(write)
     cluster.restart("broker-b", "staged.between_chunks:4")

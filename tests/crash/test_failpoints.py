@@ -1,4 +1,4 @@
-"""SIGKILL at every step of everything that a store writes."""
+"""SIGKILL a process at every step of everything that a store writes."""
 
 from __future__ import annotations
 
@@ -21,38 +21,47 @@ pytestmark = pytest.mark.crash
 
 PROGRAM = Path(__file__).with_name("failpoint_writer.py")
 ROOT = Path(__file__).parents[2]
-#: Steps of an opening that has something to cut: reached by the opening after a kill.
-OF_RECOVERY = ("recovery.before_cut", "recovery.between_cuts")
-#: Steps of what compiled code does, too.
-OF_BATCHES = (
+#: Failpoints of an open that truncates: only the open after a kill reaches them.
+RECOVERY_POINTS = ("recovery.before_cut", "recovery.between_cuts")
+#: Failpoints of the compiled code.
+COMPILED_POINTS = (
     "append.before_copy",
     "append.before_size",
     "dispatch.before_queue",
     "dispatch.before_index",
     "index.before_header",
 )
-#: test_retention_kill.py dies at these.
-OF_RETENTION = tuple(name for name in NAMES if name.startswith("retention."))
-#: test_start_makes_room.py dies at the first, unit/storage/test_starts_that_are_killed.py at the second one: what they
-#: are steps of is not done in such a life.
-OF_OTHERS = ("cleanup.before_remove", "journal.after_base")
-#: test_commit_kill.py dies at these.
-OF_WRITES = tuple(name for name in NAMES if name.startswith(("write.", "staged.")))
-#: test_keepers.py dies at these.
-OF_KEEPERS = tuple(name for name in NAMES if name.startswith("keeper."))
-#: test_replica_kill.py dies at these.
-OF_REPLICAS = tuple(name for name in NAMES if name.startswith(("follow.", "truncation.")))
-#: test_backup_kill.py dies at these.
-OF_BACKUPS = tuple(name for name in NAMES if name.startswith(("backup.", "restore.")))
-#: test_killed_replicas.py dies at these.
-OF_ROLES = tuple(name for name in NAMES if name.startswith(("claim.", "snapshot.", "wipe.", "leader.")))
-ELSEWHERE = OF_RECOVERY + OF_RETENTION + OF_OTHERS + OF_WRITES + OF_KEEPERS + OF_REPLICAS + OF_BACKUPS + OF_ROLES
-HERE = tuple(name for name in NAMES if name not in ELSEWHERE)
+#: test_retention_kill.py kills at these.
+RETENTION_POINTS = tuple(name for name in NAMES if name.startswith("retention."))
+#: test_full_disk_cleanup.py kills at the first one, unit/storage/test_killed_starts.py at the second one:
+#: this file's program reaches neither.
+OTHER_POINTS = ("cleanup.before_remove", "journal.after_base")
+#: test_commit_kill.py kills at these.
+STAGED_WRITE_POINTS = tuple(name for name in NAMES if name.startswith(("write.", "staged.")))
+#: test_keepers.py kills at these.
+KEEPER_POINTS = tuple(name for name in NAMES if name.startswith("keeper."))
+#: test_replica_kill.py kills at these.
+REPLICA_POINTS = tuple(name for name in NAMES if name.startswith(("follow.", "truncation.")))
+#: test_backup_kill.py kills at these.
+BACKUP_POINTS = tuple(name for name in NAMES if name.startswith(("backup.", "restore.")))
+#: test_killed_replicas.py kills at these.
+ROLE_POINTS = tuple(name for name in NAMES if name.startswith(("claim.", "snapshot.", "wipe.", "leader.")))
+POINTS_OF_OTHER_FILES = (
+    RECOVERY_POINTS
+    + RETENTION_POINTS
+    + OTHER_POINTS
+    + STAGED_WRITE_POINTS
+    + KEEPER_POINTS
+    + REPLICA_POINTS
+    + BACKUP_POINTS
+    + ROLE_POINTS
+)
+STORE_POINTS = tuple(name for name in NAMES if name not in POINTS_OF_OTHER_FILES)
 
 
 @dataclass
-class Promised:
-    """What the program said was done; `next_number` is that of the first record that is not there."""
+class Acknowledged:
+    """What the program acknowledged; `next_number` is the number of the first missing record."""
 
     places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     committed: int | None = None
@@ -80,8 +89,8 @@ class Promised:
             self.gone.add(rest[0])
 
 
-def run(directory: Path, failpoint: str, promised: Promised, batch_code: str = "numpy") -> bool:
-    """Run the program until it is through or dead; whether it was killed at the failpoint."""
+def run_writer(directory: Path, failpoint: str, promised: Acknowledged, batch_code: str = "numpy") -> bool:
+    """Run the program to its end or its death; return whether it was killed at the failpoint."""
     arguments = [str(PROGRAM), str(directory), str(promised.next_number), "2", batch_code]
     environment = {**os.environ, VARIABLE: failpoint}
     done = fork_server.run(arguments, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
@@ -91,8 +100,8 @@ def run(directory: Path, failpoint: str, promised: Promised, batch_code: str = "
     return done.returncode != 0
 
 
-def check(directory: Path, promised: Promised) -> None:
-    """Every promise is kept; what was not promised may have happened or not, whole."""
+def check_store(directory: Path, promised: Acknowledged) -> None:
+    """Check that acknowledged writes are stored; others are stored whole or not at all."""
     with Store.open(directory, CONFIG) as store:
         assert store.recovery.corruption == []
         stored = [record for record in store.walk(store.min_physical_offset) if record.topic == "t"]
@@ -129,7 +138,7 @@ def check(directory: Path, promised: Promised) -> None:
         assert (delayed or 0) >= (promised.delayed or 0)
         assert max(committed or 0, delayed or 0) <= end
         known = set(store.topic_configs.all())
-        # One deletion may be under way when the program dies.
+        # The program may die during one deletion.
         assert len(promised.topics - known) <= 1
         assert not promised.gone & known
         assert not promised.gone & set(store.topics())
@@ -139,55 +148,57 @@ def check(directory: Path, promised: Promised) -> None:
 
 
 @pytest.mark.sweep(every=3)
-@pytest.mark.parametrize("failpoint", HERE)
-def test_killed_at_each_step(tmp_path: Path, failpoint: str) -> None:
-    promised = Promised()
-    assert run(tmp_path, f"{failpoint}:1", promised) or run(tmp_path, f"{failpoint}:1", promised)
-    check(tmp_path, promised)
+@pytest.mark.parametrize("failpoint", STORE_POINTS)
+def test_acknowledged_writes_survive_kill_at_each_failpoint(tmp_path: Path, failpoint: str) -> None:
+    promised = Acknowledged()
+    assert run_writer(tmp_path, f"{failpoint}:1", promised) or run_writer(tmp_path, f"{failpoint}:1", promised)
+    check_store(tmp_path, promised)
     main(tmp_path, promised.next_number, 1, promised.hear)
-    check(tmp_path, promised)
+    check_store(tmp_path, promised)
 
 
-@pytest.mark.parametrize("failpoint", OF_BATCHES)
-def test_killed_at_each_step_of_compiled_code(tmp_path: Path, failpoint: str) -> None:
+@pytest.mark.parametrize("failpoint", COMPILED_POINTS)
+def test_acknowledged_writes_survive_kill_in_compiled_code(tmp_path: Path, failpoint: str) -> None:
     pytest.importorskip("raymq_native")
-    promised = Promised()
-    assert run(tmp_path, f"{failpoint}:1", promised, "compiled") or run(
+    promised = Acknowledged()
+    assert run_writer(tmp_path, f"{failpoint}:1", promised, "compiled") or run_writer(
         tmp_path, f"{failpoint}:1", promised, "compiled"
     )
-    check(tmp_path, promised)
-    assert not run(tmp_path, "", promised, "compiled")
-    check(tmp_path, promised)
+    check_store(tmp_path, promised)
+    assert not run_writer(tmp_path, "", promised, "compiled")
+    check_store(tmp_path, promised)
 
 
-@pytest.mark.parametrize("failpoint", OF_RECOVERY)
-def test_killed_in_recovery(tmp_path: Path, failpoint: str) -> None:
-    promised = Promised()
-    assert run(tmp_path, "append.before_size:2", promised)
-    assert run(tmp_path, failpoint, promised)
-    check(tmp_path, promised)
+@pytest.mark.parametrize("failpoint", RECOVERY_POINTS)
+def test_acknowledged_writes_survive_kill_in_recovery(tmp_path: Path, failpoint: str) -> None:
+    promised = Acknowledged()
+    assert run_writer(tmp_path, "append.before_size:2", promised)
+    assert run_writer(tmp_path, failpoint, promised)
+    check_store(tmp_path, promised)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(4))
-def test_killed_at_random_steps_again_and_again(tmp_path: Path, seed: int) -> None:
+def test_acknowledged_writes_survive_repeated_random_kills(tmp_path: Path, seed: int) -> None:
     random_ = random.Random(seed)
-    promised = Promised()
+    promised = Acknowledged()
     killed = 0
     for _ in range(50):
-        killed += run(tmp_path, f"{random_.choice(HERE + OF_RECOVERY)}:{random_.choice((1, 2, 5, 20, 60))}", promised)
-        check(tmp_path, promised)
-    assert killed > 15  # the others end before their step's turn comes
+        killed += run_writer(
+            tmp_path, f"{random_.choice(STORE_POINTS + RECOVERY_POINTS)}:{random_.choice((1, 2, 5, 20, 60))}", promised
+        )
+        check_store(tmp_path, promised)
+    assert killed > 15  # the others end before they reach their failpoint
 
 
-def test_the_list_of_failpoints_is_that_of_the_sources() -> None:
+def test_failpoint_list_matches_source_code() -> None:
     folders = (ROOT / "storage", ROOT / "actors")
     texts = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
     found = [name for text in texts for name in re.findall(r'\bfailpoint\("([^"]+)"\)', text)]
     assert sorted(found) == sorted(NAMES)
 
 
-def test_only_a_failpoint_can_be_armed() -> None:
+def test_arming_unknown_failpoint_raises() -> None:
     with pytest.raises(ValueError, match="is not a failpoint"):
         arm("append.nowhere")

@@ -1,4 +1,4 @@
-"""Every call to the file system fails once, at every place: short writes, no room, input/output errors."""
+"""Fail every file system call once, at every place: short writes, no space, input/output errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
 
 @dataclass
 class Client:
-    """Uses a store as a broker would, goes on after errors, and remembers what was acknowledged."""
+    """Use a store as a broker would, continue after errors, and record what was acknowledged."""
 
     stored: int = 0
     flushed: int = 0
@@ -53,7 +53,7 @@ class Client:
         return True
 
     def use(self, directory: Path) -> None:
-        """Open, work, close; all of it may fail."""
+        """Open, work, close; each of these may fail."""
         with contextlib.suppress(StoreError), contextlib.ExitStack() as stack:
             try:
                 store = Store.open(directory, CONFIG)
@@ -62,7 +62,7 @@ class Client:
                 self.errors.append(error)
                 return
             for count in (1, 30, 1, 14):
-                # A number is used again if nothing of it was stored; what was stored half is the store's last.
+                # A number is reused if none of its records was stored; a partly stored one is the store's last.
                 records = [make_record(b"%d" % (self.stored + i), keys=f"k{self.stored + i}") for i in range(count)]
                 if self.attempt(lambda records=records: append(store, *records)):  # type: ignore[misc]
                     self.stored += count
@@ -80,8 +80,8 @@ class Client:
                 self.flushed = self.stored
 
 
-def check(directory: Path, client: Client, *, durable: bool) -> None:
-    """What was acknowledged is there, after opening with a disk that works; `durable`: after a loss of power."""
+def check_store(directory: Path, client: Client, *, durable: bool) -> None:
+    """Check that acknowledged data is there, opened on a working disk; `durable`: after a power loss."""
     with Store.open(directory, CONFIG) as store:
         assert store.recovery.corruption == []
         found = [int(body) for body in bodies(store)] if store.topics() else []
@@ -105,7 +105,7 @@ def fold_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "_FOLD_BYTES", 60)
 
 
-def faults() -> Iterator[tuple[str, int]]:
+def call_faults() -> Iterator[tuple[str, int]]:
     yield "short_write", 0
     yield "short_write", errno.ENOSPC
     for kind in KINDS:
@@ -115,8 +115,8 @@ def faults() -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.sweep(every=5)
-@pytest.mark.parametrize(("kind", "error"), list(faults()))
-def test_each_call_fails_once(tmp_path: Path, kind: str, error: int) -> None:
+@pytest.mark.parametrize(("kind", "error"), list(call_faults()))
+def test_acknowledged_data_survives_each_failed_call(tmp_path: Path, kind: str, error: int) -> None:
     nth = 0
     calls = FaultyCalls()
     while nth == 0 or calls.failed:
@@ -127,7 +127,7 @@ def test_each_call_fails_once(tmp_path: Path, kind: str, error: int) -> None:
         with replaced(calls):
             client.use(directory)
         if directory.exists():
-            check(directory, client, durable=False)
+            check_store(directory, client, durable=False)
             shutil.rmtree(directory)
         for each in client.errors:
             assert each.remedy
@@ -137,8 +137,8 @@ def test_each_call_fails_once(tmp_path: Path, kind: str, error: int) -> None:
     assert nth > 1 or kind == "remove_folder"
 
 
-class FullDisk(FileCalls):
-    """No room for new blocks of the files in one folder."""
+class FolderWithoutSpace(FileCalls):
+    """Refuse new blocks for the files in one folder."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -159,8 +159,8 @@ class FullDisk(FileCalls):
 
 @pytest.mark.parametrize("at_once", [1, 14])
 @pytest.mark.parametrize("part", ["commitlog", "consumequeue", "index"])
-def test_a_full_disk_is_no_failure(tmp_path: Path, part: str, at_once: int) -> None:
-    """Refused while there is no room, wherever that shows first; it goes on when there is some again."""
+def test_store_recovers_when_disk_has_space_again(tmp_path: Path, part: str, at_once: int) -> None:
+    """Appends are refused without space, wherever that shows first, and succeed once there is space."""
     with Store.open(tmp_path, CONFIG) as store:
 
         def put(first: int) -> int:
@@ -169,7 +169,7 @@ def test_a_full_disk_is_no_failure(tmp_path: Path, part: str, at_once: int) -> N
 
         stored, refused = put(put(0)), 0
         for _ in range(60):
-            with replaced(FullDisk(part)):
+            with replaced(FolderWithoutSpace(part)):
                 try:
                     stored = put(stored)
                     write_entries(store)
@@ -186,7 +186,7 @@ def test_a_full_disk_is_no_failure(tmp_path: Path, part: str, at_once: int) -> N
 
 
 @pytest.mark.parametrize("part", ["log", "queue or index", "journal"])
-def test_a_failed_sync_ends_all_writing(tmp_path: Path, part: str) -> None:
+def test_failed_sync_refuses_writes_until_reopen(tmp_path: Path, part: str) -> None:
     store = Store.open(tmp_path, CONFIG)
     append(store, make_record(b"0", keys="k"))
     store.consumer_offsets.commit("g", "orders", 0, 1)
@@ -195,7 +195,7 @@ def test_a_failed_sync_ends_all_writing(tmp_path: Path, part: str) -> None:
     calls = FaultyCalls("fdatasync", {"log": 1, "queue or index": 1, "journal": 3}[part], errno.EIO)
     with replaced(calls), pytest.raises(StoreFailed, match="EIO"):
         store._save_checkpoint()
-    # The disk works again, and nothing pretends that it always did.
+    # The disk works again, but the store still refuses writes.
     for work in (store.flush, store._save_checkpoint, lambda: append(store, make_record(b"1"))):
         with pytest.raises(StoreFailed) as caught:
             work()
@@ -210,7 +210,7 @@ def test_a_failed_sync_ends_all_writing(tmp_path: Path, part: str) -> None:
         append(store, make_record(b"1"))
 
 
-def test_opening_after_a_failed_sync_writes_the_pages_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_after_failed_sync_rewrites_unsynced_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(tmp_path, CONFIG)
     append(store, make_record(b"0"))
     store._save_checkpoint()
@@ -237,8 +237,8 @@ def test_opening_after_a_failed_sync_writes_the_pages_again(tmp_path: Path, monk
 
 
 @pytest.mark.long
-def test_each_sync_fails_once_and_then_the_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pages of a failed sync are lost, whatever later syncs say: nobody was told that they were safe."""
+def test_flushed_data_survives_failed_sync_and_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of a failed sync are lost, whatever later syncs return: they were never reported as durable."""
     boots = [0]
     monkeypatch.setattr(checkpointing_module, "boot_id", lambda: f"boot {boots[0]}")
     random_ = random.Random(1)
@@ -257,13 +257,13 @@ def test_each_sync_fails_once_and_then_the_power(tmp_path: Path, monkeypatch: py
         disk.close()
         boots[0] += 1
         with replaced(UnsyncedCalls()):
-            check(after, client, durable=True)
+            check_store(after, client, durable=True)
         shutil.rmtree(directory)
         shutil.rmtree(after)
     assert fail_at > 30
 
 
-def test_a_write_that_takes_less_than_given_is_continued(tmp_path: Path) -> None:
+def test_short_write_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "f"
     calls = FaultyCalls("short_write", 1, 0)
     with replaced(calls), path.open("wb") as stream:

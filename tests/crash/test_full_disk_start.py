@@ -1,4 +1,4 @@
-"""A store on a full disk opens, is read, lets retention delete, and goes on: by room that it has kept for that."""
+"""Test that a store on a full disk opens, is read, lets retention delete, and recovers, by its disk reserve."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CONFIG = replace(SMALL, flush_interval_ms=3_600_000, disk_refuse_ratio=1.0)
 LATER_MS = 10**13
 
 
-def killed(directory: Path, count: int = 400) -> None:
-    """A store with some log files whose process was killed."""
+def make_killed_store(directory: Path, count: int = 400) -> None:
+    """Make a store with some log files whose process was killed."""
     store = Store.open(directory, CONFIG)
     for number in range(count):
         append(store, make_record(b"%d" % number, keys=f"k{number}"))
@@ -33,8 +33,8 @@ def killed(directory: Path, count: int = 400) -> None:
     store._abandon()
 
 
-def goes_on(directory: Path) -> None:
-    """It opens, is read, deletes what has expired, and takes messages again."""
+def check_recovery_from_full_disk(directory: Path) -> None:
+    """Check that it opens, is read, deletes expired files, and stores messages again."""
     with Store.open(directory, CONFIG) as store:
         found = [int(body) for body in bodies(store)]
         assert found == list(range(found[0], 400))
@@ -50,15 +50,15 @@ def goes_on(directory: Path) -> None:
         assert int(bodies(store)[-1]) == 400
 
 
-def test_a_store_opens_on_a_full_disk_by_its_ballast(tmp_path: Path) -> None:
-    """Fault 13.25: opening failed at its first write, so that retention never ran."""
-    killed(tmp_path)
+def test_store_opens_on_full_disk_with_disk_reserve(tmp_path: Path) -> None:
+    """Guard against fault 13.25: opening failed at its first write, so retention never ran."""
+    make_killed_store(tmp_path)
     with replaced(FullDisk(0)):
-        goes_on(tmp_path)
+        check_recovery_from_full_disk(tmp_path)
 
 
-def test_without_ballast_the_error_says_so_and_nothing_is_lost(tmp_path: Path) -> None:
-    killed(tmp_path)
+def test_open_on_full_disk_without_reserve_raises_store_full(tmp_path: Path) -> None:
+    make_killed_store(tmp_path)
     StorePaths(tmp_path).disk_reserve.unlink()
     with replaced(FullDisk(0)), pytest.raises(StoreFull):
         Store.open(tmp_path, CONFIG)
@@ -66,23 +66,23 @@ def test_without_ballast_the_error_says_so_and_nothing_is_lost(tmp_path: Path) -
         assert [int(body) for body in bodies(store)] == list(range(400))
 
 
-def test_the_ballast_is_not_taken_where_there_is_room(tmp_path: Path) -> None:
-    killed(tmp_path)
+def test_disk_reserve_stays_if_disk_has_space(tmp_path: Path) -> None:
+    make_killed_store(tmp_path)
     with Store.open(tmp_path, CONFIG):
         assert StorePaths(tmp_path).disk_reserve.exists()
 
 
-def test_a_store_opens_on_a_disk_that_is_full_to_the_last_byte(small_disk: Path) -> None:
-    killed(small_disk / "store")
+def test_store_opens_on_file_system_without_free_byte(small_disk: Path) -> None:
+    make_killed_store(small_disk / "store")
     with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(4096))
     assert DiskUsage.of(small_disk).free == 0
-    goes_on(small_disk / "store")
+    check_recovery_from_full_disk(small_disk / "store")
 
 
-def test_a_store_that_ran_full_since_its_last_checkpoint_lets_files_go(tmp_path: Path) -> None:
-    """They wait for a checkpoint, which finds no room but for the ballast's."""
+def test_retention_deletes_on_disk_full_since_checkpoint(tmp_path: Path) -> None:
+    """Their deletion waits for a checkpoint, which can only use the disk reserve."""
     with Store.open(tmp_path, CONFIG) as store:
         for number in range(400):
             append(store, make_record(b"%d" % number, keys=f"k{number}"))

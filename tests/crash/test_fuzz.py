@@ -1,4 +1,4 @@
-"""Log files changed at random: a store opens or says why not, and serves no record whose CRC is wrong."""
+"""Change log files at random: a store opens or names the damage, and serves no record with a wrong CRC."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.store_records import SMALL, append, bodies, make_record
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]
 
 
-#: Queues of several files, a log of many.
+#: Several queue files, and many log files.
 ENTRIES = replace(SMALL, commitlog_file_bytes=16_384, consume_queue_file_entries=700)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def valid_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("fuzz") / "whole"
     random_ = random.Random(7)
     with Store.open(directory, SMALL) as store:
@@ -59,7 +59,7 @@ def write_long(content: bytearray, random_: random.Random) -> None:
     struct.pack_into(">q", content, random_.randrange(len(content) - 8), number)
 
 
-def clear(content: bytearray, random_: random.Random) -> None:
+def clear_bytes(content: bytearray, random_: random.Random) -> None:
     begin = random_.randrange(len(content))
     end = min(len(content), begin + random_.choice((1, 4, 100, 512, 4096)))
     content[begin:end] = bytes(end - begin)
@@ -78,7 +78,7 @@ def put_noise(content: bytearray, random_: random.Random) -> None:
 
 
 def change_a_field(content: bytearray, random_: random.Random) -> None:
-    """A byte of a header: there each means something."""
+    """Change a byte of a record header, where each byte has a meaning."""
     starts = [at - 4 for at in range(4, len(content) - 100) if content[at : at + 3] == b"\xda\xa3\x20"]
     if starts:
         content[random_.choice(starts) + random_.randrange(92)] = random_.randrange(256)
@@ -88,7 +88,7 @@ MUTATIONS: list[Callable[[bytearray, random.Random], None]] = [
     flip_bits,
     write_number,
     write_long,
-    clear,
+    clear_bytes,
     copy_a_piece,
     put_noise,
     change_a_field,
@@ -112,7 +112,7 @@ def mutate(directory: Path, random_: random.Random) -> None:
             shutil.rmtree(directory / name, ignore_errors=True)
 
 
-def use(directory: Path, random_: random.Random) -> None:
+def use_store(directory: Path, random_: random.Random) -> None:
     """Open, read everything in every way, append, close."""
     with Store.open(directory, SMALL) as store:
         for topic in store.topics():
@@ -155,7 +155,7 @@ def body_at(raw: bytes) -> int:
     return 88 + 12 * bool(flags & 0x10) + 12 * bool(flags & 0x20)
 
 
-def rounds(whole: Path, tmp_path: Path, seeds: range) -> None:
+def run_mutations(whole: Path, tmp_path: Path, seeds: range) -> None:
     refused = 0
     for seed in seeds:
         random_ = random.Random(seed)
@@ -164,10 +164,10 @@ def rounds(whole: Path, tmp_path: Path, seeds: range) -> None:
         mutate(directory, random_)
         verify(directory)
         try:
-            use(directory, random_)
-            use(directory, random_)
+            use_store(directory, random_)
+            use_store(directory, random_)
         except StoreCorrupt as error:
-            assert error.file  # noqa: PT017 - some are refused, the others are not
+            assert error.file  # noqa: PT017 - only some seeds are refused
             refused += 1
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
@@ -177,20 +177,20 @@ def rounds(whole: Path, tmp_path: Path, seeds: range) -> None:
 
 @pytest.mark.parametrize("first", [0, 100, 200])
 @pytest.mark.long
-def test_mutated_logs(whole: Path, tmp_path: Path, first: int) -> None:
-    rounds(whole, tmp_path, range(first, first + 100))
+def test_store_with_mutated_log_serves_only_valid_records(valid_store: Path, tmp_path: Path, first: int) -> None:
+    run_mutations(valid_store, tmp_path, range(first, first + 100))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(300, 10_300, 1000))
-def test_ten_thousand_mutated_logs(whole: Path, tmp_path: Path, first: int) -> None:
-    rounds(whole, tmp_path, range(first, first + 1000))
+def test_ten_thousand_mutated_logs_serve_only_valid_records(valid_store: Path, tmp_path: Path, first: int) -> None:
+    run_mutations(valid_store, tmp_path, range(first, first + 1000))
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two thousand messages of one queue, in many files of the log and some of the queue, and some of another."""
+def many_messages_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Store 2,000 messages of one queue, over many log files and some queue files, and 300 of another topic."""
     directory = tmp_path_factory.mktemp("entries") / "whole"
     with Store.open(directory, ENTRIES) as store:
         for number in range(0, 2_000, 50):
@@ -201,12 +201,12 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("first", range(0, 120, 30))
 @pytest.mark.long
-def test_damaged_entries_of_a_queue_lose_no_message_that_the_log_has(many: Path, tmp_path: Path, first: int) -> None:
-    """Fault 13.12: random bytes over entries of a queue whose files and log are otherwise whole."""
+def test_damaged_queue_entries_lose_no_logged_message(many_messages_store: Path, tmp_path: Path, first: int) -> None:
+    """Guard against fault 13.12: random bytes over queue entries, with the log intact."""
     for seed in range(first, first + 30):
         random_ = random.Random(seed)
         directory = tmp_path / str(seed)
-        shutil.copytree(many, directory)
+        shutil.copytree(many_messages_store, directory)
         path = random_.choice(sorted((directory / "consumequeue" / "orders" / "0").iterdir()))
         content = bytearray(path.read_bytes())
         used = min(len(content), 2_000 * 20 - int(path.name))

@@ -1,4 +1,4 @@
-"""Damage to a real broker's directory: where RocketMQ's own recovery loses or hides messages, ours does not.
+"""Test damage to a real broker's directory: RayMQ loses no message where RocketMQ's recovery loses or hides some.
 
 Each test names what RocketMQ 5.3.3 does with the same damage (tried on copies of the same directory).
 """
@@ -27,7 +27,7 @@ END: int = golden.answers("clean")["max_physical_offset"]
 
 @pytest.fixture(params=["clean", "with abort"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The directory `clean`, as it was left or as if its broker had been killed."""
+    """Unpack the directory `clean`, as left by a stop, or as if its broker had been killed."""
     unpacked = golden.unpack("clean", tmp_path)
     if request.param == "with abort":
         (unpacked / "abort").write_text("4711")
@@ -39,7 +39,7 @@ def open_store(directory: Path) -> Store:
 
 
 def check_messages(store: Store, messages: list[Answers], damaged: Answers | None = None) -> None:
-    """Exactly these are in the queues, at their offsets, and found by their keys; a damaged one keeps its offset."""
+    """Check that exactly these are found by offset and key; a damaged message keeps its offset."""
     maxima: dict[tuple[str, int], int] = {}
     for message in messages:
         at = message["topic"], message["queue"]
@@ -53,8 +53,8 @@ def check_messages(store: Store, messages: list[Answers], damaged: Answers | Non
     assert {at: maximum for at, maximum in found_maxima.items() if maximum} == maxima
 
 
-def check_it_goes_on(store: Store) -> None:
-    """Append, close, open: dense offsets, nothing to repair."""
+def check_append_and_reopen(store: Store) -> None:
+    """Append, close and open: offsets are dense, and nothing needs repair."""
     maxima = {queue_id: store.max_offset("orders", queue_id) for queue_id in store.queues("orders")}
     for queue_id, maximum in maxima.items():
         assert append(store, make_record(queue_id=queue_id)).queue_offsets.tolist() == [maximum]
@@ -68,8 +68,8 @@ def check_it_goes_on(store: Store) -> None:
         }
 
 
-def cut_the_queues_behind(directory: Path, place: int) -> None:
-    """Take the entries of all messages from `place` on out of the queues: they were not written in time."""
+def clear_queue_entries_from(directory: Path, place: int) -> None:
+    """Clear the queue entries of all messages from `place` on, as if they had not been written in time."""
     for message in MESSAGES:
         if message["physical_offset"] >= place:
             at = message["queue_offset"] * 20
@@ -99,52 +99,52 @@ def remove_index(directory: Path) -> None:
     shutil.rmtree(directory / "index")
 
 
-def remove_all_that_is_derived(directory: Path) -> None:
+def remove_derived_files(directory: Path) -> None:
     """RocketMQ: queues without `abort`; the index never."""
     for name in ("consumequeue", "index"):
         shutil.rmtree(directory / name)
     (directory / "checkpoint").unlink()
 
 
-def queues_one_message_behind(directory: Path) -> None:
-    """RocketMQ without `abort`: skips just this message, all later offsets of its queue are one too low."""
-    cut_the_queues_behind(directory, MESSAGES[-1]["physical_offset"])
+def clear_last_queue_entry(directory: Path) -> None:
+    """RocketMQ without `abort`: skips exactly this message, all later offsets of its queue are one too low."""
+    clear_queue_entries_from(directory, MESSAGES[-1]["physical_offset"])
 
 
-def queues_many_messages_behind(directory: Path) -> None:
+def clear_last_40_queue_entries(directory: Path) -> None:
     """RocketMQ without `abort`: skips the first of them."""
-    cut_the_queues_behind(directory, MESSAGES[-40]["physical_offset"])
+    clear_queue_entries_from(directory, MESSAGES[-40]["physical_offset"])
 
 
-def an_empty_entry_in_the_middle(directory: Path) -> None:
-    """RocketMQ: cuts the queue there, deletes its files behind; the messages are not dispatched again."""
+def clear_middle_queue_entry(directory: Path) -> None:
+    """RocketMQ: truncates the queue there, deletes its later files; the messages are not dispatched again."""
     path = directory / "consumequeue" / "payments" / "0" / f"{1200:020d}"
     content = bytearray(path.read_bytes())
     content[200:220] = bytes(20)
     path.write_bytes(content)
 
 
-def a_foreign_file_in_the_log(directory: Path) -> None:
+def add_foreign_file_to_log(directory: Path) -> None:
     """RocketMQ: refuses to start (NumberFormatException)."""
     (directory / "commitlog" / "x.tmp").write_text("foreign")
 
 
-def a_foreign_file_in_a_queue(directory: Path) -> None:
+def add_foreign_file_to_queue(directory: Path) -> None:
     """RocketMQ: refuses to start."""
     (directory / "consumequeue" / "orders" / "0" / "notes").write_text("foreign")
 
 
-def a_checkpoint_of_zeros(directory: Path) -> None:
-    """RocketMQ: recovers from the first file if `abort` is there."""
+def zero_checkpoint(directory: Path) -> None:
+    """RocketMQ: recovers from the first file if `abort` exists."""
     (directory / "checkpoint").write_bytes(bytes(4096))
 
 
-def a_short_checkpoint(directory: Path) -> None:
+def shorten_checkpoint(directory: Path) -> None:
     """RocketMQ: accepts 40 bytes."""
     (directory / "checkpoint").write_bytes((directory / "checkpoint").read_bytes()[:40])
 
 
-def no_settings(directory: Path) -> None:
+def remove_settings(directory: Path) -> None:
     """RocketMQ: starts, without topics and offsets."""
     shutil.rmtree(directory / "config")
 
@@ -157,29 +157,29 @@ def no_settings(directory: Path) -> None:
         remove_topic_queues,
         remove_all_queues,
         remove_index,
-        remove_all_that_is_derived,
-        queues_one_message_behind,
-        queues_many_messages_behind,
-        an_empty_entry_in_the_middle,
-        a_foreign_file_in_the_log,
-        a_foreign_file_in_a_queue,
-        a_checkpoint_of_zeros,
-        a_short_checkpoint,
-        no_settings,
+        remove_derived_files,
+        clear_last_queue_entry,
+        clear_last_40_queue_entries,
+        clear_middle_queue_entry,
+        add_foreign_file_to_log,
+        add_foreign_file_to_queue,
+        zero_checkpoint,
+        shorten_checkpoint,
+        remove_settings,
     ],
 )
-def test_nothing_is_lost(directory: Path, damage: Callable[[Path], None]) -> None:
+def test_damage_outside_log_files_loses_no_message(directory: Path, damage: Callable[[Path], None]) -> None:
     damage(directory)
     store = open_store(directory)
     assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
     check_messages(store, MESSAGES)
-    check_it_goes_on(store)
+    check_append_and_reopen(store)
 
 
 @pytest.mark.sweep(every=8)
 @pytest.mark.parametrize("number", [len(MESSAGES) - 2, len(MESSAGES) - 30, 0, 200, 500])
-def test_a_damaged_body_hides_only_itself(directory: Path, number: int) -> None:
-    """RocketMQ: in the last file the log ends there and all that follows is dropped; in an earlier one it is served."""
+def test_damaged_body_hides_only_its_message(directory: Path, number: int) -> None:
+    """RocketMQ: in the last file the log ends there and later records are dropped; an earlier one is served."""
     damaged = MESSAGES[number]
     place = damaged["physical_offset"]
     file = log_file(directory, place - place % FILE)
@@ -195,8 +195,8 @@ def test_a_damaged_body_hides_only_itself(directory: Path, number: int) -> None:
     store.close()
 
 
-def test_the_last_record_half_written(directory: Path) -> None:
-    """RocketMQ: cut, one message less. So is ours."""
+def test_half_written_last_record_is_truncated(directory: Path) -> None:
+    """RocketMQ: truncated, one message less. RayMQ does the same."""
     last = MESSAGES[-1]
     path = log_file(directory, END - END % FILE)
     content = path.read_bytes()
@@ -206,23 +206,23 @@ def test_the_last_record_half_written(directory: Path) -> None:
     assert store.recovery.corruption == []
     assert store.recovery.truncated_bytes > 0
     check_messages(store, MESSAGES[:-1])
-    check_it_goes_on(store)
+    check_append_and_reopen(store)
 
 
 @pytest.mark.parametrize("size", [None, 0])
-def test_the_last_file_lost(directory: Path, size: int | None) -> None:
-    """RocketMQ: starts, the log ends before it and the queues are cut. So is ours."""
+def test_lost_last_log_file_ends_log_before_it(directory: Path, size: int | None) -> None:
+    """RocketMQ: starts, the log ends before it and the queues are truncated. RayMQ does the same."""
     start = END - END % FILE
     log_file(directory, start).unlink()
     if size is not None:
         log_file(directory, start).write_bytes(bytes(size))
     store = open_store(directory)
     check_messages(store, [message for message in MESSAGES if message["physical_offset"] < start])
-    check_it_goes_on(store)
+    check_append_and_reopen(store)
 
 
-def check_it_is_refused_until(directory: Path, path: Path, content: bytes) -> None:
-    """The store names the file, and opens when that is there again."""
+def check_refused_until_restored(directory: Path, path: Path, content: bytes) -> None:
+    """Check that the error names the file, and that the store opens after the file is restored."""
     with pytest.raises(StoreCorrupt) as caught:
         open_store(directory)
     assert caught.value.file == str(path)
@@ -231,27 +231,27 @@ def check_it_is_refused_until(directory: Path, path: Path, content: bytes) -> No
         check_messages(store, MESSAGES)
 
 
-def test_a_file_in_the_middle_lost(directory: Path) -> None:
-    """RocketMQ: starts and fails reads there. Ours refuses and names the file: it may be put back."""
+def test_lost_middle_log_file_refuses_open(directory: Path) -> None:
+    """RocketMQ: starts and fails reads there. RayMQ refuses and names the file, which may be restored."""
     missing = log_file(directory, 2 * FILE)
     content = missing.read_bytes()
     missing.unlink()
-    check_it_is_refused_until(directory, missing, content)
+    check_refused_until_restored(directory, missing, content)
 
 
 @pytest.mark.parametrize("kind", ["log", "queue"])
-def test_a_file_of_another_size(directory: Path, kind: str) -> None:
-    """RocketMQ: refuses to start. So does ours, by name, and nothing was changed."""
+def test_file_of_wrong_size_refuses_open(directory: Path, kind: str) -> None:
+    """RocketMQ: refuses to start. RayMQ names the file, refuses too, and changes nothing."""
     path = log_file(directory, FILE)
     if kind == "queue":
         path = directory / "consumequeue" / "payments" / "0" / f"{1200:020d}"
     content = path.read_bytes()
     path.write_bytes(content + b"\0")
-    check_it_is_refused_until(directory, path, content)
+    check_refused_until_restored(directory, path, content)
 
 
-def test_all_log_files_lost(directory: Path) -> None:
-    """RocketMQ: deletes the queues and starts empty. Ours starts empty as well."""
+def test_store_without_log_files_starts_empty(directory: Path) -> None:
+    """RocketMQ: deletes the queues and starts empty. RayMQ starts empty, too."""
     shutil.rmtree(directory / "commitlog")
     with open_store(directory) as store:
         assert store.max_physical_offset == 0
@@ -261,8 +261,8 @@ def test_all_log_files_lost(directory: Path) -> None:
 @pytest.mark.sweep(every=8)
 @pytest.mark.parametrize("file", ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"])
 @pytest.mark.parametrize("content", [b"", b'{"dataVersion":{', b"\0" * 200])
-def test_a_broken_settings_file_gives_way_to_its_spare_copy(directory: Path, file: str, content: bytes) -> None:
-    """RocketMQ: reads `.bak`; if both are broken it refuses. So does ours."""
+def test_broken_settings_file_is_read_from_backup(directory: Path, file: str, content: bytes) -> None:
+    """RocketMQ: reads `.bak`; if both are broken it refuses. RayMQ does the same."""
     path = directory / "config" / file
     expected = golden.answers("clean")
     path.write_bytes(content)
@@ -277,8 +277,8 @@ def test_a_broken_settings_file_gives_way_to_its_spare_copy(directory: Path, fil
         open_store(directory)
 
 
-def test_acknowledged_messages_that_the_queues_had_not_reached(tmp_path: Path) -> None:
-    """`killed`: 135 acknowledged messages are in the log alone. RocketMQ forgets keys of older files in that case."""
+def test_undispatched_messages_are_added_to_queues(tmp_path: Path) -> None:
+    """`killed`: 135 acknowledged messages are only in the log. RocketMQ loses keys of older files in that case."""
     expected = golden.answers("killed")
     directory = golden.unpack("killed", tmp_path)
     dispatched = sum(queue["entries"] for queue in expected["raw"]["consumequeue"])
@@ -287,15 +287,15 @@ def test_acknowledged_messages_that_the_queues_had_not_reached(tmp_path: Path) -
         assert not store.recovery.clean
         check_messages(store, expected["messages"])
         assert sum(store.max_offset(t, q) for t in store.topics() for q in store.queues(t)) == dispatched + 135
-        check_it_goes_on(store)
-    # The file that the broker had allocated ahead was empty; it is used or gone, never taken for damage.
+        check_append_and_reopen(store)
+    # The file that the broker had allocated ahead was empty; it is used or removed, and not reported as damage.
     assert not list((directory / "raymq").glob("damaged/*"))
 
 
 @pytest.mark.parametrize(
-    "damage", [remove_queue, remove_all_queues, remove_index, remove_all_that_is_derived, queues_many_messages_behind]
+    "damage", [remove_queue, remove_all_queues, remove_index, remove_derived_files, clear_last_40_queue_entries]
 )
-def test_read_only_what_is_missing_is_added_in_memory(directory: Path, damage: Callable[[Path], None]) -> None:
+def test_read_only_open_rebuilds_missing_data_in_memory(directory: Path, damage: Callable[[Path], None]) -> None:
     damage(directory)
     before = golden.fingerprints(directory)
     with Store.open(directory, CONFIG, read_only=True) as store:

@@ -1,4 +1,4 @@
-"""Several broker groups by the same keepers, and a group all of whose sockets use TLS."""
+"""Test several broker groups with the same keepers, and a group whose sockets all use TLS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.replica_group import ReplicaGroup
 pytestmark = [pytest.mark.crash, pytest.mark.soak, pytest.mark.timeout(300)]
 
 
-def test_groups_fail_over_each_by_itself(tmp_path: Path) -> None:
+def test_groups_fail_over_independently(tmp_path: Path) -> None:
     with (
         ReplicaGroup(tmp_path, keepers=3) as one,
         ReplicaGroup(tmp_path, name="broker-b", shared_with=one) as other,
@@ -76,7 +76,7 @@ def test_groups_fail_over_each_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", [{"tls": True}], indirect=True)
-def test_the_stream_goes_over_tls_where_the_cluster_has_it(group: ReplicaGroup, clients: Clients) -> None:
+def test_replication_works_over_tls(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*(b"%d" % number * 10_000 for number in range(10, 60)))
     expected = clients.bodies()
     group.await_end(2, of=1)
@@ -92,7 +92,7 @@ def test_the_stream_goes_over_tls_where_the_cluster_has_it(group: ReplicaGroup, 
 
 
 @pytest.mark.parametrize("group", [{"tls": True}], indirect=True)
-def test_who_speaks_no_tls_is_no_replica(group: ReplicaGroup, clients: Clients) -> None:
+def test_plaintext_connection_is_not_accepted_as_replica(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 5))
     host, _, port = group.status(1).replication_address.rpartition(":")
     hello = ReplicationFrame(FrameKind.HELLO, group.state.epoch, body=b"forged").encode()

@@ -1,4 +1,4 @@
-"""A group with disks that another program has filled to the last byte: who has the messages is elected all the same."""
+"""Test that a replica with a full disk, filled by another program, is elected if it has the messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[ReplicaGroup]:
-    """Two replicas, each with a disk of its own."""
+    """Yield two replicas, each with a disk of its own."""
     made = ReplicaGroup(tmp_path)
     with contextlib.ExitStack() as disks:
         for number in (1, 2):
@@ -28,20 +28,20 @@ def group(tmp_path: Path) -> Iterator[ReplicaGroup]:
             yield made
 
 
-def test_a_replica_whose_disk_is_full_succeeds_its_master(group: ReplicaGroup, clients: Clients) -> None:
+def test_replica_with_full_disk_is_elected(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 20))
     group.await_end(2, of=1)
-    group.pause(1)  # what changes by itself would put a replica without room out of the set
+    group.pause(1)  # the running master would remove a replica without space from the in-sync set
     filler = fill(group.directory(2))
     group.kill(1)
     assert group.elect() == 2
     assert set(clients.bodies()) == set(numbered(0, 20))
     filler.unlink()
-    poll_until(lambda: takes(clients, b"again"), 60, "it takes messages again")
+    poll_until(lambda: is_acknowledged(clients, b"again"), 60, "it takes messages again")
 
 
-def takes(clients: Clients, body: bytes) -> bool:
-    """Whether a message is acknowledged."""
+def is_acknowledged(clients: Clients, body: bytes) -> bool:
+    """Check whether a message is acknowledged."""
     with contextlib.suppress(Exception):
         clients.send(body)
         return True

@@ -1,4 +1,4 @@
-"""A journal that is rewritten on a disk that fails: what was committed afterwards is in the file that has the name."""
+"""Test that commits after a failed journal rewrite survive: they are in the file that has the journal's name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raymq.storage.tables import in_flight_messages as in_flight_module
 from raymq.storage.tables.journal import Journal
 from tests import fork_server
 from tests.crash import journal_writer
-from tests.crash.journal_writer import COMMITS, newest_of
+from tests.crash.journal_writer import COMMITS, read_newest
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 from tests.store_records import SMALL, append, make_record
 
@@ -35,13 +35,13 @@ FAULTS = [
 
 
 @pytest.fixture(autouse=True)
-def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "_FOLD_BYTES", journal_writer.REWRITE_BYTES)
     monkeypatch.setattr(in_flight_module, "_REWRITE_BYTES", journal_writer.REWRITE_BYTES)
 
 
 class FailsAfterRename(UnsyncedCalls):
-    """The fsync of the folder after the journal's `nth` renaming fails."""
+    """Fail the fsync of the folder after the journal's `nth` rename."""
 
     def __init__(self, nth: int) -> None:
         self._left = nth
@@ -61,27 +61,25 @@ class FailsAfterRename(UnsyncedCalls):
 
 @pytest.mark.parametrize("which", ["progress", "in_flight"])
 @pytest.mark.parametrize(("kind", "error"), FAULTS)
-def test_what_is_committed_after_a_failed_rewriting_is_there_after_a_kill(
-    tmp_path: Path, which: str, kind: str, error: int
-) -> None:
-    """Fault 13.15: each call of a rewriting fails once; the newest number that was acknowledged is there."""
+def test_commits_after_failed_rewrite_survive_reopen(tmp_path: Path, which: str, kind: str, error: int) -> None:
+    """Guard against fault 13.15: each call of a rewrite fails once; the newest acknowledged number survives."""
     nth, failed = 0, True
     while failed:
         nth += 1
         directory = tmp_path / str(nth)
         directory.mkdir()
         calls = FaultyCalls(kind, nth, error, real=UnsyncedCalls())
-        committed, refused, failures = journal_writer.write(directory, which, calls)
+        committed, refused, failures = journal_writer.commit_numbers(directory, which, calls)
         failed = calls.failed
-        found = newest_of(directory, which)
+        found = read_newest(directory, which)
         assert found >= committed[-1], (nth, committed, refused)
         assert len(refused) <= 1 or failures, "what can be refused without doubt is tried again later"
     assert nth > 3
 
 
 @pytest.mark.parametrize("which", ["progress", "in_flight"])
-def test_a_killed_process_leaves_what_it_committed_after_a_failed_rewriting(tmp_path: Path, which: str) -> None:
-    """Fault 13.15, with a process that dies."""
+def test_commits_after_failed_rewrite_survive_sigkill(tmp_path: Path, which: str) -> None:
+    """Guard against fault 13.15 in a process that is killed."""
     for nth in (2, 3, 4, 5):
         directory = tmp_path / str(nth)
         directory.mkdir()
@@ -93,22 +91,22 @@ def test_a_killed_process_leaves_what_it_committed_after_a_failed_rewriting(tmp_
         failed, last, _, _ = map(int, ended.stdout.split())
         assert failed
         assert last == COMMITS
-        assert newest_of(directory, which) == COMMITS
+        assert read_newest(directory, which) == COMMITS
 
 
 @pytest.mark.parametrize("which", ["progress", "in_flight"])
-def test_a_failure_after_the_renaming_is_told_and_ends_all_commits(tmp_path: Path, which: str) -> None:
-    """Fault 13.15: the new file's name may not outlive the machine, and what is appended to it neither."""
-    committed, refused, failures = journal_writer.write(tmp_path, which, FailsAfterRename(1))  # type: ignore[arg-type]
+def test_failure_after_rename_is_reported_and_ends_commits(tmp_path: Path, which: str) -> None:
+    """Guard against fault 13.15: after a power loss the new file's name may be lost, with all that was appended."""
+    committed, refused, failures = journal_writer.commit_numbers(tmp_path, which, FailsAfterRename(1))  # type: ignore[arg-type]
     assert len(failures) == 1
     assert all(isinstance(error, StoreFailed) for error in refused)
     assert len(committed) + len(refused) == COMMITS - 1
     assert committed == list(range(2, 2 + len(committed))), "nothing is committed after the first refusal"
-    assert newest_of(tmp_path, which) >= committed[-1]
+    assert read_newest(tmp_path, which) >= committed[-1]
 
 
-def test_a_store_whose_journal_may_be_lost_refuses_writes(tmp_path: Path) -> None:
-    """Fault 13.15: the failure is the store's bad health."""
+def test_store_with_failed_journal_refuses_writes(tmp_path: Path) -> None:
+    """Guard against fault 13.15: the failure marks the store as unhealthy."""
     with Store.open(tmp_path / "s", SMALL) as store:
         append(store, make_record())
         journal = store._parts.progress.journal
@@ -118,8 +116,8 @@ def test_a_store_whose_journal_may_be_lost_refuses_writes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("nth", range(1, 6))
-def test_a_rewriting_of_a_journal_that_is_diverted_does_without_descriptors(tmp_path: Path, nth: int) -> None:
-    """What was diverted was removed by a call that opens the folder: without a descriptor the store refused all."""
+def test_rewrite_of_rotated_journal_survives_lack_of_descriptors(tmp_path: Path, nth: int) -> None:
+    """Removing a rotated file opened its folder; without descriptors this made the store refuse all writes."""
     failures: list[StoreError] = []
     journal = Journal(tmp_path / "a.journal", writable=True, on_failure=failures.append)
     journal.append(("x", 1))

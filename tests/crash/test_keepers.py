@@ -1,6 +1,6 @@
-"""Keepers as processes: killed at each step of saving, paused, emptied.
+"""Run keepers as processes that are killed at each step of saving, paused, and emptied.
 
-What their users were told has one order, and no two masters had a lease at once.
+The answers that clients get have one order, and no two masters hold a lease at once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,20 @@ from raymq.actors.keeper.master_lease import LEASE_SECONDS, USED_SHARE, KeeperLe
 from raymq.actors.keeper.register import Register
 from raymq.storage.clock import boottime
 from raymq.storage.failpoints import NAMES
-from tests.crash.keeper_process import CHANGED, LED, KeeperProcesses, mark_of, marked, register_of, started, told
+from tests.crash.keeper_process import (
+    CHANGED_GROUP,
+    LED_GROUP,
+    KeeperProcesses,
+    holder_name,
+    mark_of,
+    open_register,
+    start_program,
+    with_mark,
+)
 from tests.etcd_servers import etcd_servers
 from tests.linearizable import Changed, Conflicted, LeaseInterval, Operation, Read, is_linearizable, overlapping_leases
 from tests.polling import poll_until
-from tests.unit.actors.keeper.keepers_at_hand import group
+from tests.unit.actors.keeper.in_memory_keepers import group
 from tests.unit.actors.keeper.served_keepers import ServedKeepers, served_keepers
 
 pytestmark = pytest.mark.crash
@@ -40,18 +49,18 @@ T = TypeVar("T")
 
 
 class Servers(Protocol):
-    """Three servers of a register. `go_on` ends what `kill` and `pause` began."""
+    """Three servers of a register. `go_on` undoes `kill` and `pause`."""
 
     def kill(self, number: int) -> None: ...
     def pause(self, number: int) -> None: ...
     def go_on(self) -> None: ...
 
 
-def on_register(told: Any, act: Callable[[Register], Coroutine[Any, Any, T]]) -> T:
-    """`told` as `keeper_process` has it."""
+def on_register(keepers: Any, act: Callable[[Register], Coroutine[Any, Any, T]]) -> T:
+    """Call `act` with the register that `keepers` describes, as in `keeper_process`."""
 
     async def run() -> T:
-        async with register_of(told) as register:
+        async with open_register(keepers) as register:
             return await act(register)
 
     return asyncio.run(run())
@@ -69,24 +78,24 @@ STEPS = [name for name in NAMES if name.startswith(("keeper.", "replace."))]
 
 @pytest.mark.sweep(every=6)
 @pytest.mark.parametrize("step", STEPS)
-def test_a_keeper_killed_while_it_saves_has_forgotten_nothing_that_it_said(tmp_path: Path, step: str) -> None:
-    """It dies at its fifth save or so; its answers of before count, together with each single other keeper."""
+def test_keeper_killed_while_saving_keeps_its_answers(tmp_path: Path, step: str) -> None:
+    """The keeper dies at about its fifth save; its earlier answers count, with either one of the other keepers."""
 
     async def scene(others: ServedKeepers, processes: KeeperProcesses) -> None:
         for number in (2, 3):
             await others.start(number)
-        register = KeeperRegister(processes.keepers, others.door())
+        register = KeeperRegister(processes.keepers, others.transport())
         now = Registered()
         deadline = time.monotonic() + 60.0
         while processes.up[1].poll() is None:
             assert time.monotonic() < deadline, f"{step} was never reached"
-            now = await register.change("g", now, marked(group(), f"v{now.version}"))
+            now = await register.change("g", now, with_mark(group(), f"v{now.version}"))
         assert processes.up[1].returncode == -signal.SIGKILL
         assert now.version >= 1
         await asyncio.to_thread(processes.start, 1)
         for number in (2, 3):
             await others.stop(number)
-            assert await KeeperRegister(processes.keepers, others.door()).read("g") == now
+            assert await KeeperRegister(processes.keepers, others.transport()).read("g") == now
             await others.start(number)
 
     async def run() -> None:
@@ -122,7 +131,7 @@ def operations_of(logs: list[Path]) -> list[Operation]:
                     found.append(Conflicted(began, ended, before))
                 case "change", "unknown":
                     found.append(Changed(began, math.inf, before, event["value"]))
-        # One that was under way when its process ended may have been done.
+        # A change that was pending when its process ended may have been applied.
         found += [Changed(e["at"], math.inf, e["before"], e["id"]) for e in begun.values() if e["kind"] == "change"]
     return found
 
@@ -143,52 +152,54 @@ def leases_of(logs: list[Path]) -> list[LeaseInterval]:
 
 
 @pytest.mark.long
-def test_users_of_keepers_that_are_killed_and_paused_are_told_one_history_and_no_two_hold_a_lease(
-    processes: KeeperProcesses, tmp_path: Path
-) -> None:
+def test_keepers_give_linearizable_state_and_exclusive_leases(processes: KeeperProcesses, tmp_path: Path) -> None:
     processes.go_on()
-    play(processes, (1, 2, 3), processes.keepers.to_json(), tmp_path, seconds=12.0, seed=1)
+    run_faults_and_check(processes, (1, 2, 3), processes.keepers.to_json(), tmp_path, seconds=12.0, seed=1)
 
 
 @pytest.mark.long
-def test_the_same_holds_on_etcd(tmp_path: Path) -> None:
+def test_etcd_gives_linearizable_state_and_exclusive_leases(tmp_path: Path) -> None:
     with etcd_servers(tmp_path) as servers:
-        play(servers, (0, 1, 2), servers.endpoints, tmp_path, seconds=12.0, seed=1)
+        run_faults_and_check(servers, (0, 1, 2), servers.endpoints, tmp_path, seconds=12.0, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
-def test_the_same_for_longer(processes: KeeperProcesses, tmp_path: Path, seed: int) -> None:
+def test_register_on_keepers_survives_60_seconds_of_faults(
+    processes: KeeperProcesses, tmp_path: Path, seed: int
+) -> None:
     processes.go_on()
-    play(processes, (1, 2, 3), processes.keepers.to_json(), tmp_path, seconds=60.0, seed=seed)
+    run_faults_and_check(processes, (1, 2, 3), processes.keepers.to_json(), tmp_path, seconds=60.0, seed=seed)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
-def test_the_same_for_longer_on_etcd(tmp_path: Path, seed: int) -> None:
+def test_register_on_etcd_survives_60_seconds_of_faults(tmp_path: Path, seed: int) -> None:
     with etcd_servers(tmp_path) as servers:
-        play(servers, (0, 1, 2), servers.endpoints, tmp_path, seconds=60.0, seed=seed)
+        run_faults_and_check(servers, (0, 1, 2), servers.endpoints, tmp_path, seconds=60.0, seed=seed)
 
 
-def play(servers: Servers, numbers: Sequence[int], told: Any, folder: Path, *, seconds: float, seed: int) -> None:
+def run_faults_and_check(
+    servers: Servers, numbers: Sequence[int], keepers: Any, folder: Path, *, seconds: float, seed: int
+) -> None:
     chance = random.Random(seed)
-    on_register(told, lambda register: register.change(LED, Registered(), group(3)))
+    on_register(keepers, lambda register: register.change(LED_GROUP, Registered(), group(3)))
     changing = [folder / f"change-{each}.log" for each in "ab"]
     leading = [folder / f"lead-{each}.log" for each in "123"]
-    argument = json.dumps(told)
-    users = [started(["change", argument, str(log), f"{seed}-{log.stem}", str(seconds)]) for log in changing]
-    users += [started(["lead", argument, str(log), log.stem[-1], str(seconds)]) for log in leading]
+    argument = json.dumps(keepers)
+    users = [start_program(["change", argument, str(log), f"{seed}-{log.stem}", str(seconds)]) for log in changing]
+    users += [start_program(["lead", argument, str(log), log.stem[-1], str(seconds)]) for log in leading]
     try:
         poll_until(lambda: all(log.exists() and log.stat().st_size for log in changing), 60.0)
         while any(user.poll() is None for user in users):
-            disturb(servers, chance.choice(numbers), users[len(changing) :], chance)
+            inject_fault(servers, chance.choice(numbers), users[len(changing) :], chance)
     finally:
         for user in users:
             user.send_signal(signal.SIGCONT)
             user.kill()
             user.communicate(timeout=30.0)
     operations = operations_of(changing)
-    last = on_register(told, lambda register: patiently(lambda: register.read(CHANGED)))
+    last = on_register(keepers, lambda register: retry_while_unavailable(lambda: register.read(CHANGED_GROUP)))
     operations.append(Read(time.monotonic(), time.monotonic(), mark_of(last)))
     assert sum(isinstance(each, Changed) and each.ended < math.inf for each in operations) > 10
     assert is_linearizable(operations)
@@ -197,8 +208,8 @@ def play(servers: Servers, numbers: Sequence[int], told: Any, folder: Path, *, s
     assert overlapping_leases(leases) == []
 
 
-def disturb(servers: Servers, number: int, leaders: list[subprocess.Popen[str]], chance: random.Random) -> None:
-    """One fault, for a while, and its end."""
+def inject_fault(servers: Servers, number: int, leaders: list[subprocess.Popen[str]], chance: random.Random) -> None:
+    """Inject one fault for a while, and end it."""
     which = chance.randrange(3)
     if which == 0:
         servers.kill(number)
@@ -215,7 +226,7 @@ def disturb(servers: Servers, number: int, leaders: list[subprocess.Popen[str]],
     time.sleep(chance.random() * 0.5)
 
 
-async def patiently(read: Callable[[], Coroutine[Any, Any, Registered]]) -> Registered:
+async def retry_while_unavailable(read: Callable[[], Coroutine[Any, Any, Registered]]) -> Registered:
     deadline = time.monotonic() + 20.0
     while True:
         try:
@@ -224,7 +235,7 @@ async def patiently(read: Callable[[], Coroutine[Any, Any, Registered]]) -> Regi
             assert time.monotonic() < deadline
 
 
-def test_an_emptied_keeper_says_nothing_until_it_is_taken_in(processes: KeeperProcesses) -> None:
+def test_emptied_keeper_does_not_answer_until_admitted(processes: KeeperProcesses) -> None:
     for number in (1, 2, 3):
         processes.start(number)
     keepers = processes.keepers.to_json()
@@ -239,19 +250,17 @@ def test_an_emptied_keeper_says_nothing_until_it_is_taken_in(processes: KeeperPr
     assert on_register(keepers, lambda register: register.read("g")) == made
 
 
-# -- what is wrong on purpose is found ---------------------------------------------------------------------------
+# -- deliberate errors are detected -----------------------------------------------------------------------------
 
 
-def test_keepers_that_forget_what_they_accepted_are_found_by_the_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_detects_keepers_that_lose_accepted_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> list[Operation]:
         history: list[Operation] = []
         async with served_keepers(tmp_path) as keepers:
             monkeypatch.setattr(DurableKeeperFile, "save", lambda *_: None)
             register = keepers.register()
             began = time.monotonic()
-            made = await register.change("g", Registered(), marked(group(), "a"))
+            made = await register.change("g", Registered(), with_mark(group(), "a"))
             history.append(Changed(began, time.monotonic(), "", mark_of(made)))
             for number in (1, 2, 3):
                 await keepers.stop(number)
@@ -265,7 +274,7 @@ def test_keepers_that_forget_what_they_accepted_are_found_by_the_history(
 
 
 @pytest.mark.parametrize("careful", [True, False])
-def test_keepers_that_are_not_quiet_after_a_start_are_found_by_the_leases(
+def test_check_detects_keepers_without_quiet_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careful: bool
 ) -> None:
     if not careful:
@@ -276,7 +285,7 @@ def test_keepers_that_are_not_quiet_after_a_start_are_found_by_the_leases(
         assert claim is not None
         began = boottime()
         given = await register.renew("h", claim)
-        return LeaseInterval(told(claim), boottime(), began + given * USED_SHARE)
+        return LeaseInterval(holder_name(claim), boottime(), began + given * USED_SHARE)
 
     async def scene() -> list[LeaseInterval]:
         async with served_keepers(tmp_path) as keepers:
@@ -296,12 +305,12 @@ def test_keepers_that_are_not_quiet_after_a_start_are_found_by_the_leases(
                 except RegisterHeld as refused:
                     await asyncio.sleep(refused.wait_seconds)
                 except RegisterError:
-                    now = await patiently(lambda: successor.read("h"))
+                    now = await retry_while_unavailable(lambda: successor.read("h"))
             return held
 
     assert (overlapping_leases(asyncio.run(scene())) == []) == careful
 
 
-def test_each_step_of_saving_is_a_failpoint() -> None:
+def test_each_saving_step_has_a_failpoint() -> None:
     assert len(STEPS) == 6
     assert {"keeper.before_save", "keeper.after_save"} <= set(STEPS)

@@ -1,6 +1,6 @@
-"""SIGKILL at each step of a claim, a cut, a snapshot and a promotion, in groups of whole processes.
+"""SIGKILL at each step of a claim, a truncation, a snapshot and a promotion, in groups of whole processes.
 
-After each nothing that was acknowledged is lost, the group serves again, and the replica heals by itself.
+After each kill no acknowledged message is lost, the group serves again, and the replica returns by itself.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.store_replication import log_content
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
-#: These are met by who takes its master's beginning only.
-OF_A_WIPE = tuple(name for name in NAMES if name.startswith("wipe."))
+#: Only a replica that replaces its log by the master's reaches these failpoints.
+WIPE_POINTS = tuple(name for name in NAMES if name.startswith("wipe."))
 
 
-#: The others of a kind take their turn in the long run.
-OFTEN = (
+#: These run every time; the others only in the soak run.
+ALWAYS_RUN = (
     "truncation.after_order",
     "truncation.before_done",
     "leader.before_epoch",
@@ -39,16 +39,16 @@ OFTEN = (
 )
 
 
-def with_the_rest_at_times(*names: str) -> list[object]:
-    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.soak) for name in names]
+def with_soak_marks(*names: str) -> list[object]:
+    return [name if name in ALWAYS_RUN else pytest.param(name, marks=pytest.mark.soak) for name in names]
 
 
-def steps_of(what: str) -> tuple[str, ...]:
+def failpoints_of(what: str) -> tuple[str, ...]:
     return tuple(name for name in NAMES if name.startswith(f"{what}."))
 
 
-class Sent:
-    """Messages that were acknowledged, more and more of them."""
+class AcknowledgedMessages:
+    """A growing set of acknowledged messages."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -61,23 +61,23 @@ class Sent:
         self.bodies.update(bodies)
 
     def check(self) -> None:
-        """Wait until consumers see all: the last messages, once each replica in sync has them."""
+        """Wait until consumers see all messages; the last ones become visible once all in-sync replicas have them."""
         poll_until(lambda: set(self._clients.bodies()) >= self.bodies, 20)
         assert set(self._clients.bodies()) == self.bodies
 
 
 @pytest.fixture
-def sent(clients: Clients) -> Iterator[Sent]:
-    """Two replicas are in sync; in the end all that was acknowledged is there."""
-    made = Sent(clients)
+def sent(clients: Clients) -> Iterator[AcknowledgedMessages]:
+    """Start with two replicas in sync; check at the end that all acknowledged messages are there."""
+    made = AcknowledgedMessages(clients)
     made.more()
     yield made
     made.more()
     made.check()
 
 
-def heal(group: ReplicaGroup, number: int, sent: Sent) -> None:
-    """The group goes on without it; then it comes back by itself, and has everything."""
+def rejoin(group: ReplicaGroup, number: int, sent: AcknowledgedMessages) -> None:
+    """Send without the replica, start it, and wait until it is in sync with everything."""
     sent.more()
     group.start(number)
     group.await_in_sync(1, 2)
@@ -85,19 +85,19 @@ def heal(group: ReplicaGroup, number: int, sent: Sent) -> None:
 
 
 @pytest.mark.long
-def test_a_master_that_comes_back_and_dies_at_any_step_of_its_claim(group: ReplicaGroup, sent: Sent) -> None:
-    for failpoint in steps_of("claim"):
+def test_former_master_killed_in_its_claim_rejoins(group: ReplicaGroup, sent: AcknowledgedMessages) -> None:
+    for failpoint in failpoints_of("claim"):
         former = group.state.master
         assert former is not None
         group.kill(former)
         group.start_until_crash(former, failpoint)
         assert group.elect(asked=[3 - former]) == 3 - former
-        heal(group, former, sent)
+        rejoin(group, former, sent)
 
 
 @pytest.mark.parametrize("group", [{"lease_seconds": 600.0}], indirect=True)
-def test_a_killed_master_is_succeeded_before_its_lease_ends(group: ReplicaGroup, sent: Sent) -> None:
-    """Its next process knows that it is dead; nothing that was acknowledged is lost."""
+def test_killed_master_is_replaced_before_its_lease_ends(group: ReplicaGroup, sent: AcknowledgedMessages) -> None:
+    """The next process of the master proves its death; no acknowledged message is lost."""
     for _ in range(2):
         before = group.state
         assert before.master is not None
@@ -113,8 +113,8 @@ def test_a_killed_master_is_succeeded_before_its_lease_ends(group: ReplicaGroup,
 
 
 @pytest.mark.parametrize("group", [{"lease_seconds": 600.0}], indirect=True)
-def test_a_copy_does_not_end_the_lease_of_a_living_master(group: ReplicaGroup, sent: Sent) -> None:
-    """The copy knows all that the directory does, and the master does not answer it."""
+def test_copied_directory_does_not_end_lease_of_live_master(group: ReplicaGroup, sent: AcknowledgedMessages) -> None:
+    """The copy has all that the directory has, and the paused master does not answer it."""
     before = group.state
     group.pause(1)
     copy = group.folder / "copy"
@@ -122,8 +122,8 @@ def test_a_copy_does_not_end_the_lease_of_a_living_master(group: ReplicaGroup, s
     with group.started(group.spec(1, directory=str(copy), host="127.0.0.2")) as other:
         try:
             assert group.address_of(other)
-            seen = {promised(group)}
-            poll_until(lambda: seen.add(promised(group)) or len(seen) > 3, 30)  # it has tried to make its claim
+            seen = {promised_ballot(group)}
+            poll_until(lambda: seen.add(promised_ballot(group)) or len(seen) > 3, 30)  # it has tried to claim
             with pytest.raises(RegisterHeld):
                 group.run(group.register.change(group.name, group.read(), group.state.start_election()))
         finally:
@@ -134,7 +134,7 @@ def test_a_copy_does_not_end_the_lease_of_a_living_master(group: ReplicaGroup, s
     assert (group.state.master, group.state.epoch) == (1, before.epoch)
 
 
-def promised(group: ReplicaGroup) -> Ballot:
+def promised_ballot(group: ReplicaGroup) -> Ballot:
     record = DurableKeeperFile(group.keepers.file_of(1)).load()
     assert record is not None
     return record.slots[group.name].promised
@@ -143,12 +143,14 @@ def promised(group: ReplicaGroup) -> Ballot:
 @pytest.mark.sweep(every=8)
 @pytest.mark.parametrize("group", [{"mode": "async"}], indirect=True)
 @pytest.mark.parametrize(
-    "failpoint", with_the_rest_at_times(*steps_of("truncation"), "recovery.before_cut", "recovery.between_cuts")
+    "failpoint", with_soak_marks(*failpoints_of("truncation"), "recovery.before_cut", "recovery.between_cuts")
 )
-def test_a_former_master_that_dies_while_its_tail_is_cut(group: ReplicaGroup, sent: Sent, failpoint: str) -> None:
+def test_former_master_killed_in_truncation_rejoins(
+    group: ReplicaGroup, sent: AcknowledgedMessages, failpoint: str
+) -> None:
     group.await_end(2, of=1)
     group.kill(2)
-    tail = request_replica(group, 1, records(30, mark=b"tail"))  # async acknowledges what only the master has
+    tail = request_replica(group, 1, records(30, mark=b"tail"))  # async acknowledges messages that only the master has
     assert read_append_answer(tail, 30)[0] is SendStatus.SEND_OK
     group.kill(1)
     group.start(2)
@@ -156,12 +158,12 @@ def test_a_former_master_that_dies_while_its_tail_is_cut(group: ReplicaGroup, se
     assert group.elect() == 2
     sent.more()
     group.start_until_crash(1, failpoint)
-    heal(group, 1, sent)
+    rejoin(group, 1, sent)
     assert b"tail" not in b"".join(log_content(group.directory(1)).values())
 
 
-def die_within_a_change(group: ReplicaGroup, number: int) -> None:
-    """As its next start finds it: it takes a snapshot."""
+def kill_within_state_change(group: ReplicaGroup, number: int) -> None:
+    """Leave the state as after a death within a change: the next start takes a snapshot."""
     group.kill(number)
     with (group.directory(number) / "raymq" / "state_sequence").open("r+b") as file:
         (begun,) = struct.unpack("<q", file.read(8))
@@ -170,21 +172,21 @@ def die_within_a_change(group: ReplicaGroup, number: int) -> None:
 
 
 @pytest.mark.long
-def test_a_replica_that_dies_at_any_step_of_a_snapshot(group: ReplicaGroup, sent: Sent) -> None:
-    for failpoint in steps_of("snapshot"):
-        die_within_a_change(group, 2)
+def test_replica_killed_in_snapshot_rejoins(group: ReplicaGroup, sent: AcknowledgedMessages) -> None:
+    for failpoint in failpoints_of("snapshot"):
+        kill_within_state_change(group, 2)
         group.start_until_crash(2, failpoint)
-        heal(group, 2, sent)
+        rejoin(group, 2, sent)
     assert group.elect(2) == 2
 
 
 @pytest.mark.long
-def test_a_replica_that_dies_while_its_log_is_begun_anew(group: ReplicaGroup, clients: Clients) -> None:
-    """The beginning of the master's log is gone, and the replica has nothing."""
+def test_empty_replica_killed_in_log_wipe_rejoins(group: ReplicaGroup, clients: Clients) -> None:
+    """The beginning of the master's log was deleted, and the replica is empty."""
     clients.send(*(b"%d" % number * 30_000 for number in range(10, 60)))
     expire_beginning(group)
     expected = clients.bodies()
-    for number, failpoint in enumerate(OF_A_WIPE):
+    for number, failpoint in enumerate(WIPE_POINTS):
         group.kill(2)
         group.await_in_sync(1)
         group.wipe(2)
@@ -196,16 +198,18 @@ def test_a_replica_that_dies_while_its_log_is_begun_anew(group: ReplicaGroup, cl
     group.kill(1)
     group.wipe(1)
     assert group.elect() == 2
-    assert set(clients.bodies()) == {*expected, *(b"more %d" % number for number in range(len(OF_A_WIPE)))}
+    assert set(clients.bodies()) == {*expected, *(b"more %d" % number for number in range(len(WIPE_POINTS)))}
 
 
 @pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
 @pytest.mark.parametrize(
-    "failpoint", with_the_rest_at_times(*steps_of("leader"), "open.before_recovery", "open.before_checkpoint")
+    "failpoint", with_soak_marks(*failpoints_of("leader"), "open.before_recovery", "open.before_checkpoint")
 )
 @pytest.mark.long
-def test_who_is_elected_and_dies_at_any_step_of_its_promotion(group: ReplicaGroup, sent: Sent, failpoint: str) -> None:
-    """Another one takes its place; and then it does so itself, for nobody else is there."""
+def test_master_killed_in_promotion_is_replaced_and_rejoins(
+    group: ReplicaGroup, sent: AcknowledgedMessages, failpoint: str
+) -> None:
+    """Another replica replaces it; later it is elected again, as the only replica left."""
     group.tell(2, f"kill failpoint {failpoint}")
     group.kill(1)
     group.elect_without_wait(2)

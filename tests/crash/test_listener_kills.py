@@ -1,4 +1,4 @@
-"""A listener that kills its process on one message: that one becomes a dead letter, and all others are done once."""
+"""Test that a message whose listener kills its process becomes a dead letter, and that others are processed once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
     ("how", "threads", "wait_seconds"),
     [("exit", 20, 0.0), ("segv", 1, 0.0), pytest.param("exit", 20, 0.1, marks=pytest.mark.long)],
 )
-def test_culprit_is_a_dead_letter_and_the_rest_is_done(
+def test_message_that_kills_its_consumer_becomes_dead_letter(
     services: Services, tmp_path: Path, how: str, threads: int, wait_seconds: float
 ) -> None:
     done = tmp_path / "done"
@@ -56,7 +56,9 @@ def test_culprit_is_a_dead_letter_and_the_rest_is_done(
                 nonlocal process, lives
                 if process is None or process.poll() is not None:
                     lives += 1
-                    process = start(services.name_server.address, how, str(threads), str(wait_seconds), str(done))
+                    process = start_consumer(
+                        services.name_server.address, how, str(threads), str(wait_seconds), str(done)
+                    )
                 with contextlib.suppress(GroupNotFound):
                     return bool(admin.dlq_list("g")) and len(set(done.read_bytes().split())) == len(bodies)
                 return False
@@ -70,11 +72,11 @@ def test_culprit_is_a_dead_letter_and_the_rest_is_done(
     assert lives == 4, "three of them died"
     counted = Counter(done.read_bytes().split())
     assert counted.keys() == set(bodies)
-    # Beside other threads a call may have ended when the process did, before its broker had confirmed it.
+    # With several threads, a call may complete just before the process dies, unconfirmed by the broker.
     assert threads > 1 or set(counted.values()) == {1}
 
 
-def start(name_server: str, *arguments: str) -> subprocess.Popen[bytes]:
+def start_consumer(name_server: str, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, str(PROGRAM), name_server, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},

@@ -1,4 +1,4 @@
-"""A broker that is killed while messages are with consumers. Each single write: tests/unit/actors/test_pop.py."""
+"""Kill a broker while consumers hold messages. Each single write: tests/unit/actors/test_pop.py."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.polling import poll_until
 
 pytestmark = pytest.mark.crash
 
-PROGRAM = Path(__file__).with_name("lending_broker.py")
+PROGRAM = Path(__file__).with_name("pop_broker.py")
 INVISIBLE_SECONDS = 8.0
 
 
 class Brokers:
-    """One after the other on the same directory."""
+    """Broker processes, one after another, on the same directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -46,7 +46,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
     made.kill()
 
 
-def take(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
+def receive(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
     found: list[ReceivedMessage] = []
 
     def enough() -> bool:
@@ -57,20 +57,20 @@ def take(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
     return found
 
 
-def test_exactly_the_unacknowledged_half_comes_again_after_its_time(brokers: Brokers) -> None:
+def test_only_unacknowledged_messages_are_redelivered_after_kill(brokers: Brokers) -> None:
     with Connection([brokers.start()]) as mq:
         Admin(mq).create_topic("t", queues=1)
         Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(30)])
         with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
             begun = time.monotonic()
-            first = take(consumer, 30)
+            first = receive(consumer, 30)
             assert consumer.ack(first[::2])
             assert not consumer.ack(first[0])
             brokers.kill()
             brokers.start()
             left = begun + INVISIBLE_SECONDS - time.monotonic()
             assert left > 0, "the restart took too long to see anything"
-            second = take(consumer, 15)
+            second = receive(consumer, 15)
             assert time.monotonic() >= begun + INVISIBLE_SECONDS
             assert [message.body for message in second] == [message.body for message in first[1::2]]
             assert {message.reconsume_times for message in second} == {1}

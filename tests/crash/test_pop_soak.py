@@ -1,4 +1,4 @@
-"""Consumers that pop, fail, renew and acknowledge while their broker is killed again and again."""
+"""Run consumers that pop, fail, renew and acknowledge while their broker is killed repeatedly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KILLS = 15
 
 
 class History:
-    """What several consumers saw; an acknowledgement that was confirmed is the last word on a message."""
+    """What several consumers saw; no message may be delivered after a confirmed acknowledgement."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -43,7 +43,7 @@ class History:
 
 def consume(mq: Connection, history: History, number: int, ended: threading.Event) -> None:
     chance = random.Random(number)
-    consumer = poll_until(lambda: _joined(mq), 60, "the consumer joins its group")
+    consumer = poll_until(lambda: _try_join(mq), 60, "the consumer joins its group")
     while not ended.is_set():
         try:
             asked_at = time.monotonic()
@@ -60,14 +60,14 @@ def consume(mq: Connection, history: History, number: int, ended: threading.Even
             ended.wait(0.05)
 
 
-def _joined(mq: Connection) -> SimpleConsumer | None:
+def _try_join(mq: Connection) -> SimpleConsumer | None:
     with contextlib.suppress(RayMQError):
         return SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=1_000)
     return None
 
 
 @pytest.mark.timeout(600)
-def test_what_is_done_stays_done_and_all_is_done_in_the_end(tmp_path: Path) -> None:
+def test_acknowledged_messages_are_not_redelivered_over_kills(tmp_path: Path) -> None:
     brokers = Brokers(tmp_path)
     history = History()
     with Connection([brokers.start()]) as mq:
@@ -82,7 +82,7 @@ def test_what_is_done_stays_done_and_all_is_done_in_the_end(tmp_path: Path) -> N
         chance = random.Random(7)
         try:
             for _ in range(KILLS):
-                ended.wait(chance.uniform(0.2, 2.0))  # how long this broker lives
+                ended.wait(chance.uniform(0.2, 2.0))  # the lifetime of this broker
                 brokers.kill()
                 brokers.start()
             poll_until(lambda: _lag(mq) == 0, 120, "all messages are done")
@@ -92,7 +92,7 @@ def test_what_is_done_stays_done_and_all_is_done_in_the_end(tmp_path: Path) -> N
         finally:
             brokers.kill()
     assert history.violations == []
-    # Whose answer a kill took is done, and no consumer knows.
+    # An acknowledgement whose answer a kill dropped counts, but no consumer recorded it.
     assert MESSAGES - KILLS <= len(history.done) <= MESSAGES
 
 

@@ -1,4 +1,4 @@
-"""What is left when the machine loses power; see power_loss.py."""
+"""Test what a store has after a power loss; see power_loss.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store_records import SMALL, append, make_record, write_entries
 
 pytestmark = pytest.mark.crash
 
-#: Several records a page, several pages a file, several files a store; the background never wakes up.
+#: Several records per page, pages per file, and files per store; the background thread never wakes up.
 CONFIG = replace(
     SMALL,
     commitlog_file_bytes=16384,
@@ -31,13 +31,13 @@ CONFIG = replace(
 
 
 @dataclass
-class Written:
-    """What a client knows."""
+class Expected:
+    """What a client expects of the store."""
 
     records: list[tuple[int, int, int]] = field(default_factory=list)
     """Queue, queue offset, physical offset of each append; the number is the position in this list."""
     durable: int = 0
-    """So many were there when a flush returned."""
+    """The number of records when a flush last returned."""
     committed: int = 0
     """The consumer's offset at the newest checkpoint."""
     settled: set[str] = field(default_factory=set)
@@ -52,10 +52,10 @@ def another_boot(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def record(number: int, random_: random.Random) -> bytes:
-    # Some bodies and some properties are longer than a page, so that one of their pages may be missing.
+    # Some bodies and properties are longer than a page, so that one of their pages may be missing.
     body = b"%d:" % number + bytes([65 + number % 26]) * random_.choice((1, 20, 700))
     keys = " ".join([f"k{number}"] + ["x" * 60] * random_.choice((0, 0, 0, 25)))
-    # A zero that was sent is no page that is missing.
+    # A zero byte that was sent must not be taken for a missing page.
     tags = None if "x" in keys else random_.choice((None, "a\0b"))
     return make_record(body, topic="t", queue_id=number % 3, keys=keys, unique_key=f"u{number}", tags=tags)
 
@@ -64,9 +64,10 @@ def number_of(body: bytes) -> int:
     return int(body.split(b":")[0])
 
 
-def check(directory: Path, written: Written) -> int:
-    """Check that a prefix of what was written is there, with all that was flushed, each record once and readable in
-    every way; how many records these are.
+def check_store(directory: Path, written: Expected) -> int:
+    """Check the store after a power loss, and return its number of records.
+
+    They are a prefix of what was written, with all that was flushed, each record once and readable in every way.
     """
     with Store.open(directory, CONFIG) as store:
         assert store.recovery.corruption == []
@@ -101,8 +102,8 @@ def check(directory: Path, written: Written) -> int:
     return len(numbers)
 
 
-def live(store: Store, written: Written, random_: random.Random, *, sync: bool) -> None:
-    """Some work on a store."""
+def work_on_store(store: Store, written: Expected, random_: random.Random, *, sync: bool) -> None:
+    """Do some random work on a store."""
     for _ in range(random_.choice((1, 4, 12))):
         first = len(written.records)
         count = random_.choice((1, 1, 3, 14, 40))
@@ -125,23 +126,23 @@ def live(store: Store, written: Written, random_: random.Random, *, sync: bool) 
         written.committed = committed or 0
 
 
-def lives(tmp_path: Path, boots: list[int], seed: int, *, sync: bool, steps: int) -> int:
-    """Three lives of one store, each ended by a loss of power; how many losses were looked at on the way."""
+def run_lives(tmp_path: Path, boots: list[int], seed: int, *, sync: bool, steps: int) -> int:
+    """Run three lives of one store, each ended by a power loss; return how many losses were checked."""
     random_ = random.Random(seed)
-    written = Written()
+    written = Expected()
     live_in = tmp_path / "0"
     live_in.mkdir()
     looked = 0
 
     def look() -> None:
-        """Would it survive a loss of power at this moment?"""
+        """Check that the store would survive a power loss at this moment."""
         nonlocal looked
         looked += 1
         place = tmp_path / "look"
         disk.after_power_loss(place, random_, random_.choice((0.0, 0.3, 0.7, 1.0)))
         boots[0] += 1
         with replaced(UnsyncedCalls()):
-            check(place, written)
+            check_store(place, written)
         boots[0] -= 1
         shutil.rmtree(place)
 
@@ -158,7 +159,7 @@ def lives(tmp_path: Path, boots: list[int], seed: int, *, sync: bool, steps: int
             store = Store.open(live_in, CONFIG)
             written.durable = len(written.records)
             for _ in range(steps):
-                live(store, written, random_, sync=sync)
+                work_on_store(store, written, random_, sync=sync)
                 sometimes()
             look()
             disk.before_sync = None
@@ -170,7 +171,7 @@ def lives(tmp_path: Path, boots: list[int], seed: int, *, sync: bool, steps: int
         copy = tmp_path / "copy"
         shutil.copytree(live_in, copy)
         boots[0] += 1
-        del written.records[check(copy, written) :]
+        del written.records[check_store(copy, written) :]
         shutil.rmtree(copy)
     return looked
 
@@ -178,23 +179,25 @@ def lives(tmp_path: Path, boots: list[int], seed: int, *, sync: bool, steps: int
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.long
-def test_power_loss(tmp_path: Path, another_boot: list[int], seed: int, sync: bool) -> None:
-    assert lives(tmp_path, another_boot, seed, sync=sync, steps=3) > 0
+def test_flushed_records_survive_power_loss(tmp_path: Path, another_boot: list[int], seed: int, sync: bool) -> None:
+    assert run_lives(tmp_path, another_boot, seed, sync=sync, steps=3) > 0
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 @pytest.mark.parametrize("first", range(100, 130, 10))
-def test_power_loss_many_times(tmp_path: Path, another_boot: list[int], first: int, sync: bool) -> None:
+def test_flushed_records_survive_many_power_losses(
+    tmp_path: Path, another_boot: list[int], first: int, sync: bool
+) -> None:
     for seed in range(first, first + 10):
         (tmp_path / str(seed)).mkdir()
-        lives(tmp_path / str(seed), another_boot, seed, sync=sync, steps=6)
+        run_lives(tmp_path / str(seed), another_boot, seed, sync=sync, steps=6)
         shutil.rmtree(tmp_path / str(seed))
 
 
-def test_queue_entries_behind_a_hole_do_not_come_back(tmp_path: Path, another_boot: list[int]) -> None:
-    """Their records are lost and their pages are not: the queue must not find its end among them later."""
+def test_queue_entries_after_a_gap_are_not_restored(tmp_path: Path, another_boot: list[int]) -> None:
+    """Their records are lost and their pages are not: the queue must not find its end among these later."""
     config = replace(CONFIG, consume_queue_file_entries=1000, commitlog_file_bytes=1 << 20)
     store = Store.open(tmp_path / "s", config)
     append(store, *(make_record(b"%d" % number) for number in range(10)))
@@ -211,15 +214,15 @@ def test_queue_entries_behind_a_hole_do_not_come_back(tmp_path: Path, another_bo
         content[begin:end] = bytes(end - begin)
         path.write_bytes(content)
     another_boot[0] += 1
-    for expected in (10, 260, 510):  # A search by halves looks behind 260, and not behind 10.
+    for expected in (10, 260, 510):  # a binary search reads an entry after 260, and none after 10
         with Store.open(tmp_path / "lost", config) as store:
             assert store.recovery.corruption == []
             assert store.max_offset("orders", 0) == expected
             append(store, *(make_record() for _ in range(250)))
 
 
-def test_entries_of_a_lost_log_are_no_messages(tmp_path: Path, another_boot: list[int]) -> None:
-    """The log and a queue's first file are lost, its second file is not: what was never written is no entry."""
+def test_queue_entries_of_a_lost_log_are_dropped(tmp_path: Path, another_boot: list[int]) -> None:
+    """The log and the queue's first file are lost, its second file is not: unwritten messages have no entry."""
     store = Store.open(tmp_path / "s", CONFIG)
     append(store, *(make_record(b"%d" % number) for number in range(70)))
     write_entries(store)

@@ -1,4 +1,4 @@
-"""A machine loses power while consumers read: what they have seen, and what is stored where it was lost."""
+"""Lose power while consumers read, and check what they have seen and what is stored afterwards."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 
 @dataclass
 class Machine:
-    """A broker on a disk that loses what was not synced, and a name server that is elsewhere."""
+    """A broker on a disk that loses unsynced data, and a name server on another machine."""
 
     place: Path
     flush: str
@@ -77,7 +77,7 @@ class Machine:
         self.broker = self.loop.run(BrokerService.start(spec, "node"))
 
     def lose_power(self, random_: random.Random, luck: float) -> Path:
-        """The broker is gone; where its directory is as the next boot finds it."""
+        """Lose power; return the directory as the next boot finds it."""
         broker = self.broker
         self.loop.run(disconnect_broker(broker))
         self.disk.before_sync = None
@@ -123,7 +123,7 @@ def mq(machine: Machine) -> Iterator[Connection]:
 
 
 class Reader:
-    """A listener that remembers what it got, by offsets."""
+    """A listener that records its messages with their offsets."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -136,7 +136,7 @@ class Reader:
 
     @property
     def reach(self) -> int:
-        """Behind the highest offset that it has seen."""
+        """Return the offset after the highest one that was received."""
         with self._mutex:
             return max((offset for offset, _ in self.got), default=-1) + 1
 
@@ -150,33 +150,33 @@ def send(producer: Producer, names: list[bytes]) -> None:
         assert producer.send(Message("t", name)).status is SendStatus.SEND_OK
 
 
-def committed(mq: Connection) -> int | None:
+def committed_offset(mq: Connection) -> int | None:
     try:
         progress = Admin(mq).group_progress("g").get(QUEUE)
-    except GroupNotFound:  # the group was lost, too, and its member has not named it again yet
+    except GroupNotFound:  # the group was lost, too, and its member has not registered it again yet
         return None
     return None if progress is None else progress.committed_offset
 
 
-def stored_anew(left: Path, count: int) -> None:
-    """The machine is back before its readers are, and messages come in."""
+def store_new_messages(left: Path, count: int) -> None:
+    """Store new messages before the readers are back."""
     with replaced(UnsyncedCalls()), Store.open(left, StoreConfig(**STORE)) as store:  # type: ignore[arg-type]
         append(store, *(make_record(b"new %d" % number, topic="t") for number in range(count)))
 
 
 @pytest.mark.parametrize("flush", ["sync"], indirect=True)
 @pytest.mark.parametrize("seed", range(2))
-def test_no_reader_has_what_a_loss_of_power_takes_back(machine: Machine, mq: Connection, seed: int) -> None:
-    """With sync flush the power may go at any moment: what any reader has, in whatever way it reads, is on disk."""
+def test_readers_see_only_messages_that_survive_power_loss(machine: Machine, mq: Connection, seed: int) -> None:
+    """With sync flush, whatever a reader has seen is on disk, in every way of reading and at every sync."""
     random_ = random.Random(seed)
     pushed, polled, admin = Reader(), Reader(), Admin(mq)
     looked: list[int] = []
-    told = 0
+    reported = 0
 
     looking = threading.Lock()
 
     def look() -> None:
-        if not looking.acquire(blocking=False):  # it is another file's turn; the log has one sync at a time
+        if not looking.acquire(blocking=False):  # another file is being checked; the log has one sync at a time
             return
         try:
             look_now()
@@ -184,10 +184,10 @@ def test_no_reader_has_what_a_loss_of_power_takes_back(machine: Machine, mq: Con
             looking.release()
 
     def look_now() -> None:
-        seen = max(pushed.reach, polled.reach, told)
+        seen = max(pushed.reach, polled.reach, reported)
         place = machine.place / f"look{len(looked)}"
         machine.disk.after_power_loss(place, random_, random_.choice((0.0, 0.0, 0.5)))
-        # The broker's own threads sync meanwhile, and what they sync is on the machine's disk.
+        # The broker's own threads sync meanwhile, on the machine's disk.
         with (
             replaced(UnsyncedBelow(place, machine.disk)),
             Store.open(place, StoreConfig(**STORE)) as store,  # type: ignore[arg-type]
@@ -200,10 +200,10 @@ def test_no_reader_has_what_a_loss_of_power_takes_back(machine: Machine, mq: Con
     ended = threading.Event()
 
     def poll() -> None:
-        nonlocal told
+        nonlocal reported
         while not ended.is_set():
             polled(puller.poll(QUEUE, timeout=0.05))
-            told = max(told, admin.topic_stats("t")[QUEUE].max_offset)
+            reported = max(reported, admin.topic_stats("t")[QUEUE].max_offset)
 
     thread = threading.Thread(target=poll)
     with PushConsumer(mq, "push", {"t": "*"}, pushed):
@@ -214,18 +214,18 @@ def test_no_reader_has_what_a_loss_of_power_takes_back(machine: Machine, mq: Con
             for number in range(12, 40, 7):
                 producer.send_batch([Message("t", b"%d" % (number + i)) for i in range(7)])
         machine.disk.before_sync = None
-        poll_until(lambda: pushed.reach == polled.reach == told == 40, 30)
+        poll_until(lambda: pushed.reach == polled.reach == reported == 40, 30)
         ended.set()
         thread.join()
-    assert len(looked) > 4  # syncs of other files take the turn of some of the log's
+    assert len(looked) > 4  # syncs of other files replace some checks of the log's
     assert min(looked) >= 0
 
 
 @pytest.mark.parametrize("luck", [0.0, 0.5])
-def test_a_consumer_gets_all_that_is_stored_after_a_loss_of_power(
+def test_consumers_get_all_messages_stored_after_power_loss(
     machine: Machine, mq: Connection, flush: str, luck: float
 ) -> None:
-    """Fault 13.13: it stands at 20, and the log comes back with less than that, and with other messages on top."""
+    """Guard against fault 13.13: a group is at 20, the log has less after the restart, and new messages follow."""
     random_ = random.Random(7)
     shared, broadcast = Reader(), Reader()
     models = {shared: MessageModel.CLUSTERING, broadcast: MessageModel.BROADCASTING}
@@ -244,23 +244,23 @@ def test_a_consumer_gets_all_that_is_stored_after_a_loss_of_power(
         poll_until(lambda: shared.reach == broadcast.reach == 20, 20)
         while puller.position(QUEUE) < 20:
             puller.poll(QUEUE)
-        poll_until(lambda: committed(mq) == 20, 20)
+        poll_until(lambda: committed_offset(mq) == 20, 20)
         left = machine.lose_power(random_, luck)
-        stored_anew(left, 30)
+        store_new_messages(left, 30)
         machine.start()
         kept = machine.broker.core.bounds("t", 0)[1] - 30
-        # With luck the page with the newest messages is one of those that came to the disk in time.
+        # With luck the page with the newest messages was synced in time.
         assert kept == 20 if flush == "sync" else 8 <= kept <= (20 if luck else 19)
         send(producer, [b"later %d" % number for number in range(3)])
         new = {b"new %d" % number for number in range(30)} | {b"later %d" % number for number in range(3)}
         for reader in (shared, broadcast):
             poll_until(lambda reader=reader: new <= reader.bodies(), 30)  # type: ignore[misc]
-        poll_until(lambda: committed(mq) == kept + 33, 20)
+        poll_until(lambda: committed_offset(mq) == kept + 33, 20)
         if kept < 20:
-            with pytest.raises(OffsetOutOfRange) as told:
+            with pytest.raises(OffsetOutOfRange) as caught:
                 puller.poll(QUEUE)
-            assert (told.value.offset, told.value.max_offset) == (20, kept)
-            puller.seek(QUEUE, told.value.max_offset)
+            assert (caught.value.offset, caught.value.max_offset) == (20, kept)
+            puller.seek(QUEUE, caught.value.max_offset)
         polled: set[bytes] = set()
         while puller.position(QUEUE) < kept + 33:
             polled |= {message.body for message in puller.poll(QUEUE)}
@@ -271,13 +271,13 @@ def test_a_consumer_gets_all_that_is_stored_after_a_loss_of_power(
 
 @pytest.mark.parametrize("flush", ["sync"], indirect=True)
 @pytest.mark.parametrize("luck", [0.0, 1.0])
-def test_what_was_told_of_a_failed_flush_holds_after_the_restart(machine: Machine, mq: Connection, luck: float) -> None:
-    """Fault 13.14: the outcome is unknown, nobody saw the message, and the next start has it or has it not."""
+def test_outcome_of_failed_flush_holds_after_restart(machine: Machine, mq: Connection, luck: float) -> None:
+    """Guard against fault 13.14: the outcome is unknown, and the message is visible only if the next start has it."""
     reader = Reader()
     with PushConsumer(mq, "g", {"t": "*"}, reader), Producer(mq, "p", timeout=5.0) as producer:
         send(producer, [b"0", b"1"])
         poll_until(lambda: reader.reach == 2, 20)
-        # The log's, and not one of another duty that comes first.
+        # Fail the log's sync, not an earlier one of another file.
         machine.disk.fails_below = machine.broker.store.directory / "commitlog"
         machine.disk._fail_at = machine.disk.syncs + 1
         with pytest.raises(OutcomeUnknown):

@@ -1,4 +1,4 @@
-"""What holds for any records and any order of doings: the codec, and a store against a model in plain Python."""
+"""Property tests over random records and operations: the codec, and a store against a model in plain Python."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stored_records(draw: st.DrawFn) -> tuple[bytes, dict[str, object]]:
 
 
 @given(stored_records())
-def test_what_is_encoded_is_decoded(encoded: tuple[bytes, dict[str, object]]) -> None:
+def test_encoded_record_decodes_to_same_fields(encoded: tuple[bytes, dict[str, object]]) -> None:
     record, fields = encoded
     decoded = layout.decode(record)
     assert decoded.size == layout.measure(record, 0, len(record)) == len(record)
@@ -59,7 +59,7 @@ def test_what_is_encoded_is_decoded(encoded: tuple[bytes, dict[str, object]]) ->
 
 
 @given(st.lists(stored_records(), min_size=1, max_size=30))
-def test_batches_say_what_single_records_say(encoded: list[tuple[bytes, dict[str, object]]]) -> None:
+def test_batch_parse_matches_single_records(encoded: list[tuple[bytes, dict[str, object]]]) -> None:
     records = [record for record, _ in encoded]
     batch = parse(b"".join(records), np.array([len(record) for record in records], np.int32))
     found: dict[int, tuple[str, int]] = {}
@@ -70,7 +70,7 @@ def test_batches_say_what_single_records_say(encoded: list[tuple[bytes, dict[str
 
 
 @given(stored_records(), st.data())
-def test_a_changed_byte_is_noticed_alike_by_both_codecs(
+def test_batch_parse_accepts_no_damage_single_decode_refuses(
     encoded: tuple[bytes, dict[str, object]], data: st.DataObject
 ) -> None:
     record = bytearray(encoded[0])
@@ -85,7 +85,7 @@ def test_a_changed_byte_is_noticed_alike_by_both_codecs(
         many = True
     except BadRecord:
         many = False
-    # A batch also knows what a topic and a queue may be called, and no record of another size.
+    # A batch also checks names of topics and queues, and the record's size.
     assert single or not many
     body_at = layout.OFFSET_BODY + (12 if ":" in str(encoded[1]["born_host"]) else 0)
     if body_at <= at < body_at + len(encoded[1]["body"]):  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def test_a_changed_byte_is_noticed_alike_by_both_codecs(
 
 
 @given(st.binary(max_size=400))
-def test_no_bytes_make_the_codec_fail_otherwise(content: bytes) -> None:
+def test_decode_of_random_bytes_raises_only_store_corrupt(content: bytes) -> None:
     try:
         layout.decode(content)
     except StoreCorrupt as error:
@@ -101,7 +101,7 @@ def test_no_bytes_make_the_codec_fail_otherwise(content: bytes) -> None:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Two topics of two queues each; the model is a list of bodies for each of them."""
+    """Two topics of two queues each; the model is a list of bodies for each queue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class StoreMachine(RuleBasedStateMachine):
         except OffsetOutOfRange as error:
             assert expected is not None
             assert not 0 <= at <= len(expected)
-            assert (error.min_offset, error.max_offset) == (0, len(expected))  # noqa: PT017 - one of many
+            assert (error.min_offset, error.max_offset) == (0, len(expected))  # noqa: PT017 - one of several outcomes
             return
         assert expected is not None
         assert found == expected[at : at + len(found)]
@@ -193,7 +193,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """The process dies: a copy of the files at this moment is what the next one finds."""
+        """Kill the process: the next one finds a copy of the files at this moment."""
         before = self.directory
         self.lives += 1
         shutil.copytree(before, self.directory)

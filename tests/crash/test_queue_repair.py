@@ -1,4 +1,4 @@
-"""Damaged entries in files of a queue that opening the store does not look at: reads make them anew from the log."""
+"""Test that reads rebuild damaged queue entries from the log, where an open does not check them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.crash
 
 COUNT = 100
 ENTRY = struct.Struct(">qiq")
-#: In the second of seven queue files, and far before the log file that an opening walks.
+#: In the second of seven queue files, and far before the log file that an open scans.
 VICTIM = 20
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Two queues whose messages alternate in the log, closed."""
+    """Make two queues whose messages alternate in the log, and close the store."""
     with Store.open(tmp_path / "s", SMALL) as store:
         for i in range(COUNT):
             for queue_id in (0, 1):
@@ -42,8 +42,8 @@ def all_entries(directory: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((directory / "consumequeue" / "orders" / "0").iterdir()))
 
 
-def damages(directory: Path) -> dict[str, bytes]:
-    """What an entry may have become: nothing, noise, another message's of this queue, of the other queue."""
+def damaged_entries(directory: Path) -> dict[str, bytes]:
+    """Return damaged forms of an entry: zeros, noise, another message's of this queue, and of the other queue."""
     with Store.open(directory, SMALL) as store:
         positions, sizes, codes = (column.tolist() for column in store.entries("orders", 0, VICTIM, 2))
         others, _, _ = store.entries("orders", 1, VICTIM, 1)
@@ -71,16 +71,16 @@ def damages(directory: Path) -> dict[str, bytes]:
     ],
 )
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_damaged_entry_is_made_anew(directory: Path, kind: str, read_only: bool) -> None:
+def test_damaged_entry_is_rebuilt_by_read(directory: Path, kind: str, read_only: bool) -> None:
     before = all_entries(directory)
-    write_entry(directory, VICTIM, damages(directory)[kind])
+    write_entry(directory, VICTIM, damaged_entries(directory)[kind])
     with Store.open(directory, SMALL, read_only=read_only) as store:
         assert store.offset_at_time("orders", 0, 1 << 60) == COUNT
         assert bodies(store) == [b"%02d" % i for i in range(COUNT)]
     assert (all_entries(directory) == before) is not read_only
 
 
-def test_a_hole_over_two_files_at_the_queues_beginning(directory: Path) -> None:
+def test_gap_over_two_files_at_queue_start_is_rebuilt(directory: Path) -> None:
     before = all_entries(directory)
     for offset in range(20):
         write_entry(directory, offset, bytes(ENTRY.size))
@@ -90,18 +90,18 @@ def test_a_hole_over_two_files_at_the_queues_beginning(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("hole", [range(40, 41), range(30, 60), range(49, 52)])
-def test_a_hole_does_not_hide_messages_before_it(directory: Path, hole: range) -> None:
+def test_gap_keeps_earlier_messages_visible(directory: Path, hole: range) -> None:
     for offset in hole:
         write_entry(directory, offset, bytes(ENTRY.size))
     with Store.open(directory, SMALL) as store:
         positions = store.entries("orders", 1, 0, COUNT)[0].tolist()
         queue = store._dispatcher.get("orders", 0)
-        for offset in range(1, COUNT):  # A message of queue 0 lies before that of queue 1 with the same offset.
+        for offset in range(1, COUNT):  # a message of queue 0 precedes the message of queue 1 with the same offset
             queue.trim(positions[offset - 1])
             assert queue.min_offset == offset or {offset, queue.min_offset} <= {*hole, hole.stop}
 
 
-def test_a_filtered_read_repairs_what_it_comes_to(directory: Path) -> None:
+def test_filtered_read_rebuilds_entries_it_reaches(directory: Path) -> None:
     write_entry(directory, VICTIM, ENTRY.pack(1 << 50, 99, tags_code("t0")))
     with Store.open(directory, SMALL) as store:
         found, offset = [], 0
@@ -113,7 +113,7 @@ def test_a_filtered_read_repairs_what_it_comes_to(directory: Path) -> None:
         assert bodies(store)[VICTIM] == b"20"
 
 
-def test_messages_of_a_topic_that_was_deleted_do_not_come_back(directory: Path) -> None:
+def test_rebuilt_entries_exclude_deleted_topic(directory: Path) -> None:
     with Store.open(directory, SMALL) as store:
         store.delete_topic("orders")
         for i in range(COUNT):
@@ -123,7 +123,7 @@ def test_messages_of_a_topic_that_was_deleted_do_not_come_back(directory: Path) 
         assert bodies(store) == [b"new %d" % i for i in range(COUNT)]
 
 
-def test_a_damaged_message_stays_an_error_of_its_own(directory: Path) -> None:
+def test_damaged_message_raises_and_keeps_queue_entries(directory: Path) -> None:
     with Store.open(directory, SMALL) as store:
         position = int(store.entries("orders", 0, VICTIM, 1)[0][0])
     flip_byte(log_file(directory, position // 4096 * 4096), position % 4096 + 88)
@@ -146,7 +146,7 @@ def bodies_from(store: Store, offset: int) -> list[bytes]:
     return found
 
 
-def test_entry_and_message_are_both_damaged(directory: Path) -> None:
+def test_damaged_entry_and_message_hide_no_other_message(directory: Path) -> None:
     with Store.open(directory, SMALL) as store:
         position = int(store.entries("orders", 0, VICTIM, 1)[0][0])
     flip_byte(log_file(directory, position // 4096 * 4096), position % 4096 + 4)
@@ -158,7 +158,7 @@ def test_entry_and_message_are_both_damaged(directory: Path) -> None:
         assert bodies_from(store, VICTIM + 1) == [b"%02d" % i for i in range(VICTIM + 1, COUNT)]
 
 
-def test_what_would_take_too_long_names_the_remedy(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_repair_raises_with_remedy(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_repair, "_MAX_BYTES", 100)
     write_entry(directory, VICTIM, bytes(ENTRY.size))
     folder = directory / "consumequeue" / "orders" / "0"

@@ -1,4 +1,4 @@
-"""Damage to the files of a store, and what opening it makes of that."""
+"""Damage files of a store, and check what opening it does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = len(make_record(b"00", keys="k0"))
 
 
 def fill(directory: Path, *, clean: bool = True) -> None:
-    """A store of twelve records in one file; `clean=False` looks as if its process had been killed."""
+    """Make a store of twelve records in one file; `clean=False` leaves it as after a kill."""
     store = Store.open(directory, SMALL)
     for i in range(COUNT):
         append(store, make_record(b"%02d" % i, keys=f"k{i % 10}"))
@@ -37,27 +37,27 @@ def fill(directory: Path, *, clean: bool = True) -> None:
         copy.rename(directory)
 
 
-def numbers(store: Store) -> list[int]:
+def read_numbers(store: Store) -> list[int]:
     return [int(body) for body in bodies(store)] if store.topics() else []
 
 
-def goes_on(store: Store) -> None:
-    """After whatever happened: append, and find all of it, also after opening again."""
-    before = numbers(store)
+def check_append_and_reopen(store: Store) -> None:
+    """Append, and read everything, also after a reopen."""
+    before = read_numbers(store)
     result = append(store, make_record(b"77", keys="again"))
     assert result.queue_offsets.tolist() == [len(before)]
-    assert numbers(store) == [*before, 77]
+    assert read_numbers(store) == [*before, 77]
     assert [record.body for record in store.query("orders", "again", 0, 1 << 60, 9)] == [b"77"]
     directory = store.directory
     store.close()
     with Store.open(directory, SMALL) as again:
         assert again.recovery.truncated_bytes == 0
-        assert numbers(again) == [*before, 77]
+        assert read_numbers(again) == [*before, 77]
 
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in (1, 2))])
-def test_the_log_cut_at_every_byte_of_its_last_three_records(tmp_path: Path, clean: bool, first: int) -> None:
+def test_log_cut_at_any_byte_keeps_whole_records(tmp_path: Path, clean: bool, first: int) -> None:
     fill(tmp_path / "whole", clean=clean)
     for cut in range((COUNT - 3) * SIZE + first, COUNT * SIZE + 1, 3):
         directory = tmp_path / "cut"
@@ -65,7 +65,7 @@ def test_the_log_cut_at_every_byte_of_its_last_three_records(tmp_path: Path, cle
         os.truncate(log_file(directory), cut)
         store = Store.open(directory, SMALL)
         survivors = cut // SIZE
-        assert numbers(store) == list(range(survivors)), cut
+        assert read_numbers(store) == list(range(survivors)), cut
         assert store.recovery.corruption == []
         assert store.max_physical_offset == survivors * SIZE
         assert [record.body for record in store.query("orders", "k1", 0, 1 << 60, 9)] == [
@@ -73,8 +73,8 @@ def test_the_log_cut_at_every_byte_of_its_last_three_records(tmp_path: Path, cle
         ]
         if clean:
             assert store.recovery.truncated_bytes == COUNT * SIZE - survivors * SIZE
-        if cut % SIZE % 5 <= 1:  # Life goes on as well after two cuts of five.
-            goes_on(store)
+        if cut % SIZE % 5 <= 1:  # After two of five cuts also check that the store works on.
+            check_append_and_reopen(store)
         else:
             store.close()
         shutil.rmtree(directory)
@@ -82,7 +82,7 @@ def test_the_log_cut_at_every_byte_of_its_last_three_records(tmp_path: Path, cle
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("place", [0, 4, 30, 84, 88, 91])
-def test_a_flipped_byte_is_reported_and_hides_nothing_else(tmp_path: Path, clean: bool, place: int) -> None:
+def test_flipped_byte_is_reported_and_hides_one_record(tmp_path: Path, clean: bool, place: int) -> None:
     fill(tmp_path / "s", clean=clean)
     flip_byte(log_file(tmp_path / "s"), 3 * SIZE + place)
     with Store.open(tmp_path / "s", SMALL) as store:
@@ -99,7 +99,7 @@ def test_a_flipped_byte_is_reported_and_hides_nothing_else(tmp_path: Path, clean
         assert append(store, make_record()).queue_offsets.tolist() == [COUNT]
 
 
-def test_a_flipped_byte_of_an_older_file_is_found_by_reading(tmp_path: Path) -> None:
+def test_flipped_byte_in_older_file_is_found_by_read(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         for i in range(60):
             append(store, make_record(b"%02d" % i, keys="kx"))
@@ -115,7 +115,7 @@ def test_a_flipped_byte_of_an_older_file_is_found_by_reading(tmp_path: Path) -> 
             store.read_at(5 * SIZE)
 
 
-def test_the_last_flushed_record_damaged_keeps_its_offset(tmp_path: Path) -> None:
+def test_damaged_last_record_keeps_its_offset(tmp_path: Path) -> None:
     fill(tmp_path / "s")
     flip_byte(log_file(tmp_path / "s"), (COUNT - 1) * SIZE + 88)
     with Store.open(tmp_path / "s", SMALL) as store:
@@ -125,7 +125,7 @@ def test_the_last_flushed_record_damaged_keeps_its_offset(tmp_path: Path) -> Non
             store.read("orders", 0, COUNT - 1)
 
 
-def test_an_append_that_did_not_come_to_its_end_has_not_happened(tmp_path: Path) -> None:
+def test_incomplete_append_is_truncated(tmp_path: Path) -> None:
     """The first four bytes of an append are written last."""
     fill(tmp_path / "s", clean=False)
     path = log_file(tmp_path / "s")
@@ -135,15 +135,15 @@ def test_an_append_that_did_not_come_to_its_end_has_not_happened(tmp_path: Path)
     store = Store.open(tmp_path / "s", SMALL)
     assert store.recovery.corruption == []
     assert store.recovery.truncated_bytes == 3 * SIZE
-    assert numbers(store) == list(range(COUNT - 3))
-    goes_on(store)
+    assert read_numbers(store) == list(range(COUNT - 3))
+    check_append_and_reopen(store)
 
 
 @pytest.mark.parametrize(
     "name", [f"commitlog/{4096:020d}", f"consumequeue/orders/0/{320:020d}", "index/99990101000000000"]
 )
 @pytest.mark.parametrize("size", [0, None])
-def test_a_file_that_was_just_made_is_harmless(tmp_path: Path, name: str, size: int | None) -> None:
+def test_new_empty_file_changes_nothing(tmp_path: Path, name: str, size: int | None) -> None:
     fill(tmp_path / "s", clean=False)
     folder = (tmp_path / "s" / name).parent
     if size is None:
@@ -151,10 +151,10 @@ def test_a_file_that_was_just_made_is_harmless(tmp_path: Path, name: str, size: 
     (tmp_path / "s" / name).touch()
     os.truncate(tmp_path / "s" / name, size)
     with Store.open(tmp_path / "s", read_only=True) as store:
-        assert numbers(store) == list(range(COUNT))
+        assert read_numbers(store) == list(range(COUNT))
     store = Store.open(tmp_path / "s", SMALL)
-    assert numbers(store) == list(range(COUNT))
-    goes_on(store)
+    assert read_numbers(store) == list(range(COUNT))
+    check_append_and_reopen(store)
 
 
 def remove_queue(directory: Path) -> None:
@@ -169,11 +169,11 @@ def remove_index(directory: Path) -> None:
     shutil.rmtree(directory / "index")
 
 
-def remove_private(directory: Path) -> None:
+def remove_raymq_folder(directory: Path) -> None:
     shutil.rmtree(directory / "raymq")
 
 
-def remove_everything_derived(directory: Path) -> None:
+def remove_derived_files(directory: Path) -> None:
     for name in ("consumequeue", "index", "raymq", "checkpoint"):
         path = directory / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -192,12 +192,12 @@ def clear_last_queue_entries(directory: Path) -> None:
         remove_queue,
         remove_queues,
         remove_index,
-        remove_private,
-        remove_everything_derived,
+        remove_raymq_folder,
+        remove_derived_files,
         clear_last_queue_entries,
     ],
 )
-def test_derived_data_come_back(tmp_path: Path, clean: bool, damage: Callable[[Path], None]) -> None:
+def test_lost_derived_data_is_rebuilt(tmp_path: Path, clean: bool, damage: Callable[[Path], None]) -> None:
     directory = tmp_path / "s"
     store = Store.open(directory, SMALL)
     for i in range(100):
@@ -213,14 +213,14 @@ def test_derived_data_come_back(tmp_path: Path, clean: bool, damage: Callable[[P
 
     store = Store.open(directory, SMALL)
     assert store.recovery.clean == clean
-    assert numbers(store) == list(range(100))
+    assert read_numbers(store) == list(range(100))
     for i in range(100):
         assert [int(record.body) for record in store.query("orders", f"k{i}", 0, 1 << 60, 9)] == [i]
-    goes_on(store)
+    check_append_and_reopen(store)
 
 
-def test_the_machine_died(tmp_path: Path) -> None:
-    """Another boot: unflushed pages may be lost anywhere; what the checkpoint vouches for is all there."""
+def test_open_after_another_boot_rebuilds_unsynced_entries(tmp_path: Path) -> None:
+    """Another boot: unsynced pages may be lost anywhere; everything up to the checkpoint is there."""
     directory = tmp_path / "s"
     store = Store.open(directory, SMALL)
     for i in range(50):
@@ -239,22 +239,22 @@ def test_the_machine_died(tmp_path: Path) -> None:
     lost = max((tmp_path / "copy" / "consumequeue" / "orders" / "0").iterdir())
     lost.write_bytes(bytes(lost.stat().st_size))
     with Store.open(tmp_path / "copy", SMALL) as store:
-        assert numbers(store) == list(range(60))
+        assert read_numbers(store) == list(range(60))
         for i in range(60):
             assert len(store.query("orders", f"k{i}", 0, 1 << 60, 9)) == 1
 
 
-def test_all_log_files_lost(tmp_path: Path) -> None:
+def test_store_without_log_files_starts_empty(tmp_path: Path) -> None:
     fill(tmp_path / "s")
     shutil.rmtree(tmp_path / "s" / "commitlog")
     with Store.open(tmp_path / "s", SMALL) as store:
         assert store.max_physical_offset == 0
         assert store.recovery.truncated_bytes == COUNT * SIZE
         append(store, make_record(b"00"))
-        assert numbers(store) == [0]
+        assert read_numbers(store) == [0]
 
 
-def test_oldest_log_file_deleted_and_queues_rebuilt(tmp_path: Path) -> None:
+def test_rebuilt_queue_starts_at_first_remaining_message(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         for i in range(100):
             append(store, make_record(b"%02d" % i, keys="kx"))
@@ -262,19 +262,19 @@ def test_oldest_log_file_deleted_and_queues_rebuilt(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         first = store.min_offset("orders", 0)
         assert 0 < first < 100
-        assert numbers(store) == list(range(first, 100))
+        assert read_numbers(store) == list(range(first, 100))
     shutil.rmtree(tmp_path / "consumequeue")
     with Store.open(tmp_path, SMALL) as store:
         assert store.min_offset("orders", 0) == first
         assert store.max_offset("orders", 0) == 100
-        assert numbers(store) == list(range(first, 100))
+        assert read_numbers(store) == list(range(first, 100))
         name = min((tmp_path / "consumequeue" / "orders" / "0").iterdir())
         assert int(name.name) == first // 16 * 320
         assert name.read_bytes()[:20] == struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_files_that_are_missing_or_of_another_size_are_refused(tmp_path: Path, missing: bool) -> None:
+def test_missing_or_resized_log_file_refuses_open(tmp_path: Path, missing: bool) -> None:
     with Store.open(tmp_path, SMALL) as store:
         for i in range(100):
             append(store, make_record(b"%02d" % i))

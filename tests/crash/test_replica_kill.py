@@ -1,4 +1,4 @@
-"""SIGKILL of a replica at each step of what it writes: its log is always a beginning of its master's."""
+"""SIGKILL a replica at each step of its writes: its log is always a prefix of its master's."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.store_replication import DivergedBrokers, diverge_brokers, fill, log_
 pytestmark = pytest.mark.crash
 
 PROGRAM = Path(__file__).with_name("following_writer.py")
-OF_FOLLOWING = tuple(name for name in NAMES if name.startswith("follow."))
+FOLLOW_POINTS = tuple(name for name in NAMES if name.startswith("follow."))
 
 
-OF_A_CUT = (
+TRUNCATION_POINTS = (
     *(name for name in NAMES if name.startswith("truncation.")),
     *("recovery.before_cut", "recovery.between_cuts", "checkpoint.before_queues", "checkpoint.before_state"),
     *("checkpoint.after_state", "replace.before_rename", "replace.after_rename", "open.before_checkpoint"),
@@ -36,16 +36,16 @@ OF_A_CUT = (
 )
 
 
-def run(directory: Path, master: Path, failpoint: str, place: int | None = None) -> tuple[bool, int]:
-    """Whether the program was killed at the failpoint, and up to where it might have acknowledged the log."""
+def run_replica(directory: Path, master: Path, failpoint: str, place: int | None = None) -> tuple[bool, int]:
+    """Return whether the program was killed at the failpoint, and the log end that it might have acknowledged."""
     arguments = [str(PROGRAM), str(directory), str(master), failpoint, *([] if place is None else [str(place)])]
     done = fork_server.run(arguments, stdout=subprocess.PIPE, timeout=120)
     assert done.returncode in (0, -signal.SIGKILL)
     return done.returncode != 0, int((done.stdout.split() or [0])[-1])
 
 
-@pytest.mark.parametrize("failpoint", [*OF_FOLLOWING, "dispatch.before_queue", "dispatch.before_index"])
-def test_a_replica_killed_while_it_takes_its_masters_log_has_a_beginning_of_it(tmp_path: Path, failpoint: str) -> None:
+@pytest.mark.parametrize("failpoint", [*FOLLOW_POINTS, "dispatch.before_queue", "dispatch.before_index"])
+def test_killed_replica_has_prefix_of_master_log(tmp_path: Path, failpoint: str) -> None:
     with Store.open(tmp_path / "master", CONFIG) as master:
         fill(master, 30)
         ends = {0, *range(0, 1 << 17, 4096)} | {record.physical_offset + record.size for record in master.walk(0)}
@@ -53,9 +53,9 @@ def test_a_replica_killed_while_it_takes_its_masters_log_has_a_beginning_of_it(t
     log = b"".join(log_content(tmp_path / "master").values())
     acknowledged = 0
     for times in (1, 4, 11):
-        killed, told = run(tmp_path / "replica", tmp_path / "master", f"{failpoint}:{times}")
+        killed, reported = run_replica(tmp_path / "replica", tmp_path / "master", f"{failpoint}:{times}")
         assert killed
-        acknowledged = max(acknowledged, told)
+        acknowledged = max(acknowledged, reported)
         with Store.open(tmp_path / "replica", CONFIG) as replica:
             end = replica.max_physical_offset
             assert end >= acknowledged, "what was told is there, though the queues had not come to know it"
@@ -65,45 +65,47 @@ def test_a_replica_killed_while_it_takes_its_masters_log_has_a_beginning_of_it(t
             found = b"".join(log_content(tmp_path / "replica").values())
             assert found[:end] == log[:end]
             assert not any(found[end:])
-    assert not run(tmp_path / "replica", tmp_path / "master", "")[0]
+    assert not run_replica(tmp_path / "replica", tmp_path / "master", "")[0]
     with Store.open(tmp_path / "replica", CONFIG) as replica:
         assert read_bodies(replica) == content
     assert log_content(tmp_path / "replica") == log_content(tmp_path / "master")
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> DivergedBrokers:
+def diverged(tmp_path_factory: pytest.TempPathFactory) -> DivergedBrokers:
     return diverge_brokers(tmp_path_factory.mktemp("parted"), CONFIG)
 
 
 @pytest.mark.sweep(every=8)
-@pytest.mark.parametrize("failpoint", OF_A_CUT)
-def test_a_cut_that_is_killed_has_not_begun_or_is_finished_by_the_next_start(
-    tmp_path: Path, two: DivergedBrokers, failpoint: str
+@pytest.mark.parametrize("failpoint", TRUNCATION_POINTS)
+def test_killed_truncation_is_undone_or_completed_by_next_start(
+    tmp_path: Path, diverged: DivergedBrokers, failpoint: str
 ) -> None:
-    """Trap 1: nothing of what was cut off ever comes back."""
-    shutil.copytree(two.former, tmp_path / "former")
+    """Trap 1: nothing that was truncated ever comes back."""
+    shutil.copytree(diverged.former, tmp_path / "former")
     killed = 0
     for times in (1, 2, 1):
-        killed += run(tmp_path / "former", two.master, f"{failpoint}:{times}", two.place)[0]
+        killed += run_replica(tmp_path / "former", diverged.master, f"{failpoint}:{times}", diverged.place)[0]
         shutil.copytree(tmp_path / "former", tmp_path / "copy")
         with Store.open(tmp_path / "copy", CONFIG) as former:
-            is_cut = two.check(former)
-            assert is_cut or former.max_physical_offset == two.former_end
+            is_cut = diverged.check(former)
+            assert is_cut or former.max_physical_offset == diverged.former_end
         if is_cut:
             with Store.open(tmp_path / "copy", CONFIG) as former:
-                assert two.check(former)
+                assert diverged.check(former)
         shutil.rmtree(tmp_path / "copy")
     assert killed > 0
-    assert not run(tmp_path / "former", two.master, "", two.place)[0]
+    assert not run_replica(tmp_path / "former", diverged.master, "", diverged.place)[0]
     with Store.open(tmp_path / "former", CONFIG) as former:
-        assert two.check(former)
+        assert diverged.check(former)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
-def test_a_cut_outlives_every_loss_of_power(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before each of its syncs and of those that follow: the old log, or the cut one; never a tail that comes back."""
+def test_truncation_survives_power_loss_at_each_sync(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check before each sync: the log is the old or the truncated one, and no tail comes back."""
     boots = [0]
     monkeypatch.setattr(checkpointer, "boot_id", lambda: f"boot {boots[0]}")
     monkeypatch.setattr(store_parts, "boot_id", lambda: f"boot {boots[0]}")
@@ -158,10 +160,10 @@ def test_a_cut_outlives_every_loss_of_power(tmp_path: Path, seed: int, monkeypat
 
 
 @pytest.mark.parametrize("first", [0, 3], ids=["all", "part"])
-def test_what_was_cut_does_not_come_back_where_nothing_is_written_again(
+def test_truncated_data_stays_removed_without_new_writes(
     tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a queue that gets no message any more, and of a log of which all was cut: no later sync takes them along."""
+    """For a queue without new messages, and for an empty log: no later sync rewrites the truncated part."""
     boots = [0]
     for module in (checkpointer, store_parts):
         monkeypatch.setattr(module, "boot_id", lambda: f"boot {boots[0]}")

@@ -1,6 +1,6 @@
-"""Broker groups of whole processes: what is acknowledged survives any machine, whoever becomes of them master.
+"""Run broker groups of whole processes: acknowledged messages survive the loss of any machine and any election.
 
-Names of tests tell the trap that they prove; the traps are those that other brokers fell into.
+Test names contain the number of the trap that they cover; the traps are faults of other brokers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.store_records import make_record
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 
-def test_what_is_acknowledged_survives_the_masters_machine(group: ReplicaGroup, clients: Clients) -> None:
+def test_acknowledged_messages_survive_loss_of_master_machine(group: ReplicaGroup, clients: Clients) -> None:
     sent = numbered(0, 200)
     clients.send(*sent)
     group.kill(1)
@@ -41,7 +41,7 @@ def test_what_is_acknowledged_survives_the_masters_machine(group: ReplicaGroup, 
     assert [each.body for each in found] == [b"m17"]  # trap 27: a replica has an index of its own
 
 
-def test_trap_12_topics_groups_and_progress_are_on_the_new_master(group: ReplicaGroup, clients: Clients) -> None:
+def test_trap_12_new_master_has_topics_groups_and_offsets(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 40))
     clients.admin.create_topic("late", queues=3)
     clients.admin.create_topic("gone", queues=1)
@@ -62,7 +62,7 @@ def test_trap_12_topics_groups_and_progress_are_on_the_new_master(group: Replica
 
 
 @pytest.mark.long
-def test_trap_26_what_waits_for_its_time_comes_once_from_the_new_master(group: ReplicaGroup, clients: Clients) -> None:
+def test_trap_26_new_master_delivers_timed_messages_once(group: ReplicaGroup, clients: Clients) -> None:
     clients.producer.send(Message("t", b"level", delay_level=2))
     clients.producer.send(Message("t", b"timer", deliver_at=time.time() + 4))
     clients.producer.send(Message("t", b"later", delay_level=3))
@@ -73,7 +73,7 @@ def test_trap_26_what_waits_for_its_time_comes_once_from_the_new_master(group: R
     assert sorted(clients.bodies()) == [b"level", b"timer"]
 
 
-def test_what_was_lent_is_lent_still_and_what_was_done_is_done(group: ReplicaGroup, clients: Clients) -> None:
+def test_new_master_keeps_pending_acks_and_acknowledgements(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 10))
     with SimpleConsumer(clients.mq, "poppers", {"t": "*"}) as consumer:
         taken = poll_until(lambda: consumer.receive(4, invisible_duration=60, await_duration=2), 15)
@@ -97,7 +97,7 @@ def test_what_was_lent_is_lent_still_and_what_was_done_is_done(group: ReplicaGro
 
 
 @pytest.mark.long
-def test_a_staged_write_is_committed_on_the_new_master(group: ReplicaGroup, clients: Clients) -> None:
+def test_new_master_commits_staged_write(group: ReplicaGroup, clients: Clients) -> None:
     write = StagedWrite.open(clients.mq, "t", {GROUP})
     with StagedWriter([group.name_server]) as writer:
         for queue_id in range(QUEUES):
@@ -117,7 +117,7 @@ def test_a_staged_write_is_committed_on_the_new_master(group: ReplicaGroup, clie
     poll_until(lambda: len(clients.bodies()) == 50 * QUEUES, 20)
 
 
-def test_trap_29_a_repeat_is_known_by_the_new_master(group: ReplicaGroup, clients: Clients) -> None:
+def test_trap_29_new_master_recognises_repeated_batch(group: ReplicaGroup, clients: Clients) -> None:
     with Producer(clients.mq, "exactly", idempotent=True, timeout=20.0, retries=1_000) as producer:
         ended = threading.Event()
         sent: list[bytes] = []
@@ -147,9 +147,7 @@ def test_trap_29_a_repeat_is_known_by_the_new_master(group: ReplicaGroup, client
     assert len(found) == len(set(found)), "a message lies there twice"
 
 
-def test_traps_6_and_7_elections_without_a_write_between_and_the_same_master_again(
-    group: ReplicaGroup, clients: Clients
-) -> None:
+def test_traps_6_and_7_repeated_elections_without_writes(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 5))
     for designated in (1, 2, 2, 1, 2):
         group.elect(designated)
@@ -161,7 +159,7 @@ def test_traps_6_and_7_elections_without_a_write_between_and_the_same_master_aga
 
 
 @pytest.mark.long
-def test_a_clean_stop_and_start_of_all_loses_nothing(group: ReplicaGroup, clients: Clients) -> None:
+def test_clean_restart_of_group_keeps_messages_and_offsets(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 30))
     for queue in clients.pull.queues("t"):
         clients.pull.commit(queue, 7)
@@ -177,7 +175,7 @@ def test_a_clean_stop_and_start_of_all_loses_nothing(group: ReplicaGroup, client
 
 
 @pytest.mark.parametrize("group", [{"replicas": 3, "keepers": 3}], indirect=True)
-def test_three_replicas_two_machines_lost_one_after_the_other(group: ReplicaGroup, clients: Clients) -> None:
+def test_three_replicas_survive_loss_of_two_machines(group: ReplicaGroup, clients: Clients) -> None:
     sent = numbered(0, 100)
     clients.send(*sent)
     group.kill(1)
@@ -197,7 +195,7 @@ def test_three_replicas_two_machines_lost_one_after_the_other(group: ReplicaGrou
 
 @pytest.mark.long
 @pytest.mark.parametrize("group", [{"store": {"flush": "sync"}}], indirect=True)
-def test_trap_22_with_sync_flush_it_is_on_the_disks_of_all_in_sync(group: ReplicaGroup, clients: Clients) -> None:
+def test_trap_22_sync_flush_stores_on_all_in_sync_disks(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 50))
     group.kill(1)
     group.wipe(1)
@@ -207,7 +205,7 @@ def test_trap_22_with_sync_flush_it_is_on_the_disks_of_all_in_sync(group: Replic
 
 
 @pytest.mark.long
-def test_a_deleted_group_is_gone_from_the_next_masters(group: ReplicaGroup, clients: Clients) -> None:
+def test_deleted_group_stays_deleted_on_next_masters(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 10))
     for queue in clients.pull.queues("t"):
         clients.pull.commit(queue, 1)
@@ -215,9 +213,9 @@ def test_a_deleted_group_is_gone_from_the_next_masters(group: ReplicaGroup, clie
         kept.commit(kept.queues("t")[0], 2)
     group.await_in_sync(1, 2)
     group.kill(1)
-    group.elect()  # which knows of no commit of the last minute
+    group.elect()  # this master has no commit of the last minute
     poll_until(lambda: clients.found(lambda: clients.admin.delete_group("pullers").deleted), 20)
-    group.start(1)  # a replica that was away hears of it
+    group.start(1)  # the replica learns of the deletion later
     group.await_in_sync(1, 2)
     group.kill(2)
     assert group.elect() == 1

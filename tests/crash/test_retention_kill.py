@@ -1,4 +1,4 @@
-"""SIGKILL in the middle of deletion: what is left is a log without a gap, and the rest goes the next time."""
+"""SIGKILL during deletion: the log has no gap, and the next run deletes the rest."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COUNT = 600
 HOUR_MS = 3_600_000
 CONFIG = replace(SMALL, delete_at_hour="*")
 START_MS = 1_000 * HOUR_MS
-#: At this time the first 400 of the records, one stored every second, have expired.
+#: At this time the first 400 records, one stored every second, have expired.
 LATER_MS = START_MS + 72 * HOUR_MS + 400_000
 
 
 def fill(directory: Path) -> None:
-    """COUNT records of two queues, one a second."""
+    """Store COUNT records in two queues, one a second."""
     now_ms = START_MS
     with Store.open(directory, CONFIG, now_ms=lambda: now_ms) as store:
         for number in range(COUNT):
@@ -41,8 +41,8 @@ def delete(directory: Path) -> None:
             assert store.wait_for_removals(60)
 
 
-def check(directory: Path) -> int:
-    """Everything from the minimum on is there, in every way of reading; the number of the first record."""
+def check_store(directory: Path) -> int:
+    """Check that everything from the minimum on is readable in every way; return the first record's number."""
     with Store.open(directory, CONFIG, now_ms=lambda: LATER_MS) as store:
         assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
         numbers = [int(record.body) for record in store.walk(0)]
@@ -63,17 +63,17 @@ def check(directory: Path) -> int:
 @pytest.mark.sweep(every=5)
 @pytest.mark.parametrize("failpoint", [name for name in NAMES if name.startswith("retention.")])
 @pytest.mark.parametrize("time", [1, 2, 5, 14])
-def test_killed_while_files_are_deleted(tmp_path: Path, failpoint: str, time: int) -> None:
+def test_killed_deletion_leaves_log_without_gap(tmp_path: Path, failpoint: str, time: int) -> None:
     fill(tmp_path)
     program = (
         f"from pathlib import Path; from tests.crash.test_retention_kill import delete; delete(Path({str(tmp_path)!r}))"
     )
     environment = {**os.environ, VARIABLE: f"{failpoint}:{time}"}
     done = fork_server.run(["-c", program], env=environment, timeout=120)
-    # Log files are let go of in one or two runs; each of the others is reached by every file.
+    # log files are detached in one or two runs; every file reaches each of the other failpoints
     assert done.returncode in ((-signal.SIGKILL,) if failpoint != "retention.before_detach" or time == 1 else (0, -9))
-    assert check(tmp_path) < 400
+    assert check_store(tmp_path) < 400
     delete(tmp_path)
-    first = check(tmp_path)
+    first = check_store(tmp_path)
     assert 350 < first <= 400
-    assert check(tmp_path) == first
+    assert check_store(tmp_path) == first

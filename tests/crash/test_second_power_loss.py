@@ -1,4 +1,4 @@
-"""What a start after a loss of power has cut off stays cut off when power is lost again."""
+"""Test that what a start truncates after a power loss stays truncated after another one."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.store_records import append, make_record, write_entries
 pytestmark = pytest.mark.crash
 
 
-def end_of(store: Store, queue_id: int) -> int:
+def queue_end(store: Store, queue_id: int) -> int:
     return store.max_offset("orders", queue_id) if queue_id in store.queues("orders") else 0
 
 
 @pytest.mark.parametrize("later", [1, 30], ids=["a message later", "many messages later"])
 @pytest.mark.parametrize("sure", [0, 5], ids=["all of a queue", "the end of a queue"])
-def test_queue_entries_that_were_cut_off_do_not_come_back(
+def test_truncated_queue_entries_stay_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sure: int, later: int
 ) -> None:
-    """They would point into records of other queues, and readers would be given these as messages of this one."""
+    """Such entries would point into records of other queues, and readers would get these as messages of this one."""
     boots = [0]
     monkeypatch.setattr(checkpointing_module, "boot_id", lambda: f"boot {boots[0]}")
     first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
@@ -43,7 +43,7 @@ def test_queue_entries_that_were_cut_off_do_not_come_back(
         append(store, *[make_record(b"%d" % number) for number in range(sure, 10)])
         write_entries(store)
         shutil.copytree(first, second)
-    # The kernel had written the queue's pages to disk, and not yet those of the log.
+    # The kernel had written the queue's pages to disk, but not those of the log.
     with (second / "commitlog" / "00000000000000000000").open("r+b") as log:
         log.truncate(kept)
         log.truncate(CONFIG.commitlog_file_bytes)
@@ -53,7 +53,7 @@ def test_queue_entries_that_were_cut_off_do_not_come_back(
     disk.remember_all()
     with replaced(disk):
         store = Store.open(second, CONFIG)
-        assert end_of(store, 0) == sure
+        assert queue_end(store, 0) == sure
         append(store, *[make_record(b"other " + b"x" * 300, queue_id=1)] * later)
         store.flush()
         store._save_checkpoint()
@@ -64,15 +64,13 @@ def test_queue_entries_that_were_cut_off_do_not_come_back(
 
     boots[0] += 1
     with Store.open(third, CONFIG) as store:
-        assert end_of(store, 0) == sure
-        assert end_of(store, 1) == 1 + later
+        assert queue_end(store, 0) == sure
+        assert queue_end(store, 1) == 1 + later
 
 
 @pytest.mark.parametrize("count", [10, 60], ids=["a part of a file", "more than a file"])
-def test_keys_of_a_killed_process_are_on_disk_before_a_start_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
-    """It was killed before it had synced them, and nothing with a key came between the next start and the loss."""
+def test_start_syncs_keys_of_killed_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The process was killed before it synced them, and no message with a key was stored before the power loss."""
     boots = [0]
     monkeypatch.setattr(checkpointing_module, "boot_id", lambda: f"boot {boots[0]}")
     monkeypatch.setattr(store_parts, "boot_id", lambda: f"boot {boots[0]}")
@@ -82,13 +80,13 @@ def test_keys_of_a_killed_process_are_on_disk_before_a_start_says_so(
     disk = Disk(first)
     with replaced(disk):
         for first_number in (0, count):  # each life adds messages, and is killed
-            with killed(first, config) as store:
+            with killed_store(first, config) as store:
                 for number in range(first_number, first_number + count):
                     append(store, make_record(b"%d" % number, keys=f"k{number}"))
                     if number % count == 0:
                         store._save_checkpoint()
                 store.flush()
-        with killed(first, config):
+        with killed_store(first, config):
             disk.after_power_loss(second, random.Random(0), 0.0)
     disk.close()
 
@@ -100,8 +98,8 @@ def test_keys_of_a_killed_process_are_on_disk_before_a_start_says_so(
 
 
 @contextmanager
-def killed(directory: Path, config: StoreConfig) -> Iterator[Store]:
-    """A life that ends with SIGKILL."""
+def killed_store(directory: Path, config: StoreConfig) -> Iterator[Store]:
+    """Open the store, and leave it as after SIGKILL."""
     store = Store.open(directory, config)
     yield store
     store._flusher.stop()

@@ -1,4 +1,4 @@
-"""A replica whose machine loses power: a start in its directory succeeds, and what it has is not taken for all."""
+"""Test a replica's directory after a power loss: it can be opened, and its state counts as incomplete."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from raymq.storage.store import Store
 from raymq.storage.tables import consumer_offset_store, in_flight_messages
 from raymq.storage.timers import timer_log
 from tests.crash.power_loss import Disk
-from tests.crash.powerless_broker import CONFIG
-from tests.crash.test_state_prefixes import Worker
+from tests.crash.power_loss_broker import CONFIG
+from tests.crash.test_state_prefixes import RandomMaster
 from tests.state_shipping import StateShipper, state_of, take_snapshot
 
 pytestmark = pytest.mark.crash
 
 
 @pytest.fixture(autouse=True)
-def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
     monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 3)
@@ -33,7 +33,7 @@ def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sweep(every=5)
 @pytest.mark.parametrize("luck", [0.0, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_replica_starts_after_a_loss_of_power_and_takes_a_snapshot(
+def test_replica_takes_snapshot_after_power_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, luck: float
 ) -> None:
     boot = ["one"]
@@ -43,7 +43,7 @@ def test_a_replica_starts_after_a_loss_of_power_and_takes_a_snapshot(
     (tmp_path / "replica").mkdir()
     disk = Disk(tmp_path / "replica")
     with replaced(disk):
-        worker = Worker(tmp_path / "master", seed)
+        worker = RandomMaster(tmp_path / "master", seed)
         replica = StateReplica(tmp_path / "replica")
         take_snapshot(worker.recorder, replica)
         follower = Store.open(tmp_path / "replica", CONFIG, is_replica=True)
@@ -65,17 +65,17 @@ def test_a_replica_starts_after_a_loss_of_power_and_takes_a_snapshot(
     found = StateReplica(tmp_path / "found")
     assert found.last == 0, "it takes a snapshot where there is a master"
     found.close()
-    with Store.open(tmp_path / "found", CONFIG) as store:  # and can be one where there is nobody else
+    with Store.open(tmp_path / "found", CONFIG) as store:  # and it can become master if there is no other replica
         core = BrokerCore("broker-a", store)
         core.topics.create("later", 1)
         core.timers.close()
 
 
-def test_what_was_synced_is_there_after_a_loss_of_power(tmp_path: Path) -> None:
+def test_synced_state_survives_power_loss(tmp_path: Path) -> None:
     (tmp_path / "replica").mkdir()
     disk = Disk(tmp_path / "replica")
     with replaced(disk):
-        worker = Worker(tmp_path / "master", 3)
+        worker = RandomMaster(tmp_path / "master", 3)
         replica = StateReplica(tmp_path / "replica")
         take_snapshot(worker.recorder, replica)
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Every beginning of what a master ships makes a broker with what had been done until then; so does every kill."""
+"""Test that every prefix of a master's stream, and a replica after any kill, has a state that the master had."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from raymq.storage.tables.in_flight_messages import InFlightMessage
 from raymq.storage.tables.staged_records import StagedRecords
 from raymq.storage.timers import timer_log
 from tests.crash import state_follower
-from tests.crash.powerless_broker import CONFIG
+from tests.crash.power_loss_broker import CONFIG
 from tests.crash.state_follower import Recording
 from tests.fork_server import Program
 from tests.state_shipping import StateShipper, state_of, take_snapshot
@@ -35,16 +35,16 @@ PROGRAM = Path(state_follower.__file__)
 
 
 @dataclass
-class Moment:
-    """What was true between two things that were done: behind this number, with so much of the log."""
+class StateAt:
+    """The state between two operations, with its sequence number and log end."""
 
     sequence: int
     log_end: int
     facts: dict[str, Any]
 
 
-class Worker:
-    """A master that does one thing after the other."""
+class RandomMaster:
+    """A master that performs one random operation after another."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -57,11 +57,11 @@ class Worker:
         self.moments = [self.moment()]
         self.number = 0
 
-    def moment(self) -> Moment:
-        return Moment(self.recorder.last, self.store.max_physical_offset, facts_of(self.store, self.core))
+    def moment(self) -> StateAt:
+        return StateAt(self.recorder.last, self.store.max_physical_offset, broker_state(self.store, self.core))
 
     def work(self) -> None:
-        """One thing."""
+        """Perform one operation."""
         self.number += 1
         getattr(self, self.random.choice(["send", "commit", "topic", "lend", "stage", "decide", "delete", "timer"]))()
         self.moments.append(self.moment())
@@ -93,7 +93,7 @@ class Worker:
     def lend(self) -> None:
         if 0 in self.store.queues("t"):
             end = self.store.max_offset("t", 0)
-            # As pop does: a start forgets what a group without an offset was lent, since it was deleted.
+            # as pop does: a start drops deliveries of a group without an offset, as one that was deleted
             if self.store.consumer_offsets.get("g", "t", 0) is None:
                 self.store.consumer_offsets.commit("g", "t", 0, 0)
             lent = InFlightMessage(self.number, 4_000_000_000_000, 0, 16)
@@ -119,8 +119,8 @@ class Worker:
         self.recorder.stop()
 
 
-def facts_of(store: Store, core: BrokerCore) -> dict[str, Any]:
-    """What a broker knows, each by a name of its own."""
+def broker_state(store: Store, core: BrokerCore) -> dict[str, Any]:
+    """Return a broker's state as named values."""
     found: dict[str, Any] = {
         f"offset of {group}": store.consumer_offsets.get(group, "t", 0) for group in ("g0", "g1", "g2")
     }
@@ -134,7 +134,7 @@ def facts_of(store: Store, core: BrokerCore) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
     monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 3)
@@ -142,10 +142,8 @@ def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.sweep(every=2)
 @pytest.mark.parametrize("seed", range(3))
-def test_every_beginning_of_the_stream_makes_a_broker_with_all_that_was_done_until_then(
-    tmp_path: Path, seed: int
-) -> None:
-    worker = Worker(tmp_path / "master", seed)
+def test_stream_prefix_has_state_of_that_moment(tmp_path: Path, seed: int) -> None:
+    worker = RandomMaster(tmp_path / "master", seed)
     replica = StateReplica(tmp_path / "replica")
     take_snapshot(worker.recorder, replica)
     for _ in range(60):
@@ -169,7 +167,7 @@ def test_every_beginning_of_the_stream_makes_a_broker_with_all_that_was_done_unt
         shutil.copytree(tmp_path / "replica", probe)
         with Store.open(probe, CONFIG) as store:
             core = BrokerCore("broker-a", store)
-            found = facts_of(store, core)
+            found = broker_state(store, core)
             for name in before.facts.keys() | after.facts.keys() | found.keys():
                 allowed = [moment.facts.get(name) for moment in (before, after)]
                 assert found.get(name) in allowed, f"{name} after {replica.last}"
@@ -185,8 +183,8 @@ def test_every_beginning_of_the_stream_makes_a_broker_with_all_that_was_done_unt
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_replica_that_is_killed_again_and_again_comes_to_its_masters_state(tmp_path: Path, seed: int) -> None:
-    worker = Worker(tmp_path / "master", seed)
+def test_repeatedly_killed_replica_reaches_master_state(tmp_path: Path, seed: int) -> None:
+    worker = RandomMaster(tmp_path / "master", seed)
     recording = Recording(worker.store, worker.recorder)
     for _ in range(80):
         worker.work()
@@ -216,4 +214,6 @@ def test_a_replica_that_is_killed_again_and_again_comes_to_its_masters_state(tmp
     assert snapshots >= 1
     assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
     with Store.open(tmp_path / "replica", CONFIG) as store, Store.open(tmp_path / "master", CONFIG) as master:
-        assert facts_of(store, BrokerCore("broker-a", store)) == facts_of(master, BrokerCore("broker-a", master))
+        assert broker_state(store, BrokerCore("broker-a", store)) == broker_state(
+            master, BrokerCore("broker-a", master)
+        )

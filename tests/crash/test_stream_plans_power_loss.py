@@ -1,4 +1,4 @@
-"""A plan that was answered is there after a loss of power: a batch that is run again finds what it has read."""
+"""Test that an acknowledged stream plan survives a power loss, so that a repeated batch reads the same messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.crash
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_plan_that_was_answered_outlives_a_loss_of_power(tmp_path: Path, seed: int) -> None:
+def test_acknowledged_plan_survives_power_loss(tmp_path: Path, seed: int) -> None:
     root = tmp_path / "store"
     root.mkdir()
     disk, chance = Disk(root), random.Random(seed)

@@ -1,4 +1,4 @@
-"""Three replicas: two that come back with tails of their own, and what is due exactly when a master is lost."""
+"""Test three replicas: two that rejoin with different tails, and messages due while a master is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.soak, pytest.mark.timeout(300)]
 
 
 def append_alone(group: ReplicaGroup, number: int, others: tuple[int, ...], mark: bytes, count: int) -> None:
-    """The master takes messages that nobody else has, and is lost."""
+    """Let the master store messages that no other replica has, and kill it."""
     group.kill(*others)
     taken = request_replica(group, number, records(count, mark=mark))  # async acknowledges what only the master has
     assert read_append_answer(taken, count)[0] is SendStatus.SEND_OK
@@ -28,7 +28,7 @@ def append_alone(group: ReplicaGroup, number: int, others: tuple[int, ...], mark
 
 
 @pytest.mark.parametrize("group", [{"replicas": 3, "mode": "async"}], indirect=True)
-def test_two_that_come_back_each_with_a_tail_of_another_epoch(group: ReplicaGroup, clients: Clients) -> None:
+def test_two_replicas_with_tails_of_different_epochs_rejoin(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 30))
     for number in (2, 3):
         group.await_end(number, of=1)
@@ -56,8 +56,8 @@ def test_two_that_come_back_each_with_a_tail_of_another_epoch(group: ReplicaGrou
         assert sorted(clients.bodies()) == sorted(numbered(0, 50))
 
 
-def all_of(clients: Clients) -> list[ReceivedMessage]:
-    """Every message that can be read."""
+def read_all(clients: Clients) -> list[ReceivedMessage]:
+    """Return every readable message."""
     found: list[ReceivedMessage] = []
     for queue in clients.asked(lambda: clients.pull.queues("t")):
         low, high = clients.asked(lambda queue=queue: clients.pull.offsets(queue))
@@ -71,8 +71,8 @@ def all_of(clients: Clients) -> list[ReceivedMessage]:
 
 
 @pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
-def test_what_is_due_around_elections_comes_once_and_never_early(group: ReplicaGroup, clients: Clients) -> None:
-    """A master is lost, another one hands over, while something becomes due every 20 ms."""
+def test_messages_due_during_elections_come_once_and_on_time(group: ReplicaGroup, clients: Clients) -> None:
+    """Kill a master and transfer the role of another one, while a message becomes due every 20 ms."""
     began = time.time()
     due = {b"timer %d" % number: began + 1.5 + number * 0.02 for number in range(250)}
     for body, at in due.items():
@@ -88,14 +88,14 @@ def test_what_is_due_around_elections_comes_once_and_never_early(group: ReplicaG
     poll_until(lambda: len(clients.bodies()) > 100, 20)
     assert group.elect(5 - second) == 5 - second
     poll_until(lambda: len(set(clients.bodies())) == len(due), 40)
-    found = all_of(clients)
+    found = read_all(clients)
     assert Counter(each.body for each in found) == Counter(dict.fromkeys(due, 1))
     early = {each.body: due[each.body] - each.store_timestamp for each in found}
     assert max(early.values()) <= 0.001, "stored times are whole milliseconds"
 
 
 @pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
-def test_what_is_lent_comes_back_when_its_time_is_over_around_elections(group: ReplicaGroup, clients: Clients) -> None:
+def test_popped_messages_return_on_time_over_elections(group: ReplicaGroup, clients: Clients) -> None:
     bodies = numbered(0, 30)
     clients.send(*bodies)
     lent: dict[bytes, float] = {}

@@ -1,4 +1,4 @@
-"""A broker that is killed again and again while messages for a chosen time become due: each comes once, none early."""
+"""Kill a broker repeatedly while timed messages become due: each is delivered once, and none early."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.fork_server import Program
 
 pytestmark = pytest.mark.crash
 
-#: In which pass the broker dies between the copies and the note of them, and after how many lines it is killed at the
-#: latest.
+#: The pass in which the broker dies between the copies and the note of them, and the maximum number of output lines
+#: after which it is killed.
 LIVES = [(3, 1_000), (1_000, 60), (10, 1_000)]
 
 
 def serve_until_killed(directory: Path, first: int, passes: int, lines: int) -> int:
-    """Run the broker until it dies; the number behind the last message that it said it has."""
+    """Run the broker until it dies; return the number after its last acknowledged message."""
     command = [timer_broker.__file__, str(directory), str(first), str(passes)]
     sent = first
     with Program(command, stdout=subprocess.PIPE) as child:
@@ -35,13 +35,13 @@ def serve_until_killed(directory: Path, first: int, passes: int, lines: int) -> 
     return sent
 
 
-def test_each_message_comes_once_and_none_early(tmp_path: Path) -> None:
+def test_timed_messages_come_once_and_on_time_over_kills(tmp_path: Path) -> None:
     acknowledged: set[int] = set()
     first = 0
     for passes, lines in LIVES:
         sent = serve_until_killed(tmp_path, first, passes, lines)
         acknowledged.update(range(first, sent))
-        first = sent + 1_000  # what was stored without a word about it has numbers of its own
+        first = sent + 1_000  # messages that were stored without acknowledgement keep their own numbers
     command = [timer_broker.__file__, str(tmp_path), str(first), "drain"]
     fork_server.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
     with Store.open(tmp_path, timer_broker.CONFIG) as store:

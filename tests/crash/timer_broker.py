@@ -1,8 +1,8 @@
-"""A broker's core in a process of its own, which sends itself messages for later and delivers them, until it is killed.
+"""A broker's core in a process of its own that sends itself timed messages and delivers them, until it is killed.
 
-Arguments: its directory, the first message's number, and how it ends. It prints "sent NUMBER" when all up to that one
-are stored. With "drain" it sends nothing, delivers all that waits, and ends in good order; with a number it dies by
-SIGKILL when it has delivered messages that many times, before it has noted that it did.
+Arguments: its directory, the first message's number, and how it ends. It prints "sent NUMBER" when all messages before
+that number are stored. With "drain" it sends nothing, delivers all waiting messages, and closes in order; with a number
+it kills itself after so many deliveries, before it has noted the last one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def die_before_note(core: BrokerCore, passes: int) -> None:
 
 
 def main(directory: str, first: int, end: str) -> None:
-    """Serve until it is killed, or drain."""
+    """Serve until the process is killed, or drain."""
     drain = end == "drain"
     dice = random.Random(first)
     store = Store.open(directory, CONFIG)

@@ -1,4 +1,4 @@
-"""One of several copies of a store, which lives in many processes: as a replica, as the master, or killed."""
+"""One of several copies of a store over many processes: as replica, as master, or killed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.fuzz.histories import History
 
 
 class Copy:
-    """Begins with an empty directory.
+    """A copy that begins with an empty directory.
 
     Attributes:
-        history: what its queues must have.
-        stream: open while it is a replica.
-        store: open while it is the master.
-        recorder: the master's; its numbers go on where the same process becomes a replica.
+        history: the expected content of its queues.
+        stream: open while the copy is a replica.
+        store: open while the copy is the master.
+        recorder: the master's; its numbers continue if the same process becomes a replica.
     """
 
     def __init__(self, directory: Path, config: StoreConfig) -> None:
@@ -37,7 +37,7 @@ class Copy:
         self.recorder: StateRecorder | None = None
 
     def follow(self) -> ReplicaStream:
-        """Its part of the stream, opened by another process unless it is open."""
+        """Return the replica's stream, opened by another process unless it is open."""
         if self.stream is None:
             former, self.recorder = self.recorder, None
             states = StateReplica(self.directory, predecessor=former)
@@ -50,13 +50,13 @@ class Copy:
         return self.stream
 
     def reopen(self) -> None:
-        """The same process opens the store anew, as behind `DeletionRolledBack`."""
+        """Open the store again in the same process, as after `DeletionRolledBack`."""
         assert self.stream is not None
         self.stream.store.close()
         self.stream = self._opened(self.stream.states)
 
     def lead(self, epoch: int) -> tuple[Store, StateRecorder, EpochFileCache]:
-        """It is the master from now on."""
+        """Become the master."""
         stream = self.follow()
         end = stream.end
         self.stream, recorder = None, stream.stop_following(lambda: None)
@@ -69,13 +69,13 @@ class Copy:
         return store, recorder, epochs
 
     def resign(self) -> None:
-        """It is the master no more; its process goes on."""
+        """Step down as master; the process lives on."""
         assert self.store is not None
         store, self.store = self.store, None
         store.close()
 
     def kill(self) -> None:
-        """Its process ends, whatever it is."""
+        """End the process in any role."""
         (stream, self.stream), (store, self.store) = (self.stream, None), (self.store, None)
         if stream is not None:
             _abandon(stream.store)
@@ -95,7 +95,7 @@ class Copy:
 
 
 def _abandon(store: Store) -> None:
-    """What a SIGKILL leaves; it is behind what another thread removes just now."""
+    """Leave the store as after SIGKILL, after a removal by another thread."""
     if (removing := store._remover._thread) is not None:
         removing.join()
     store._flusher.stop()

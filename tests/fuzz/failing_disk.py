@@ -1,4 +1,4 @@
-"""A disk that is full, or fails, for a while: which of its calls do is a matter of chance."""
+"""A disk that is full or fails for a while, by random calls."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 
 
 class FailingDisk(FaultyCalls):
-    """Real calls, of which those of some kinds find no room by chance; nobody waits for the disk.
+    """Real calls without syncs, of which some kinds fail at random for lack of space.
 
     Attributes:
-        chance: that such a call fails; 0.0: none does.
-        staged_chance: that bringing a staged file to disk fails, all of which is there nevertheless.
+        chance: the probability that such a call fails; 0.0: never.
+        staged_chance: the probability that the sync of a staged file fails, although all of it is written.
     """
 
     def __init__(self, seed: int, *kinds: str) -> None:
         super().__init__(real=UnsyncedCalls())
-        self._random = random.Random(seed)  # its own: threads of the store make calls, too
+        self._random = random.Random(seed)  # of its own, as threads of the store make calls, too
         self._kinds = kinds
         self.chance = self.staged_chance = 0.0
 
     def heal(self) -> None:
-        """Nothing fails any more."""
+        """End all failures."""
         self.chance = self.staged_chance = 0.0
 
     def _count(self, kind: str, subject: object) -> bool:

@@ -1,8 +1,7 @@
-"""What the queues of one copy of a store must have: a model of its messages and its topics' deletions.
+"""The expected queues of one copy of a store: a model of its messages and its topics' deletions.
 
-A copy knows what it took as master, and what it has heard of its masters. A queue has the messages of its topic that
-came behind the topic's last deletion, at the offsets that they were given, as far back as the log goes; and it ends
-behind the last of them even where all have expired.
+A copy has what it took as master, and what it received from its masters. A queue has the messages after its topic's
+last deletion, at their offsets, as far back as the log goes; it ends after the last of them, also if all have expired.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ TOPICS = ("orders", "parts", "bills")
 
 
 class Message(NamedTuple):
-    """One message of queue 0 of its topic; the log ended at `end` when it had come."""
+    """One message of queue 0 of its topic; the log ended at `end` after it."""
 
     topic: str
     offset: int
@@ -27,9 +26,9 @@ class Message(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    """A topic's, when the log ended at `place`.
+    """A deletion of a topic when the log ended at `place`.
 
-    Changes of state tell of it from number `since` on, and no more from `until` on if it was refused.
+    State changes contain it from number `since` on, and up to `until` if it was refused.
     """
 
     topic: str
@@ -39,11 +38,11 @@ class Deletion(NamedTuple):
 
 
 class History:
-    """One copy's.
+    """The history of one copy.
 
     Attributes:
-        messages: in the order in which they came.
-        deletions: all of them, those of expired messages, too.
+        messages: in order of arrival.
+        deletions: all deletions, also those of expired messages.
     """
 
     def __init__(self) -> None:
@@ -51,7 +50,7 @@ class History:
         self.deletions: list[Deletion] = []
 
     def hear(self, master: History, end: StreamPosition) -> None:
-        """The copy has the master's log and changes up to there; with 0 changes nobody knows which it has."""
+        """Take over the master's log and changes up to `end`; with 0 changes the deletions stay unknown."""
         self.messages = [message for message in master.messages if message.end <= end.offset]
         known = end.sequence
         if known:
@@ -59,15 +58,15 @@ class History:
             self.deletions = [Deletion(each.topic, each.place) for each in heard]
 
     def cut(self, end: int) -> None:
-        """The log has no more than that."""
+        """Truncate the log."""
         self.messages = [message for message in self.messages if message.end <= end]
 
     def settle(self) -> None:
-        """The copy is a master no more: what it refused never was, and numbers are another one's from now on."""
+        """Step down as master: refused deletions are dropped, and change numbers lose their meaning."""
         self.deletions = [Deletion(each.topic, each.place) for each in self.deletions if each.until is None]
 
     def check(self, store: Store) -> None:
-        """The store has just that in its queues, which end where they must."""
+        """Check that the store has exactly these messages and queue ends."""
         found = {
             topic: dict(enumerate(bodies, store.min_offset(topic, queue_id)))
             for (topic, queue_id), bodies in read_bodies(store).items()
@@ -84,7 +83,7 @@ class History:
             assert ends[topic] == end, f"{topic} ends at {ends[topic]}, not {end}; {self._about(topic, log_min)}"
 
     def _alive(self, topic: str) -> list[Message]:
-        """Those that came behind the topic's last deletion, expired ones among them."""
+        """Return the messages after the topic's last deletion, including expired ones."""
         places = [each.place for each in self.deletions if each.topic == topic and each.until is None]
         deleted = max(places, default=-1)
         return [message for message in self.messages if message.topic == topic and message.end > deleted]
@@ -102,5 +101,5 @@ def _end(store: Store, topic: str) -> int:
 
 
 def _short(bodies: dict[int, bytes]) -> dict[int, bytes]:
-    """Only their numbers, with which bodies begin."""
+    """Return only the numbers with which bodies begin."""
     return {offset: body.split()[0] for offset, body in bodies.items()}

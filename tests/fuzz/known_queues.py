@@ -1,4 +1,4 @@
-"""What is known outside of a store's queues, and its comparison with what a store tells."""
+"""The expected queues of a store, and their comparison with the store."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ GROUP = "readers"
 
 @dataclass
 class KnownQueue:
-    """One queue since its topic was made, or made anew."""
+    """One queue since its topic was created, or created again."""
 
-    #: Of all that were ever stored, by offset.
+    #: All bodies that were ever stored, by offset.
     bodies: dict[int, bytes] = field(default_factory=dict)
-    #: Where readers were told that it begins: what lies before has expired, and may be back after a kill.
+    #: The lowest offset that readers saw; earlier messages have expired, and may return after a kill.
     low: int = 0
     committed: int = 0
 
     @property
     def end(self) -> int:
-        """The next message's offset."""
+        """Return the next message's offset."""
         return max(self.bodies, default=-1) + 1
 
 
 @dataclass
 class KnownQueues:
-    """All of a store's, and its topics' settings."""
+    """All queues of a store, and its topics' settings."""
 
     queues: dict[TopicQueue, KnownQueue] = field(default_factory=dict)
-    #: How many queues each topic has by its settings.
+    #: The number of queues of each topic, by its settings.
     settings: dict[str, int] = field(default_factory=dict)
 
     def of(self, key: TopicQueue) -> KnownQueue:
-        """One queue; an empty one if nothing is known of it."""
+        """Return one queue; an empty one if it is unknown."""
         return self.queues.get(key) or KnownQueue()
 
     def stored(self, key: TopicQueue, bodies: Iterable[bytes]) -> None:
-        """An append has returned."""
+        """Record an append that returned."""
         queue = self.queues.setdefault(key, KnownQueue())
         queue.bodies.update(enumerate(bodies, queue.end))
 
     def deleted(self, topic: str) -> None:
-        """Its deletion has returned."""
+        """Record a deletion that returned."""
         for key in [key for key in self.queues if key[0] == topic]:
             del self.queues[key]
         self.settings.pop(topic, None)
 
     def flushed(self, now: KnownQueues) -> KnownQueues:
-        """What is on disk once the log of `now` is, if this was before: groups' offsets are those of before."""
+        """Return what is on disk after a flush of `now`, if this was there before; groups' offsets stay."""
         made = copy.deepcopy(now)
         for key, queue in made.queues.items():
             queue.committed = self.of(key).committed
         return made
 
     def check(self, store: Store) -> dict[TopicQueue, dict[int, bytes]]:
-        """A store tells all that is known: it was not lost, and is not there twice. What it has of each queue."""
+        """Check that the store has everything known once; return the content of each queue."""
         found = {}
         for key, known in self._with_unknown(store):
             low, end, found[key] = read(store, key)
@@ -73,7 +73,7 @@ class KnownQueues:
         return found
 
     def check_between(self, store: Store, sure: KnownQueues) -> KnownQueues:
-        """After a loss of power a store tells all that is `sure`, of the rest any beginning, and nothing else.
+        """Check after a power loss that the store has everything `sure`, a prefix of the rest, and nothing else.
 
         Returns:
             What is known from then on.
@@ -87,20 +87,20 @@ class KnownQueues:
             assert low <= known.low, f"{key} begins at {low}, not {known.low}"
             _check_bodies(key, bodies, known)
             committed = store.consumer_offsets.get(GROUP, *key) or 0
-            told = f"the group is at {committed} of {key}: {least.committed}..{known.committed}, end {end}"
-            assert min(least.committed, end) <= committed <= min(known.committed, end), told
+            message = f"the group is at {committed} of {key}: {least.committed}..{known.committed}, end {end}"
+            assert min(least.committed, end) <= committed <= min(known.committed, end), message
             if end:
                 kept = {offset: body for offset, body in known.bodies.items() if offset < end}
                 found.queues[key] = KnownQueue(kept, known.low, committed)
         return found
 
     def learn_lows(self, store: Store) -> None:
-        """Retention has run: readers are told where queues begin."""
+        """Record queue starts after a retention run."""
         for key, queue in self.queues.items():
             queue.low = max(queue.low, store.min_offset(*key))
 
     def _with_unknown(self, store: Store) -> list[tuple[TopicQueue, KnownQueue]]:
-        """Each queue that is known, or that the store has."""
+        """Return each queue that is known, or that the store has."""
         there = {(topic, queue_id) for topic in store.topics() for queue_id in store.queues(topic)}
         return [(key, self.of(key)) for key in sorted(there | set(self.queues))]
 
@@ -112,7 +112,7 @@ def _check_bodies(key: TopicQueue, bodies: dict[int, bytes], known: KnownQueue) 
 
 
 def read(store: Store, key: TopicQueue) -> tuple[int, int, dict[int, bytes]]:
-    """Where a queue begins and ends, and what is there by offset."""
+    """Return a queue's start and end, and its bodies by offset."""
     bodies: dict[int, bytes] = {}
     try:
         low, end = store.min_offset(*key), store.max_offset(*key)
@@ -131,5 +131,5 @@ def read(store: Store, key: TopicQueue) -> tuple[int, int, dict[int, bytes]]:
 
 
 def settings_of(store: Store) -> dict[str, int]:
-    """How many queues each topic has by its settings."""
+    """Return the number of queues of each topic, by its settings."""
     return {topic: config.read_queues for topic, config in store.topic_configs.all().items()}

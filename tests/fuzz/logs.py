@@ -1,4 +1,4 @@
-"""What is in the brokers, for what clients say of it to be compared with."""
+"""Read the brokers' content, to compare it with the clients' reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from raymq.client import Connection, MessageQueue, PullConsumer
 
 
 def bodies_of(mq: Connection, topic: str) -> dict[MessageQueue, list[bytes]]:
-    """All messages of each queue of the topic, from offset 0 on."""
+    """Return all messages of each queue of the topic, from offset 0 on."""
     found: dict[MessageQueue, list[bytes]] = {}
     with PullConsumer(mq, "reader") as consumer:
         for queue in consumer.queues(topic):

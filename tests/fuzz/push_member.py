@@ -1,8 +1,8 @@
-"""A push consumer in a process of its own, whose listener takes random times and fails at random. Run as a program.
+"""Run a push consumer whose listener takes random times and fails at random.
 
     push_member.py OPTIONS
 
-OPTIONS are JSON, see `MemberOptions`. It ends cleanly with SIGTERM. In its file is a line of JSON for each step of each
+OPTIONS are JSON, see `MemberOptions`. It ends cleanly with SIGTERM. Its file has a line of JSON for each step of each
 message: when (monotonic seconds), "begun", "done" or "failed", the broker, the queue's id, the offset and the body.
 """
 
@@ -28,17 +28,17 @@ TOPIC = "t"
 
 @dataclass(frozen=True)
 class MemberOptions:
-    """Of one member.
+    """The options of one member.
 
     Attributes:
         name_server: its address.
-        file: where it tells what it does.
-        seed: of its listener.
+        file: its output file.
+        seed: the seed of its listener.
         consumer: further arguments of `PushConsumer`.
-        slow: of how many calls one is slow, 0 to 1; the others take up to 3 ms.
-        slowest: seconds.
-        fails: of how many messages one fails.
-        patience: what `shutdown` may take, seconds.
+        slow: the share of slow calls, 0 to 1; the others take up to 3 ms.
+        slowest: the longest slow call, in seconds.
+        fails: the share of failing messages.
+        patience: the timeout of `shutdown`, in seconds.
     """
 
     name_server: str
@@ -50,12 +50,12 @@ class MemberOptions:
     fails: float
     patience: float
 
-    def told(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
 
 class Member:
-    """Consumes until it is told to end."""
+    """Consume until SIGTERM."""
 
     def __init__(self, options: MemberOptions) -> None:
         self._options = options
@@ -74,7 +74,7 @@ class Member:
                     break
                 except RayMQError:  # the broker is down
                     self._ended.wait(0.1)
-            while not self._ended.wait(0.5):  # a signal that came while the process was stopped wakes no wait
+            while not self._ended.wait(0.5):  # a signal to a stopped process wakes no wait
                 pass
             consumer.shutdown(options.patience)
 
@@ -97,12 +97,12 @@ class Member:
 
     def _tell(self, what: str, messages: Sequence[ReceivedMessage]) -> None:
         now = time.monotonic()
-        rows = [(now, what, *where(each), each.queue_offset, each.body.decode()) for each in messages]
+        rows = [(now, what, *queue_key(each), each.queue_offset, each.body.decode()) for each in messages]
         os.write(self._file, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
 
 
-def where(message: ReceivedMessage) -> tuple[str, str, int]:
-    """Its queue: topic, broker and id."""
+def queue_key(message: ReceivedMessage) -> tuple[str, str, int]:
+    """Return the message's topic, broker and queue id."""
     return message.queue.topic, message.queue.broker, message.queue.queue_id
 
 

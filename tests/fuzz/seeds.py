@@ -1,6 +1,6 @@
-"""Which seeds a fuzz tries, and what is said of one that fails.
+"""Choose the seeds of a fuzz test, and describe a failing one.
 
-RAYMQ_FUZZ_SEED is the first seed, RAYMQ_FUZZ_RUNS how many are tried. A failure says both, and what was done.
+RAYMQ_FUZZ_SEED is the first seed, RAYMQ_FUZZ_RUNS the number of seeds. A failure prints both, and the operations.
 
     RAYMQ_FUZZ_SEED=17 RAYMQ_FUZZ_RUNS=1 .venv/bin/python -m pytest tests/fuzz/test_pop.py
 """
@@ -24,47 +24,47 @@ _RUNS: Final = os.environ.get("RAYMQ_FUZZ_RUNS")
 
 
 class Fuzz(Protocol):
-    """One seed's.
+    """A fuzz test of one seed.
 
     Attributes:
-        told: what was done, and what came of it.
+        log: the operations and their results.
     """
 
-    told: list[str]
+    log: list[str]
 
     def live(self) -> None:
-        """All of it; an assertion fails where the real classes do what the model does not allow."""
+        """Run everything; an assertion fails where the real classes differ from the model."""
 
 
 def seeded(*, many: int, few: int = 0) -> pytest.MarkDecorator:
-    """A test is run with so many seeds, and with many under the marker `long`; without few ones only there."""
+    """Run a test with so many seeds, and with many under the marker `long`; without few ones only there."""
     long = [pytest.mark.long, pytest.mark.timeout(3_600)]
     forms = [pytest.param(_seeds(few), id="few")] if few else []
     return pytest.mark.parametrize("seeds", [*forms, pytest.param(_seeds(many), id="many", marks=long)])
 
 
 def try_each(seeds: range, root: Path, fuzz: Callable[[Path, int], Fuzz]) -> None:
-    """A life in a directory of its own for each seed."""
+    """Run the fuzz test for each seed, in a directory of its own."""
     for seed in seeds:
-        random.seed(seed)  # pop takes queues in any order
+        random.seed(seed)  # pop takes queues in random order
         directory = root / str(seed)
         directory.mkdir()
         tried = fuzz(directory, seed)
         try:
             tried.live()
         except BaseException as error:
-            error.add_note(f"RAYMQ_FUZZ_SEED={seed} RAYMQ_FUZZ_RUNS=1 repeats it: {'; '.join(tried.told)}")
+            error.add_note(f"RAYMQ_FUZZ_SEED={seed} RAYMQ_FUZZ_RUNS=1 repeats it: {'; '.join(tried.log)}")
             raise
         shutil.rmtree(directory)
 
 
-def do(told: list[str], work: Callable[[], None], store: Callable[[], Store], kill: Callable[[], None]) -> None:
-    """Do one work, and tell it; where the store has failed over it, its process ends."""
-    told.append(work.__name__)
+def do(log: list[str], work: Callable[[], None], store: Callable[[], Store], kill: Callable[[], None]) -> None:
+    """Do one operation and log it; end the process if the store failed."""
+    log.append(work.__name__)
     try:
         work()
     except StoreError as error:
-        told.append(type(error).__name__)
+        log.append(type(error).__name__)
         if not store().is_healthy:
             kill()
 

@@ -1,4 +1,4 @@
-"""What the delivery of delayed messages does in steps is done in many small ones."""
+"""Make the delivery of delayed messages run in many small steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raymq.storage.timers import timer_log
 
 
 def delay_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of timers, delay levels and the rescue, until the test ends."""
+    """Set small steps for timers, delay levels and the relocation of messages, until the test ends."""
     monkeypatch.setattr(timer_message_store, "_MAX_PER_PASS", 7)
     monkeypatch.setattr(timer_message_store, "_ABSORB_MESSAGES", 5)
     monkeypatch.setattr(timer_message_store, "_MAX_LOADED", 6)

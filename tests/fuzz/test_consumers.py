@@ -1,9 +1,9 @@
-"""Fuzzing of push consumers over rebalances: what members tell is compared with the logs and with committed offsets.
+"""Fuzz push consumers over rebalances: members' output is compared with the logs and with committed offsets.
 
-Members of one group, in processes of their own, join, leave, are killed and stand still; brokers stand still, are
-killed and restarted, and queues are added. Whatever happens, each acknowledged message succeeds at some member, a
-committed offset never goes back and is never beyond what has not ended, and in an ordered group a message begins when
-all before it in its queue have succeeded. The clocks are real ones: a seed chooses what is done, not what comes of it.
+Members of one group, in processes of their own, join, leave, are killed and pause; brokers pause, are killed and
+restarted, and queues are added. In any case each acknowledged message succeeds at some member, a committed offset never
+decreases and never passes an unprocessed message, and in an ordered group a message begins after all before it in its
+queue have succeeded. The clocks are real: a seed chooses the operations, not their results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIFE_SECONDS: Final = 12.0
 
 @dataclass(frozen=True, order=True)
 class Step:
-    """A line of a member."""
+    """A line of a member's output."""
 
     at: float
     what: str
@@ -51,7 +51,7 @@ class ConsumersFuzz:
     """Two brokers, a producer, and the members of a group."""
 
     def __init__(self, directory: Path, seed: int) -> None:
-        self.told: list[str] = []
+        self.log: list[str] = []
         self._directory = directory
         self._seed = seed
         draw = self._random = random.Random(seed)
@@ -79,7 +79,7 @@ class ConsumersFuzz:
         }
 
     def live(self) -> None:
-        self.told.append(str(self._options))
+        self.log.append(str(self._options))
         self._services.start()
         try:
             with Connection([self._services.name_server.address]) as mq:
@@ -106,7 +106,7 @@ class ConsumersFuzz:
                 process.wait()
             self._services.stop()
 
-    # -- what is done
+    # -- operations
 
     def _disturb(self, admin: Admin) -> None:
         draw = self._random
@@ -129,8 +129,8 @@ class ConsumersFuzz:
             self._services.name_server.address, str(self._file(number)), self._seed * 100 + number, **self._options
         )
         self._file(number).touch()
-        self._members[number] = Program([push_member.__file__, options.told()])
-        self.told.append(f"join {number}")
+        self._members[number] = Program([push_member.__file__, options.to_json()])
+        self.log.append(f"join {number}")
 
     def _leave(self) -> None:
         self._take_one("leave", signal.SIGTERM)
@@ -143,24 +143,24 @@ class ConsumersFuzz:
             return
         member = self._random.choice(list(self._members))
         process = self._members.pop(member)
-        self.told.append(f"{how} {member}")
+        self.log.append(f"{how} {member}")
         process.send_signal(number)
         threading.Thread(target=process.wait, daemon=True).start()
 
     def _freeze(self) -> None:
-        """A member stands still for longer or shorter than it has its queues and locks for."""
+        """Pause a member for longer or shorter than its queues and locks last."""
         if not self._members:
             return
         member = self._random.choice(list(self._members))
         seconds = self._random.uniform(0.2, 4.0)
-        self.told.append(f"freeze {member} for {seconds:.1f} s")
+        self.log.append(f"freeze {member} for {seconds:.1f} s")
         process = self._members[member]
         process.send_signal(signal.SIGSTOP)
         threading.Timer(seconds, process.send_signal, (signal.SIGCONT,)).start()
 
     def _stall(self) -> None:
-        """All brokers stand still for a moment."""
-        self.told.append("stall")
+        """Pause all brokers for a moment."""
+        self.log.append("stall")
         self._services.loop.loop.call_soon_threadsafe(time.sleep, self._random.uniform(0.1, 2.5))
 
     def _crash(self) -> None:
@@ -171,18 +171,18 @@ class ConsumersFuzz:
 
     def _again(self, how: str, end: Any) -> None:
         name = self._random.choice(self._services.names)
-        self.told.append(f"{how} {name}")
+        self.log.append(f"{how} {name}")
         end(name)
         time.sleep(self._random.choice((0.0, 0.3, 1.0, 3.0)))
         self._services.start_broker(name)
 
     def _grow(self, admin: Admin) -> None:
         self._queues += 1
-        self.told.append(f"{self._queues} queues")
+        self.log.append(f"{self._queues} queues")
         try:
             admin.update_topic(TOPIC, queues=self._queues)
         except RayMQError as error:
-            self.told.append(type(error).__name__)
+            self.log.append(type(error).__name__)
 
     def _end_members(self) -> None:
         for process in self._members.values():
@@ -200,7 +200,7 @@ class ConsumersFuzz:
                 body = b"%06d" % number
                 try:
                     producer.send(Message(TOPIC, body))
-                except RayMQError:  # it may be stored all the same
+                except RayMQError:  # it may be stored nevertheless
                     continue
                 self._stored[body] = None
 
@@ -216,7 +216,7 @@ class ConsumersFuzz:
                 if found.committed_offset is not None and queue.topic == TOPIC:
                     self._commits[queue].append((now, found.committed_offset))
 
-    # -- what came of it
+    # -- checks
 
     def _file(self, member: int) -> Path:
         return self._directory / f"member-{member}"
@@ -258,7 +258,7 @@ class ConsumersFuzz:
                 before = committed
 
     def _check_order(self, steps: list[Step]) -> None:
-        """Whoever begins a message has all before it behind, or begins them in the same call."""
+        """Check that a message begins after all before it succeeded, or in the same call with them."""
         succeeded: dict[MessageQueue, set[int]] = defaultdict(set)
         lowest: dict[MessageQueue, int] = defaultdict(int)
         in_call: dict[tuple[MessageQueue, int], set[int]] = defaultdict(set)
@@ -280,5 +280,5 @@ class ConsumersFuzz:
 
 
 @seeded(many=20)
-def test_groups_keep_their_promises_over_rebalances(tmp_path: Path, seeds: range) -> None:
+def test_groups_lose_no_message_over_rebalances(tmp_path: Path, seeds: range) -> None:
     try_each(seeds, tmp_path, ConsumersFuzz)

@@ -1,8 +1,8 @@
-"""Fuzzing of pop, ordered and not: what is sent is acknowledged or dead in the end, and nothing comes after that.
+"""Fuzz pop, ordered and not: each message is finally acknowledged or dead, and not delivered after that.
 
-The real classes have a clock of ours and are killed by being dropped: their directory is opened anew. The disk is
-full for a while, and bytes of messages rot. The model is small: which messages of a queue are done. In order those
-that come are the first ones that are not.
+The real classes have a simulated clock and are killed by being dropped: their directory is reopened. The disk is full
+for a while, and bytes of messages are damaged. The model is small: the finished messages of each queue. In ordered mode
+the delivered messages are the first unfinished ones.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ BODY_AT = 88
 
 
 class PopFuzz:
-    """Consumers of one group. With an even seed all of them ask in order, and neither disk nor bytes fail."""
+    """Consumers of one group. With an even seed all of them pop in order, and neither disk nor bytes fail."""
 
     def __init__(self, directory: Path, seed: int) -> None:
-        self.told: list[str] = []
+        self.log: list[str] = []
         self._random = random.Random(seed)
         self._disk = FailingDisk(seed, "write", "rename", "allocate")
         self._directory = directory
         self._in_order = seed % 2 == 0
         self._handles: list[Handle] = []
         self._sent = [0 for _ in QUEUES]
-        #: By queue the offsets that are done, or below what the group was set to.
+        #: By queue the offsets that are finished, or before the group's reset offset.
         self._done: list[set[int]] = [set() for _ in QUEUES]
-        #: Those which may or may not come again: damaged ones, and those whose acknowledgement was refused.
+        #: The offsets that may or may not be delivered again: damaged ones, and those with a refused acknowledgement.
         self._in_doubt: list[set[int]] = [set() for _ in QUEUES]
 
     def live(self) -> None:
@@ -69,7 +69,7 @@ class PopFuzz:
                     self._bench.store.close()
 
     def _do(self, work: Callable[[], None]) -> None:
-        do(self.told, work, lambda: self._bench.store, self.kill)
+        do(self.log, work, lambda: self._bench.store, self.kill)
         self._bench.pop.validate()
 
     def send(self) -> None:
@@ -138,45 +138,45 @@ class PopFuzz:
         self._disk.chance = self._random.choice((0.0, 0.0, 0.1))
 
     def reset(self) -> None:
-        """The group is set to another place, by hand."""
+        """Reset the group to another offset."""
         queue_id = self._random.choice(QUEUES)
         if self._sent[queue_id] and self._random.random() < 0.2:
             offset = self._random.randint(0, self._sent[queue_id])
-            self._bench.store.flush()  # nobody is set behind what readers may see
+            self._bench.store.flush()  # a reset must stay within the readable offsets
             self._bench.core.ensure_group("g")
             self._bench.core.reset_offset("g", "t", queue_id, offset)
             self._bench.core.offsets.take_reset("g", "t", queue_id)
             self._done[queue_id] = set(range(offset))
 
     def damage(self) -> None:
-        """A byte of a message that is not done rots, or is again as it was."""
+        """Damage a byte of an unfinished message, or restore it."""
         queue_id = self._random.choice(QUEUES)
         offset = self._random.randrange(self._sent[queue_id] or 1)
         if self._random.random() < 0.7 or offset >= self._sent[queue_id] or offset in self._done[queue_id]:
             return
         store = self._bench.store
         store.flush()
-        write_entries(store)  # without its entry a start does not know a queue's newest message that is damaged
+        write_entries(store)  # without its entry a start does not see a queue's newest message if it is damaged
         queue = store._dispatcher.queues["t", queue_id]
         place, size, _ = queue.entry(offset)
-        if place + size + 200 < store.max_physical_offset:  # the log's end would be cut there by the next start
+        if place + size + 200 < store.max_physical_offset:  # the next start would truncate a damaged log end
             file = store._log.files.file_at(place)
             file.view[place % store._log.files.file_bytes + BODY_AT] ^= 0xFF
             queue.reset_checked()
             self._in_doubt[queue_id].add(offset)
 
     def _look_at(self, handles: list[Handle]) -> None:
-        """What has come."""
+        """Check delivered messages."""
         for queue_id in QUEUES:
             offsets = [handle.offset for handle in handles if handle.queue_id == queue_id]
-            self.told.append(f"{queue_id}: {offsets}")
+            self.log.append(f"{queue_id}: {offsets}")
             assert not self._done[queue_id].intersection(offsets), "what is done came again"
             if self._in_order:
                 left = [offset for offset in range(self._sent[queue_id]) if offset not in self._done[queue_id]]
                 assert offsets == left[: len(offsets)], "something came before an older one"
 
     def _drain(self) -> None:
-        """Everything comes, after a while."""
+        """Receive and acknowledge everything."""
         for _ in range(40):
             self._bench.clock.advance(50.0)
             self._bench.store.flush()
@@ -201,8 +201,8 @@ class PopFuzz:
 
 
 @pytest.fixture(autouse=True)
-def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its journals are, its log is on disk when it is flushed, and no sweep may fail in its own way."""
+def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewrite journals often, flush synchronously, and fail on errors in a sweep."""
 
     def failed(self: PerKeyRetry, part: object, name: str, error: Exception, log: Logger) -> None:
         raise AssertionError(f"{name} failed") from error
@@ -213,5 +213,5 @@ def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @seeded(few=8, many=300)
-def test_what_is_popped_is_done_once_and_nothing_is_lost(tmp_path: Path, seeds: range) -> None:
+def test_popped_messages_finish_once(tmp_path: Path, seeds: range) -> None:
     try_each(seeds, tmp_path, PopFuzz)

@@ -1,8 +1,8 @@
-"""Fuzzing of a broker over deaths of its process and losses of power, in any order and in the midst of anything.
+"""Fuzz a broker over kills of its process and power losses, in any order and within any operation.
 
-The broker's core lives on the disk of tests/crash/power_loss.py. A machine is started, and in it the broker, often
-several times: closed, or killed, between two works or within one. Then the machine loses power. After each start what
-is there is compared with a model: what anybody has seen, and what of that a flush has brought to disk.
+The broker's core runs on the disk of tests/crash/power_loss.py. A machine boots, and runs the broker often several
+times: closed or killed, between two operations or within one. Then the machine loses power. After each start the
+content is compared with a model: what clients have seen, and which part of it was flushed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from raymq.storage import checkpointer, emergency_cleaner, store_parts
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.records.record import decode
 from raymq.storage.tables import consumer_offset_store, in_flight_messages
-from tests.fuzz.compared import Compared, name_of
-from tests.fuzz.powered import BOOT, GROUP, HOUR, POPPERS, TOPICS, Sent
+from tests.fuzz.checked_machine import CheckedMachine, name_of
 from tests.fuzz.seeds import seeded, try_each
+from tests.fuzz.simulated_machine import BOOT, GROUP, HOUR, POPPERS, TOPICS, Sent
 from tests.fuzz.small_steps import delay_in_small_steps
 from tests.unit.actors.bench import encoded
 
 PRODUCER = "00000000000000ab"
 
 
-class PowerFuzz(Compared):
-    """One broker, and all who work with it."""
+class PowerFuzz(CheckedMachine):
+    """One broker and its clients."""
 
     # -- works ---------------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ class PowerFuzz(Compared):
             self.delete_topic, self.let_go, self.grow, self.check_keys, self.save_settings,
         ]  # fmt: skip
         work = self._random.choice(works)
-        self.told.append(work.__name__)
+        self.log.append(work.__name__)
         work()
         self._look()
         self.core.pop.validate()
@@ -115,7 +115,7 @@ class PowerFuzz(Compared):
         self.known.maybe_withdrawn.add(name)
         status = self.core.recalls.recall(sent.handle)
         self._look()
-        self.told.append(f"{name!r} {status.name}")
+        self.log.append(f"{name!r} {status.name}")
         if status is RecallStatus.WITHDRAWN:
             assert name not in self.known.places, f"{name!r} is withdrawn, and had come"
             self.known.withdrawn.add(name)
@@ -132,7 +132,7 @@ class PowerFuzz(Compared):
 
     def send_numbered(self) -> None:
         known = self.known
-        if self.clock.now - known.numbered_at > 3_000:  # the broker forgets those that are silent for an hour
+        if self.clock.now - known.numbered_at > 3_000:  # the broker forgets producers that are silent for an hour
             known.epoch, known.next, known.unanswered = known.epoch + 1, 0, None
         known.numbered_at = self.clock.now
         in_doubt = known.unanswered
@@ -218,9 +218,9 @@ class PowerFuzz(Compared):
         for queue_id in range(TOPICS[topic]):
             key = topic, queue_id
             low, high = self.core.bounds(topic, queue_id)
-            told = self.core.offsets.get(GROUP, topic, queue_id) or 0
-            assert told == self.known.committed.get(key, 0)
-            offset = max(low, told)
+            group_offset = self.core.offsets.get(GROUP, topic, queue_id) or 0
+            assert group_offset == self.known.committed.get(key, 0)
+            offset = max(low, group_offset)
             if offset < high:
                 with self.store.read(topic, queue_id, offset, self._random.randint(1, 20)) as lease:
                     names = [name_of(record) for record in lease.messages()]
@@ -249,7 +249,7 @@ class PowerFuzz(Compared):
                         place = (POPPERS, "t", part.queue_id, popped.pop_time_ms)
                         if self.core.pop.acknowledge(*place, [record.queue_offset]):
                             self.known.pop_done.add(name)
-                            self.told.append(f"{name!r} done")
+                            self.log.append(f"{name!r} done")
         return count
 
     def flush(self) -> None:
@@ -308,9 +308,9 @@ class PowerFuzz(Compared):
         self.core.topics.create("v", TOPICS["v"])
 
     def let_go(self) -> None:
-        """Retention, until nothing goes any more."""
+        """Run retention until nothing more is removed."""
         if self.store.read_barrier.is_active:
-            return  # what is hidden would go before anybody has seen it
+            return  # hidden messages would be removed before any reader saw them
         self.flush()
         self.known.letting_go = True
         while True:
@@ -356,15 +356,15 @@ class PowerFuzz(Compared):
         due = {name for name, sent in known.sent.items() if sent.alive and not sent.void}
         lost = due - set(known.places) - known.maybe_withdrawn
         assert not lost, f"lost: {sorted(lost)[:8]}"
-        # What had expired, and came back since a loss of power took its removal, was passed over then.
+        # Expired messages that returned because a power loss undid their removal were passed over then.
         there = {name for name, (t, q, o) in known.places.items() if t == "t" and o >= known.low.get((t, q), 0)}
         not_popped = there - known.popped
         assert not not_popped, f"not popped: {sorted(not_popped)[:8]}"
 
 
 @pytest.fixture(autouse=True)
-def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is done in steps needs many of them, and a boot is not the machine's."""
+def use_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use many small steps, and simulate boots."""
     delay_in_small_steps(monkeypatch)
     monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
     monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
@@ -373,5 +373,5 @@ def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @seeded(few=2, many=200)
-def test_deaths_and_losses_of_power_take_nothing_that_is_sure(tmp_path: Path, seeds: range) -> None:
+def test_flushed_data_survives_kills_and_power_losses(tmp_path: Path, seeds: range) -> None:
     try_each(seeds, tmp_path, PowerFuzz)

@@ -1,8 +1,8 @@
-"""Fuzzing of producers that gather: what they say of each message is compared with the brokers' logs and the outbox.
+"""Fuzz producers with linger: their reported outcomes are compared with the brokers' logs and the outbox.
 
 Producers of all kinds (idempotent or not, with an outbox or none, with keys, queues or neither) send from several
-threads to brokers that stand still for a moment or are killed, and may be closed in the midst of it. The clocks are
-real ones, so that a seed chooses what is done and not what comes of it.
+threads to brokers that pause for a moment or are killed, and may be closed meanwhile. The clocks are real, so a seed
+chooses the operations and not their results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = ("plain", "key", "queue")
 
 @dataclass(frozen=True)
 class Sent:
-    """One send, and what is said of it."""
+    """One send with its outcome."""
 
     sender: int
     kind: str
@@ -40,12 +40,12 @@ class Sent:
 
     @property
     def result(self) -> SendResult | None:
-        """None: it was refused."""
+        """Return the result; None if the send was refused."""
         return None if self.future.exception() else self.future.result()
 
     @property
     def kept(self) -> bool:
-        """The outbox has it, as the error says."""
+        """Return whether the outbox has the message, by the error."""
         return bool(getattr(self.future.exception(), "kept", False))
 
 
@@ -53,7 +53,7 @@ class ProducersFuzz:
     """Two brokers and a producer of one kind."""
 
     def __init__(self, directory: Path, seed: int) -> None:
-        self.told: list[str] = []
+        self.log: list[str] = []
         self._seed = seed
         self._random = random.Random(seed)
         self._outbox = directory / "outbox" if self._random.random() < 0.6 else None
@@ -74,7 +74,7 @@ class ProducersFuzz:
                     self._produce(producers, queues)
                 late = wait([sent.future for sent in self._sent], 30.0).not_done
                 assert not late, "sends of a closed producer without an outcome"
-                self._services.loop.run(asyncio.sleep(0))  # brokers that stand still go on
+                self._services.loop.run(asyncio.sleep(0))  # paused brokers continue
                 self._check(bodies_of(mq, "t"))
         finally:
             self._services.stop()
@@ -83,7 +83,7 @@ class ProducersFuzz:
         options: dict[str, Any] = {} if self._outbox is None else {"outbox": self._outbox}
         options |= {"linger": self._random.choice((0.001, 0.005, 0.05)), "idempotent": self._idempotent}
         options |= {"timeout": self._random.choice((1.0, 2.0, 4.0)), "retries": self._random.choice((0, 2))}
-        self.told.append(f"{options} {self._kinds}")
+        self.log.append(f"{options} {self._kinds}")
         producer = Producer(mq, "p", **options)
         threads = [threading.Thread(target=self._send, args=(producer, sender, queues)) for sender in SENDERS]
         for thread in threads:
@@ -98,7 +98,7 @@ class ProducersFuzz:
             elif self._random.random() < 0.6:
                 self._do(self._stall)
             timeout = self._random.choice((0.0, 0.3, 1.0, 5.0))
-            self.told.append(f"close {timeout}")
+            self.log.append(f"close {timeout}")
             producer.close(timeout)
         finally:
             self._end(threads)
@@ -109,7 +109,7 @@ class ProducersFuzz:
             thread.join()
 
     def _send(self, producer: Producer, sender: int, queues: list[MessageQueue]) -> None:
-        """A thread of the program."""
+        """Send as a thread of the program."""
         random_ = random.Random(self._seed * 10 + sender)
         number = 0
         while not self._ended.wait(random_.choice((0.0, 0.001, 0.004))):
@@ -124,18 +124,18 @@ class ProducersFuzz:
                     future = producer.send_async(message, sharding_key=key, timeout=timeout)
             except ClientClosed:
                 return
-            except RayMQError:  # too much waits
+            except RayMQError:  # the buffer is full
                 continue
             number += 1
             with self._adding:
                 self._sent.append(Sent(sender, kind, message.body, future))
 
     def _do(self, fault: Callable[[], None]) -> None:
-        self.told.append(fault.__name__.strip("_"))
+        self.log.append(fault.__name__.strip("_"))
         fault()
 
     def _stall(self) -> None:
-        """All brokers stand still for a moment."""
+        """Pause all brokers for a moment."""
         self._services.loop.loop.call_soon_threadsafe(time.sleep, self._random.uniform(0.1, 1.5))
 
     def _crash(self) -> None:
@@ -174,5 +174,5 @@ class ProducersFuzz:
 
 
 @seeded(many=40)
-def test_what_producers_say_of_messages_is_so(tmp_path: Path, seeds: range) -> None:
+def test_reported_send_outcomes_match_logs(tmp_path: Path, seeds: range) -> None:
     try_each(seeds, tmp_path, ProducersFuzz)

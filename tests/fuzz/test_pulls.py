@@ -1,8 +1,8 @@
-"""Fuzzing of a pull consumer: what it reads, in threads and in asyncio, is compared with what was stored.
+"""Fuzz a pull consumer: what it reads, in threads and in asyncio, is compared with what was stored.
 
-Its broker is restarted and killed, its topic is made anew or gets more queues, polls are given up, and it goes to other
-places. Whatever happens, it reads each queue on from where it is, one message after the other, of one topic only; what
-it has committed stays, and it is told where its place is none any more. The clocks are real ones.
+Its broker is restarted and killed, its topic is created again or gets more queues, polls are cancelled, and it seeks.
+In any case it reads each queue from its position on, message by message, of one topic only; its committed offsets stay,
+and it gets an error when its position becomes invalid. The clocks are real.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.polling import poll_until
 _T = TypeVar("_T")
 WORKS: Final = 150
 MAX_PREFETCHED_QUEUES: Final = 4
-#: What a read brought: offsets and bodies.
+#: The result of a read: offsets and bodies.
 Found = list[tuple[int, bytes]]
 Read = Callable[[PullConsumer, MessageQueue, int, float], Found]
 
@@ -47,17 +47,17 @@ def poll_in_asyncio(pull: PullConsumer, queue: MessageQueue, most: int, seconds:
 
 
 class PullsFuzz:
-    """A broker, a topic that has had several lives, and one pull consumer."""
+    """A broker, a topic with several lives, and one pull consumer."""
 
     def __init__(self, directory: Path, seed: int) -> None:
-        self.told: list[str] = []
+        self.log: list[str] = []
         self._random = random.Random(seed)
         self._services = Services(directory, names=("broker-a",))
         self._count = self._random.randint(1, 3)
         self._bodies = 0
-        #: Of each of the topic's lives: what each queue has.
+        #: The content of each queue, for each life of the topic.
         self._lives: list[dict[MessageQueue, list[bytes]]] = [defaultdict(list)]
-        #: Where the consumer is: in which life, None: in that of the next read; and the offset.
+        #: The consumer's position: the topic's life, None: that of the next read; and the offset.
         self._places: dict[MessageQueue, tuple[int | None, int]] = {}
         self._committed: dict[MessageQueue, int] = {}
 
@@ -80,7 +80,7 @@ class PullsFuzz:
         finally:
             self._services.stop()
 
-    # -- what is done
+    # -- operations
 
     def _work(self) -> None:
         works: dict[Callable[[], None], float] = {
@@ -97,7 +97,7 @@ class PullsFuzz:
             self._reopen: 0.7,
         }
         work = self._random.choices([*works], [*works.values()])[0]
-        self.told.append(work.__name__)
+        self.log.append(work.__name__)
         work()
 
     def _send(self) -> None:
@@ -214,7 +214,7 @@ class PullsFuzz:
         self._pull = PullConsumer(self._mq, "g")
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
-        """The machine may be busy, and a broker has to be heard of again."""
+        """Retry while the machine is busy or a broker is not registered yet."""
         found: list[_T] = []
 
         def done() -> bool:
@@ -227,7 +227,7 @@ class PullsFuzz:
         poll_until(done, 60.0)
         return found[0]
 
-    # -- what came of it
+    # -- checks
 
     @property
     def _queues(self) -> list[MessageQueue]:
@@ -238,7 +238,7 @@ class PullsFuzz:
         return self._random.choice(self._queues)
 
     def _place(self, queue: MessageQueue) -> tuple[int, int]:
-        """Where a read that begins now begins."""
+        """Return where a read begins."""
         life, offset = self._places.get(queue, (None, self._committed.get(queue, 0)))
         return len(self._lives) - 1 if life is None else life, offset
 
@@ -246,7 +246,7 @@ class PullsFuzz:
         life, offset = self._place(queue)
         log = self._lives[life][queue]
         while found and offset == 0 and not log and life < len(self._lives) - 1:
-            life += 1  # where a queue without messages begins, that of the next topic of the name begins, too
+            life += 1  # a queue without messages has the same start as that of the next topic of the name
             log = self._lives[life][queue]
         expected = list(enumerate(log))[offset : offset + len(found)]
         assert found == expected, f"{queue} at {offset} of life {life}: {found} instead of {expected}"
@@ -255,7 +255,7 @@ class PullsFuzz:
 
     def _failed(self, queue: MessageQueue, error: BaseException) -> None:
         if isinstance(error, BrokerUnavailable):
-            self.told.append(type(error).__name__)
+            self.log.append(type(error).__name__)
             self._has_not_moved(queue)
             return
         if not isinstance(error, OffsetOutOfRange):
@@ -282,5 +282,5 @@ class PullsFuzz:
 
 
 @seeded(many=20)
-def test_a_pull_consumer_reads_what_is_stored(tmp_path: Path, seeds: range) -> None:
+def test_pull_consumer_reads_stored_messages(tmp_path: Path, seeds: range) -> None:
     try_each(seeds, tmp_path, PullsFuzz)

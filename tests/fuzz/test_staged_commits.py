@@ -1,8 +1,8 @@
-"""Fuzzing of staged commits: all rows of one come, once and in their order, or none; and no reader is sent back.
+"""Fuzz staged commits: all rows of one appear once and in order, or none; and no reader is reset.
 
-The real classes are killed by being dropped: their directory is opened anew. The disk is full for a while, or fails
-where a commit is written down, of which nobody knows then whether it is there. The model is small: which rows belong
-to a transaction, and how far each was brought.
+The real classes are killed by being dropped: their directory is reopened. The disk is full for a while, or fails where
+a commit is recorded, which leaves it unknown whether the record exists. The model is small: the rows of each
+transaction, and its progress.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ QUEUES = range(2)
 
 
 class Progress(Enum):
-    """How far a transaction was brought."""
+    """The progress of a transaction."""
 
-    STAGING = auto()  # and no further, where that was refused
+    STAGING = auto()  # and no further, if that was refused
     STAGED = auto()
     COMMITTING = auto()
     COMMITTED = auto()
@@ -42,7 +42,7 @@ class Progress(Enum):
 
 @dataclass
 class Transaction:
-    """What its parts have, and the bodies of its rows by queue, in the order in which they are to come."""
+    """A transaction's parts, and the bodies of its rows by queue in their order."""
 
     name: str
     parts: dict[str, int] = field(default_factory=dict)
@@ -50,15 +50,15 @@ class Transaction:
     progress: Progress = Progress.STAGING
 
     def among(self, bodies: list[bytes]) -> list[bytes]:
-        """Its own of what is in a queue."""
+        """Return the transaction's own bodies in a queue."""
         return [body for body in bodies if body.startswith(self.name.encode() + b":")]
 
 
 class StagedCommitsFuzz:
-    """A broker, those who commit to it, and those who send to the same queues and pop from them."""
+    """A broker, its committing clients, and others that send to the same queues and pop from them."""
 
     def __init__(self, directory: Path, seed: int) -> None:
-        self.told: list[str] = []
+        self.log: list[str] = []
         self._random = random.Random(seed)
         self._disk = FailingDisk(seed, "write", "truncate", "rename", "make_folder")
         self._directory = directory
@@ -66,7 +66,7 @@ class StagedCommitsFuzz:
         self._sent: dict[int, list[bytes]] = {queue_id: [] for queue_id in QUEUES}
         self._popped: set[tuple[int, int]] = set()
         self._ends = [0 for _ in QUEUES]
-        #: Up to where the group is done, by queue.
+        #: The group's progress by queue.
         self._offsets = [0 for _ in QUEUES]
 
     def live(self) -> None:
@@ -93,17 +93,17 @@ class StagedCommitsFuzz:
                     self._bench.store.close()
 
     def _do(self, work: Callable[[], None]) -> None:
-        self.told.append(work.__name__)
+        self.log.append(work.__name__)
         try:
             work()
         except (StoreError, RayMQError) as error:
-            self.told.append(type(error).__name__)
+            self.log.append(type(error).__name__)
             if not self._bench.store.is_healthy:
                 self.kill()
         self._look()
 
     def stage(self) -> None:
-        """Some parts of several writes each; keys may be written twice."""
+        """Stage some parts of several writes each; keys may be written twice."""
         transaction = Transaction(f"tx{len(self._transactions)}")
         self._transactions.append(transaction)
         for number in range(self._random.randint(1, 3)):
@@ -126,18 +126,18 @@ class StagedCommitsFuzz:
             self._commit(self._random.choice(found))
 
     def _commit(self, transaction: Transaction) -> None:
-        self.told.append(transaction.name)
+        self.log.append(transaction.name)
         transaction.progress = Progress.COMMITTING
         asyncio.run(StagedCommits(self._bench.core, None).commit(transaction.name, transaction.parts))
         transaction.progress = Progress.COMMITTED
 
     def commit_some(self) -> None:
-        """Begun, some steps of it, and nobody goes on."""
+        """Begin a commit and perform some of its steps only."""
         found = self._that_are(Progress.STAGED, Progress.COMMITTING)
         if not found:
             return
         transaction = self._random.choice(found)
-        self.told.append(transaction.name)
+        self.log.append(transaction.name)
         transaction.progress = Progress.COMMITTING
         staging, name, parts = self._bench.core.staging, transaction.name, transaction.parts
         total = sum(parts.values())
@@ -168,7 +168,7 @@ class StagedCommitsFuzz:
         self._sent[queue_id].append(message.body)
 
     def pop(self) -> None:
-        """Some messages, which are acknowledged at once."""
+        """Pop some messages and acknowledge them at once."""
         pop = self._bench.core.pop
         try:
             popped = pop.receive(PopRequest("g", "t", QUEUES, self._random.choice((1, 5, 32)), 1 << 20, 10_000, 16))
@@ -178,7 +178,7 @@ class StagedCommitsFuzz:
                 pop.acknowledge("g", "t", part.queue_id, popped.pop_time_ms, part.taken.offsets)
                 self._popped |= taken
         except StoreError:
-            self._offsets = [0 for _ in QUEUES]  # one that is refused half way is taken back
+            self._offsets = [0 for _ in QUEUES]  # a pop that is refused half way is taken back
             raise
 
     def fail(self) -> None:
@@ -200,7 +200,7 @@ class StagedCommitsFuzz:
         return [transaction for transaction in self._transactions if transaction.progress in progress]
 
     def _look(self) -> None:
-        """What readers see at any time."""
+        """Check what readers see."""
         store = self._bench.store
         for queue_id in store.queues("t"):
             end = store.max_offset("t", queue_id)
@@ -224,5 +224,5 @@ class StagedCommitsFuzz:
 
 
 @seeded(few=5, many=300)
-def test_a_transaction_comes_whole_or_not_at_all(tmp_path: Path, seeds: range) -> None:
+def test_transaction_is_visible_whole_or_not_at_all(tmp_path: Path, seeds: range) -> None:
     try_each(seeds, tmp_path, StagedCommitsFuzz)

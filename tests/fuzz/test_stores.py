@@ -1,13 +1,13 @@
-"""Fuzzing of a store alone: deletions, retention and backups between deaths of its process and losses of power.
+"""Fuzz a store alone: deletions, retention and backups between kills of its process and power losses.
 
-A store lives on the disk of tests/crash/power_loss.py. Messages are stored in some queues, a group commits offsets,
-topics are deleted and made anew, time passes or goes back, and messages expire, often all of a queue's. Backups are
-made of the stopped store, and of the running one while it is written to. The process is closed or killed, derived
-files are removed behind its back, the machine loses power, or a backup is restored and the store goes on from there.
+A store runs on the disk of tests/crash/power_loss.py. Messages are stored in some queues, a group commits offsets,
+topics are deleted and created again, time passes or goes back, and messages expire, often all of a queue. Backups are
+made of the stopped store, and of the running one during writes. The process is closed or killed, derived files are
+removed between runs, the machine loses power, or a backup is restored and the store continues from there.
 
-After each start, and before each end, the store is compared with what is known outside: where each queue begins and
-ends, what is at each offset, where its group is, what keys find, and which topics there are. A restored store is that
-of the moment when its backup began.
+After each start, and before each end, the store is compared with the model: where each queue begins and ends, what is
+at each offset, the group's offset, what keys find, and which topics exist. A restored store is that of the moment when
+its backup began.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ CONFIG = replace(SMALL, commitlog_file_bytes=2048, flush_interval_ms=3_600_000, 
 QUEUES: tuple[TopicQueue, ...] = (("a", 0), ("a", 1), ("b", 0), ("c", 0), ("d", 3))
 TOPICS = "abcd"
 LONG_MS = 9_000_000
-#: The machine's start that is going on.
+#: The number of the current boot.
 BOOT = [0]
 
 
 class LiveSource:
-    """What is backed up of a store that goes on: `BackupSource`. Others work while it is read."""
+    """The backup source of a running store (`BackupSource`). Other work continues while it is read."""
 
     def __init__(self, store: Store, directory: Path, hold: Callable[[int], None], work: Callable[[], None]) -> None:
         self.directory = directory
@@ -79,28 +79,28 @@ class LiveSource:
 
 
 class StoreFuzz:
-    """One seed's lives of a store."""
+    """The lives of a store for one seed."""
 
     def __init__(self, directory: Path, seed: int) -> None:
-        self.told: list[str] = []
+        self.log: list[str] = []
         self._random = random.Random(seed)
         self._root = directory
         self._numbers, self._directories = itertools.count(), itertools.count()
         self._now_ms = 1_700_000_000_000
         self._known = KnownQueues()
-        #: What of it is on disk.
+        #: The part that is on disk.
         self._sure = KnownQueues()
-        #: The machine has lost power, and no start has told yet what is left.
+        #: The machine lost power, and no start has shown yet what is left.
         self._power_was_lost = False
         self._target = FolderTarget(directory / "backups")
         self._backups: list[tuple[str, KnownQueues]] = []
-        #: From here on a backup still needs the log.
+        #: The log position from which a backup still needs the log.
         self._held: int | None = None
 
     # -- lives ---------------------------------------------------------------------------------------------------
 
     def live(self) -> None:
-        """Some machines' lives, one after the other."""
+        """Run some boots one after another."""
         self._directory = self._new_directory()
         self._directory.mkdir()
         for _ in range(self._random.randint(3, 9)):
@@ -112,7 +112,7 @@ class StoreFuzz:
 
     def _machine(self, *, last: bool = False) -> None:
         BOOT[0] += 1
-        self.told.append("== boot")
+        self.log.append("== boot")
         self._disk = Disk(self._directory)
         self._disk.remember_all()
         if not self._power_was_lost:
@@ -126,7 +126,7 @@ class StoreFuzz:
             target = self._new_directory()
             if end == "restore" and self._backups:
                 name, known = self._random.choice(self._backups[-3:])
-                self.told.append(f"restores {name}")
+                self.log.append(f"restores {name}")
                 restore(self._target, target, at=name)
                 self._known = copy.deepcopy(known)
             else:
@@ -137,11 +137,11 @@ class StoreFuzz:
             self._disk.close()
 
     def _lives(self) -> str:
-        """Processes of one machine, and how the last one's life ended."""
+        """Run the processes of one boot; return how the last one ended."""
         while True:
             end = self._random.choice(("close", "kill", "power", "power", "restore"))
             self._life(end)
-            self.told.append(f"-- {end}")
+            self.log.append(f"-- {end}")
             if end not in ("close", "kill") or self._random.random() < 0.4:
                 return end
             if self._random.random() < 0.25 and any((self._directory / "commitlog").glob("*")):
@@ -168,11 +168,11 @@ class StoreFuzz:
         self.store._abandon()
 
     def _remove_something_derived(self) -> None:
-        """All files of a queue or a topic, or one of the index."""
+        """Remove all files of a queue or a topic, or one of the index."""
         found = [*(self._directory / "consumequeue").glob("**/*/"), *(self._directory / "index").glob("*")]
         if found:
             path = self._random.choice(sorted(found))
-            self.told.append(f"removes {path.relative_to(self._directory)}")
+            self.log.append(f"removes {path.relative_to(self._directory)}")
             shutil.rmtree(path) if path.is_dir() else path.unlink()
             self._disk.remember_all()
 
@@ -185,7 +185,7 @@ class StoreFuzz:
     def _new_backup(self) -> str:
         self._now_ms += 1
         name = f"backup-{next(self._numbers)}"
-        self.told.append(name)
+        self.log.append(name)
         return name
 
     # -- what is done --------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class StoreFuzz:
                 self.expire_all,
             ]
         )
-        self.told.append(work.__name__)
+        self.log.append(work.__name__)
         on_full_disk = (self.send_one, self.let_go, self.checkpoint, self.pass_time, self.write_queues)
         if self._random.random() < 0.1:
             self._on_a_full_disk(self._random.choice(on_full_disk))
@@ -211,25 +211,25 @@ class StoreFuzz:
             work()
 
     def _some_work(self) -> None:
-        """While a backup is made."""
+        """Do some work while a backup is made."""
         for _ in range(self._random.choice((0, 1, 4))):
             work = self._random.choice(
                 [self.send] * 4
                 + [self.delete, self.commit, self.flush, self.checkpoint, self.let_go, self.pass_time]
                 + [self.set_topic, self.expire_all]
             )
-            self.told.append(work.__name__)
+            self.log.append(work.__name__)
             work()
 
     def _on_a_full_disk(self, work: Callable[[], None]) -> None:
         kind = self._random.choice(("write", "truncate", "allocate", "rename", "make_folder"))
         nth, lasting = self._random.randint(1, 4), self._random.random() < 0.5
-        self.told[-1] = f"{work.__name__}, no room to {kind} {nth}"
+        self.log[-1] = f"{work.__name__}, no room to {kind} {nth}"
         with replaced(FaultyCalls(kind, nth, errno.ENOSPC, lasting=lasting, real=self._disk)):
             try:
                 work()
             except StoreFull:
-                self.told.append("StoreFull")
+                self.log.append("StoreFull")
         assert self.store.is_healthy
 
     def send(self, most: int = 17) -> None:
@@ -247,7 +247,7 @@ class StoreFuzz:
 
     def delete(self) -> None:
         topic = self._random.choice(TOPICS)
-        self.told.append(topic)
+        self.log.append(topic)
         self.store.delete_topic(topic)
         for known in (self._known, self._sure):
             known.deleted(topic)
@@ -287,7 +287,7 @@ class StoreFuzz:
         self._now_ms += self._random.choice((10, 4_000_000, LONG_MS, -50_000, -8_000_000))
 
     def let_go(self) -> None:
-        """Retention, as far as a backup allows."""
+        """Run retention, as far as a backup allows."""
         for _ in range(self._random.choice((1, 3))):
             try:
                 self.store.delete_expired(asked=True, rescue=self._may_go_to)
@@ -297,7 +297,7 @@ class StoreFuzz:
                 self.store.wait_for_removals()
 
     def expire_all(self) -> None:
-        """Nothing is left but one batch."""
+        """Let everything expire but one batch."""
         self._now_ms += LONG_MS
         self.send()
         self._now_ms += LONG_MS
@@ -350,8 +350,8 @@ def _key_of(body: bytes) -> str:
 
 
 @pytest.fixture(autouse=True)
-def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All journals are rewritten often, the disk has room but where it is said, and a boot is not the machine's."""
+def use_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewrite journals often, report free disk space, and simulate boots."""
     monkeypatch.setattr(topic_deletions, "_LEAST_JOURNAL_BYTES", 300)
     monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
     monkeypatch.setattr(DiskSpace, "of", lambda _: DiskSpace(0, 1 << 40))
@@ -360,5 +360,5 @@ def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @seeded(few=10, many=500)
-def test_nothing_that_is_sure_is_lost_and_no_offset_is_given_away_twice(tmp_path: Path, seeds: range) -> None:
+def test_store_keeps_durable_data_and_reuses_no_offset(tmp_path: Path, seeds: range) -> None:
     try_each(seeds, tmp_path, StoreFuzz)

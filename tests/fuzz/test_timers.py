@@ -1,8 +1,8 @@
-"""Fuzzing of timers and delay levels: each message comes once, not before its time, and none that was withdrawn.
+"""Fuzz timers and delay levels: each message is delivered once, not early, and not after a recall.
 
-The real classes have a clock of ours and are killed by being dropped: their directory is opened anew, sometimes with
-other delay levels. The disk is full for a while, and retention lets go of the log's files before what waits in them
-is due (the rescue). The model is small: when each message is due, what has come, and what was recalled.
+The real classes have a simulated clock and are killed by being dropped: their directory is reopened, sometimes with
+other delay levels. The disk is full for a while, and retention removes log files before their waiting messages are due
+(they are relocated first). The model is small: when each message is due, what was delivered, and what was recalled.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from tests.unit.actors import timer_bench
 from tests.unit.actors.timer_bench import HOST, HOUR, TimerBench
 
 LEVELS = ("1s 5s 30s 1h", "1s 5s", "10s 2s 2h 3h 50h", "1s 5s 30s 1h 30h")
-#: How many bytes of a body tell whose it is.
+#: The bytes of a body that contain its name.
 NAME_BYTES = 6
 
 
 class TimersFuzz:
-    """One broker, those who send to it and recall, and who reads all that comes."""
+    """One broker, its senders, which also recall, and its reader."""
 
     def __init__(self, directory: Path, seed: int) -> None:
-        self.told: list[str] = []
+        self.log: list[str] = []
         self._random = random.Random(seed)
         self._disk = FailingDisk(seed, "write", "truncate", "rename", "allocate")
         self._directory = directory
         self._named = 0
-        #: Milliseconds by name; None: it may come, or not.
+        #: Due milliseconds by name; None: it may be delivered, or not.
         self._due: dict[bytes, int | None] = {}
         self._recallable: dict[bytes, Message] = {}
         self._withdrawn: set[bytes] = set()
         self._come: set[bytes] = set()
-        #: Up to where queues have been read.
+        #: The next offset to read in each queue.
         self._read: dict[int, int] = {}
 
     def live(self) -> None:
@@ -71,18 +71,18 @@ class TimersFuzz:
                     self._bench.close()
 
     def _do(self, work: Callable[[], None]) -> None:
-        self.told.append(work.__name__)
+        self.log.append(work.__name__)
         try:
             work()
         except StoreError as error:
-            self.told.append(type(error).__name__)
+            self.log.append(type(error).__name__)
             if not self._bench.store.is_healthy:
                 self._disk.heal()
                 self._bench.kill()
         self._look()
 
     def send(self) -> None:
-        """Messages with a time of their own."""
+        """Send messages with delivery times."""
         for _ in range(self._random.randint(1, 3)):
             after = self._random.choice((0.5, 3.0, 70.0, HOUR, 40 * HOUR, 200 * HOUR))
             message = Message("t", self._new_body(), deliver_at=self._bench.clock.now + after)
@@ -110,9 +110,9 @@ class TimersFuzz:
         except StoreError:
             if not self._bench.store.is_healthy:
                 self._due[name] = None
-            self.told.append(f"{name!r} is refused")  # by a full disk: it waits on
+            self.log.append(f"{name!r} is refused")  # by a full disk: it stays scheduled
             raise
-        self.told.append(f"{name!r} is {status.name}")
+        self.log.append(f"{name!r} is {status.name}")
         self._look()
         if status is RecallStatus.WITHDRAWN:
             assert name not in self._come, "withdrawn, and it has come"
@@ -121,7 +121,7 @@ class TimersFuzz:
             assert name in self._come, "delivered, and nobody has seen it"
 
     def deliver(self) -> None:
-        """All that is due, or as much as the disk takes."""
+        """Deliver everything due, or as much as the disk takes."""
         for _ in range(50):
             report = self._bench.core.deliver_due()
             is_behind = report.next_due_ms is not None and report.next_due_ms <= self._bench.now_ms()
@@ -143,12 +143,12 @@ class TimersFuzz:
         self._bench.forget()
 
     def let_go(self) -> None:
-        self._look()  # its files go
+        self._look()  # its files are removed
         self._bench.store.flush()
         self._bench.let_go()
 
     def grow(self) -> None:
-        """The log, so that files of it may go."""
+        """Grow the log, so that files of it can be removed."""
         record = Message("filler", b"x" * 20_000).encode(1, HOST)
         for _ in range(self._random.randint(1, 4)):
             self._bench.store.append(record, np.array([len(record)], np.int32))
@@ -170,14 +170,14 @@ class TimersFuzz:
     def _change_levels(self) -> None:
         if self._random.random() < 0.5:
             self._bench.config = replace(self._bench.config, delay_levels=self._random.choice(LEVELS))
-            self.told.append(self._bench.config.delay_levels)
+            self.log.append(self._bench.config.delay_levels)
 
     def _new_body(self) -> bytes:
         self._named += 1
         return b"%06d" % self._named + b"x" * self._random.choice((0, 300, 5_000))
 
     def _look(self) -> None:
-        """Read what has come."""
+        """Read new messages."""
         store = self._bench.store
         for queue_id in store.queues("t"):
             offset = self._read.get(queue_id, 0)
@@ -198,11 +198,11 @@ class TimersFuzz:
 
 
 @pytest.fixture(autouse=True)
-def in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is done in steps needs many of them."""
+def use_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use many small steps."""
     delay_in_small_steps(monkeypatch)
 
 
 @seeded(few=4, many=200)
-def test_each_message_comes_once_and_at_its_time(tmp_path: Path, seeds: range) -> None:
+def test_timed_messages_come_once_and_on_time(tmp_path: Path, seeds: range) -> None:
     try_each(seeds, tmp_path, TimersFuzz)

@@ -1,4 +1,4 @@
-"""A TCP proxy between one client and one broker that is cut and mended, for both ends or for one that does not know."""
+"""A TCP proxy between a client and a broker that can be cut and mended, for both ends or for one of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Cable:
-    """Passes bytes on until it is cut. Used on the event loop on which `start` was awaited."""
+    """Forwards bytes until it is cut. Use it on the event loop on which `start` was awaited."""
 
     target: tuple[str, int]
     address: str = ""
@@ -32,24 +32,24 @@ class Cable:
         await self.cut()
 
     async def cut(self, *, tell_near: bool = True, tell_far: bool = True) -> None:
-        """The client's end (near) and the server's close; who is not told has a connection on which nothing comes."""
+        """Close the client's end (near) and the server's (far); an end that is not closed receives nothing any more."""
         self._is_cut = True
         for end in [*(self._far if tell_far else ()), *(self._near if tell_near else ())]:
             end.transport.abort()
 
     async def mend(self) -> None:
-        """Connections can be made again; those of before stay dead."""
+        """Accept new connections again; the earlier ones stay dead."""
         self._is_cut = False
         for end in self._near:
             end.transport.abort()
 
     def freeze(self, *, new_ones: bool = False) -> None:
-        """The connections of now stay open, and nothing passes them any more; nor do new ones, or those work."""
+        """Keep the present connections open and drop all their bytes; with `new_ones` those of later ones too."""
         self._frozen = set(self._near) | set(self._far)
         self._freezes = new_ones
 
     def thaw(self) -> None:
-        """What passes from now on arrives."""
+        """Forward bytes again from now on."""
         self._frozen, self._freezes = set(), False
 
     async def _connected(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
@@ -72,7 +72,7 @@ class Cable:
             far.transport.abort()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Ends with its connection; while the cable is cut, what comes is lost."""
+        """Forward bytes until the connection ends; drop them while the cable is cut."""
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 if not self._is_cut and not self._freezes and writer not in self._frozen:

@@ -17,19 +17,19 @@ from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection
-from tests.broker_crash import die
+from tests.broker_crash import crash_broker
 
 if TYPE_CHECKING:
     from tests.integration.shared_spark import SharedSpark
 
 DELAY_LEVELS = "1s 1s 1s 1s"
-#: Larger ones are prepared by a thread, at twice the cost of a start; smaller ones do not take the largest message.
+#: Larger files are prepared by a thread, which doubles the start's cost; smaller ones cannot hold the largest message.
 LOG_FILE_BYTES = 5 << 20
 
 
 @dataclass
 class Services:
-    """The services on one event loop; `stop_broker` and `start_broker` take one away and bring it back."""
+    """A name server and brokers on one event loop; `stop_broker` and `start_broker` stop and restart a broker."""
 
     directory: Path
     flush: str = "async"
@@ -56,7 +56,7 @@ class Services:
             directory=str(self.directory / name),
             host=host,
             name_servers=(self.name_server.address,),
-            append_wait_ms=5_000,  # the tests share two cores with whatever else runs
+            append_wait_ms=5_000,  # the tests share two cores with other processes
             auto_create_topics=self.auto_create_topics,
             store={
                 "flush": self.flush,
@@ -72,8 +72,8 @@ class Services:
         self.loop.run(self.brokers.pop(name).stop())
 
     def crash_broker(self, name: str) -> None:
-        """Take a broker away as a kill does: nothing is saved, the abort file stays; only its lock is let go."""
-        self.loop.run(die(self.brokers.pop(name)))
+        """Stop a broker as a kill does: nothing is saved, the abort file stays; only the lock is released."""
+        self.loop.run(crash_broker(self.brokers.pop(name)))
 
     def stop(self) -> None:
         self._stopped.set()
@@ -84,7 +84,7 @@ class Services:
         self.loop.stop()
 
     async def _tick(self) -> None:
-        """The scheduler's part."""
+        """Deliver due messages, as the scheduler does."""
         while not self._stopped.is_set():
             for broker in list(self.brokers.values()):
                 await broker.deliver_due(1)
@@ -114,7 +114,7 @@ def admin(mq: Connection) -> Admin:
 
 @pytest.fixture(scope="module")
 def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> SharedSpark:
-    """The cluster and the Spark that test modules share; they give their topics names of their own."""
+    """Return the cluster and the Spark that test modules share; each module uses its own topic names."""
     from tests.integration.shared_spark import SharedSpark
 
     return SharedSpark.get(tmp_path_factory)
@@ -122,7 +122,7 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> SharedSpark:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """End the shared Spark before the first test that does not use it: that one may start a Ray of its own."""
+    """End the shared Spark before the first test that does not use it, which may start its own Ray."""
     shared = sys.modules.get("tests.integration.shared_spark")
     if shared is not None and "shared_spark" not in getattr(nextitem, "fixturenames", ()):
         shared.SharedSpark.end()

@@ -1,6 +1,7 @@
-"""A server in a process that may open few files. Says its address, and answers with how many connections it refused.
+"""A server in a process with a low limit of open files, for test_connection_limit.py.
 
-Used by test_connection_limit.py. Code 1 opens a number of files, as a store would, and closes them.
+It prints its address. Request code 1 opens a number of files, as a store would, closes them, and answers with the
+number of connections that the server refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FILES = 256
 OPENED = 40
 
 
-def open_some(connection: ServerConnection, request: Command) -> Command:
+def open_and_close_files(connection: ServerConnection, request: Command) -> Command:
     for fd in [os.open(os.devnull, os.O_RDONLY) for _ in range(OPENED)]:
         os.close(fd)
     return request.response(0, {"refused": connection._server.refused_connections})
@@ -26,7 +27,7 @@ def open_some(connection: ServerConnection, request: Command) -> Command:
 
 async def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
-    async with serving({1: open_some}) as (_, address):
+    async with serving({1: open_and_close_files}) as (_, address):
         sys.stdout.write(f"{address}\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)

@@ -1,6 +1,6 @@
-"""A name server and a broker in a process of their own: `python own_broker.py DIRECTORY` prints both addresses.
+"""A name server and a broker in a separate process: `python own_broker.py DIRECTORY` prints both addresses.
 
-It ends with its standard input.
+The process ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if __name__ == "__main__":
     loop = EventLoopThread("services")
     name_server = loop.run(NameServerService.start(NameServerSpec(0, directory, "127.0.0.1", 0)))
     store = {"commitlog_file_bytes": 1 << 26, "index_slots": 1_000, "index_entries": 100_000}
-    # Its tests measure, and ask once: a machine that is busy elsewhere must not have them refused.
+    # The tests measure and send each request once: a busy machine must not make the broker refuse them.
     names = (name_server.address,)
     spec = BrokerSpec("broker-a", "test", directory, "127.0.0.1", names, append_wait_ms=60_000, store=store)
     broker = loop.run(BrokerService.start(spec, "node"))

@@ -1,4 +1,4 @@
-"""A TCP proxy that loses answers and cuts connections, between a client and a broker of the same test."""
+"""A TCP proxy between a client and a broker of the same test, which loses answers and cuts connections."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LENGTH = struct.Struct(">i")
 
 @dataclass
 class LossyProxy:
-    """Passes requests on; of the answers it drops `drop` (a share), and instead of as many as `cut` it hangs up.
+    """Forwards requests; drops the share `drop` of the answers, and for the share `cut` closes the connection.
 
-    Runs on the event loop on which `start` was awaited. Counts what it did.
+    Use it on the event loop on which `start` was awaited. It counts dropped answers and closed connections.
     """
 
     target: tuple[str, int]

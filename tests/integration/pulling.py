@@ -1,4 +1,4 @@
-"""A pull consumer, and what there is for it to read."""
+"""A pull consumer with messages to read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from raymq.client import Connection, Message, MessageQueue, Producer, PullConsum
 
 
 @contextmanager
-def before_messages(mq: Connection, queue: MessageQueue, count: int) -> Iterator[PullConsumer]:
-    """One of the group "g" that is before the first of `count` messages, numbered in their bodies."""
+def consumer_before_messages(mq: Connection, queue: MessageQueue, count: int) -> Iterator[PullConsumer]:
+    """Yield a consumer of the group "g" before the first of `count` messages, whose bodies are numbers."""
     with Producer(mq, "p") as producer:
         for number in range(count):
             producer.send(Message(queue.topic, b"%d" % number), queue=queue)

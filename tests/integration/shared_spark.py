@@ -1,4 +1,4 @@
-"""One cluster and one Spark for all modules that ask for `shared_spark`: a start takes half a minute of a core."""
+"""One cluster and one Spark for all modules that use `shared_spark`: a start takes half a minute of a core."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = {
 
 
 class SharedSpark:
-    """A cluster of two brokers, and a Spark of two cores on its Ray."""
+    """A cluster of two brokers and a Spark with two cores on its Ray."""
 
     running: SharedSpark | None = None
 
@@ -32,27 +32,27 @@ class SharedSpark:
 
     @property
     def bridge(self) -> SparkBridge:
-        """The Spark; started where there is none, or none any more."""
+        """Return the Spark, started if none runs."""
         if self._bridge is None:
             self._bridge = SparkBridge(self.mq, cores=2, memory="512m")
         return self._bridge
 
     def close_bridge(self) -> None:
-        """End the Spark; the next one who asks for it gets a new one."""
+        """End the Spark; the next access to `bridge` starts a new one."""
         ended, self._bridge = self._bridge, None
         if ended is not None:
             ended.close()
 
     @classmethod
     def get(cls, folders: pytest.TempPathFactory) -> SharedSpark:
-        """Return the one that runs, or start it."""
+        """Return the running instance, or start one."""
         if cls.running is None:
             cls.running = cls(folders)
         return cls.running
 
     @classmethod
     def end(cls) -> None:
-        """Stop it where it runs."""
+        """Stop the running instance, if there is one."""
         ended, cls.running = cls.running, None
         if ended is not None:
             with ended._stack:

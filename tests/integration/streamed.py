@@ -1,4 +1,4 @@
-"""Streaming queries of tests: what their batches had, how they run, and with what they end."""
+"""Helpers for streaming queries: collect their batches, run them, and read their failures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from tests.polling import poll_until
 
-#: What a batch may take on a machine that does much else.
+#: Seconds that a batch may take on a busy machine.
 PATIENT = 120.0
 
 
 class Batches:
-    """What each batch had: a later run of the same batch takes the place of the earlier one."""
+    """The rows of each batch; a later run of the same batch replaces the earlier one."""
 
     def __init__(self) -> None:
         self.rows: dict[int, list[tuple[Any, ...]]] = {}
-        #: Told the number of each batch, before it is kept.
+        #: Called with the number of each batch before its rows are stored.
         self.before: Callable[[int], None] = lambda _: None
 
     def __call__(self, df: DataFrame, batch: int) -> None:
@@ -44,7 +44,7 @@ class Batches:
 
 
 @contextlib.contextmanager
-def running(writer: DataStreamWriter, checkpoint: Path) -> Iterator[StreamingQuery]:
+def running_query(writer: DataStreamWriter, checkpoint: Path) -> Iterator[StreamingQuery]:
     query = writer.option("checkpointLocation", str(checkpoint)).start()
     try:
         yield query
@@ -52,15 +52,15 @@ def running(writer: DataStreamWriter, checkpoint: Path) -> Iterator[StreamingQue
         query.stop()
 
 
-def failure_of(writer: DataStreamWriter, checkpoint: Path) -> str:
-    """What a query says that ends with an error."""
+def query_failure(writer: DataStreamWriter, checkpoint: Path) -> str:
+    """Run a query that must fail, and return the text of its error."""
     try:
-        with running(writer, checkpoint) as query:
+        with running_query(writer, checkpoint) as query:
             query.awaitTermination(PATIENT)
     except StreamingQueryException as error:
         return str(error)
     raise AssertionError("the query goes on")
 
 
-def collecting(df: DataFrame, batches: Batches) -> DataStreamWriter:
+def collect_batches(df: DataFrame, batches: Batches) -> DataStreamWriter:
     return df.writeStream.foreachBatch(batches).trigger(processingTime="200 milliseconds")

@@ -1,4 +1,4 @@
-"""Administration by the Python API: topics that change, groups that are sent elsewhere, and the asyncio twins."""
+"""Test the Python administration API: topic changes, offset resets and the asyncio methods."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def send(mq: Connection, count: int, queue: MessageQueue = QUEUE) -> None:
             producer.send(Message("t", str(number).encode()), queue=queue)
 
 
-class TestTopicsChange:
-    def test_more_queues(self, mq: Connection, admin: Admin) -> None:
+class TestUpdateTopic:
+    def test_update_topic_adds_queues(self, mq: Connection, admin: Admin) -> None:
         admin.update_topic("t", queues=3, ordered=True)
         assert sorted(queue.queue_id for queue in admin.topic_stats("t")) == [0, 0, 1, 1, 2, 2]
-        admin.create_topic("t", queues=3, ordered=True)  # raises if that is not what it has
+        admin.create_topic("t", queues=3, ordered=True)  # raises if the topic has other settings
         with PullConsumer(mq, "g") as consumer:
             assert len(consumer.queues("t")) == 6
 
-    def test_what_is_not_named_stays(self, mq: Connection, admin: Admin) -> None:
+    def test_update_topic_keeps_unnamed_settings(self, mq: Connection, admin: Admin) -> None:
         admin.create_topic("o", queues=3, ordered=True)
         admin.update_topic("o", permission=4)
         with Producer(mq, "p", retries=0) as producer, pytest.raises(PermissionDenied, match="may not be written"):
@@ -68,7 +68,7 @@ class TestTopicsChange:
         admin.update_topic("o", permission=6)
         admin.create_topic("o", queues=3, ordered=True)
 
-    def test_queues_are_taken_away_in_two_steps(self, mq: Connection, admin: Admin) -> None:
+    def test_queue_removal_takes_two_steps(self, mq: Connection, admin: Admin) -> None:
         send(mq, 1, MessageQueue("t", "broker-a", 1))
         admin.update_topic("t", write_queues=1)
         assert len(admin.topic_stats("t")) == 4
@@ -78,7 +78,7 @@ class TestTopicsChange:
         assert len(admin.topic_stats("t")) == 2
 
     @pytest.mark.parametrize(("change", "field"), [({"queues": 0}, "queues"), ({"permission": 1}, "permission")])
-    def test_what_cannot_be(self, admin: Admin, change: dict[str, int], field: str) -> None:
+    def test_invalid_arguments_are_refused(self, admin: Admin, change: dict[str, int], field: str) -> None:
         with pytest.raises(InvalidInput) as caught:
             admin.update_topic("t", **change)
         assert field in caught.value.field
@@ -86,8 +86,8 @@ class TestTopicsChange:
             admin.update_topic("none", queues=2)
 
 
-class TestResets:
-    def test_of_a_stopped_group(self, mq: Connection, admin: Admin) -> None:
+class TestOffsetResets:
+    def test_reset_of_stopped_group_moves_offsets(self, mq: Connection, admin: Admin) -> None:
         send(mq, 3)
         middle = time.time() + 0.01
         poll_until(lambda: time.time() > middle)
@@ -103,7 +103,7 @@ class TestResets:
         assert admin.skip("g", "t")[QUEUE] == 5
         assert admin.group_progress("g")[QUEUE].lag == 0
 
-    def test_of_a_running_group(self, mq: Connection, admin: Admin) -> None:
+    def test_reset_of_running_group_redelivers_messages(self, mq: Connection, admin: Admin) -> None:
         seen: list[int] = []
 
         def listener(messages: list[Any]) -> ConsumeResult:
@@ -117,7 +117,7 @@ class TestResets:
             poll_until(lambda: len(seen) == 8 and admin.group_progress("g")[QUEUE].committed_offset == 4)
         assert sorted(seen) == sorted([0, 1, 2, 3] * 2)
 
-    def test_handles_given_out_before_have_no_effect(self, mq: Connection, admin: Admin) -> None:
+    def test_reset_invalidates_earlier_receipt_handles(self, mq: Connection, admin: Admin) -> None:
         send(mq, 3)
         with SimpleConsumer(mq, "g", {"t": "*"}) as simple:
             before = simple.receive(10, invisible_duration=60.0)
@@ -131,7 +131,7 @@ class TestResets:
             assert not simple.ack(again[0])
             assert simple.receive(10, await_duration=0.2) == []
 
-    def test_a_broker_that_does_not_know_the_group_yet(self, mq: Connection, services: Services, admin: Admin) -> None:
+    def test_skip_covers_broker_without_the_group(self, mq: Connection, services: Services, admin: Admin) -> None:
         send(mq, 2, OTHER)
         services.stop_broker("broker-b")
         poll_until(lambda: "broker-b" not in [broker.name for broker in Admin(mq).cluster_info().brokers])
@@ -141,7 +141,7 @@ class TestResets:
         assert admin.skip("g", "t")[OTHER] == 2
         assert admin.group_progress("g")[OTHER].committed_offset == 2
 
-    def test_what_cannot_be(self, mq: Connection, admin: Admin) -> None:
+    def test_invalid_arguments_are_refused(self, mq: Connection, admin: Admin) -> None:
         with pytest.raises(GroupNotFound):
             admin.skip("none", "t")
         with PullConsumer(mq, "g"), pytest.raises(TopicNotFound):
@@ -151,7 +151,7 @@ class TestResets:
                 admin.reset_offset_by_time("g", "t", timestamp)
 
 
-def test_what_is_unknown_is_told_as_none(mq: Connection, services: Services, admin: Admin) -> None:
+def test_progress_of_unreachable_broker_is_unknown(mq: Connection, services: Services, admin: Admin) -> None:
     send(mq, 1)
     send(mq, 1, OTHER)
     with PullConsumer(mq, "g") as consumer:
@@ -172,8 +172,8 @@ def test_what_is_unknown_is_told_as_none(mq: Connection, services: Services, adm
 
 
 class TestAsyncio:
-    def test_a_day_of_an_administrator(self, mq: Connection, services: Services) -> None:
-        async def day() -> None:
+    def test_async_methods_of_admin_and_pull_consumer(self, mq: Connection, services: Services) -> None:
+        async def scenario() -> None:
             async with Admin(mq) as admin, Producer(mq, "p") as producer:
                 await admin.acreate_topic("t", 1)
                 sent = await producer.asend(Message("t", b"x", keys=["k"]), queue=QUEUE)
@@ -206,7 +206,7 @@ class TestAsyncio:
             with pytest.raises(ClientClosed):
                 await admin.atopics()
 
-        asyncio.run(day())
+        asyncio.run(scenario())
 
     @pytest.mark.parametrize(
         ("kind", "blocking"),
@@ -218,13 +218,13 @@ class TestAsyncio:
             (PushConsumer, {"start", "shutdown"}),
         ],
     )
-    def test_what_blocks_has_a_twin_with_the_same_arguments(self, kind: type, blocking: set[str]) -> None:
+    def test_blocking_methods_have_matching_async_methods(self, kind: type, blocking: set[str]) -> None:
         for name in blocking:
             own, twin = getattr(kind, name), getattr(kind, f"a{name}")
             assert inspect.iscoroutinefunction(twin) or inspect.isasyncgenfunction(twin), name
             assert inspect.signature(own).parameters == inspect.signature(twin).parameters, name
 
-    def test_a_connection_that_is_closed_meanwhile(self, services: Services) -> None:
+    def test_closing_connection_ends_waiting_poll(self, services: Services) -> None:
         async def wait() -> None:
             connection = Connection([services.name_server.address])
             Admin(connection).create_topic("t", 1)
@@ -238,13 +238,13 @@ class TestAsyncio:
         asyncio.run(wait())
 
 
-def _tries(producer: Producer, timeout: float) -> None:
+def _try_send(producer: Producer, timeout: float) -> None:
     with contextlib.suppress(NotStored):
         producer.send(Message("new", b"x"), timeout=timeout)
 
 
-class TestTopicsMadeBySending:
-    def test_where_that_is_allowed(self, tmp_path: Path) -> None:
+class TestTopicAutoCreation:
+    def test_first_send_creates_topic(self, tmp_path: Path) -> None:
         services = Services(tmp_path, auto_create_topics=True)
         services.start()
         try:
@@ -262,14 +262,14 @@ class TestTopicsMadeBySending:
             services.stop()
 
     @pytest.mark.long
-    def test_who_has_a_second_waits_no_longer_for_a_broker_that_hangs_in_it(self, tmp_path: Path) -> None:
-        """Another thread has half a minute, and has asked the broker already."""
+    def test_send_timeout_holds_while_topic_creation_hangs(self, tmp_path: Path) -> None:
+        """Another thread with a longer timeout has already sent the request to the broker."""
         services = Services(tmp_path, auto_create_topics=True)
         services.start()
-        asked = threading.Event()
+        requested = threading.Event()
 
         async def hang(*_: Any) -> None:
-            asked.set()
+            requested.set()
             await asyncio.sleep(3600)
 
         try:
@@ -280,9 +280,9 @@ class TestTopicsMadeBySending:
                 RequestCode.UPDATE_AND_CREATE_TOPIC: hang,  # type: ignore[dict-item]
             }
             with Connection([services.name_server.address]) as mq, Producer(mq, "p", retries=0) as producer:
-                patient = threading.Thread(target=_tries, args=(producer, 8.0))
+                patient = threading.Thread(target=_try_send, args=(producer, 8.0))
                 patient.start()
-                assert asked.wait(10)
+                assert requested.wait(10)
                 began = time.monotonic()
                 with pytest.raises(NotStored, match="not created within"):
                     producer.send(Message("new", b"x"), timeout=1.0)
@@ -292,40 +292,40 @@ class TestTopicsMadeBySending:
         finally:
             services.stop()
 
-    def test_where_it_is_not(self, mq: Connection, admin: Admin) -> None:
+    def test_send_to_unknown_topic_is_refused_by_default(self, mq: Connection, admin: Admin) -> None:
         with Producer(mq, "p") as producer, pytest.raises(TopicNotFound, match="create_topic"):
             producer.send(Message("new", b"x"))
         assert admin.topics() == ["t"]
 
 
 @pytest.mark.parametrize("code", [RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_TOPIC_IN_NAMESRV])
-def test_a_deletion_whose_answer_is_lost_is_repeated_and_recognised(
+def test_topic_deletion_is_retried_after_lost_answer(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch, code: RequestCode
 ) -> None:
-    """Also by a server that says that there is no such topic any more."""
+    """The retry counts as success when the server answers that the topic does not exist."""
     admin.create_topic("lost-answer")
-    request, asked = mq.pool.request, list[str]()
+    request, requested = mq.pool.request, list[str]()
 
     async def losing(address: str, command: Command, *arguments: Any, **options: Any) -> Command:
         if command.code != code:
             return await request(address, command, *arguments, **options)
-        asked.append(address)
-        if asked.count(address) > 1:
+        requested.append(address)
+        if requested.count(address) > 1:
             raise TopicNotFound("topic lost-answer does not exist")
         await request(address, command, *arguments, **options)
         raise ConnectionLost(address, "cut")
 
     monkeypatch.setattr(mq.pool, "request", losing)
     admin.delete_topic("lost-answer")
-    assert len(asked) == 2 * len(set(asked))
+    assert len(requested) == 2 * len(set(requested))
     monkeypatch.undo()
     assert "lost-answer" not in admin.topics()
 
 
-def test_an_admin_call_finds_the_groups_new_master(
+def test_admin_call_finds_new_master_of_broker_group(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that died under a call may have a successor at another address."""
+    """A broker that died during a call may have a successor at another address."""
     view = mq.run(mq.routes.cluster())
     addresses = dict.fromkeys(view.masters, "127.0.0.1:1")
     with monkeypatch.context() as patch:

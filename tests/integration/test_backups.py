@@ -1,4 +1,4 @@
-"""Backups of brokers that run, by a path and by S3, and the command."""
+"""Test backups of running brokers to a path and to S3, and the backup commands."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def send(mq: Connection, *texts: str) -> None:
         producer.send_batch([Message("t", text.encode()) for text in texts], queue=QUEUE)
 
 
-def opened(directory: Path) -> Store:
+def open_store(directory: Path) -> Store:
     return Store.open(
         directory, StoreConfig(commitlog_file_bytes=LOG_FILE_BYTES, index_slots=1_000, index_entries=100_000)
     )
 
 
-def test_a_broker_at_work_is_backed_up_as_of_one_moment(
+def test_backup_of_busy_broker_is_consistent_snapshot(
     services: Services, mq: Connection, admin: Admin, tmp_path: Path
 ) -> None:
-    """All that was acknowledged before is there, and no offset that was committed speaks of what is not."""
+    """The backup has all messages acknowledged before it, and no committed offset beyond its messages."""
     over, sent, committed = threading.Event(), [0], [0]
 
     def produce() -> None:
@@ -72,7 +72,7 @@ def test_a_broker_at_work_is_backed_up_as_of_one_moment(
                 before, done = sent[0], committed[0]
                 report = backup_store(services.directory / "broker-a", tmp_path / "target", name=f"b{number}")
                 restore_store(tmp_path / "target", tmp_path / f"r{number}")
-                with opened(tmp_path / f"r{number}") as store:
+                with open_store(tmp_path / f"r{number}") as store:
                     found = bodies(store, "t", 0)
                     offset = store.consumer_offsets.get("g", "t", 0)
                 assert found == [b"%d" % each for each in range(len(found))]
@@ -88,7 +88,7 @@ def test_a_broker_at_work_is_backed_up_as_of_one_moment(
     assert verify_backups(tmp_path / "target").bad == []
 
 
-def test_what_a_backup_held_is_given_back_when_it_ends_or_dies(
+def test_backup_lease_ends_with_backup_or_connection(
     services: Services, mq: Connection, admin: Admin, tmp_path: Path
 ) -> None:
     backups = services.brokers["broker-a"].core.backups
@@ -106,43 +106,43 @@ def test_what_a_backup_held_is_given_back_when_it_ends_or_dies(
     assert file_calls.current is plain
 
 
-def test_a_backup_whose_lease_is_lost_fails(
+def test_backup_fails_when_lease_is_lost(
     services: Services, mq: Connection, admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RENEW_SECONDS", 0.02)
     send(mq, "a")
     directory = services.directory / "broker-a"
     with RunningBrokerSource(directory, None, StoreLocked(directory, 1)) as source:
-        services.loop.run(_end(services))
+        services.loop.run(_end_backup(services))
         poll_until(lambda: source._failure is not None)
         with pytest.raises(BackupFailed, match="no longer retains"):
             create_backup(source, FolderTarget(tmp_path / "target"))
     assert FolderTarget(tmp_path / "target").names() == []
 
 
-def test_a_lease_that_is_lost_at_the_last_moment_is_noticed(
+def test_backup_fails_when_lease_is_lost_before_manifest(
     services: Services, mq: Connection, admin: Admin, tmp_path: Path
 ) -> None:
-    """Between two renewals: the manifest is written only if what was read was held until then."""
+    """Between two renewals: the manifest is written only if the lease held until then."""
     send(mq, "a")
     directory = services.directory / "broker-a"
     with RunningBrokerSource(directory, None, StoreLocked(directory, 1)) as source:
 
         def lose(progress: BackupProgress) -> None:
             if progress.path.startswith("commitlog/"):
-                services.loop.run(_end(services))
+                services.loop.run(_end_backup(services))
 
         with pytest.raises(BackupFailed, match="no longer retains"):
             create_backup(source, FolderTarget(tmp_path / "target"), progress=lose)
     assert FolderTarget(tmp_path / "target").names() == []
 
 
-async def _end(services: Services) -> None:
+async def _end_backup(services: Services) -> None:
     services.brokers["broker-a"].core.backups.end()
     await asyncio.sleep(0)
 
 
-def test_a_log_file_that_retention_took_is_named(
+def test_backup_error_names_disk_use_of_retention(
     services: Services, mq: Connection, admin: Admin, tmp_path: Path
 ) -> None:
     send(mq, "a")
@@ -155,22 +155,22 @@ def test_a_log_file_that_retention_took_is_named(
             create_backup(source, FolderTarget(tmp_path / "target"))
 
 
-def test_who_has_the_directory_and_is_no_broker_of_it(
+def test_backup_of_copied_directory_in_use_fails(
     services: Services, mq: Connection, admin: Admin, tmp_path: Path
 ) -> None:
     del admin
     send(mq, "a")
     directory = services.directory / "broker-a"
     shutil.copytree(directory, tmp_path / "copy")
-    with opened(tmp_path / "copy"), pytest.raises(BrokerUnavailable, match="another directory"):
+    with open_store(tmp_path / "copy"), pytest.raises(BrokerUnavailable, match="another directory"):
         backup_store(tmp_path / "copy", tmp_path / "target")
     for name in ("broker.json", "broker.json.bak"):
         (tmp_path / "copy" / "raymq" / name).unlink()
-    with opened(tmp_path / "copy"), pytest.raises(BrokerUnavailable, match="not known"):
+    with open_store(tmp_path / "copy"), pytest.raises(BrokerUnavailable, match="not known"):
         backup_store(tmp_path / "copy", tmp_path / "target")
 
 
-def raymq(*arguments: object, code: int = 0) -> Any:
+def run_store_command(*arguments: object, code: int = 0) -> Any:
     result: Result = CliRunner().invoke(main_group, ["store", *map(str, arguments), "--json"], standalone_mode=False)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -178,27 +178,29 @@ def raymq(*arguments: object, code: int = 0) -> Any:
     return json.loads(result.stdout)
 
 
-def test_the_commands(services: Services, mq: Connection, admin: Admin, tmp_path: Path) -> None:
+def test_store_commands_backup_verify_and_restore(
+    services: Services, mq: Connection, admin: Admin, tmp_path: Path
+) -> None:
     send(mq, "a", "b")
     directory, target = services.directory / "broker-a", tmp_path / "target"
-    made = raymq("backup", directory, target, "--name", "one")
+    made = run_store_command("backup", directory, target, "--name", "one")
     assert made.keys() == {"name", "log_begin", "log_end", "files", "bytes", "copied_bytes", "gone"}
-    assert raymq("backup", directory, target, "--keep", "1")["gone"] == ["one"]
-    (listed,) = raymq("backups", target)
+    assert run_store_command("backup", directory, target, "--keep", "1")["gone"] == ["one"]
+    (listed,) = run_store_command("backups", target)
     assert listed["broker"] == "broker-a"
-    assert raymq("verify", target)["bad"] == []
-    assert raymq("verify", target, "--at", listed["name"])["backups"] == 1
-    dry = raymq("restore", target, tmp_path / "restored", "--dry-run")
+    assert run_store_command("verify", target)["bad"] == []
+    assert run_store_command("verify", target, "--at", listed["name"])["backups"] == 1
+    dry = run_store_command("restore", target, tmp_path / "restored", "--dry-run")
     assert (dry["restored"], (tmp_path / "restored").exists()) == (False, False)
-    assert raymq("restore", target, tmp_path / "restored", "--new-address")["restored"]
-    assert raymq("verify", tmp_path / "restored")["records"] >= 2
+    assert run_store_command("restore", target, tmp_path / "restored", "--new-address")["restored"]
+    assert run_store_command("verify", tmp_path / "restored")["records"] >= 2
     damaged = max((path for path in target.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     damaged.write_bytes(b"x")
-    assert {each["object"] for each in raymq("verify", target, code=1)["bad"]} == {str(damaged)}
+    assert {each["object"] for each in run_store_command("verify", target, code=1)["bad"]} == {str(damaged)}
 
 
-def test_the_drill_of_the_documentation(services: Services, mq: Connection, admin: Admin, tmp_path: Path) -> None:
-    """Its commands, word for word, beside the original; then a broker starts there, and its clients find the same."""
+def test_documented_restore_drill_works(services: Services, mq: Connection, admin: Admin, tmp_path: Path) -> None:
+    """Run the documented commands, start a broker on the restored store, and read the same messages."""
     text = (Path(__file__).parents[2] / "docs" / "backup.md").read_text("utf-8").partition("## Drill")[2]
     lines = text.split("```")[1].strip().splitlines()
     assert [line.split()[2] for line in lines] == ["backup", "verify", "restore", "verify"]
@@ -206,7 +208,7 @@ def test_the_drill_of_the_documentation(services: Services, mq: Connection, admi
     places = {"data/": f"{services.directory}/", "/backups/": f"{tmp_path}/backups/", "drill/": f"{tmp_path}/drill/"}
     for line in lines:
         words = shlex.split(line)[2:]
-        raymq(
+        run_store_command(
             *(
                 next((to + word[len(start) :] for start, to in places.items() if word.startswith(start)), word)
                 for word in words
@@ -228,14 +230,14 @@ def test_the_drill_of_the_documentation(services: Services, mq: Connection, admi
         drill.stop()
 
 
-def placed(word: str, places: dict[str, str]) -> str:
-    """A word of a command with the places of this test."""
+def replace_path(word: str, places: dict[str, str]) -> str:
+    """Replace the documented path in a word of a command by a path of this test."""
     return next((to + word.removeprefix(start) for start, to in places.items() if word.startswith(start)), word)
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a bucket of an S3 server of this process."""
+    """Yield the address of a bucket on an S3 server in this process."""
     server_of = pytest.importorskip("moto.server", reason="moto is not installed (extra dev)")
     boto3 = pytest.importorskip("boto3")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -260,7 +262,7 @@ def test_backups_in_s3(services: Services, mq: Connection, admin: Admin, bucket:
     assert [each.name for each in list_backups(bucket)] == [first.name, second.name]
     assert verify_backups(bucket).bad == []
     restore_store(bucket, tmp_path / "restored")
-    with opened(tmp_path / "restored") as store:
+    with open_store(tmp_path / "restored") as store:
         assert bodies(store, "t", 0)[-1] == b"more"
         assert store.max_offset("t", 0) == 201
     third = backup_store(directory, bucket, keep=1)

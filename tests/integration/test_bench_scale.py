@@ -1,4 +1,4 @@
-"""The bench of sizes, in its smallest form: every figure that the documents quote is measured, and nothing is left."""
+"""Test bench_scale in its smallest form: it measures every documented figure and leaves no files."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SMALLEST = [
 ]
 
 
-def command(directory: Path, *arguments: str) -> list[str]:
+def bench_command(directory: Path, *arguments: str) -> list[str]:
     return [sys.executable, str(BENCH), *SMALLEST, "--directory", str(directory), *arguments]
 
 
-def rows(directory: Path, *arguments: str) -> list[dict[str, Any]]:
-    done = subprocess.run(command(directory, *arguments), check=True, capture_output=True, text=True, timeout=540)
+def run_bench(directory: Path, *arguments: str) -> list[dict[str, Any]]:
+    done = subprocess.run(bench_command(directory, *arguments), check=True, capture_output=True, text=True, timeout=540)
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
 
 @pytest.mark.long
-def test_one_broker(tmp_path: Path) -> None:
-    found = {(row["stage"], row["name"]): row["value"] for row in rows(tmp_path, "--only", "broker")}
+def test_broker_bench_measures_every_stage(tmp_path: Path) -> None:
+    found = {(row["stage"], row["name"]): row["value"] for row in run_bench(tmp_path, "--only", "broker")}
 
     stages = list(dict.fromkeys(stage for stage, _ in found))
     assert stages == [
@@ -59,8 +59,8 @@ def test_one_broker(tmp_path: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_clusters_and_what_follows_for_many_hosts(tmp_path: Path) -> None:
-    found = rows(tmp_path, "--only", "clusters", "control", "--brokers", "1")
+def test_cluster_bench_extrapolates_to_many_hosts(tmp_path: Path) -> None:
+    found = run_bench(tmp_path, "--only", "clusters", "control", "--brokers", "1")
 
     by_part: dict[str, dict[tuple[str, str, str], float]] = {}
     for row in found:
@@ -82,9 +82,9 @@ def test_clusters_and_what_follows_for_many_hosts(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_written_is_deleted_after_an_interrupt(tmp_path: Path) -> None:
+def test_interrupted_bench_deletes_its_files(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command(tmp_path, "--only", "broker"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        bench_command(tmp_path, "--only", "broker"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         poll_until(lambda: list(tmp_path.glob("*/broker-a/raymq/broker.json")), 60)

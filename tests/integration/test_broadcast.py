@@ -1,4 +1,4 @@
-"""Broadcasting: who is there gets everything; who joins later starts by its own rule; who left gets nothing."""
+"""Test broadcasting: each member gets every message from its start position until it leaves."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import pytest
 
 from raymq.client import Admin, Connection, ConsumeFrom, Message, MessageModel, MessageQueue, Producer, PushConsumer
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
 
 
-def test_members_join_and_leave(mq: Connection, admin: Admin) -> None:
+def test_broadcast_members_join_and_leave(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
 
-    def member(taker: Taker, start: ConsumeFrom) -> PushConsumer:
+    def member(taker: RecordingListener, start: ConsumeFrom) -> PushConsumer:
         model = MessageModel.BROADCASTING
         return PushConsumer(mq, "g", {"t": "*"}, taker, model=model, consume_from=start)
 
     def send(*bodies: bytes) -> None:
         producer.send_batch([Message("t", body) for body in bodies])
 
-    stays, leaves, late, from_now = Taker(), Taker(), Taker(), Taker()
+    stays, leaves, late, from_now = RecordingListener(), RecordingListener(), RecordingListener(), RecordingListener()
     leaving = member(leaves, ConsumeFrom.FIRST)
     with member(stays, ConsumeFrom.FIRST):
         leaving.start()
@@ -37,17 +37,17 @@ def test_members_join_and_leave(mq: Connection, admin: Admin) -> None:
     assert stays.bodies == [b"1", b"2", b"3", b"4"]
     assert leaves.bodies == [b"1", b"2"]
     assert late.bodies == [b"1", b"2", b"3"]
-    again = Taker()
-    with member(again, ConsumeFrom.FIRST):  # progress lived in the processes of before
+    again = RecordingListener()
+    with member(again, ConsumeFrom.FIRST):  # the progress was kept in the earlier processes only
         poll_until(lambda: len(again.taken) == 4, 10)
     assert all(found.committed_offset is None for found in admin.group_progress("g").values())
 
 
 @pytest.mark.parametrize("start", [ConsumeFrom.FIRST, ConsumeFrom.LAST])
-def test_a_broker_that_leaves_the_routes_for_a_while_is_gone_on_with(
+def test_broadcast_continues_after_broker_restart(
     mq: Connection, services: Services, admin: Admin, start: ConsumeFrom
 ) -> None:
-    taker = Taker()
+    taker = RecordingListener()
     queue = MessageQueue("t", "broker-b", 0)
     producer = Producer(mq, "p")
     with PushConsumer(mq, "g", {"t": "*"}, taker, model=MessageModel.BROADCASTING, consume_from=start) as consumer:

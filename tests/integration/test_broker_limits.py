@@ -1,4 +1,4 @@
-"""A broker at its bounds, over sockets: code and count of each refusal, that nothing is stored, and that it passes."""
+"""Test the limits of a broker: code and count of each refusal, nothing stored, and recovery."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.errors import NotStored
 from raymq.storage.errors import StoreFull
 from tests.integration.conftest import Services
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 from tests.integration.test_foreign_send import message
 
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -25,7 +25,7 @@ def refusals(admin: Admin, broker: str = "broker-a") -> dict[str, int]:
 
 
 @pytest.mark.parametrize("limit", ["appends_under_way", "bytes_under_way"])
-def test_what_is_under_way_is_bounded(services: Services, mq: Connection, admin: Admin, limit: str) -> None:
+def test_appends_under_way_are_bounded(services: Services, mq: Connection, admin: Admin, limit: str) -> None:
     admission = services.brokers["broker-a"].core.admission
     admission.limits = replace(admission.limits, **{limit: 1})
     admission.enter(1)
@@ -42,7 +42,7 @@ def test_what_is_under_way_is_bounded(services: Services, mq: Connection, admin:
     admission.validate()
 
 
-def test_flow_control_is_waited_for_within_the_budget(services: Services, mq: Connection, admin: Admin) -> None:
+def test_producer_awaits_flow_control_within_timeout(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     admission = services.brokers["broker-a"].core.admission
     admission.limits = replace(admission.limits, appends_under_way=0)
@@ -55,11 +55,11 @@ def test_flow_control_is_waited_for_within_the_budget(services: Services, mq: Co
         assert 0.7 < time.monotonic() - began < 3.0
 
 
-def test_what_is_too_old_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
+def test_append_over_maximum_age_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
     services.brokers["broker-a"].core.admission.limits = AdmissionLimits()
     with Producer(mq, "p", timeout=5.0) as producer:
         producer.send(Message("t", b"x"), queue=QUEUE)
-        before = refusals(admin).get("age", 0)  # it may have come a second time, on a busy machine
+        before = refusals(admin).get("age", 0)  # on a busy machine a refusal may have been counted already
         services.loop.loop.call_soon_threadsafe(time.sleep, 1.0)
         with pytest.raises(NotStored) as caught:
             producer.send(Message("t", b"x"), queue=QUEUE, retries=0)
@@ -70,7 +70,7 @@ def test_what_is_too_old_is_refused(services: Services, mq: Connection, admin: A
         assert producer.send(Message("t", b"x"), queue=QUEUE).queue_offset == 1
 
 
-def test_what_waited_behind_a_stalled_loop_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
+def test_append_behind_stalled_append_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
     core = services.brokers["broker-a"].core
     core.admission.limits = AdmissionLimits()
     real = core.store.append
@@ -92,7 +92,9 @@ def test_what_waited_behind_a_stalled_loop_is_refused(services: Services, mq: Co
     assert refusals(admin) == {"page_cache": len(refused)}
 
 
-def test_a_full_disk(services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_on_full_disk_is_refused(
+    services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full() -> None:
         raise StoreFull("the disk is full")
 
@@ -108,10 +110,10 @@ def test_a_full_disk(services: Services, mq: Connection, admin: Admin, monkeypat
     assert admin.topic_stats("t")[QUEUE].max_offset == 1
 
 
-def test_what_rocketmqs_clients_send_is_bounded_too(services: Services, admin: Admin) -> None:
+def test_sends_of_rocketmq_clients_are_bounded(services: Services, admin: Admin) -> None:
     broker = services.brokers["broker-a"]
     broker.core.admission.limits = replace(broker.core.admission.limits, appends_under_way=0)
-    with Foreign(broker.address) as client:
+    with ForeignClient(broker.address) as client:
         assert client.ask(message(topic="t")).code == ResponseCode.SYSTEM_BUSY
         table = client.json(Command(RequestCode.GET_BROKER_RUNTIME_INFO))["table"]
         assert table["refusedAppends_appends_under_way"] == "1"

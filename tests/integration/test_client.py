@@ -1,4 +1,4 @@
-"""The client against real services over real sockets, without Ray."""
+"""Test the client against real services over sockets, without Ray."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.store_records import flip_byte, log_file
 pytestmark = pytest.mark.integration
 
 
-def test_send_and_find_again(mq: Connection, admin: Admin) -> None:
+def test_sent_message_is_found_by_id_and_keys(mq: Connection, admin: Admin) -> None:
     with Producer(mq, "p") as producer:
         message = Message("t", b"body", tags="paid", keys=["order-42", "x"], properties={"k": "v"})
         result = producer.send(message)
@@ -86,7 +86,7 @@ def test_keys_are_found_newest_first_over_all_brokers(mq: Connection, admin: Adm
     assert len({result.queue.broker for result in sent}) == 2
 
 
-def test_topics(mq: Connection, admin: Admin) -> None:
+def test_topics_are_created_listed_and_deleted(mq: Connection, admin: Admin) -> None:
     admin.create_topic("t", queues=2)
     with pytest.raises(TopicExists):
         admin.create_topic("t", queues=3)
@@ -108,7 +108,7 @@ def test_topics(mq: Connection, admin: Admin) -> None:
     assert all(stats.max_offset == 0 for stats in admin.topic_stats("t").values())
 
 
-def test_refused_sends(mq: Connection, admin: Admin) -> None:
+def test_invalid_sends_are_refused(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     with pytest.raises(TopicNotFound):
         producer.send(Message("none", b"x"))
@@ -127,11 +127,11 @@ def test_refused_sends(mq: Connection, admin: Admin) -> None:
         producer.send(Message("t", b"x"))
 
 
-def test_a_topic_that_may_not_be_written(mq: Connection, admin: Admin) -> None:
+def test_read_only_topic_raises_permission_denied(mq: Connection, admin: Admin) -> None:
     queue = MessageQueue("t", "broker-a", 0)
     with Producer(mq, "p") as producer:
         producer.send(Message("t", b"x"), queue=queue)
-        admin.update_topic("t", permission=4)  # the producer's route still says otherwise
+        admin.update_topic("t", permission=4)  # the producer's cached route still allows writes
         with pytest.raises(PermissionDenied):
             producer.send(Message("t", b"x"))
         for options in ({}, {"queue": queue}, {"sharding_key": "k"}):
@@ -158,7 +158,7 @@ def test_largest_messages_and_large_batches(mq: Connection, admin: Admin) -> Non
     assert sum(stats.max_offset for stats in admin.topic_stats("t").values()) == 201
 
 
-def test_sharding_key_and_chosen_queue_fix_the_queue(mq: Connection, admin: Admin) -> None:
+def test_sharding_key_and_queue_argument_choose_queue(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     assert len({producer.send(Message("t", b"x"), sharding_key="customer-7").queue for _ in range(10)}) == 1
     queue = MessageQueue("t", "broker-b", 1)
@@ -167,7 +167,7 @@ def test_sharding_key_and_chosen_queue_fix_the_queue(mq: Connection, admin: Admi
     assert offsets == list(range(offsets[0], offsets[0] + 5))
 
 
-def test_the_asyncio_twins_of_tables_and_flushes(mq: Connection, admin: Admin) -> None:
+def test_async_table_send_and_flush(mq: Connection, admin: Admin) -> None:
     async def send() -> None:
         async with Producer(mq, "p", linger=0.5) as producer:
             sent = await producer.asend_table("t", pa.table({"b": [b"0", b"1"]}), body="b")
@@ -180,7 +180,7 @@ def test_the_asyncio_twins_of_tables_and_flushes(mq: Connection, admin: Admin) -
     asyncio.run(send())
 
 
-def test_every_way_to_send(mq: Connection, admin: Admin) -> None:
+def test_all_send_methods_store_messages(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     futures = [producer.send_async(Message("t", b"future")) for _ in range(5)]
     assert all(future.result(10).status is SendStatus.SEND_OK for future in futures)
@@ -199,7 +199,7 @@ def test_every_way_to_send(mq: Connection, admin: Admin) -> None:
     assert [message.body for message in admin.query_by_key("t", "id-577")] == [b"row-577"]
 
 
-def test_pull_consumer(mq: Connection, admin: Admin) -> None:
+def test_pull_consumer_polls_seeks_and_commits(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     queue = MessageQueue("t", "broker-a", 1)
     sent = producer.send_batch([Message("t", b"%d" % n) for n in range(10)], queue=queue)
@@ -232,7 +232,7 @@ def test_pull_consumer(mq: Connection, admin: Admin) -> None:
     assert admin.group_progress("g")[queue].lag == 3
 
 
-def test_a_waiting_poll_returns_at_arrival(mq: Connection, admin: Admin) -> None:
+def test_waiting_poll_returns_at_arrival(mq: Connection, admin: Admin) -> None:
     queue = MessageQueue("t", "broker-a", 0)
     pull = PullConsumer(mq, "g")
     found: list[list[ReceivedMessage]] = []
@@ -243,7 +243,7 @@ def test_a_waiting_poll_returns_at_arrival(mq: Connection, admin: Admin) -> None
     assert [message.body for message in found[0]] == [b"now"]
 
 
-def test_no_broker_at_all(mq: Connection, services: Services, admin: Admin) -> None:
+def test_send_without_brokers_raises_not_stored(mq: Connection, services: Services, admin: Admin) -> None:
     producer = Producer(mq, "p", timeout=1.0)
     producer.send(Message("t", b"x"))
     for name in list(services.brokers):
@@ -257,7 +257,7 @@ def test_no_broker_at_all(mq: Connection, services: Services, admin: Admin) -> N
         PullConsumer(mq, "g").poll(MessageQueue("t", "broker-a", 0), timeout=0.2)
 
 
-def test_a_chosen_queue_whose_broker_is_away(mq: Connection, services: Services, admin: Admin) -> None:
+def test_send_to_queue_of_offline_broker_is_retriable(mq: Connection, services: Services, admin: Admin) -> None:
     queue = MessageQueue("t", "broker-a", 0)
     with Producer(mq, "p") as producer:
         producer.send(Message("t", b"x"), queue=queue)
@@ -270,7 +270,7 @@ def test_a_chosen_queue_whose_broker_is_away(mq: Connection, services: Services,
         assert producer.send(Message("t", b"x"), queue=queue).queue_offset == 1
 
 
-def test_nobody_at_that_address() -> None:
+def test_unreachable_and_invalid_addresses_raise() -> None:
     with Connection(["127.0.0.1:1"]) as nowhere, pytest.raises(BrokerUnavailable):
         Admin(nowhere).topics()
     for bad in ([], ["host"], ["host:x"], ["host:70000"]):
@@ -278,7 +278,7 @@ def test_nobody_at_that_address() -> None:
             Connection(bad)
 
 
-def test_a_connection_survives_pickle_and_ends_its_clients(mq: Connection, admin: Admin) -> None:
+def test_connection_survives_pickling_and_closes_its_clients(mq: Connection, admin: Admin) -> None:
     copy = pickle.loads(pickle.dumps(mq))
     producer = Producer(copy, "p")
     assert producer.send(Message("t", b"x")).status is SendStatus.SEND_OK
@@ -289,14 +289,14 @@ def test_a_connection_survives_pickle_and_ends_its_clients(mq: Connection, admin
     assert Admin(mq).topics() == ["t"]
 
 
-def test_progress_of_nobody(mq: Connection, admin: Admin) -> None:
+def test_progress_of_unknown_group_raises_group_not_found(mq: Connection, admin: Admin) -> None:
     with pytest.raises(GroupNotFound):
         admin.group_progress("nobody")
     PullConsumer(mq, "g")
     assert all(found.lag is None for found in admin.group_progress("g").values())
 
 
-def test_cluster_info(mq: Connection, services: Services, admin: Admin) -> None:
+def test_cluster_info_lists_brokers_and_servers(mq: Connection, services: Services, admin: Admin) -> None:
     info = admin.cluster_info()
     assert [(broker.name, broker.role, broker.state) for broker in info.brokers] == [
         ("broker-a", "master", "running"),
@@ -306,7 +306,7 @@ def test_cluster_info(mq: Connection, services: Services, admin: Admin) -> None:
     assert info.scheduler.pid == 1
 
 
-def test_sync_flush(tmp_path: Path) -> None:
+def test_sync_flush_precedes_answer(tmp_path: Path) -> None:
     services = Services(tmp_path, flush="sync")
     services.start()
     try:
@@ -321,9 +321,7 @@ def test_sync_flush(tmp_path: Path) -> None:
         services.stop()
 
 
-def test_a_flipped_bit_of_a_running_broker_is_an_error_of_its_offset(
-    mq: Connection, admin: Admin, services: Services
-) -> None:
+def test_flipped_bit_raises_store_corrupt_at_its_offset(mq: Connection, admin: Admin, services: Services) -> None:
     queue = MessageQueue("t", "broker-a", 0)
     producer = Producer(mq, "p")
     producer.send_batch([Message("t", b"body-%d" % n * 9) for n in range(60)], queue=queue)
@@ -340,5 +338,5 @@ def test_a_flipped_bit_of_a_running_broker_is_an_error_of_its_offset(
     with pytest.raises(StoreCorrupt) as of_table:
         pull.fetch_table(queue, timeout=5.0)
     assert (caught.value.queue_offset, of_table.value.queue_offset) == (42, 42)
-    pull.seek(queue, 42 + 1)  # what docs/consuming.md says: one call passes over exactly what is damaged
+    pull.seek(queue, 42 + 1)  # as in docs/consuming.md: one call passes over exactly the damaged message
     assert [message.queue_offset for message in pull.poll(queue, 100, timeout=5.0)] == list(range(43, 60))

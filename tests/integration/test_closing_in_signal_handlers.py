@@ -1,4 +1,4 @@
-"""A signal handler closes what the program that it has interrupted is about to close: neither waits for the other."""
+"""Test closing clients in a signal handler that interrupts a close, a start or a send of the same client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.conftest import Services
 
 pytestmark = pytest.mark.integration
 
-#: What the interrupted call takes, and what a handler that waited for it would.
+#: Seconds that the interrupted call takes, and that a handler would take which waits for it.
 WORK_SECONDS, FOREVER = 2.0, 60.0
 
 BEGIN = f"""
@@ -63,7 +63,7 @@ PRODUCER = f"""
 """
 
 
-def slow(handler: Handler) -> Handler:
+def delay_handler(handler: Handler) -> Handler:
     async def handle(connection: ServerConnection, request: Command) -> Command | None:
         await asyncio.sleep(WORK_SECONDS)
         answer = handler(connection, request)
@@ -77,14 +77,15 @@ def slow(handler: Handler) -> Handler:
     [CONSUMER, pytest.param(CONNECTION, marks=pytest.mark.long), pytest.param(PRODUCER, marks=pytest.mark.long)],
     ids=["consumer", "connection", "producer"],
 )
-def test_a_handler_that_closes_beside_the_call_that_it_interrupted_goes_on_soon(
-    services: Services, admin: Admin, close: str
-) -> None:
+def test_close_in_handler_does_not_wait_for_interrupted_close(services: Services, admin: Admin, close: str) -> None:
     del admin
     script = textwrap.dedent(BEGIN) + textwrap.dedent(close)
     for broker in services.brokers.values():
         handlers = broker._server.handlers
-        broker._server.handlers = {**handlers, RequestCode.APPEND_RECORDS: slow(handlers[RequestCode.APPEND_RECORDS])}
+        broker._server.handlers = {
+            **handlers,
+            RequestCode.APPEND_RECORDS: delay_handler(handlers[RequestCode.APPEND_RECORDS]),
+        }
     done = subprocess.run(
         [sys.executable, "-c", script, services.name_server.address],
         input="\n",
@@ -121,14 +122,12 @@ STARTING = """
 
 
 @pytest.mark.parametrize("close", [f"consumer.shutdown({FOREVER})", "mq.close()"])
-def test_a_handler_that_closes_a_consumer_amid_its_start_does_not_wait_for_it(
-    services: Services, admin: Admin, close: str
-) -> None:
-    """It ran on the thread that was in `start`, and waited for what that was to do."""
+def test_close_in_handler_does_not_wait_for_interrupted_start(services: Services, admin: Admin, close: str) -> None:
+    """The handler runs on the thread that is in `start`, so it must not wait for `start`."""
     del admin
     for broker in services.brokers.values():
         handlers = broker._server.handlers
-        broker._server.handlers = {**handlers, RequestCode.HEART_BEAT: slow(handlers[RequestCode.HEART_BEAT])}
+        broker._server.handlers = {**handlers, RequestCode.HEART_BEAT: delay_handler(handlers[RequestCode.HEART_BEAT])}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(STARTING).format(close=close), services.name_server.address],
         capture_output=True,
@@ -160,10 +159,8 @@ GATHERING = """
 
 
 @pytest.mark.parametrize("close", ["mq.close", pytest.param("producer.close", marks=pytest.mark.long)])
-def test_a_handler_that_closes_amid_sends_that_gather_does_not_wait_for_them(
-    services: Services, admin: Admin, close: str
-) -> None:
-    """It ran on the thread that had the lock of what it was to send: the program hung for ever."""
+def test_close_in_handler_does_not_wait_for_gathering_sends(services: Services, admin: Admin, close: str) -> None:
+    """The handler ran on the thread that held the lock of the gathered messages: the program hung for ever."""
     del admin
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(GATHERING).format(close=close), services.name_server.address],

@@ -1,4 +1,4 @@
-"""What was gathered and waits when its producer is closed is in the outbox, wherever it waits."""
+"""Test that closing a producer keeps gathered, waiting messages in the outbox."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def kept_bodies(file: Path) -> list[tuple[str | None, bytes]]:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_what_waits_for_those_before_it_in_its_queue(
+def test_close_keeps_queued_sends_in_outbox(
     services: Services, mq: Connection, admin: Admin, tmp_path: Path, idempotent: bool
 ) -> None:
-    """It ended as ClientClosed, and was nowhere."""
+    """Such sends ended with ClientClosed, and their messages were lost."""
     del admin
     file, queue = tmp_path / "outbox.db", MessageQueue("t", "broker-a", 0)
     producer = Producer(mq, "p", timeout=60.0, retries=1_000, linger=0.01, outbox=file, idempotent=idempotent)
@@ -49,8 +49,8 @@ def test_what_waits_for_those_before_it_in_its_queue(
     assert kept_bodies(file) == [(None, b"%d" % number) for number in range(4)]
 
 
-def test_keys_whose_queues_nobody_knows_yet(tmp_path: Path) -> None:
-    """It failed with "cannot schedule new futures after shutdown" when its time was over, and was nowhere."""
+def test_close_keeps_keyed_sends_without_route(tmp_path: Path) -> None:
+    """Such sends failed with "cannot schedule new futures after shutdown", and their messages were lost."""
     file = tmp_path / "outbox.db"
     mq = Connection(["127.0.0.1:1"])
     producer = Producer(mq, "p", timeout=60.0, retries=1_000, linger=0.01, outbox=file)
@@ -67,10 +67,10 @@ def test_keys_whose_queues_nobody_knows_yet(tmp_path: Path) -> None:
     mq.close()
 
 
-def test_many_sends_at_a_slow_disk(
+def test_close_keeps_many_sends_on_slow_disk(
     services: Services, admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each was written by itself, and those whose turn did not come within the time of a close were nowhere."""
+    """Each message was written separately; those not written within the time of a close were lost."""
     del admin
     file = tmp_path / "outbox.db"
     written = OutboxFile.keep
@@ -84,7 +84,7 @@ def test_many_sends_at_a_slow_disk(
         producer.send(Message("t", b"before"))
         stop_all(services)
         monkeypatch.setattr(OutboxFile, "keep", slowly)
-        futures = [  # each on terms of its own, and so in a batch of its own
+        futures = [  # each with a different timeout, and so in a separate batch
             producer.send_async(Message("t", b"%d" % number), timeout=60.0 + number / 1_000) for number in range(300)
         ]
         producer.close(0.1)
@@ -93,10 +93,10 @@ def test_many_sends_at_a_slow_disk(
     assert sorted(int(body) for _, body in kept_bodies(file)) == list(range(len(errors)))
 
 
-def test_keys_that_look_for_other_queues_than_those_of_a_drained_broker(
+def test_close_keeps_keyed_sends_of_drained_broker(
     services: Services, mq: Connection, admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were refused once, waited for a new route from a name server that hung, and were nowhere."""
+    """Such sends were refused, waited for a new route from a hanging name server, and were lost."""
     del admin
     file = tmp_path / "outbox.db"
     with Connection([services.name_server.address]) as sending:
@@ -106,17 +106,17 @@ def test_keys_that_look_for_other_queues_than_those_of_a_drained_broker(
         assert there
         address = mq.run(mq.routes.cluster()).masters["broker-b"]
         mq.run(mq.pool.request(address, set_permission_command(PERM_READ), 10.0))
-        get, asked = sending.routes.get, threading.Event()
+        get, requested = sending.routes.get, threading.Event()
 
         async def hangs(topic: str, *, fresh: bool = False, timeout: float = 3.0) -> TopicRoute:
             if fresh:
-                asked.set()
+                requested.set()
                 await asyncio.sleep(60.0)
             return await get(topic, timeout=timeout)
 
         monkeypatch.setattr(sending.routes, "get", hangs)
         futures = [producer.send_async(Message("t", key.encode()), sharding_key=key) for key in there]
-        assert asked.wait(10.0)
+        assert requested.wait(10.0)
         producer.close(0.1)
     errors = [future.exception(10) for future in futures]
     assert [isinstance(error, SendError) and error.kept for error in errors] == [True] * len(errors)

@@ -1,4 +1,4 @@
-"""A real cluster on a real Ray: starting, joining, reaching it in every way, stopping, coming back."""
+"""Test a cluster on Ray: start, join, connect, stop and restart it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def mq(root: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.long
-def test_start_joins_what_runs(mq: Cluster, root: Path) -> None:
+def test_start_joins_running_cluster(mq: Cluster, root: Path) -> None:
     again = cluster.start(brokers=2, root=root, namespace=NAMESPACE)
     assert again.name_servers == mq.name_servers
     again.close()
@@ -78,7 +78,7 @@ def test_start_joins_what_runs(mq: Cluster, root: Path) -> None:
         assert caught.value.field == field
 
 
-def test_actors_take_commands_where_no_way_leads_to_the_sockets(mq: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actor_calls_replace_unreachable_sockets(mq: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     ports = {int(broker.address.rpartition(":")[2]) for broker in Admin(mq).cluster_info().brokers}
     with cluster.connect(namespace=NAMESPACE) as barred:
         connect = barred.loop.create_connection
@@ -105,7 +105,7 @@ def test_actors_take_commands_where_no_way_leads_to_the_sockets(mq: Cluster, mon
         } == ports
 
 
-def test_a_cluster_with_tls_is_joined_with_its_own_files(tmp_path: Path) -> None:
+def test_tls_cluster_is_joined_with_its_certificates(tmp_path: Path) -> None:
     own, client = certificates(tmp_path)
     config = {f"tls_{name}": value for name, value in dataclasses.asdict(own).items()}
     with cluster.start(brokers=1, root=tmp_path / "data", namespace="tls", config=config) as started:
@@ -139,13 +139,13 @@ def test_a_cluster_with_tls_is_joined_with_its_own_files(tmp_path: Path) -> None
         {"config": {"x": 1}},
     ],
 )
-def test_bad_arguments(tmp_path: Path, arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_leave_no_files(tmp_path: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         cluster.start(**{"root": tmp_path, "namespace": "never", **arguments})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_the_actors_are(mq: Cluster) -> None:
+def test_cluster_info_shows_actor_processes(mq: Cluster) -> None:
     info = Admin(mq).cluster_info()
     assert [broker.name for broker in info.brokers] == ["broker-a", "broker-b"]
     for broker in info.brokers:
@@ -156,13 +156,13 @@ def test_who_the_actors_are(mq: Cluster) -> None:
     poll_until(lambda: Admin(mq).cluster_info().scheduler.pid == pid_of("scheduler", NAMESPACE), 10)
 
 
-def test_a_running_broker_owns_its_directory(mq: Cluster, root: Path) -> None:
+def test_running_broker_locks_its_directory(mq: Cluster, root: Path) -> None:
     with pytest.raises(StoreLocked) as caught:
         Store.open(root / "broker-a")
     assert caught.value.pid == pid_of("broker-a", NAMESPACE)
 
 
-def test_from_tasks_and_by_address(mq: Cluster) -> None:
+def test_connections_by_namespace_pickle_and_address(mq: Cluster) -> None:
     @ray.remote(num_cpus=0)
     def by_namespace() -> SendResult:
         with cluster.connect(namespace=NAMESPACE) as inner, Producer(inner, "task") as producer:
@@ -187,19 +187,19 @@ def test_from_tasks_and_by_address(mq: Cluster) -> None:
         cluster.connect(namespace="nobody-here")
 
 
-def test_the_shared_producer_is_one_actor_and_comes_back(mq: Cluster) -> None:
+def test_shared_producer_actor_restarts_after_kill(mq: Cluster) -> None:
     first, second = (Producer(mq, "shared", shared=True) for _ in range(2))
     sent = [first.send(Message("t", b"x")), *second.send_batch([Message("t", b"x") for _ in range(100)])]
     pid = kill("producer:shared", NAMESPACE)
-    # A try that finds the actor dead is followed by one that finds the next: with time enough nobody notices.
+    # A try that finds the actor dead is followed by one that finds its successor.
     sent.append(first.send(Message("t", b"x"), timeout=30.0, retries=20))
     await_restart("producer:shared", NAMESPACE, pid)
     admin = Admin(mq)
     assert {admin.query_by_id(result.message_id).unique_key for result in sent} == {r.unique_key for r in sent}
 
 
-def test_a_shared_producer_that_nobody_uses_ends_and_comes_back(mq: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 14.14: one process per group name that was ever used, as long as the cluster ran."""
+def test_idle_shared_producer_ends_and_restarts(mq: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 14.14: each group name ever used kept a process as long as the cluster ran."""
     monkeypatch.setattr(shared_producer, "IDLE_SECONDS", 1.0)
     producer = Producer(mq, "once", shared=True)
     producer.send(Message("t", b"x"))
@@ -210,7 +210,7 @@ def test_a_shared_producer_that_nobody_uses_ends_and_comes_back(mq: Cluster, mon
     assert pid_of("producer:once", NAMESPACE) != pid
 
 
-def test_the_shared_producer_numbers_what_it_is_asked_to(mq: Cluster) -> None:
+def test_shared_producer_numbers_idempotent_sends(mq: Cluster) -> None:
     numbered, plain = (Producer(mq, "shared", shared=True, idempotent=idempotent) for idempotent in (True, False))
     admin = Admin(mq)
     for producer, expected in ((numbered, True), (plain, False), (numbered, True)):
@@ -218,7 +218,7 @@ def test_the_shared_producer_numbers_what_it_is_asked_to(mq: Cluster) -> None:
         assert ("RAYMQ_SEQUENCE" in found.system_properties) is expected
 
 
-def test_a_program_that_just_ends_is_quiet(mq: Cluster) -> None:
+def test_program_exit_without_close_prints_nothing(mq: Cluster) -> None:
     program = f"""
 from raymq.client import Connection, ConsumeResult, Message, Producer, PushConsumer
 mq = Connection({mq.name_servers!r})
@@ -231,7 +231,7 @@ consumer.start()
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-def test_the_command_line(mq: Cluster, root: Path) -> None:
+def test_commands_on_running_cluster(mq: Cluster, root: Path) -> None:
     def call(*arguments: str, code: int = 0) -> Any:
         found = CliRunner().invoke(main_group, ["--name-servers", ";".join(mq.name_servers), *arguments, "--json"])
         assert found.exit_code == code, found.output
@@ -258,7 +258,7 @@ def test_the_command_line(mq: Cluster, root: Path) -> None:
     assert json.loads(found.stdout)["bad"] == []
 
 
-def test_a_body_that_is_no_text_is_printed_as_base64(mq: Cluster) -> None:
+def test_binary_body_is_printed_as_base64(mq: Cluster) -> None:
     sent = Producer(mq, "p").send(Message("t", b"\xff\x00"))
     arguments = ["--name-servers", mq.name_servers[0], "message", "get", sent.message_id, "--json"]
     shown = json.loads(CliRunner().invoke(main_group, arguments).stdout)
@@ -267,7 +267,7 @@ def test_a_body_that_is_no_text_is_printed_as_base64(mq: Cluster) -> None:
 
 
 @pytest.mark.long
-def test_exit_codes(mq: Cluster) -> None:
+def test_command_exit_codes(mq: Cluster) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from raymq.cluster.cli import main; main()"]
         servers = ["--name-servers", mq.name_servers[0]]
@@ -282,22 +282,22 @@ def test_exit_codes(mq: Cluster) -> None:
     assert run("nonsense").returncode == 2
 
 
-def is_at_work(pid: int) -> bool:
-    """Whether there is such a process; one that has ended is there until its raylet asks for its status."""
+def is_running(pid: int) -> bool:
+    """Return whether a process runs; an ended one is a zombie until its raylet collects its status."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def test_stop_and_start_again(tmp_path: Path) -> None:
+def test_restarted_cluster_keeps_messages_and_addresses(tmp_path: Path) -> None:
     first = cluster.start(brokers=2, root=tmp_path, namespace="again")
     Admin(first).create_topic("kept", queues=1)
     sent = Producer(first, "p").send(Message("kept", b"kept"))
     pids = [broker.pid for broker in Admin(first).cluster_info().brokers]
     assert all((tmp_path / name / "abort").exists() for name in ("broker-a", "broker-b"))
     first.stop()
-    assert not any(map(is_at_work, pids))
+    assert not any(map(is_running, pids))
     assert [entry for entry in ray.util.list_named_actors(all_namespaces=True) if entry["namespace"] == "again"] == []
     assert not any((tmp_path / name / "abort").exists() for name in ("broker-a", "broker-b"))
     second = cluster.start(brokers=2, root=tmp_path, namespace="again")
@@ -307,12 +307,12 @@ def test_stop_and_start_again(tmp_path: Path) -> None:
         assert [message.body for message in pull.poll(sent.queue)] == [b"kept"]
     pids = [broker.pid for broker in Admin(second).cluster_info().brokers]
     asyncio.run(second.astop())
-    assert not any(map(is_at_work, pids))
+    assert not any(map(is_running, pids))
     assert not any((tmp_path / name / "abort").exists() for name in ("broker-a", "broker-b"))
 
 
-def test_many_sends_of_a_shared_producer_wait_beside_each_other(mq: Cluster) -> None:
-    """Each waited on a thread of a small pool, so that the tenth of them began when the first had timed out."""
+def test_shared_producer_sends_wait_concurrently(mq: Cluster) -> None:
+    """Each send waited on a thread of a small pool, so the tenth began after the first had timed out."""
     producer = Producer(mq, "beside", shared=True, timeout=3.0, retries=0)
     producer.send(Message("t", b"x"), timeout=30.0)  # its actor starts first
     pids = [broker.pid for broker in Admin(mq).cluster_info().brokers]

@@ -1,4 +1,4 @@
-"""`raymq cluster start` and the signals of terminals and supervisors, which go to it or to its whole process group."""
+"""Test how `raymq cluster start` handles signals to its process or to its process group."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RAYMQ = str(Path(sys.executable).with_name("raymq"))
 
 
 @contextlib.contextmanager
-def up(folder: Path, *command: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A started cluster in a terminal of its own, and that terminal's other end."""
+def started_cluster(folder: Path, *command: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start a cluster in a new terminal; yield its process and the other end of the terminal."""
     kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment = {**kept, "RAYMQ_HOME": str(folder / "home")}
-    ours, its = pty.openpty()
+    outer_end, inner_end = pty.openpty()
     # The tests may run under `nohup`, where SIGHUP is ignored.
     start = [
         "env",
@@ -41,64 +41,70 @@ def up(folder: Path, *command: str) -> Iterator[tuple[subprocess.Popen[str], int
         str(folder / "data"),
     ]
     with subprocess.Popen(
-        start, stdin=its, stdout=subprocess.PIPE, stderr=its, text=True, env=environment, start_new_session=True
-    ) as it:
-        os.close(its)
+        start,
+        stdin=inner_end,
+        stdout=subprocess.PIPE,
+        stderr=inner_end,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        os.close(inner_end)
         try:
-            assert it.stdout is not None
-            # Under `nohup` the lines of stderr are there, too.
-            assert any(line.startswith("namespace") for line in it.stdout)
-            yield it, ours
+            assert process.stdout is not None
+            # Under `nohup` stdout contains the lines of stderr, too.
+            assert any(line.startswith("namespace") for line in process.stdout)
+            yield process, outer_end
         finally:
-            it.kill()
+            process.kill()
 
 
-def ended_cleanly(it: subprocess.Popen[str], folder: Path, end: Callable[[], None]) -> None:
-    family = psutil.Process(it.pid).children(recursive=True)
+def assert_clean_end(process: subprocess.Popen[str], folder: Path, end: Callable[[], None]) -> None:
+    family = psutil.Process(process.pid).children(recursive=True)
     assert family
     began = time.monotonic()
     end()
-    assert it.wait(60) == 0
-    assert time.monotonic() - began < 20  # it takes two; others use the machine, too
+    assert process.wait(60) == 0
+    assert time.monotonic() - began < 20  # it takes 2 s on an idle machine
     assert psutil.wait_procs(family, timeout=5)[1] == []
     assert (folder / "data" / "broker-a").is_dir()
     assert not list(folder.glob("data/*/abort"))
 
 
-def by_group_signals(folder: Path) -> None:
-    """As timeout(1) ends what it runs."""
-    with up(folder) as (it, _):
+def stop_by_group_signals(folder: Path) -> None:
+    """Signal the process group twice, as timeout(1) does."""
+    with started_cluster(folder) as (process, _):
 
         def end() -> None:
             for _ in range(2):
-                os.killpg(it.pid, signal.SIGTERM)
+                os.killpg(process.pid, signal.SIGTERM)
 
-        ended_cleanly(it, folder, end)
+        assert_clean_end(process, folder, end)
 
 
-def by_a_closed_terminal(folder: Path) -> None:
-    """What is written to that terminal fails, too."""
-    with up(folder) as (it, terminal):
+def stop_by_closed_terminal(folder: Path) -> None:
+    """Close the terminal, so that writes to it fail, too."""
+    with started_cluster(folder) as (process, terminal):
 
         def end() -> None:
             os.close(terminal)
-            os.killpg(it.pid, signal.SIGHUP)
+            os.killpg(process.pid, signal.SIGHUP)
 
-        ended_cleanly(it, folder, end)
+        assert_clean_end(process, folder, end)
 
 
-def by_ctrl_c_under_nohup(folder: Path) -> None:
-    """The terminal's end is none of its business."""
-    with up(folder, "nohup") as (it, _):
-        os.killpg(it.pid, signal.SIGHUP)
+def stop_by_ctrl_c_under_nohup(folder: Path) -> None:
+    """Check that SIGHUP is ignored under nohup and SIGINT stops the cluster."""
+    with started_cluster(folder, "nohup") as (process, _):
+        os.killpg(process.pid, signal.SIGHUP)
         with pytest.raises(subprocess.TimeoutExpired):
-            it.wait(2)
-        ended_cleanly(it, folder, lambda: os.killpg(it.pid, signal.SIGINT))
+            process.wait(2)
+        assert_clean_end(process, folder, lambda: os.killpg(process.pid, signal.SIGINT))
 
 
-def test_a_signal_to_the_process_group_is_a_clean_stop(tmp_path: Path) -> None:
-    """It ended Ray's processes, too: the stop took a minute and failed, and stores had to be recovered."""
-    ways = (by_group_signals, by_a_closed_terminal, by_ctrl_c_under_nohup)
+def test_signal_to_process_group_stops_cluster_cleanly(tmp_path: Path) -> None:
+    """The signal ended Ray's processes, too: the stop took a minute and failed, and stores needed recovery."""
+    ways = (stop_by_group_signals, stop_by_closed_terminal, stop_by_ctrl_c_under_nohup)
     with ThreadPoolExecutor(len(ways)) as terminals:
         for way in [terminals.submit(way, tmp_path / way.__name__) for way in ways]:
             way.result()

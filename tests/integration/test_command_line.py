@@ -1,4 +1,4 @@
-"""The `raymq` command on a cluster that it reaches by addresses: what it prints, and its exit codes."""
+"""Test the output and the exit codes of the `raymq` command on a cluster reached by addresses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shell:
         self._servers = ["--name-servers", ";".join(mq.name_servers)]
 
     def json(self, *arguments: str) -> Any:
-        """What is on stdout: one JSON value and nothing else."""
+        """Run a command with --json and return the single JSON value on stdout."""
         done = CliRunner().invoke(main_group, [*self._servers, *arguments, "--json"], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
@@ -43,7 +43,7 @@ def shell(mq: Connection) -> Shell:
     return Shell(mq)
 
 
-def test_groups(shell: Shell, mq: Connection, admin: Admin) -> None:
+def test_group_commands(shell: Shell, mq: Connection, admin: Admin) -> None:
     assert shell.json("group", "list") == []
     with Producer(mq, "p") as producer:
         for _ in range(3):
@@ -74,14 +74,14 @@ def test_groups(shell: Shell, mq: Connection, admin: Admin) -> None:
     assert shell.exit_code("group", "reset", "g", "t") == 2
 
 
-def test_progress_shows_a_topic_that_does_not_exist(shell: Shell, mq: Connection) -> None:
+def test_group_progress_shows_missing_topic(shell: Shell, mq: Connection) -> None:
     with SimpleConsumer(mq, "waiting", {"orders": "*"}):
         row = next(row for row in shell.json("group", "progress", "waiting") if row["topic"] == "orders")
         assert (row["missing"], row["broker"], row["lag"]) == (True, None, None)
         assert "(does not exist)" in shell.shown("group", "progress", "waiting")
 
 
-def test_topics_change(shell: Shell, admin: Admin) -> None:
+def test_topic_update_command(shell: Shell, admin: Admin) -> None:
     assert shell.json("topic", "update", "t", "--queues", "3", "--dry-run") == {
         "topic": "t",
         "queues": 3,
@@ -95,14 +95,14 @@ def test_topics_change(shell: Shell, admin: Admin) -> None:
     assert shell.exit_code("topic", "update", "t") == 2
 
 
-def test_the_cluster(shell: Shell, admin: Admin) -> None:
+def test_cluster_status_command(shell: Shell, admin: Admin) -> None:
     status = shell.json("cluster", "status")
     assert status.keys() == {"brokers", "name_servers", "scheduler"}
     assert [broker["name"] for broker in status["brokers"]] == ["broker-a", "broker-b"]
 
 
 @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
-def test_completion(name: str) -> None:
+def test_completion_script(name: str) -> None:
     done = CliRunner().invoke(main_group, ["completion", name])
     assert done.exit_code == 0
     assert "_RAYMQ_COMPLETE" in done.stdout

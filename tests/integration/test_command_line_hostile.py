@@ -1,4 +1,4 @@
-"""The `raymq` command with hostile data, arguments and outputs: it shows what is there, and an error is one line."""
+"""Test the `raymq` command with hostile data, arguments and outputs: data is shown as is, errors are one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 RAYMQ = str(Path(sys.executable).with_name("raymq"))
 
 
-def raymq(
+def run_raymq(
     mq: Connection, *arguments: str | bytes, out: int | None = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
     command = [RAYMQ, "--name-servers", ";".join(mq.name_servers), *arguments]
@@ -43,51 +43,51 @@ def test_markup_and_control_characters_are_data(capsys: pytest.CaptureFixture[st
     assert "[/red]" in captured.get()
 
 
-def test_nothing_is_cut_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_without_terminal_is_not_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     row = {f"column{n}": "x" * 60 for n in range(5)}
     print_rows([row], as_json=False, empty="")
     assert capsys.readouterr().out.count("x" * 60) == 5
 
 
-def test_bytes_that_are_no_text_are_sent_as_they_are(mq: Connection, admin: Admin) -> None:
-    done = raymq(mq, "message", "send", "t", "--body", b"\xff\x00\xfe".replace(b"\x00", b"\x01"))
+def test_non_utf8_body_is_sent_unchanged(mq: Connection, admin: Admin) -> None:
+    done = run_raymq(mq, "message", "send", "t", "--body", b"\xff\x00\xfe".replace(b"\x00", b"\x01"))
     assert (done.returncode, done.stderr) == (0, "")
     with PullConsumer(mq, "g") as consumer:
         assert [m.body for q in consumer.queues("t") for m in consumer.poll(q, 9, 0.0)] == [b"\xff\x01\xfe"]
-    refused = raymq(mq, "message", "send", "t", "--body", "x", "--key", b"\xff")
+    refused = run_raymq(mq, "message", "send", "t", "--body", "x", "--key", b"\xff")
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: keys: text that UTF-8 can express")
 
 
-def test_what_the_encoding_of_the_output_does_not_have_is_escaped(
+def test_characters_missing_in_output_encoding_are_escaped(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended in a traceback, on terminals of ISO-8859-1 for instance."""
+    """The command ended in a traceback, for instance on ISO-8859-1 terminals."""
     with Producer(mq, "p") as producer:
         sent = producer.send(Message("t", "ä→\U0001f600".encode(), keys=["日本"]))
     monkeypatch.setenv("PYTHONIOENCODING", "iso-8859-1")
     command = [RAYMQ, "--name-servers", ";".join(mq.name_servers), "message", "get", sent.message_id]
-    told = subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=True).stdout
-    assert json.loads(told.decode("iso-8859-1"))["body"] == "ä→\U0001f600"
+    encoded = subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=True).stdout
+    assert json.loads(encoded.decode("iso-8859-1"))["body"] == "ä→\U0001f600"
     shown = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
     assert "ä\\u2192\\U0001f600".encode("iso-8859-1") in shown
 
 
-def test_who_reads_the_output_may_stop_reading(mq: Connection, admin: Admin) -> None:
+def test_closed_output_pipe_is_no_error(mq: Connection, admin: Admin) -> None:
     for number in range(50):
         admin.create_topic(f"topic-{number:03}", 1)
     read, write = os.pipe()
     os.close(read)
     try:
-        done = raymq(mq, "topic", "list", out=write)
+        done = run_raymq(mq, "topic", "list", out=write)
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_output_that_takes_nothing_is_one_line(mq: Connection, admin: Admin, tmp_path: Path) -> None:
+def test_write_error_is_one_line(mq: Connection, admin: Admin, tmp_path: Path) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        done = raymq(mq, "topic", "list", "--json", out=full.fileno())
+        done = run_raymq(mq, "topic", "list", "--json", out=full.fileno())
     assert done.returncode == 1
     assert done.stderr.splitlines() == [done.stderr.strip()]
     assert "No space left" in done.stderr
@@ -95,30 +95,30 @@ def test_an_output_that_takes_nothing_is_one_line(mq: Connection, admin: Admin, 
         producer.send(Message("t", b"x"))
     with PullConsumer(mq, "g"):
         pass
-    nowhere = raymq(mq, "dlq", "export", "g", str(tmp_path / "missing" / "file"))
+    nowhere = run_raymq(mq, "dlq", "export", "g", str(tmp_path / "missing" / "file"))
     assert nowhere.returncode == 1
     assert nowhere.stderr.splitlines() == [nowhere.stderr.strip()]
     assert "No such file" in nowhere.stderr
 
 
-def test_a_dry_run_refuses_what_the_change_would(mq: Connection, admin: Admin) -> None:
+def test_dry_run_refuses_invalid_change(mq: Connection, admin: Admin) -> None:
     for more in ([], ["--dry-run"]):
-        done = raymq(mq, "topic", "update", "t", "--queues", "0", *more)
+        done = run_raymq(mq, "topic", "update", "t", "--queues", "0", *more)
         assert done.returncode == 1
         assert done.stderr.startswith("error: queues: a whole number, at least 1")
 
 
-def test_an_option_behind_the_command_is_told_its_place(mq: Connection) -> None:
-    done = raymq(mq, "topic", "list", "--namespace", "x")
+def test_misplaced_option_error_names_its_place(mq: Connection) -> None:
+    done = run_raymq(mq, "topic", "list", "--namespace", "x")
     assert done.returncode == 2
     assert "--namespace goes before the command" in done.stderr
 
 
-def test_a_certificate_alone_does_not_turn_tls_on(mq: Connection, admin: Admin) -> None:
-    assert raymq(mq, "--tls-cert-file", "x", "topic", "list").returncode == 2
+def test_certificate_alone_does_not_enable_tls(mq: Connection, admin: Admin) -> None:
+    assert run_raymq(mq, "--tls-cert-file", "x", "topic", "list").returncode == 2
 
 
-def test_tls_spoken_to_a_plain_port_names_a_reason(mq: Connection, admin: Admin, tmp_path: Path) -> None:
+def test_tls_to_plain_port_error_names_reason(mq: Connection, admin: Admin, tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     subprocess.run(
         [
@@ -139,7 +139,7 @@ def test_tls_spoken_to_a_plain_port_names_a_reason(mq: Connection, admin: Admin,
         check=True,
         capture_output=True,
     )
-    done = raymq(mq, "--tls-ca-file", str(ca), "topic", "list")
+    done = run_raymq(mq, "--tls-ca-file", str(ca), "topic", "list")
     assert done.returncode == 1
     assert "cannot connect: " in done.stderr
     assert not done.stderr.rstrip().endswith("cannot connect:")

@@ -1,4 +1,4 @@
-"""Tables of messages that producers compressed: read to the end, in tables of a bounded size."""
+"""Test that messages compressed by producers are read completely, in tables of bounded size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from raymq.client import Admin, Connection, MessageQueue, PullConsumer
 from raymq.client.bulk.range_reader import RangeReader
 from raymq.storage.records.record import encode_properties
 from tests.broker_process import BrokerProcess
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 
 TEXT = bytes(16 << 20)
 
 
 @pytest.mark.timeout(120)
-def test_a_queue_of_compressed_messages_is_read_in_tables_that_memory_has_room_for(tmp_path: Path) -> None:
+def test_compressed_messages_are_read_in_bounded_tables(tmp_path: Path) -> None:
     process = BrokerProcess("broker-a", tmp_path)
     queue = MessageQueue("t", "broker-a", 0)
     with Connection([process.name_server]) as mq, PullConsumer(mq, "g") as consumer:
@@ -26,10 +26,10 @@ def test_a_queue_of_compressed_messages_is_read_in_tables_that_memory_has_room_f
         (broker,) = Admin(mq).cluster_info().brokers
         assert broker.address is not None
         body = zlib.compress(TEXT, 9)
-        with Foreign(broker.address) as client:
+        with ForeignClient(broker.address) as client:
             for number in range(10):
-                told = encode_properties({"n": str(number)}).decode()
-                client.done(SendMessage("p", "t", "TBW102", 4, 0, 0x1, 1, 0, told).command(body))
+                properties = encode_properties({"n": str(number)}).decode()
+                client.done(SendMessage("p", "t", "TBW102", 4, 0, 0x1, 1, 0, properties).command(body))
         rows: list[int] = []
         while (table := consumer.fetch_table(queue, timeout=0.5)).num_rows:
             rows.append(table.num_rows)

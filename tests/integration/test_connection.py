@@ -1,4 +1,4 @@
-"""A process's connection to a cluster: forks, threads, exits, name servers and brokers that come and go, TLS."""
+"""Test a process's connection to a cluster: forks, threads, exits, restarts of servers, TLS."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.polling import poll_until
 pytestmark = pytest.mark.integration
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A program of its own; warnings would show on its stderr, but for Python 3.12's of any fork beside threads."""
+def run_program(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program; its stderr shows all warnings but Python 3.12's about forks of threaded processes."""
     of_forks = "ignore:This process:DeprecationWarning"
     command = [sys.executable, "-W", "always", "-W", of_forks, "-c", textwrap.dedent(script), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -79,15 +79,13 @@ FORK_BY_MULTIPROCESSING = """
 
 
 @pytest.mark.parametrize(("script", "messages"), [(FORK, 44), (FORK_BY_MULTIPROCESSING, 22)])
-def test_a_fork_has_sockets_of_its_own_and_the_parent_keeps_its(
-    services: Services, admin: Admin, script: str, messages: int
-) -> None:
-    done = run(script, services.name_server.address)
+def test_forked_child_opens_new_sockets(services: Services, admin: Admin, script: str, messages: int) -> None:
+    done = run_program(script, services.name_server.address)
     assert (done.returncode, done.stderr) == (0, "")
     assert sum(stats.max_offset for stats in admin.topic_stats("t").values()) == messages
 
 
-def test_the_parents_end_is_seen_though_a_child_lives(services: Services, admin: Admin) -> None:
+def test_server_sees_parent_exit_while_child_lives(services: Services, admin: Admin) -> None:
     script = """
         import os, sys, time
         from raymq.client import Connection, Message, Producer
@@ -102,7 +100,7 @@ def test_the_parents_end_is_seen_though_a_child_lives(services: Services, admin:
     """
     server = services.name_server._server
     before = len(server.connections)
-    run(script, services.name_server.address, "20")
+    run_program(script, services.name_server.address, "20")
     poll_until(lambda: len(server.connections) == before, what="the child did not keep the parent's socket open")
 
 
@@ -132,14 +130,14 @@ EXIT = """
 
 
 @pytest.mark.parametrize("how", ["producer", "consumer", "exit", "unreachable"])
-def test_a_process_that_just_ends_is_quiet(services: Services, admin: Admin, how: str) -> None:
+def test_process_exit_without_close_prints_nothing(services: Services, admin: Admin, how: str) -> None:
     began = time.monotonic()
-    done = run(EXIT, services.name_server.address, how)
+    done = run_program(EXIT, services.name_server.address, how)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert time.monotonic() - began < 30
 
 
-def test_a_closed_connection_leaves_no_thread(services: Services, admin: Admin) -> None:
+def test_closed_connection_leaves_no_thread(services: Services, admin: Admin) -> None:
     before = threading.active_count()
     for _ in range(3):
         with Connection([services.name_server.address]) as mq:
@@ -147,7 +145,7 @@ def test_a_closed_connection_leaves_no_thread(services: Services, admin: Admin) 
     assert threading.active_count() <= before
 
 
-def test_several_threads_may_close_a_connection_at_once(services: Services, admin: Admin) -> None:
+def test_several_threads_close_connection_at_once(services: Services, admin: Admin) -> None:
     del admin
     for _ in range(5):
         mq = Connection([services.name_server.address])
@@ -172,12 +170,10 @@ def test_many_threads_share_a_connection(mq: Connection, admin: Admin) -> None:
     assert len(mq.pool._peers) == 3, "one connection each to the name server and to the brokers"
 
 
-# -- who comes and goes --------------------------------------------------------------------------------------------
+# -- outages and restarts ------------------------------------------------------------------------------------------
 
 
-def test_a_single_send_is_made_by_its_own_thread_and_begins_anew_where_that_fails(
-    mq: Connection, admin: Admin, services: Services
-) -> None:
+def test_single_send_needs_no_event_loop_and_fails_over(mq: Connection, admin: Admin, services: Services) -> None:
     admin.create_topic("direct", queues=1)
     blocked, go_on = threading.Event(), threading.Event()
 
@@ -186,7 +182,7 @@ def test_a_single_send_is_made_by_its_own_thread_and_begins_anew_where_that_fail
         go_on.wait(30)
 
     with Producer(mq, "p", timeout=20) as producer:
-        for broker in services.brokers:  # the first one each connects
+        for broker in services.brokers:  # the first send to each broker connects
             producer.send(Message("direct", b"first"), queue=MessageQueue("direct", broker, 0))
         mq.loop.call_soon_threadsafe(block)
         assert blocked.wait(5)
@@ -222,7 +218,7 @@ def two_name_servers(tmp_path: Path) -> Iterator[tuple[EventLoopThread, list[Nam
     loop.stop()
 
 
-def test_the_death_of_one_name_server_is_invisible(
+def test_sends_survive_death_of_one_name_server(
     two_name_servers: tuple[EventLoopThread, list[NameServerService], BrokerService],
 ) -> None:
     loop, servers, _ = two_name_servers
@@ -242,7 +238,7 @@ def test_the_death_of_one_name_server_is_invisible(
         assert mq.routes._preferred == 1, "who answered is asked first"
 
 
-def test_a_name_server_that_hangs_is_passed_over_once(
+def test_hanging_name_server_delays_only_first_request(
     two_name_servers: tuple[EventLoopThread, list[NameServerService], BrokerService],
 ) -> None:
     _, servers, _ = two_name_servers
@@ -257,7 +253,7 @@ def test_a_name_server_that_hangs_is_passed_over_once(
         assert time.monotonic() - began - first < 0.5, "the second question goes to who answered the first"
 
 
-def test_a_send_outlives_a_restart_of_all_brokers(mq: Connection, admin: Admin, services: Services) -> None:
+def test_send_survives_restart_of_all_brokers(mq: Connection, admin: Admin, services: Services) -> None:
     producer = Producer(mq, "p", timeout=3.0, retries=2)
     producer.send(Message("t", b"before"))
     for name in list(services.brokers):
@@ -270,11 +266,11 @@ def test_a_send_outlives_a_restart_of_all_brokers(mq: Connection, admin: Admin, 
     restarts.join()
 
 
-def test_a_send_to_a_fixed_queue_outlives_a_restart(mq: Connection, admin: Admin, services: Services) -> None:
+def test_send_to_queue_survives_broker_restart(mq: Connection, admin: Admin, services: Services) -> None:
     producer = Producer(mq, "p", timeout=3.0, retries=2)
     queue = MessageQueue("t", "broker-a", 0)
     producer.send(Message("t", b"before"), queue=queue)
-    services.brokers["broker-a"]._registration._peers.clear()  # it is killed, rather than that it says goodbye
+    services.brokers["broker-a"]._registration._peers.clear()  # as if killed: it does not unregister
     services.stop_broker("broker-a")
     restart = threading.Timer(0.6, lambda: services.start_broker("broker-a"))
     restart.start()
@@ -282,9 +278,7 @@ def test_a_send_to_a_fixed_queue_outlives_a_restart(mq: Connection, admin: Admin
     restart.join()
 
 
-def test_a_broker_that_comes_back_is_found_though_it_refused_for_long(
-    mq: Connection, admin: Admin, services: Services
-) -> None:
+def test_restarted_broker_is_found_despite_backoff(mq: Connection, admin: Admin, services: Services) -> None:
     consumer = PullConsumer(mq, "g")
     queue = MessageQueue("t", "broker-a", 0)
     Producer(mq, "p").send(Message("t", b"x"), queue=queue)
@@ -307,7 +301,7 @@ def test_a_broker_that_comes_back_is_found_though_it_refused_for_long(
 # -- TLS -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_with_tls(tmp_path: Path) -> None:
+def test_tls_cluster_serves_tls_clients_only(tmp_path: Path) -> None:
     own, client = certificates(tmp_path)
     loop = EventLoopThread("services")
     server = loop.run(NameServerService.start(NameServerSpec(0, str(tmp_path), "127.0.0.1", 0, tls=own)))
@@ -363,12 +357,10 @@ DROPPED = """
 """
 
 
-def test_a_connection_that_nobody_refers_to_ends_when_what_it_has_begun_is_done(
-    services: Services, admin: Admin
-) -> None:
-    """Each task of a Ray worker unpickles one of its own, and they lasted until the worker ended."""
-    done = run(DROPPED, services.name_server.address)
+def test_unreferenced_connection_closes_after_pending_sends(services: Services, admin: Admin) -> None:
+    """Each task of a Ray worker unpickles a connection, and these stayed open until the worker ended."""
+    done = run_program(DROPPED, services.name_server.address)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "True 20\n"
-    # One is sent again, and stored twice, where its answer is late on a busy machine.
+    # On a busy machine a late answer causes a retry, which stores a message twice.
     assert sum(stats.max_offset for stats in admin.topic_stats("t").values()) >= 60

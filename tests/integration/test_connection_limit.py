@@ -1,4 +1,4 @@
-"""Connections are limited by the files that the process may open: some are kept for its store."""
+"""Test that connections are limited by the process's open files, of which some are reserved for the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from raymq.actors.wire.frame import Command
 from tests.integration import crowded_server
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 from tests.polling import poll_until
 
 
@@ -37,22 +37,22 @@ def is_open(client: socket.socket) -> bool:
     return True
 
 
-def refused(address: str) -> int | None:
-    """How many were refused so far; None if this one is, too."""
+def count_refused(address: str) -> int | None:
+    """Return the number of refused connections so far; None if this connection is refused, too."""
     try:
-        with Foreign(address) as client:
+        with ForeignClient(address) as client:
             return int(client.done(Command(1)).fields["refused"])
     except ConnectionError:
         return None
 
 
-def test_connections_leave_files_to_the_store_and_those_above_are_closed_and_counted(address: str) -> None:
-    """Fault 13.24: a broker took connections until it could not open its log's next file."""
-    with Foreign(address) as first:
+def test_excess_connections_are_closed_and_counted(address: str) -> None:
+    """Fault 13.24: a broker accepted connections until it could not open its next log file."""
+    with ForeignClient(address) as first:
         clients = connect(address, crowded_server.FILES + 50)
         poll_until(lambda: int(first.done(Command(1)).fields["refused"]) > 50)
         poll_until(lambda: len(list(filter(is_open, clients))) < crowded_server.FILES - crowded_server.OPENED)
         assert len(list(filter(is_open, clients))) > crowded_server.FILES // 3
         for client in clients:
             client.close()
-        poll_until(lambda: refused(address) is not None, what="there is room again")
+        poll_until(lambda: count_refused(address) is not None, what="there is room again")

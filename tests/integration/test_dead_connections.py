@@ -1,4 +1,4 @@
-"""A connection that is dead without anybody having said so is given up, and what fails meanwhile is told."""
+"""Test that silently dead connections are replaced, and that the health reports failures meanwhile."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from raymq.actors.errors import OutcomeUnknown
 from raymq.actors.wire import dead_peer_detector
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PushConsumer
-from raymq.client import consumer_health as of_consumers
+from raymq.client import consumer_health as health_module
 from raymq.client.push import queue_fetcher
 from raymq.client.requests import fetch_request as requests
 from tests.integration.cable import Cable
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -35,8 +35,8 @@ def cable(services: Services) -> Iterator[Cable]:
 
 
 @pytest.fixture
-def through(services: Services, admin: Admin, cable: Cable, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
-    """A connection whose way to broker-a is the cable."""
+def cabled(services: Services, admin: Admin, cable: Cable, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    """Yield a connection that reaches broker-a through the cable."""
     with Connection([services.name_server.address]) as mq:
         get = mq.routes.get
 
@@ -49,27 +49,27 @@ def through(services: Services, admin: Admin, cable: Cable, monkeypatch: pytest.
 
 
 @pytest.fixture
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_peer_detector, "SILENT_SECONDS", 1.0)
-    monkeypatch.setattr(of_consumers, "FAILING_SECONDS", 1.0)
+    monkeypatch.setattr(health_module, "FAILING_SECONDS", 1.0)
     monkeypatch.setattr(queue_fetcher, "_PARK_SECONDS", 0.5)
     monkeypatch.setattr(requests, "ANSWER_SECONDS", 0.5)
 
 
-@pytest.mark.usefixtures("_soon")
+@pytest.mark.usefixtures("_short_timeouts")
 @pytest.mark.long
-def test_a_consumer_goes_on_over_a_new_connection_and_is_not_well_until_then(
-    through: Connection, cable: Cable, services: Services, monkeypatch: pytest.MonkeyPatch
+def test_consumer_recovers_over_new_connection(
+    cabled: Connection, cable: Cable, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taker = Taker()
-    with PushConsumer(through, "g", {"t": "*"}, taker) as consumer, Connection(through.name_servers) as other:
+    taker = RecordingListener()
+    with PushConsumer(cabled, "g", {"t": "*"}, taker) as consumer, Connection(cabled.name_servers) as other:
         producer = Producer(other, "p")
         producer.send(Message("t", b"before"), queue=QUEUE)
         poll_until(lambda: taker.bodies == [b"before"], 10)
         poll_until(lambda: consumer.health.ok, 10)
         with monkeypatch.context() as never:
             never.setattr(dead_peer_detector, "SILENT_SECONDS", 1e9)
-            services.loop.run(_at_once(cable.freeze))
+            services.loop.run(_run_on_loop(cable.freeze))
             producer.send(Message("t", b"behind"), queue=QUEUE)
             poll_until(lambda: not consumer.health.ok, 20)
             (failing,) = consumer.health.fetches
@@ -81,11 +81,11 @@ def test_a_consumer_goes_on_over_a_new_connection_and_is_not_well_until_then(
         poll_until(lambda: consumer.health.ok and not consumer.health.fetches, 20)
 
 
-@pytest.mark.usefixtures("_soon")
-def test_a_producer_sends_over_a_new_connection(through: Connection, cable: Cable, services: Services) -> None:
-    with Producer(through, "p", timeout=0.5, retries=0) as producer:
+@pytest.mark.usefixtures("_short_timeouts")
+def test_producer_recovers_over_new_connection(cabled: Connection, cable: Cable, services: Services) -> None:
+    with Producer(cabled, "p", timeout=0.5, retries=0) as producer:
         assert producer.send_async(Message("t", b"before"), queue=QUEUE).result(10).queue == QUEUE
-        services.loop.run(_at_once(cable.freeze))
+        services.loop.run(_run_on_loop(cable.freeze))
         outcomes: list[bool] = []
 
         def is_sent() -> bool:
@@ -100,33 +100,29 @@ def test_a_producer_sends_over_a_new_connection(through: Connection, cable: Cabl
         assert outcomes, "it takes a while to know"
 
 
-@pytest.mark.usefixtures("_soon")
-def test_a_consumer_that_waits_for_longer_than_a_dead_connection_would_last_keeps_its_own(
-    through: Connection, cable: Cable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_short_timeouts")
+def test_long_poll_keeps_silent_connection(cabled: Connection, cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_fetcher, "_PARK_SECONDS", 2.5)
-    taker = Taker()
-    with PushConsumer(through, "g", {"t": "*"}, taker) as consumer, Connection(through.name_servers) as other:
+    taker = RecordingListener()
+    with PushConsumer(cabled, "g", {"t": "*"}, taker) as consumer, Connection(cabled.name_servers) as other:
         poll_until(lambda: consumer.health.works, 10)
-        used = through.run(through.pool.get(cable.address))
+        used = cabled.run(cabled.pool.get(cable.address))
         quiet_until = time.monotonic() + 4.0
         poll_until(lambda: time.monotonic() > quiet_until, 10)
         Producer(other, "p").send(Message("t", b"x"), queue=QUEUE)
         poll_until(lambda: taker.bodies == [b"x"], 10)
-        assert through.run(through.pool.get(cable.address)) is used
+        assert cabled.run(cabled.pool.get(cable.address)) is used
         assert consumer.health.ok
 
 
-async def _at_once(action: Any) -> None:
+async def _run_on_loop(action: Any) -> None:
     action()
 
 
-def test_a_consumer_is_well_soon_behind_an_outage_although_nothing_comes(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    """A fetch that waits for messages told for 15 s of nothing that the one before had failed for good."""
+def test_consumer_health_recovers_without_new_messages(services: Services, mq: Connection, admin: Admin) -> None:
+    """A fetch that waited for messages used to leave the earlier failure in the health for 15 s."""
     del admin
-    taker = Taker()
+    taker = RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker) as consumer, Producer(mq, "p") as producer:
         producer.send(Message("t", b"it consumes"), queue=QUEUE)
         poll_until(lambda: taker.bodies, 20)

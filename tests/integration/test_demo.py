@@ -1,4 +1,4 @@
-"""`raymq demo` as a user runs it: the bundled data, own data, a broker that is killed on the way, bad input."""
+"""Test `raymq demo` with the bundled data, other data, a killed broker and invalid input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_the_bundled_data_with_a_broker_killed_on_the_way(tmp_path: Path) -> None:
+def test_demo_survives_broker_kill(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with subprocess.Popen(
         [*RAYMQ, "demo", "--data", str(data)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -40,7 +40,7 @@ def test_the_bundled_data_with_a_broker_killed_on_the_way(tmp_path: Path) -> Non
             lines.append(line)
             broker = re.search(r"broker-a pid (\d+)", line)
             if broker:
-                # On the way into the log: the stores are up, the first rows are being sent.
+                # By then the stores are open and the first rows are being sent.
                 threading.Timer(0.5, os.kill, (int(broker[1]), signal.SIGKILL)).start()
         errors = demo.stderr.read()
     shown = "".join(lines)
@@ -56,8 +56,8 @@ def test_the_bundled_data_with_a_broker_killed_on_the_way(tmp_path: Path) -> Non
     assert _processes_with(str(data)) == []
 
 
-@pytest.mark.soak  # with another Ray and Spark for its 500 rows; test_spark_bridge.py has it on its own
-def test_own_data_as_json_lines(tmp_path: Path) -> None:
+@pytest.mark.soak  # starts another Ray and Spark for 500 rows; test_spark_bridge.py tests this separately
+def test_demo_reads_json_lines(tmp_path: Path) -> None:
     path = json_lines(tmp_path)
     ended = run_demo("--input", str(path), "--key", "id", "--tag", "state", "--measure", "amount", "--json")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -76,7 +76,7 @@ def test_own_data_as_json_lines(tmp_path: Path) -> None:
         ("data.parquet", "no parquet", []),
     ],
 )
-def test_bad_input_is_one_line_and_starts_nothing(
+def test_invalid_input_prints_one_error_line(
     tmp_path: Path, name: str, content: str | None, arguments: list[str]
 ) -> None:
     path = tmp_path / name

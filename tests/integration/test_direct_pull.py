@@ -1,4 +1,4 @@
-"""A pull consumer's thread asks its broker by itself: fetches as much as an answer holds, commits without the loop."""
+"""Test pull consumers whose threads send requests to the broker directly, without the event loop."""
 
 from __future__ import annotations
 
@@ -32,45 +32,41 @@ def consumer(mq: Connection) -> Iterator[PullConsumer]:
         yield made
 
 
-def test_a_commit_is_made_by_the_calling_thread(
-    consumer: PullConsumer, mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fault 14.19b: it went through the event loop, at eight times the price of a send."""
-    asked: list[int] = []
+def test_commit_uses_calling_thread(consumer: PullConsumer, mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 14.19b: a commit used the event loop and cost eight times as much as a send."""
+    recorded: list[int] = []
     request = mq.pool.request
 
     async def counting(address: str, command: Command, *given: float, **named: bool) -> Command:
-        asked.append(command.code)
+        recorded.append(command.code)
         return await request(address, command, *given, **named)  # type: ignore[arg-type]
 
     consumer.poll(QUEUE)
     monkeypatch.setattr(mq.pool, "request", counting)
     for offset in range(1, 50):
         consumer.commit(QUEUE, offset)
-    assert RequestCode.UPDATE_CONSUMER_OFFSET not in asked
+    assert RequestCode.UPDATE_CONSUMER_OFFSET not in recorded
     assert consumer.committed(QUEUE) == 49
     with pytest.raises(InvalidInput):
         consumer.commit(QUEUE, -1)
 
 
-def test_a_socket_that_hangs_as_it_is_opened_keeps_nobody_beyond_his_time(
-    consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It took 10 s, whatever the time-out, where a network swallows what opens a connection."""
-    assert consumer.position(QUEUE) == 0  # over the loop's connection, which stays
-    asked: list[float] = []
+def test_hanging_connect_respects_poll_timeout(consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a network that drops connection attempts a poll took 10 s, whatever its timeout."""
+    assert consumer.position(QUEUE) == 0  # uses the loop's connection, which stays open
+    recorded: list[float] = []
 
     def hang(_: tuple[str, int], timeout: float) -> socket.socket:
-        asked.append(timeout)
+        recorded.append(timeout)
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", hang)
     for timeout in (0.0, 0.5, 2.0, 60.0):
         assert consumer.poll(QUEUE, timeout=timeout)
-    assert asked == pytest.approx([0.5, 0.5, 1.0, 10.0], abs=0.1)
+    assert recorded == pytest.approx([0.5, 0.5, 1.0, 10.0], abs=0.1)
 
 
-def test_a_commit_finds_a_broker_that_was_restarted(consumer: PullConsumer, services: Services) -> None:
+def test_commit_finds_restarted_broker(consumer: PullConsumer, services: Services) -> None:
     consumer.commit(QUEUE, 3)
     services.crash_broker("broker-a")
     services.start_broker("broker-a")
@@ -78,22 +74,22 @@ def test_a_commit_finds_a_broker_that_was_restarted(consumer: PullConsumer, serv
     assert consumer.committed(QUEUE) == 7
 
 
-def test_a_table_holds_what_an_answer_does_unless_told_otherwise(consumer: PullConsumer) -> None:
+def test_fetch_table_returns_whole_answer_by_default(consumer: PullConsumer) -> None:
     assert consumer.fetch_table(QUEUE).num_rows == 5_000
     consumer.seek(QUEUE, 0)
     assert consumer.fetch_table(QUEUE, 10).num_rows == 10
 
 
-def test_no_answer_names_the_broker_and_its_address(
+def test_timeout_error_names_broker_and_address(
     consumer: PullConsumer, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 14.19: it named the address alone, which says nothing to who looks at names."""
+    """Fault 14.19: the error named the address only."""
     broker = services.brokers["broker-a"]
     monkeypatch.setattr(pull_consumer, "CONTROL_SECONDS", 0.2)
     monkeypatch.setattr(pulling, "CONTROL_SECONDS", 0.2)
     named = rf"^broker-a \({broker.address}\): no answer within 0\.\d+ s"
     let_go = threading.Event()
-    held = services.loop.submit(_held(let_go))
+    held = services.loop.submit(_block_loop(let_go))
     try:
         with pytest.raises(BrokerUnavailable, match=named) as by_thread:
             consumer.commit(QUEUE, 1)
@@ -105,13 +101,13 @@ def test_no_answer_names_the_broker_and_its_address(
     assert (by_thread.value.broker, by_loop.value.broker) == ("broker-a", "broker-a")
 
 
-async def _held(let_go: threading.Event) -> None:
-    """Hold up the services' loop, as a process does that was stopped."""
+async def _block_loop(let_go: threading.Event) -> None:
+    """Block the services' loop, as in a stopped process."""
     let_go.wait(30)
 
 
-def test_a_broker_that_refuses_is_named(consumer: PullConsumer, services: Services) -> None:
-    """By its name: at its address where the routes still lead there, else as one that they have no more."""
+def test_connection_error_names_broker(consumer: PullConsumer, services: Services) -> None:
+    """The error has the address if the routes still contain the broker, and otherwise says that they do not."""
     consumer.offsets(QUEUE)
     address = services.brokers["broker-a"].address
     services.crash_broker("broker-a")
@@ -120,10 +116,10 @@ def test_a_broker_that_refuses_is_named(consumer: PullConsumer, services: Servic
     assert str(caught.value).startswith((f"broker-a ({address}): ", "broker-a: it is not in the route of topic t"))
 
 
-def test_a_deleted_topics_route_is_not_used_for_ever(
+def test_route_of_deleted_topic_expires(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 14.21: who asked for a fresh one got the old one as long as its process lived."""
+    """Fault 14.21: a request for a fresh route returned the old one as long as the process lived."""
     mq.run(mq.routes.get("t"))
     with Connection([services.name_server.address]) as other:
         Admin(other).delete_topic("t")
@@ -144,20 +140,20 @@ def _is_unknown(mq: Connection, topic: str) -> bool:
     return False
 
 
-def test_a_pull_consumer_that_nobody_refers_to_leaves_no_socket(mq: Connection, services: Services) -> None:
-    """A thread that waits for what it fetches has a socket of its own, which lasted as long as the connection."""
+def test_unreferenced_pull_consumer_leaves_no_socket(mq: Connection, services: Services) -> None:
+    """A waiting thread uses a separate socket, which stayed open as long as the connection."""
     connections = services.brokers[QUEUE.broker]._server.connections
 
     def read() -> None:
         made = PullConsumer(mq, "g")
         made.seek(QUEUE, 0)
-        for _ in range(2):  # the first one may have to find the way
+        for _ in range(2):  # the first poll may have to look up the route
             made.poll(QUEUE, timeout=0.3)
         assert made._direct._channels
 
     read()
     poll_until(lambda: not mq.channels._open)
-    before = len(connections)  # the server may not know yet of one that has just closed
+    before = len(connections)  # the server may not have noticed the last close yet
     for _ in range(5):
         read()
     poll_until(lambda: len(connections) <= before)

@@ -1,4 +1,4 @@
-"""Brokers are changed while producers and consumers go on, on a real Ray."""
+"""Test broker changes on Ray under the load of producers and consumers."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ pytestmark = [
 
 NAMESPACE = "elastic"
 CONFIG: dict[str, Any] = {"replication": "sync", "commitlog_file_bytes": 1 << 24, "index_slots": 1_000}
-#: What two busy cores may make of the 5 s that are promised on machines with room.
+#: The limit on two busy cores; 5 s are promised on machines with spare capacity.
 MAX_SECONDS = 20.0
 H1, H2, H3 = three_machines.NAMES
 
 
 @pytest.fixture(scope="module")
-def ray_here() -> Iterator[None]:
+def local_ray() -> Iterator[None]:
     with own_ray():
         yield
 
 
 @pytest.fixture
-def root(ray_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on a machine that counts as three."""
+def root(local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a root folder on a machine that counts as three hosts."""
     monkeypatch.setattr(ray_runtime, "hosts", three_machines.hosts)
     return tmp_path / "data"
 
@@ -69,22 +69,22 @@ def masters(mq: Cluster) -> dict[str, int]:
     return {each.name: each.replica for each in brokers(mq).values() if each.role == "master"}
 
 
-def told(*arguments: str) -> Any:
+def run_command(*arguments: str) -> Any:
     done = CliRunner().invoke(main_group, ["--namespace", NAMESPACE, "--address", "auto", *arguments, "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 @pytest.mark.long
-def test_replicas_are_restarted_one_after_the_other_while_clients_go_on(root: Path) -> None:
+def test_rolling_restart_of_replicas_under_load(root: Path) -> None:
     with cluster.start(1, root, NAMESPACE, replicas=2, config=CONFIG) as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=2)
         before = brokers(mq)
         (master,) = masters(mq).values()
         names = ["broker-a" if master else "broker-a.1", "broker-a.1" if master else "broker-a"]
-        said = told("broker", "restart", "--rolling", "--dry-run")
+        plan = run_command("broker", "restart", "--rolling", "--dry-run")
         steps = [f"restarts {names[0]}", f"hands broker-a over to {names[0]}", f"restarts {names[1]}"]
-        assert (said["dry_run"], said["steps"]) == (True, steps)
+        assert (plan["dry_run"], plan["steps"]) == (True, steps)
         assert {each.pid for each in brokers(mq).values()} == {each.pid for each in before.values()}
         with ContinuousLoad(mq, "t") as load:
             operation = admin.restart()
@@ -100,12 +100,12 @@ def test_replicas_are_restarted_one_after_the_other_while_clients_go_on(root: Pa
 
 
 @pytest.mark.soak
-def test_brokers_of_one_copy_are_restarted_and_clients_wait_for_them(root: Path) -> None:
+def test_rolling_restart_without_replicas_under_load(root: Path) -> None:
     with cluster.start(2, root, NAMESPACE, config=CONFIG | {"replication": "async"}) as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=2)
         before = brokers(mq)
         with ContinuousLoad(mq, "t") as load:
-            told("broker", "restart", "--rolling", "broker-b")
+            run_command("broker", "restart", "--rolling", "broker-b")
             middle = brokers(mq)
             assert middle["broker-a"].pid == before["broker-a"].pid
             assert middle["broker-b"].pid != before["broker-b"].pid
@@ -131,12 +131,12 @@ def layout(root: Path) -> dict[str, Any]:
 
 
 def in_sync(mq: Cluster) -> list[int] | None:
-    """The replicas in sync by the master of the only group."""
+    """Return the in-sync replicas according to the master of the only group."""
     return next((each.in_sync for each in brokers(mq).values() if each.role == "master"), None)
 
 
 @pytest.mark.soak
-def test_replicas_come_move_and_go_while_clients_go_on(root: Path) -> None:
+def test_replicas_are_added_moved_and_removed_under_load(root: Path) -> None:
     with cluster.start(1, root, NAMESPACE, replicas=2, config=CONFIG) as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=2)
         poll_until(lambda: in_sync(mq) == [0, 1], 30)
@@ -149,16 +149,16 @@ def test_replicas_come_move_and_go_while_clients_go_on(root: Path) -> None:
             load.await_progress()
             (master,) = masters(mq).values()
             host = H2 if master == 0 else H1
-            said = told("broker", "move", "broker-a", "--replica", str(master), "--to", host, "--dry-run")
-            assert any(step.startswith("hands broker-a over to broker-a.3") for step in said["steps"])
+            plan = run_command("broker", "move", "broker-a", "--replica", str(master), "--to", host, "--dry-run")
+            assert any(step.startswith("hands broker-a over to broker-a.3") for step in plan["steps"])
             assert "broker-a.3" not in cluster_launch.names(NAMESPACE)
-            moved = told("broker", "move", "broker-a", "--replica", str(master), "--to", host)
+            moved = run_command("broker", "move", "broker-a", "--replica", str(master), "--to", host)
             former = "broker-a" if master == 0 else "broker-a.1"
             assert moved["kept"] == [f"{H1 if master == 0 else H2}:{root / former}"]
             assert (root / former).is_dir()
             assert masters(mq) == {"broker-a": 3}
             load.await_progress()
-            told("broker", "remove", "broker-a.2")
+            run_command("broker", "remove", "broker-a.2")
             left = [1 - master, 3]
             poll_until(lambda: in_sync(mq) == left, 30)
             assert sorted(each.replica for each in brokers(mq).values()) == left
@@ -166,7 +166,9 @@ def test_replicas_come_move_and_go_while_clients_go_on(root: Path) -> None:
             load.finish()
         print(load.line("add, move, remove"))
         assert max(load.longest_pause, load.longest_wait) < MAX_SECONDS
-        cluster.start(1, root, NAMESPACE, replicas=2, config=CONFIG).close()  # it joins, and brings nobody back
+        cluster.start(
+            1, root, NAMESPACE, replicas=2, config=CONFIG
+        ).close()  # it joins and does not restore removed brokers
         names = [name for name in cluster_launch.names(NAMESPACE) if name.startswith("broker-")]
         assert sorted(names) == sorted(f"broker-a.{each}" if each else "broker-a" for each in left)
         assert layout(root).get("underWay") == {}
@@ -180,7 +182,7 @@ def test_replicas_come_move_and_go_while_clients_go_on(root: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_move_that_was_killed_goes_on_when_it_is_asked_for_again(root: Path) -> None:
+def test_killed_move_resumes_on_repeated_command(root: Path) -> None:
     with cluster.start(1, root, NAMESPACE, replicas=2, config=CONFIG) as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=2)
         poll_until(lambda: in_sync(mq) == [0, 1], 30)
@@ -188,9 +190,9 @@ def test_a_move_that_was_killed_goes_on_when_it_is_asked_for_again(root: Path) -
         arguments = ["broker", "move", "broker-a", "--replica", str(master), "--to", H3]
         address = str(ray_runtime.address())
         with ContinuousLoad(mq, "t") as load:
-            for ends_at in ("saves", "starts", "hands", "ends"):
-                killed_at(ends_at, address, *arguments)
-            told(*arguments)
+            for step in ("saves", "starts", "hands", "ends"):
+                kill_at_step(step, address, *arguments)
+            run_command(*arguments)
             load.await_progress()
             load.finish()
         print(load.line("a move that was killed"))
@@ -199,8 +201,8 @@ def test_a_move_that_was_killed_goes_on_when_it_is_asked_for_again(root: Path) -
         assert (masters(mq), layout(root)["underWay"]) == ({"broker-a": 2}, {})
 
 
-def killed_at(step: str, address: str, *arguments: str) -> None:
-    """Run the command in a process of its own, and kill it as soon as it says that it begins a step."""
+def kill_at_step(step: str, address: str, *arguments: str) -> None:
+    """Run the command in a separate process, and kill it as soon as it reports the start of a step."""
     command = [sys.executable, "-m", "tests.integration.three_machines", "--namespace", NAMESPACE]
     with subprocess.Popen([*command, "--address", address, *arguments], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -212,22 +214,22 @@ def killed_at(step: str, address: str, *arguments: str) -> None:
 
 
 @pytest.mark.long
-def test_a_group_comes_and_another_one_is_drained_while_clients_go_on(root: Path) -> None:
+def test_broker_group_is_added_and_another_drained_under_load(root: Path) -> None:
     config = CONFIG | {"replication": "async", "delay_levels": "1s 5s 10s 30s"}
     with cluster.start(2, root, NAMESPACE, config=config) as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=2)
         admin.create_topic("other", queues=1)
         admin.create_topic("in-order", queues=1, ordered=True)
         with ContinuousLoad(mq, "t") as load, Producer(mq, "p") as producer:
-            said = told("broker", "add", "--to", H3, "--dry-run")
-            assert said["steps"][-2:] == ["creates topics on broker-c: other, t", "saves: broker-c is complete"]
+            plan = run_command("broker", "add", "--to", H3, "--dry-run")
+            assert plan["steps"][-2:] == ["creates topics on broker-c: other, t", "saves: broker-c is complete"]
             assert admin.add_broker(host=H3).wait(120).brokers == ["broker-c"]
             assert layout(root)["brokers"]["broker-c"] == H3
             assert {queue.broker for queue in admin.topic_stats("in-order")} == {"broker-a", "broker-b"}
             poll_until(lambda: any(queue.broker == "broker-c" for queue in load.written_queues), 60)
             load.await_progress()
             with cluster.connect(name_servers=mq.name_servers) as alone_mq:
-                make_on_one(alone_mq, brokers(mq)["broker-b"].address, "only-there")
+                create_topic_on_one_broker(alone_mq, brokers(mq)["broker-b"].address, "only-there")
             with pytest.raises(InvalidInput, match="only broker-b has only-there"):
                 admin.drain("broker-b", remove=True).wait(30)
             admin.create_topic("only-there", queues=1)
@@ -261,12 +263,12 @@ def test_a_group_comes_and_another_one_is_drained_while_clients_go_on(root: Path
             admin.add_broker("broker-b").wait(30)
 
 
-def make_on_one(mq: Connection, address: str, topic: str) -> None:
-    """As RocketMQ's clients do, which may make a topic on one broker."""
+def create_topic_on_one_broker(mq: Connection, address: str, topic: str) -> None:
+    """Create a topic on one broker only, as RocketMQ's clients may."""
     mq.run(mq.pool.request(address, create_topic_command(topic, 1, ordered=False), 10.0))
 
 
-def test_a_drain_waits_for_a_group_that_is_away_and_can_be_taken_back(root: Path) -> None:
+def test_drain_waits_for_lagging_group_and_can_be_cancelled(root: Path) -> None:
     with cluster.start(2, root, NAMESPACE, config=CONFIG | {"replication": "async"}) as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=1)
         queue = MessageQueue("t", "broker-b", 0)
@@ -279,12 +281,12 @@ def test_a_drain_waits_for_a_group_that_is_away_and_can_be_taken_back(root: Path
             operation.cancel()
             with pytest.raises(InvalidInput, match="another broker group takes messages"):
                 admin.drain("broker-a", dry_run=True).wait(30)
-            (left, *_) = told("broker", "drain", "broker-b", "--dry-run")["steps"]
+            (left, *_) = run_command("broker", "drain", "broker-b", "--dry-run")["steps"]
             assert left == "broker-b has 3 messages of t for group etl"
             assert {producer.send(Message("t", b"x")).queue.broker for _ in range(4)} == {"broker-a"}
-            told("broker", "drain", "broker-b", "--without-group", "etl")
+            run_command("broker", "drain", "broker-b", "--without-group", "etl")
             assert producer.send(Message("t", b"x")).queue.broker == "broker-a"
-            told("broker", "drain", "broker-b", "--cancel")
+            run_command("broker", "drain", "broker-b", "--cancel")
             producer.send(Message("t", b"again"), queue=queue, timeout=30.0, retries=20)
             assert layout(root).get("underWay", {}) == {}
             assert sorted(brokers(mq)) == ["broker-a", "broker-b"]

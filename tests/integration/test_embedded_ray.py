@@ -1,4 +1,4 @@
-"""A Ray that a program started, on whatever thread; and processes forked from it, however they end."""
+"""Test an embedded Ray started on any thread, and processes forked from its program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.program import output_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(150)]
 
-#: The cluster is started on a thread that ends. Then children are forked, each ends in another way.
+#: The cluster is started on a thread that ends. Then children are forked, which end in different ways.
 PROGRAM = """
 import asyncio, contextlib, multiprocessing, os, signal, sys, time
 from raymq import cluster
@@ -73,11 +73,11 @@ print("stopped", os.path.exists({root!r} + "/broker-a/abort"))
 """
 
 
-def test_threads_and_forked_children_end_without_the_embedded_ray(tmp_path: Path) -> None:
-    """Of a start on a thread that ended, the stop failed; a forked child hung, or ended the parent's Ray."""
-    forks = "ignore:This process:DeprecationWarning"  # Python 3.12 warns of a fork beside threads
-    told = output_of("-W", forks, "-c", PROGRAM.format(root=str(tmp_path / "data")), directory=tmp_path)
-    assert told.splitlines() == [
+def test_ended_threads_and_forked_children_leave_ray_running(tmp_path: Path) -> None:
+    """The stop failed after a start on an ended thread; a forked child hung, or ended the parent's Ray."""
+    forks = "ignore:This process:DeprecationWarning"  # Python 3.12 warns of forks in processes with threads
+    output = output_of("-W", forks, "-c", PROGRAM.format(root=str(tmp_path / "data")), directory=tmp_path)
+    assert output.splitlines() == [
         "ends_by_exit 3 True",
         "ends_by_os_exit 5 True",
         f"ends_by_signal {-15} True",

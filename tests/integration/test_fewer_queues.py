@@ -1,4 +1,4 @@
-"""A topic gets fewer queues while producers know the old ones: who chose none of them is told nothing of it."""
+"""Test that sends without a chosen queue succeed after their topic got fewer queues."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from raymq.client.errors import QueueNotFound
 from tests.integration.conftest import Services
 
 
-@pytest.mark.parametrize("made_anew", [False, True])
+@pytest.mark.parametrize("recreated", [False, True])
 @pytest.mark.parametrize("way", [{}, {"idempotent": True}, {"linger": 0.001}], ids=str)
 @pytest.mark.parametrize("options", [{}, {"sharding_key": "k"}], ids=str)
-def test_what_is_sent_goes_to_those_that_are_left(
-    services: Services, mq: Connection, admin: Admin, made_anew: bool, way: dict[str, Any], options: dict[str, Any]
+def test_sends_use_remaining_queues(
+    services: Services, mq: Connection, admin: Admin, recreated: bool, way: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """It was QueueNotFound, which no other try is said to help against, for the 30 s of a route."""
+    """Such sends raised QueueNotFound, which is not retriable, until the route expired after 30 s."""
     del admin
     with Connection([services.name_server.address]) as other, Producer(mq, "p", **way) as producer:
         admin = Admin(other)
         admin.create_topic("u", queues=4)
         producer.send_async(Message("u", b"before"), **options).result(10)
-        if made_anew:
+        if recreated:
             admin.delete_topic("u")
             admin.create_topic("u", queues=1)
         else:

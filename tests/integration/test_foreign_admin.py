@@ -1,4 +1,4 @@
-"""What RocketMQ's administrators do, command by command, over sockets."""
+"""Test the commands of RocketMQ's administration tools over sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raymq.client import (
     ReceivedMessage,
 )
 from tests.integration.conftest import Services
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 from tests.polling import poll_until
 
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -61,23 +61,23 @@ RUNTIME_KEYS = [
 
 
 @pytest.fixture
-def broker(services: Services, admin: Admin) -> Iterator[Foreign]:
-    """A connection to broker-a, where the topic t has 2 queues."""
-    with Foreign(services.brokers["broker-a"].address) as made:
+def broker(services: Services, admin: Admin) -> Iterator[ForeignClient]:
+    """Yield a connection to broker-a, where the topic t has 2 queues."""
+    with ForeignClient(services.brokers["broker-a"].address) as made:
         yield made
 
 
 @pytest.fixture
-def name_server(services: Services) -> Iterator[Foreign]:
-    with Foreign(services.name_server.address) as made:
+def name_server(services: Services) -> Iterator[ForeignClient]:
+    with ForeignClient(services.name_server.address) as made:
         yield made
 
 
-def plain(code: RequestCode, value: Any = None) -> Command:
+def json_command(code: RequestCode, value: Any = None) -> Command:
     return Command(code, body=b"" if value is None else json.dumps(value).encode())
 
 
-def key(queue_id: int, topic: str = "t") -> str:
+def queue_key(queue_id: int, topic: str = "t") -> str:
     return json.dumps({"brokerName": "broker-a", "queueId": queue_id, "topic": topic}, separators=(",", ":"))
 
 
@@ -86,8 +86,8 @@ def send(mq: Connection, count: int, keys: tuple[str, ...] = ()) -> list[str]:
         return [producer.send(Message("t", b"x", keys=keys), queue=QUEUE).message_id for _ in range(count)]
 
 
-def join(broker: Foreign, group: str) -> None:
-    """Become a member of a consumer group that takes all of t."""
+def join_group(broker: ForeignClient, group: str) -> None:
+    """Join a consumer group that subscribes to all of t."""
     consumer = {
         "groupName": group,
         "consumeType": "CONSUME_PASSIVELY",
@@ -95,17 +95,17 @@ def join(broker: Foreign, group: str) -> None:
         "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
         "subscriptionDataSet": [{"topic": "t", "subString": "*", "expressionType": "TAG", "subVersion": 1}],
     }
-    told = {"clientID": CLIENT_ID, "producerDataSet": [{"groupName": "makers"}], "consumerDataSet": [consumer]}
-    broker.done(HeartBeat().command(json.dumps(told).encode()))
+    payload = {"clientID": CLIENT_ID, "producerDataSet": [{"groupName": "makers"}], "consumerDataSet": [consumer]}
+    broker.done(HeartBeat().command(json.dumps(payload).encode()))
 
 
-def answered(broker: Foreign, question: Command, code: int, answer: bytes) -> Command:
-    """Ask the broker something that it passes on to this very connection, and answer it."""
+def forward_and_answer(broker: ForeignClient, question: Command, code: int, answer: bytes) -> Command:
+    """Send a request that the broker forwards to this same connection, and answer it."""
     opaque = broker.send(question)
-    asked = broker.next_push()
-    while asked.code != code:  # news about the group's members
-        asked = broker.next_push()
-    response = asked.response(ResponseCode.SUCCESS, body=answer)
+    request = broker.next_push()
+    while request.code != code:  # skip notifications about the group's members
+        request = broker.next_push()
+    response = request.response(ResponseCode.SUCCESS, body=answer)
     broker.reply(response)
     return broker.answer(opaque)
 
@@ -113,7 +113,7 @@ def answered(broker: Foreign, question: Command, code: int, answer: bytes) -> Co
 # -- topics ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_topic_is_in_the_routes_when_its_creator_is_answered(broker: Foreign, name_server: Foreign) -> None:
+def test_new_topic_is_routed_before_the_answer(broker: ForeignClient, name_server: ForeignClient) -> None:
     broker.done(headers.UpdateAndCreateTopic("new", 3, 2, 6, order=True, attributes="+message.type=FIFO"))
     route = name_server.json(route_headers.GetRouteInfo("new"))
     assert [(q["brokerName"], q["readQueueNums"], q["writeQueueNums"], q["perm"]) for q in route["queueDatas"]] == [
@@ -123,8 +123,8 @@ def test_a_new_topic_is_in_the_routes_when_its_creator_is_answered(broker: Forei
     config = broker.json(headers.GetTopicConfig("new"))
     assert (config["order"], config["attributes"]) == (True, {"message.type": "FIFO"})
     broker.done(headers.DeleteTopicInBroker("new"))
-    asked = route_headers.GetRouteInfo("new")  # for its first 2 s the name server says "come again" instead
-    poll_until(lambda: name_server.refused(asked) == ResponseCode.TOPIC_NOT_EXIST)
+    request = route_headers.GetRouteInfo("new")  # in its first 2 s the name server answers "retry later" instead
+    poll_until(lambda: name_server.refused(request) == ResponseCode.TOPIC_NOT_EXIST)
     assert broker.refused(headers.GetTopicConfig("new")) == ResponseCode.TOPIC_NOT_EXIST
 
 
@@ -136,29 +136,31 @@ def test_a_new_topic_is_in_the_routes_when_its_creator_is_answered(broker: Forei
         (headers.UpdateAndCreateTopic("new", 1, 1, attributes="+colour=red"), ResponseCode.SYSTEM_ERROR),
     ],
 )
-def test_refused_topics(broker: Foreign, header: Header, code: int) -> None:
+def test_invalid_topics_are_refused(broker: ForeignClient, header: Header, code: int) -> None:
     assert broker.refused(header) == code
 
 
-def test_lists_of_topics(broker: Foreign, name_server: Foreign) -> None:
+def test_topic_lists(broker: ForeignClient, name_server: ForeignClient) -> None:
     topics = [{"topicName": f"many{n}", "readQueueNums": n, "writeQueueNums": n, "perm": 6} for n in (1, 2)]
-    broker.done(plain(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": topics}))
-    table = broker.json(plain(RequestCode.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
+    broker.done(json_command(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": topics}))
+    table = broker.json(json_command(RequestCode.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
     assert table["many2"]["writeQueueNums"] == 2
-    system = broker.json(plain(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER))["topicList"]
+    system = broker.json(json_command(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER))["topicList"]
     assert {"SCHEDULE_TOPIC_XXXX", "broker-a", "test"} <= set(system)
-    assert {"t", "many1"} <= set(name_server.json(plain(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))["topicList"])
+    assert {"t", "many1"} <= set(
+        name_server.json(json_command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))["topicList"]
+    )
     assert "t" in name_server.json(route_headers.GetTopicsByCluster("test"))["topicList"]
     assert name_server.json(route_headers.GetTopicsByCluster("other"))["topicList"] == []
-    assert name_server.json(plain(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))["topicList"] == [
+    assert name_server.json(json_command(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))["topicList"] == [
         "broker-a",
         "broker-b",
         "test",
     ]
-    assert broker.refused(plain(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {})) == ResponseCode.INVALID_PARAMETER
+    assert broker.refused(json_command(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {})) == ResponseCode.INVALID_PARAMETER
 
 
-def test_our_admin_lists_only_what_users_made(admin: Admin) -> None:
+def test_raymq_admin_lists_only_user_topics(admin: Admin) -> None:
     assert admin.topics() == ["t"]
     assert "broker-a" in admin.topics(system=True)
 
@@ -166,13 +168,15 @@ def test_our_admin_lists_only_what_users_made(admin: Admin) -> None:
 # -- groups and offsets ---------------------------------------------------------------------------------------------
 
 
-def test_groups(broker: Foreign) -> None:
+def test_group_settings_and_deletion(broker: ForeignClient) -> None:
     group = {"groupName": "g", "retryMaxTimes": 5, "retryQueueNums": 2, "consumeBroadcastEnable": False}
-    broker.done(plain(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, group))
-    broker.done(plain(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, {"groupConfigList": [{"groupName": "h"}]}))
+    broker.done(json_command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, group))
+    broker.done(
+        json_command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, {"groupConfigList": [{"groupName": "h"}]})
+    )
     config = broker.json(headers.GetSubscriptionGroupConfig("g"))
     assert (config["retryMaxTimes"], config["retryQueueNums"], config["consumeBroadcastEnable"]) == (5, 2, False)
-    table = broker.json(plain(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))["subscriptionGroupTable"]
+    table = broker.json(json_command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))["subscriptionGroupTable"]
     assert {"g", "h"} <= table.keys()
     forbidden = broker.json(headers.UpdateAndGetGroupForbidden("g", "t", False))
     assert forbidden == {"group": "g", "readable": False, "topic": "t"}
@@ -188,16 +192,16 @@ def test_groups(broker: Foreign) -> None:
     assert broker.json(headers.QuerySubscriptionByConsumer("g", "t"))["subscriptionData"] is None
 
 
-def test_progress_and_resets(broker: Foreign, mq: Connection) -> None:
+def test_group_progress_and_offset_resets(broker: ForeignClient, mq: Connection) -> None:
     send(mq, 4)
     for name in ("g", "h"):
-        broker.done(plain(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {"groupName": name}))
+        broker.done(json_command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {"groupName": name}))
     moved = broker.json(headers.ResetOffset("t", "g", queue_id=0, offset=3))
-    assert moved["offsetTable"] == {key(0): 3}
+    assert moved["offsetTable"] == {queue_key(0): 3}
     stats = broker.json(headers.GetConsumeStats("g"))["offsetTable"]
-    assert (stats[key(0)]["brokerOffset"], stats[key(0)]["consumerOffset"]) == (4, 3)
-    assert stats[key(0)]["lastTimestamp"] > 0
-    assert stats[key(1)] == {
+    assert (stats[queue_key(0)]["brokerOffset"], stats[queue_key(0)]["consumerOffset"]) == (4, 3)
+    assert stats[queue_key(0)]["lastTimestamp"] > 0
+    assert stats[queue_key(1)] == {
         "brokerOffset": 0,
         "consumerOffset": 0,
         "lastTimestamp": 0,
@@ -205,14 +209,14 @@ def test_progress_and_resets(broker: Foreign, mq: Connection) -> None:
         "raymqCommitted": None,
         "raymqOwner": None,
     }
-    assert key(0, "%RETRY%g") in stats
-    assert broker.json(headers.GetConsumeStats("g", "t"))["offsetTable"].keys() == {key(0), key(1)}
+    assert queue_key(0, "%RETRY%g") in stats
+    assert broker.json(headers.GetConsumeStats("g", "t"))["offsetTable"].keys() == {queue_key(0), queue_key(1)}
     listed = broker.json(headers.GetBrokerConsumeStats())
     assert {"g", "h"} <= {group for item in listed["consumeStatsList"] for group in item}
     broker.done(headers.CloneGroupOffset("g", "h", "t"))
-    assert broker.json(headers.GetConsumeStats("h", "t"))["offsetTable"][key(0)]["consumerOffset"] == 3
-    assert broker.json(headers.ResetOffset("t", "g", timestamp=0))["offsetTable"] == {key(0): 0, key(1): 0}
-    assert broker.json(headers.ResetOffset("t", "g"))["offsetTable"] == {key(0): 4, key(1): 0}
+    assert broker.json(headers.GetConsumeStats("h", "t"))["offsetTable"][queue_key(0)]["consumerOffset"] == 3
+    assert broker.json(headers.ResetOffset("t", "g", timestamp=0))["offsetTable"] == {queue_key(0): 0, queue_key(1): 0}
+    assert broker.json(headers.ResetOffset("t", "g"))["offsetTable"] == {queue_key(0): 4, queue_key(1): 0}
     spans = broker.json(headers.QueryConsumeTimeSpan("t", "g"))["consumeTimeSpanSet"]
     assert spans[0]["maxTimeStamp"] >= spans[0]["minTimeStamp"] > 0
     assert {"g", "h"} <= set(broker.json(headers.QueryTopicConsumeByWho("t"))["groupList"])
@@ -220,7 +224,7 @@ def test_progress_and_resets(broker: Foreign, mq: Connection) -> None:
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_a_reset_reaches_our_own_consumers(broker: Foreign, mq: Connection, admin: Admin, running: bool) -> None:
+def test_reset_reaches_raymq_consumers(broker: ForeignClient, mq: Connection, admin: Admin, running: bool) -> None:
     send(mq, 4)
     seen: list[int] = []
 
@@ -246,7 +250,7 @@ def test_a_reset_reaches_our_own_consumers(broker: Foreign, mq: Connection, admi
     assert sorted(seen) == sorted([0, 1, 2, 3] * 2)
 
 
-def test_a_pull_consumers_commit_overrules_a_reset(broker: Foreign, mq: Connection) -> None:
+def test_pull_consumer_commit_overrides_reset(broker: ForeignClient, mq: Connection) -> None:
     send(mq, 4)
     with PullConsumer(mq, "g") as consumer:
         consumer.commit(QUEUE, 4)
@@ -258,10 +262,10 @@ def test_a_pull_consumers_commit_overrules_a_reset(broker: Foreign, mq: Connecti
 # -- clients --------------------------------------------------------------------------------------------------------
 
 
-def test_who_is_connected(broker: Foreign) -> None:
+def test_consumer_and_producer_connections(broker: ForeignClient) -> None:
     assert broker.refused(headers.GetConsumerConnectionList("g")) == ResponseCode.CONSUMER_NOT_ONLINE
     assert broker.refused(headers.GetProducerConnectionList("makers")) == ResponseCode.SYSTEM_ERROR
-    join(broker, "g")
+    join_group(broker, "g")
     found = broker.json(headers.GetConsumerConnectionList("g"))
     (connection,) = found["connectionSet"]
     assert (connection["clientId"], connection["language"]) == (CLIENT_ID, "JAVA")
@@ -270,23 +274,25 @@ def test_who_is_connected(broker: Foreign) -> None:
     assert found["subscriptionTable"]["t"]["subString"] == "*"
     (producer,) = broker.json(headers.GetProducerConnectionList("makers"))["connectionSet"]
     assert producer["clientId"] == CLIENT_ID
-    (listed,) = broker.json(plain(RequestCode.GET_ALL_PRODUCER_INFO))["data"]["makers"]
+    (listed,) = broker.json(json_command(RequestCode.GET_ALL_PRODUCER_INFO))["data"]["makers"]
     assert (listed["clientId"], listed["remoteIP"]) == (CLIENT_ID, connection["clientAddr"])
     assert broker.json(headers.QuerySubscriptionByConsumer("g", "t"))["subscriptionData"]["subString"] == "*"
 
 
-def test_questions_to_a_client_are_passed_on_as_they_are(broker: Foreign, mq: Connection) -> None:
+def test_requests_to_clients_are_forwarded_unchanged(broker: ForeignClient, mq: Connection) -> None:
     (message_id,) = send(mq, 1)
-    join(broker, "g")
-    odd = b'{"mqTable":{{"topic":"t"}:{}}}'  # what Java clients write, which is no JSON
+    join_group(broker, "g")
+    odd = b'{"mqTable":{{"topic":"t"}:{}}}'  # Java clients write this, which is not valid JSON
     info = headers.GetConsumerRunningInfo("g", CLIENT_ID, jstack_enable=True)
-    answer = answered(broker, info.command(), RequestCode.GET_CONSUMER_RUNNING_INFO, odd)
+    answer = forward_and_answer(broker, info.command(), RequestCode.GET_CONSUMER_RUNNING_INFO, odd)
     assert (answer.code, bytes(answer.body)) == (ResponseCode.SUCCESS, odd)
     directly = headers.ConsumeMessageDirectly("g", CLIENT_ID, message_id)
-    assert bytes(answered(broker, directly.command(), RequestCode.CONSUME_MESSAGE_DIRECTLY, b"{}").body) == b"{}"
-    told = b'{"consumerTable":{},"messageQueueTable":{{"brokerName":"a}\\"","queueId":0,"topic":"t"}:8},"x":{}}'
+    assert (
+        bytes(forward_and_answer(broker, directly.command(), RequestCode.CONSUME_MESSAGE_DIRECTLY, b"{}").body) == b"{}"
+    )
+    payload = b'{"consumerTable":{},"messageQueueTable":{{"brokerName":"a}\\"","queueId":0,"topic":"t"}:8},"x":{}}'
     status = headers.GetConsumerStatus("t", "g").command()
-    answer = answered(broker, status, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, told)
+    answer = forward_and_answer(broker, status, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, payload)
     table = b'{{"brokerName":"a}\\"","queueId":0,"topic":"t"}:8}'
     assert bytes(answer.body) == b'{"consumerTable":{"%s":%s}}' % (CLIENT_ID.encode(), table)
     assert broker.refused(headers.GetConsumerRunningInfo("g", "nobody")) == ResponseCode.CONSUMER_NOT_ONLINE
@@ -296,21 +302,21 @@ def test_questions_to_a_client_are_passed_on_as_they_are(broker: Foreign, mq: Co
 # -- the broker itself ----------------------------------------------------------------------------------------------
 
 
-def test_figures_of_a_broker(broker: Foreign, mq: Connection) -> None:
+def test_broker_runtime_info(broker: ForeignClient, mq: Connection) -> None:
     send(mq, 3)
-    table = broker.json(plain(RequestCode.GET_BROKER_RUNTIME_INFO))["table"]
+    table = broker.json(json_command(RequestCode.GET_BROKER_RUNTIME_INFO))["table"]
     assert set(RUNTIME_KEYS) <= table.keys()
     assert all(isinstance(value, str) for value in table.values())
     assert float(table["putTps"].split()[0]) >= 0
     assert int(table["earliestMessageTimeStamp"]) > 0
     assert table["brokerVersionDesc"] == "V5_3_3"
-    status = broker.json(plain(RequestCode.GET_BROKER_HA_STATUS))
+    status = broker.json(json_command(RequestCode.GET_BROKER_HA_STATUS))
     assert (status["master"], status["masterCommitLogMaxOffset"]) == (True, int(table["commitLogMaxOffset"]))
     unknown = headers.ViewBrokerStats("TOPIC_PUT_NUMS", "silent")
     assert broker.refused(unknown) == ResponseCode.SYSTEM_ERROR
 
 
-def test_counters_of_a_topic(services: Services, broker: Foreign) -> None:
+def test_topic_statistics(services: Services, broker: ForeignClient) -> None:
     services.brokers["broker-a"].statistics.put("t", 3, 300)
     counted = broker.json(headers.ViewBrokerStats("TOPIC_PUT_NUMS", "t"))
     assert {window["sum"] for window in counted.values()} == {3}
@@ -319,16 +325,16 @@ def test_counters_of_a_topic(services: Services, broker: Foreign) -> None:
     assert in_bytes["statsMinute"]["sum"] == 300
 
 
-def test_settings_of_a_broker(services: Services, broker: Foreign) -> None:
-    def settings(peer: Foreign) -> dict[str, str]:
-        return properties.read(peer.done(plain(RequestCode.GET_BROKER_CONFIG)).body)
+def test_broker_settings_are_changed_and_kept(services: Services, broker: ForeignClient) -> None:
+    def settings(peer: ForeignClient) -> dict[str, str]:
+        return properties.read(peer.done(json_command(RequestCode.GET_BROKER_CONFIG)).body)
 
     def change(lines: bytes) -> Command:
         return Command(RequestCode.UPDATE_BROKER_CONFIG, body=lines)
 
     before = settings(broker)
     assert (before["brokerName"], before["brokerClusterName"], before["fileReservedTime"]) == ("broker-a", "test", "72")
-    version = json.loads(broker.done(plain(RequestCode.GET_BROKER_CONFIG)).fields["version"])
+    version = json.loads(broker.done(json_command(RequestCode.GET_BROKER_CONFIG)).fields["version"])
     assert version["counter"] == 0
     broker.done(change(b"fileReservedTime=48\ndeleteWhen=05\nsomethingElse=1\n"))
     store = services.brokers["broker-a"].store
@@ -337,25 +343,25 @@ def test_settings_of_a_broker(services: Services, broker: Foreign) -> None:
         assert broker.refused(change(bad)) == ResponseCode.INVALID_PARAMETER
     services.stop_broker("broker-a")
     services.start_broker("broker-a")
-    with Foreign(services.brokers["broker-a"].address) as again:
+    with ForeignClient(services.brokers["broker-a"].address) as again:
         after = settings(again)
     assert (after["fileReservedTime"], after["deleteWhen"], after["somethingElse"]) == ("48", "05", "1")
     assert services.brokers["broker-a"].store.retention.hours == 48.0
 
 
-def test_house_keeping_finds_nothing_and_says_so(broker: Foreign) -> None:
+def test_cleanup_commands_succeed(broker: ForeignClient) -> None:
     for code in (
         RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
         RequestCode.CLEAN_UNUSED_TOPIC,
         RequestCode.DELETE_EXPIRED_COMMITLOG,
     ):
-        broker.done(plain(code))
+        broker.done(json_command(code))
 
 
 # -- queries --------------------------------------------------------------------------------------------------------
 
 
-def test_queries(broker: Foreign, mq: Connection) -> None:
+def test_message_and_offset_queries(broker: ForeignClient, mq: Connection) -> None:
     ids = send(mq, 3, keys=("k",))
     answer = broker.done(query_headers.QueryMessage("t", "k", 2))
     assert int(answer.fields["indexLastUpdateTimestamp"]) > 0
@@ -383,5 +389,5 @@ def test_queries(broker: Foreign, mq: Connection) -> None:
         (query_headers.SearchOffsetByTimestamp("t", 0, 0, "MIDDLE"), ResponseCode.INVALID_PARAMETER),
     ],
 )
-def test_queries_for_nothing(broker: Foreign, header: Header, code: int) -> None:
+def test_failed_queries_return_error_codes(broker: ForeignClient, header: Header, code: int) -> None:
     assert broker.refused(header) == code

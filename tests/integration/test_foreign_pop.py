@@ -1,4 +1,4 @@
-"""Pops, acknowledgements and notifications as other clients send them, over real sockets."""
+"""Test pops, acknowledgements and notifications in the form of RocketMQ clients, over sockets."""
 
 from __future__ import annotations
 
@@ -31,11 +31,18 @@ def ask(mq: Connection, services: Services, command: Command) -> Command:
 
 
 def pop_command(**fields: Any) -> Command:
-    asked = {"queue_id": -1, "max_msg_nums": 8, "invisible_time": 1000, "poll_time": 0, "born_time": 0, "init_mode": 0}
-    return PopMessage(**{"consumer_group": "g", "topic": "t", **asked, **fields}).command()
+    defaults = {
+        "queue_id": -1,
+        "max_msg_nums": 8,
+        "invisible_time": 1000,
+        "poll_time": 0,
+        "born_time": 0,
+        "init_mode": 0,
+    }
+    return PopMessage(**{"consumer_group": "g", "topic": "t", **defaults, **fields}).command()
 
 
-def test_raw_pops_and_their_limits(mq: Connection, services: Services, admin: Admin) -> None:
+def test_pop_answers_and_refusals(mq: Connection, services: Services, admin: Admin) -> None:
     for fields, code in (
         ({"poll_time": 100}, "POLLING_TIMEOUT"),
         ({"topic": "nowhere"}, "TOPIC_NOT_EXIST"),
@@ -51,10 +58,10 @@ def test_raw_pops_and_their_limits(mq: Connection, services: Services, admin: Ad
         assert caught.value.code == code, fields
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(3)], queue=QUEUE)
     answer = ask(mq, services, pop_command(order=True, queue_id=0))
-    told = answer.fields
-    assert (told["startOffsetInfo"], told["msgOffsetInfo"]) == ("0 0 0", "0 0 0,1,2")
-    assert told["orderCountInfo"] == "0 qo0%0 0;0 qo0%1 0;0 qo0%2 0"
-    assert (told["reviveQid"], told["invisibleTime"], told["restNum"]) == ("999", "1000", "0")
+    values = answer.fields
+    assert (values["startOffsetInfo"], values["msgOffsetInfo"]) == ("0 0 0", "0 0 0,1,2")
+    assert values["orderCountInfo"] == "0 qo0%0 0;0 qo0%1 0;0 qo0%2 0"
+    assert (values["reviveQid"], values["invisibleTime"], values["restNum"]) == ("999", "1000", "0")
     for text in ("", "1 2 3", "a b c d e f g h"):
         header = {"consumerGroup": "g", "topic": "t", "queueId": 0, "offset": 0, "extraInfo": text}
         for code in (RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME):
@@ -62,7 +69,7 @@ def test_raw_pops_and_their_limits(mq: Connection, services: Services, admin: Ad
                 ask(mq, services, Command(code, {**header, "invisibleTime": 1000}))
 
 
-def test_raw_batches(mq: Connection, services: Services, admin: Admin) -> None:
+def test_batch_acknowledgements(mq: Connection, services: Services, admin: Admin) -> None:
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(20)], queue=QUEUE)
         messages = take(consumer, 20)
@@ -79,7 +86,7 @@ def test_raw_batches(mq: Connection, services: Services, admin: Admin) -> None:
             ask(mq, services, Command(RequestCode.BATCH_ACK_MESSAGE, body=json.dumps({"acks": acks}).encode()))
 
 
-def test_notifications(mq: Connection, services: Services, admin: Admin) -> None:
+def test_notification_reports_new_message(mq: Connection, services: Services, admin: Admin) -> None:
     command = Notification("g", "t", -1, 100, 0).command
     assert ask(mq, services, command()).fields == {"hasMsg": "false", "pollingFull": "false"}
     with ThreadPoolExecutor(1) as pool:
@@ -90,16 +97,14 @@ def test_notifications(mq: Connection, services: Services, admin: Admin) -> None
         assert waiting.result(5).fields["hasMsg"] == "true"
 
 
-def test_an_acknowledgement_answers_the_pop_in_order_that_waits_for_it(
-    mq: Connection, services: Services, admin: Admin
-) -> None:
-    """Fault 14.16: ten messages, one in flight at a time, each pop parked before the message ahead is acknowledged."""
+def test_ack_answers_parked_ordered_pop(mq: Connection, services: Services, admin: Admin) -> None:
+    """Fault 14.16: ten messages, one in flight at a time; each pop parks before the previous message is acked."""
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(10)], queue=QUEUE)
     polls = services.brokers["broker-a"].polls
     one = pop_command(order=True, queue_id=0, max_msg_nums=1, invisible_time=60_000, poll_time=60_000)
 
     def acknowledge(popped: Command) -> None:
-        """As a Java client, from what the answer says."""
+        """Acknowledge with a handle built from the answer, as Java clients do."""
         _, _, offset = popped.fields["msgOffsetInfo"].split(" ")
         handle = f"{offset} {popped.fields['popTime']} 60000 999 0 broker-a 0 {offset}"
         fields = {"consumerGroup": "g", "topic": "t", "queueId": 0, "offset": int(offset), "extraInfo": handle}
@@ -116,10 +121,10 @@ def test_an_acknowledgement_answers_the_pop_in_order_that_waits_for_it(
             assert popped.fields["msgOffsetInfo"] == f"0 0 {number}"
 
 
-def test_assignments(mq: Connection, services: Services, admin: Admin) -> None:
+def test_queue_assignments(mq: Connection, services: Services, admin: Admin) -> None:
     def assigned(**fields: Any) -> Any:
-        told = {"topic": "t", "consumerGroup": "g", "clientId": "me", "strategyName": "AVG"}
-        body = json.dumps({**told, "messageModel": "CLUSTERING", **fields}).encode()
+        values = {"topic": "t", "consumerGroup": "g", "clientId": "me", "strategyName": "AVG"}
+        body = json.dumps({**values, "messageModel": "CLUSTERING", **fields}).encode()
         answer = json.loads(bytes(ask(mq, services, Command(RequestCode.QUERY_ASSIGNMENT, body=body)).body))
         found = answer["messageQueueAssignments"]
         if found is None:
@@ -130,13 +135,13 @@ def test_assignments(mq: Connection, services: Services, admin: Admin) -> None:
         body = {"topic": "t", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 8, **fields}
         ask(mq, services, Command(RequestCode.SET_MESSAGE_REQUEST_MODE, body=json.dumps(body).encode()))
 
-    everything = [("PULL", broker, queue_id) for broker in ("broker-a", "broker-b") for queue_id in (0, 1)]
+    all_queues = [("PULL", broker, queue_id) for broker in ("broker-a", "broker-b") for queue_id in (0, 1)]
     assert assigned() is None, "the group has no members"
-    assert assigned(messageModel="BROADCASTING") == everything
+    assert assigned(messageModel="BROADCASTING") == all_queues
     with SimpleConsumer(mq, "g", {"t": "*"}):
         (me,) = services.brokers["broker-a"].groups.members("g")
         assert assigned() == []
-        assert assigned(clientId=me) == assigned(clientId=me, strategyName="AVG_BY_CIRCLE") == everything
+        assert assigned(clientId=me) == assigned(clientId=me, strategyName="AVG_BY_CIRCLE") == all_queues
         assert assigned(clientId=me, strategyName="OTHER") is None
         assert assigned(topic="nowhere") is None
         set_mode()

@@ -1,4 +1,4 @@
-"""What RocketMQ's clients do to consume, command by command, over sockets."""
+"""Test the commands that RocketMQ's clients use to consume, over sockets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.storage.files.file_calls import replaced
 from tests.fuzz.failing_disk import FailingDisk
 from tests.integration.conftest import Services
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 from tests.polling import poll_until
 
 OFFSETS = ("nextBeginOffset", "minOffset", "maxOffset")
@@ -40,7 +40,7 @@ OFFSETS = ("nextBeginOffset", "minOffset", "maxOffset")
 
 @pytest.fixture
 def queue(services: Services, admin: Admin) -> MessageQueue:
-    """A queue of the topic "t"."""
+    """Return a queue of the topic "t"."""
     return MessageQueue("t", "broker-a", 0)
 
 
@@ -51,8 +51,8 @@ def producer(mq: Connection, queue: MessageQueue) -> Iterator[Producer]:
 
 
 @pytest.fixture
-def foreign(services: Services, queue: MessageQueue) -> Iterator[Foreign]:
-    with Foreign(services.brokers["broker-a"].address) as made:
+def foreign_client(services: Services, queue: MessageQueue) -> Iterator[ForeignClient]:
+    with ForeignClient(services.brokers["broker-a"].address) as made:
         yield made
 
 
@@ -61,7 +61,7 @@ def send(producer: Producer, queue: MessageQueue, *bodies: bytes, tags: str | No
         producer.send(Message("t", body, tags=tags), queue=queue)
 
 
-def pull(offset: int, **changes: Any) -> PullMessage:
+def pull_header(offset: int, **changes: Any) -> PullMessage:
     fields: dict[str, Any] = {
         "consumer_group": "g",
         "topic": "t",
@@ -81,7 +81,7 @@ def heartbeat(client_id: str = "x", group: str = "g", version: int = 0, **topics
     return Command(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
 
 
-def locked(answer: Command) -> list[int]:
+def locked_queue_ids(answer: Command) -> list[int]:
     return sorted(queue.queue_id for queue in read_locked(answer))
 
 
@@ -95,32 +95,40 @@ def locked(answer: Command) -> list[int]:
         (-1, ResponseCode.PULL_OFFSET_MOVED, 0, 0),
     ],
 )
-def test_the_answers_of_a_pull(
-    producer: Producer, queue: MessageQueue, foreign: Foreign, offset: int, code: int, next_offset: int, found: int
+def test_pull_answers(
+    producer: Producer,
+    queue: MessageQueue,
+    foreign_client: ForeignClient,
+    offset: int,
+    code: int,
+    next_offset: int,
+    found: int,
 ) -> None:
     send(producer, queue, b"0", b"1", b"2")
-    answer = foreign.ask(pull(offset).command())
+    answer = foreign_client.ask(pull_header(offset).command())
     assert answer.code == code
     assert [answer.fields[name] for name in OFFSETS] == [str(next_offset), "0", "3"]
     assert answer.fields["suggestWhichBrokerId"] == "0"
     assert [record.body for record in read_records(answer)] == [b"%d" % n for n in range(3)][3 - found :]
 
 
-def test_tags_are_compared_on_the_broker(producer: Producer, queue: MessageQueue, foreign: Foreign) -> None:
+def test_broker_filters_by_tag(producer: Producer, queue: MessageQueue, foreign_client: ForeignClient) -> None:
     for number in range(4):
         send(producer, queue, b"%d" % number, tags="ab"[number % 2])
-    answer = foreign.ask(pull(0, subscription="b || c").command())
+    answer = foreign_client.ask(pull_header(0, subscription="b || c").command())
     assert [record.body for record in read_records(answer)] == [b"1", b"3"]
-    answer = foreign.ask(pull(0, subscription="z").command())
+    answer = foreign_client.ask(pull_header(0, subscription="z").command())
     assert (answer.code, answer.fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "4")
 
 
-def test_large_answers_arrive_whole(producer: Producer, queue: MessageQueue, foreign: Foreign) -> None:
+def test_large_pull_answers_arrive_complete(
+    producer: Producer, queue: MessageQueue, foreign_client: ForeignClient
+) -> None:
     bodies = [bytes([n]) * 300_000 for n in range(20)]
     send(producer, queue, *bodies)
-    answer = foreign.ask(pull(0, max_msg_bytes=2**31 - 1).command())
+    answer = foreign_client.ask(pull_header(0, max_msg_bytes=2**31 - 1).command())
     assert [record.body for record in read_records(answer)] == bodies
-    answer = foreign.ask(pull(0).command())
+    answer = foreign_client.ask(pull_header(0).command())
     assert len(read_records(answer)) == 1, "256 KiB by default, and at least one"
 
 
@@ -135,61 +143,72 @@ def test_large_answers_arrive_whole(producer: Producer, queue: MessageQueue, for
         ({"sys_flag": 0}, ResponseCode.SUBSCRIPTION_NOT_EXIST),
     ],
 )
-def test_refused_pulls(foreign: Foreign, changes: dict[str, Any], code: int) -> None:
-    assert foreign.ask(pull(0, **changes).command()).code == code
+def test_invalid_pulls_are_refused(foreign_client: ForeignClient, changes: dict[str, Any], code: int) -> None:
+    assert foreign_client.ask(pull_header(0, **changes).command()).code == code
 
 
-def test_the_heartbeats_subscription_counts_for_pulls_that_name_none(
-    producer: Producer, queue: MessageQueue, foreign: Foreign
+def test_pull_uses_subscription_of_heartbeat(
+    producer: Producer, queue: MessageQueue, foreign_client: ForeignClient
 ) -> None:
     for number in range(4):
         send(producer, queue, b"%d" % number, tags="ab"[number % 2])
-    foreign.ask(heartbeat(version=7, t="a"))
-    answer = foreign.ask(pull(0, sys_flag=0, sub_version=7).command())
+    foreign_client.ask(heartbeat(version=7, t="a"))
+    answer = foreign_client.ask(pull_header(0, sys_flag=0, sub_version=7).command())
     assert [record.body for record in read_records(answer)] == [b"0", b"2"]
-    assert foreign.ask(pull(0, sys_flag=0, sub_version=8).command()).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
-    other_topic = pull(0, sys_flag=0, topic="%RETRY%g").command()
-    assert foreign.ask(other_topic).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert (
+        foreign_client.ask(pull_header(0, sys_flag=0, sub_version=8).command()).code
+        == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    )
+    other_topic = pull_header(0, sys_flag=0, topic="%RETRY%g").command()
+    assert foreign_client.ask(other_topic).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
 @pytest.mark.parametrize("header", [PullMessage, LitePullMessage])
-def test_a_parked_pull_waits_for_what_it_wants(
-    producer: Producer, queue: MessageQueue, foreign: Foreign, header: type[PullMessage]
+def test_parked_pull_waits_for_matching_message(
+    producer: Producer, queue: MessageQueue, foreign_client: ForeignClient, header: type[PullMessage]
 ) -> None:
-    asked = pull(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=15_000, subscription="b")
-    opaque = foreign.send(Command(header.CODE, asked.fields()))
-    foreign.ask(GetMaxOffset(queue.topic, queue.queue_id).command())  # answered in order: the pull is parked now
+    request = pull_header(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=15_000, subscription="b")
+    opaque = foreign_client.send(Command(header.CODE, request.fields()))
+    foreign_client.ask(
+        GetMaxOffset(queue.topic, queue.queue_id).command()
+    )  # requests are answered in order, so the pull is parked now
     send(producer, queue, b"not this", tags="a")
-    assert not foreign.has_answer(opaque)
+    assert not foreign_client.has_answer(opaque)
     send(producer, queue, b"this", tags="b")
-    answer = foreign.answer(opaque)
+    answer = foreign_client.answer(opaque)
     assert [record.body for record in read_records(answer)] == [b"this"]
     assert answer.fields["nextBeginOffset"] == "2"
 
 
-def test_a_parked_pull_ends_at_its_time(producer: Producer, queue: MessageQueue, foreign: Foreign) -> None:
-    asked = pull(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=300)
-    assert foreign.ask(asked.command()).code == ResponseCode.PULL_NOT_FOUND
-    asked = pull(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=600, subscription="b")
-    opaque = foreign.send(asked.command())
+def test_parked_pull_ends_at_its_timeout(
+    producer: Producer, queue: MessageQueue, foreign_client: ForeignClient
+) -> None:
+    request = pull_header(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=300)
+    assert foreign_client.ask(request.command()).code == ResponseCode.PULL_NOT_FOUND
+    request = pull_header(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=600, subscription="b")
+    opaque = foreign_client.send(request.command())
     send(producer, queue, b"not this", tags="a")
-    answer = foreign.answer(opaque)
+    answer = foreign_client.answer(opaque)
     assert (answer.code, answer.fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "1")
 
 
-def test_the_end_of_a_connection_frees_its_parked_pulls(services: Services, queue: MessageQueue) -> None:
+def test_closed_connection_frees_its_parked_pulls(services: Services, queue: MessageQueue) -> None:
     broker = services.brokers["broker-a"]
-    asked = pull(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=30_000)
-    with Foreign(broker.address) as killed:
+    request = pull_header(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=30_000)
+    with ForeignClient(broker.address) as killed:
         for _ in range(100):
-            killed.send(asked.command())
+            killed.send(request.command())
         poll_until(lambda: len(broker.polls) == 100, 5)
     poll_until(lambda: len(broker.polls) == 0, 1)
 
 
-def test_a_deleted_topic_ends_what_is_parked_there(services: Services, queue: MessageQueue, foreign: Foreign) -> None:
+def test_topic_deletion_ends_parked_pulls(
+    services: Services, queue: MessageQueue, foreign_client: ForeignClient
+) -> None:
     broker = services.brokers["broker-a"]
-    opaque = foreign.send(pull(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=30_000).command())
+    opaque = foreign_client.send(
+        pull_header(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=30_000).command()
+    )
     poll_until(lambda: len(broker.polls) == 1, 5)
 
     async def delete() -> None:
@@ -197,79 +216,89 @@ def test_a_deleted_topic_ends_what_is_parked_there(services: Services, queue: Me
         broker.polls.arrived([("t", 0)])
 
     services.loop.run(delete())
-    assert foreign.answer(opaque).code == ResponseCode.TOPIC_NOT_EXIST
+    assert foreign_client.answer(opaque).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-def test_offsets(producer: Producer, queue: MessageQueue, foreign: Foreign) -> None:
+def test_offset_commits_and_queries(producer: Producer, queue: MessageQueue, foreign_client: ForeignClient) -> None:
     send(producer, queue, b"0", b"1", b"2")
-    ask = QueryConsumerOffset("g", "t", 0)
-    assert foreign.ask(UpdateConsumerOffset("g", "t", 0, 1).command()).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-    assert foreign.ask(ask.command()).fields["offset"] == "0", "a young queue"
+    query = QueryConsumerOffset("g", "t", 0)
+    assert (
+        foreign_client.ask(UpdateConsumerOffset("g", "t", 0, 1).command()).code
+        == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    )
+    assert foreign_client.ask(query.command()).fields["offset"] == "0", "a young queue"
     strict = QueryConsumerOffset("g", "t", 0, set_zero_if_not_found=False)
-    assert foreign.ask(strict.command()).code == ResponseCode.QUERY_NOT_FOUND
-    foreign.ask(heartbeat(t="*"))
-    foreign.send(UpdateConsumerOffset("g", "t", 0, 2).command(), oneway=True)
-    assert foreign.ask(ask.command()).fields["offset"] == "2"
-    foreign.ask(UpdateConsumerOffset("g", "t", 0, 1).command())
-    assert foreign.ask(ask.command()).fields["offset"] == "1"
-    assert foreign.ask(UpdateConsumerOffset("g", "x", 0, 1).command()).code == ResponseCode.TOPIC_NOT_EXIST
+    assert foreign_client.ask(strict.command()).code == ResponseCode.QUERY_NOT_FOUND
+    foreign_client.ask(heartbeat(t="*"))
+    foreign_client.send(UpdateConsumerOffset("g", "t", 0, 2).command(), oneway=True)
+    assert foreign_client.ask(query.command()).fields["offset"] == "2"
+    foreign_client.ask(UpdateConsumerOffset("g", "t", 0, 1).command())
+    assert foreign_client.ask(query.command()).fields["offset"] == "1"
+    assert foreign_client.ask(UpdateConsumerOffset("g", "x", 0, 1).command()).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-def test_a_pull_commits_an_offset(producer: Producer, queue: MessageQueue, foreign: Foreign) -> None:
+def test_pull_commits_offset(producer: Producer, queue: MessageQueue, foreign_client: ForeignClient) -> None:
     send(producer, queue, b"0", b"1", b"2")
-    foreign.ask(pull(2, sys_flag=HAS_SUBSCRIPTION | COMMIT_OFFSET, commit_offset=2).command())
-    assert foreign.ask(QueryConsumerOffset("g", "t", 0).command()).fields["offset"] == "2"
+    foreign_client.ask(pull_header(2, sys_flag=HAS_SUBSCRIPTION | COMMIT_OFFSET, commit_offset=2).command())
+    assert foreign_client.ask(QueryConsumerOffset("g", "t", 0).command()).fields["offset"] == "2"
 
 
 @pytest.mark.parametrize("group", ["g", "new"])
-def test_a_pull_whose_commit_finds_no_room_gets_its_messages(
-    producer: Producer, queue: MessageQueue, foreign: Foreign, group: str
+def test_pull_succeeds_when_its_commit_fails(
+    producer: Producer, queue: MessageQueue, foreign_client: ForeignClient, group: str
 ) -> None:
     send(producer, queue, b"0", b"1", b"2")
-    foreign.ask(heartbeat(t="*"))
-    committing = pull(2, consumer_group=group, sys_flag=HAS_SUBSCRIPTION | COMMIT_OFFSET, commit_offset=2).command()
+    foreign_client.ask(heartbeat(t="*"))
+    committing = pull_header(
+        2, consumer_group=group, sys_flag=HAS_SUBSCRIPTION | COMMIT_OFFSET, commit_offset=2
+    ).command()
     disk = FailingDisk(1, "write")
     with replaced(disk):
         disk.chance = 1.0
-        answer = foreign.ask(committing)
+        answer = foreign_client.ask(committing)
     assert (answer.code, answer.fields["nextBeginOffset"]) == (ResponseCode.SUCCESS, "3")
-    assert foreign.ask(QueryConsumerOffset(group, "t", 0).command()).fields["offset"] == "0", "not committed"
-    foreign.ask(committing)
-    assert foreign.ask(QueryConsumerOffset(group, "t", 0).command()).fields["offset"] == "2"
+    assert foreign_client.ask(QueryConsumerOffset(group, "t", 0).command()).fields["offset"] == "0", "not committed"
+    foreign_client.ask(committing)
+    assert foreign_client.ask(QueryConsumerOffset(group, "t", 0).command()).fields["offset"] == "2"
 
 
-def test_a_reset_reaches_a_parked_pull(
-    services: Services, producer: Producer, queue: MessageQueue, foreign: Foreign
+def test_reset_reaches_parked_pull(
+    services: Services, producer: Producer, queue: MessageQueue, foreign_client: ForeignClient
 ) -> None:
     broker = services.brokers["broker-a"]
     send(producer, queue, b"0", b"1", b"2")
     flags = HAS_SUBSCRIPTION | MAY_PARK | COMMIT_OFFSET
-    opaque = foreign.send(pull(3, sys_flag=flags, commit_offset=3, suspend_timeout_millis=30_000).command())
+    opaque = foreign_client.send(
+        pull_header(3, sys_flag=flags, commit_offset=3, suspend_timeout_millis=30_000).command()
+    )
     poll_until(lambda: len(broker.polls) == 1, 5)
 
     async def reset() -> None:
         broker.core.reset_offset("g", "t", 0, 1)
 
     services.loop.run(reset())
-    answer = foreign.answer(opaque)
+    answer = foreign_client.answer(opaque)
     assert (answer.code, answer.fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "1")
-    assert foreign.ask(QueryConsumerOffset("g", "t", 0).command()).fields["offset"] == "1"
+    assert foreign_client.ask(QueryConsumerOffset("g", "t", 0).command()).fields["offset"] == "1"
 
 
-def test_heartbeats_make_the_group_and_tell_its_members(services: Services, queue: MessageQueue) -> None:
+def test_heartbeats_create_group_and_notify_members(services: Services, queue: MessageQueue) -> None:
     address = services.brokers["broker-a"].address
     members = GetConsumerListByGroup("g")
-    with Foreign(address) as first, Foreign(address) as second:
+    with ForeignClient(address) as first, ForeignClient(address) as second:
         assert first.ask(members.command()).code == ResponseCode.SYSTEM_ERROR
         answer = first.ask(heartbeat("x", t="*"))
         assert answer.fields["IS_SUPPORT_HEART_BEAT_V2"] == "true"
         route = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%g"})
-        with Foreign(services.name_server.address) as asks:
+        with ForeignClient(services.name_server.address) as asks:
             assert asks.ask(route).code == ResponseCode.SUCCESS, "the retry topic is in the route by now"
         first.pushed.clear()
         second.ask(heartbeat("y", t="*"))
-        told = first.next_push()
-        assert (told.code, told.fields["consumerGroup"]) == (RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, "g")
+        notification = first.next_push()
+        assert (notification.code, notification.fields["consumerGroup"]) == (
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+            "g",
+        )
         assert json.loads(first.ask(members.command()).body) == {"consumerIdList": ["x", "y"]}
         first.pushed.clear()
         second.ask(UnregisterClient("y", producer_group="p", consumer_group="g").command())
@@ -282,32 +311,32 @@ def test_heartbeats_make_the_group_and_tell_its_members(services: Services, queu
         assert first.next_push().fields["consumerGroup"] == "g"
 
 
-def test_the_first_member_of_a_group_is_told_late(foreign: Foreign) -> None:
-    foreign.ask(heartbeat("x", t="*"))
+def test_first_group_member_is_notified_after_delay(foreign_client: ForeignClient) -> None:
+    foreign_client.ask(heartbeat("x", t="*"))
     begun = time.monotonic()
-    assert foreign.next_push().fields["consumerGroup"] == "g"
+    assert foreign_client.next_push().fields["consumerGroup"] == "g"
     assert time.monotonic() - begun > 1
 
 
-def test_heartbeats_that_are_none(foreign: Foreign) -> None:
+def test_malformed_heartbeats_are_refused(foreign_client: ForeignClient) -> None:
     for body in (b"", b"[]", b"{}", b'{"clientID":"x","consumerDataSet":[1]}', b'{"clientID":"x","consumerDataSet":1}'):
-        assert foreign.ask(Command(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.INVALID_PARAMETER
+        assert foreign_client.ask(Command(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.INVALID_PARAMETER
 
 
-def test_queue_locks_fall_with_their_client(services: Services, queue: MessageQueue) -> None:
+def test_queue_locks_end_with_their_client(services: Services, queue: MessageQueue) -> None:
     address = services.brokers["broker-a"].address
     other = MessageQueue("t", "broker-a", 1)
-    with Foreign(address) as first, Foreign(address) as second:
+    with ForeignClient(address) as first, ForeignClient(address) as second:
         first.ask(heartbeat("x", t="*"))
         second.ask(heartbeat("y", t="*"))
-        assert locked(first.ask(lock_command("x", "g", [queue, other]))) == [0, 1]
-        assert locked(second.ask(lock_command("y", "g", [queue, other]))) == []
+        assert locked_queue_ids(first.ask(lock_command("x", "g", [queue, other]))) == [0, 1]
+        assert locked_queue_ids(second.ask(lock_command("y", "g", [queue, other]))) == []
         first.send(unlock_command("x", "g", [other]), oneway=True)
         first.ask(GetConsumerListByGroup("g").command())
-        assert locked(second.ask(lock_command("y", "g", [queue, other]))) == [1]
+        assert locked_queue_ids(second.ask(lock_command("y", "g", [queue, other]))) == [1]
         first.close()
         again = lock_command("y", "g", [queue, other])
-        poll_until(lambda: locked(second.ask(again)) == [0, 1], SESSION_GRACE_SECONDS + 2)
+        poll_until(lambda: locked_queue_ids(second.ask(again)) == [0, 1], SESSION_GRACE_SECONDS + 2)
 
 
 @pytest.mark.parametrize(
@@ -319,18 +348,20 @@ def test_queue_locks_fall_with_their_client(services: Services, queue: MessageQu
         ("SQL92", "a >", ResponseCode.SUBSCRIPTION_PARSE_FAILED),
     ],
 )
-def test_a_clients_filter_is_checked(foreign: Foreign, kind: str | None, expression: str, code: int) -> None:
-    told = {"topic": "t", "subString": expression, "expressionType": kind}
-    body = json.dumps({"clientId": "x", "group": "g", "subscriptionData": told}).encode()
-    assert foreign.ask(Command(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code
+def test_client_filter_is_checked(foreign_client: ForeignClient, kind: str | None, expression: str, code: int) -> None:
+    subscription_data = {"topic": "t", "subString": expression, "expressionType": kind}
+    body = json.dumps({"clientId": "x", "group": "g", "subscriptionData": subscription_data}).encode()
+    assert foreign_client.ask(Command(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code
 
 
-def test_nothing_is_remembered_of_queues_that_are_not_there(services: Services, queue: MessageQueue) -> None:
+def test_unknown_queues_leave_no_state(services: Services, queue: MessageQueue) -> None:
     broker = services.brokers["broker-a"]
-    away = MessageQueue("t", "broker-a", 77)
-    with Foreign(broker.address) as client:
+    unknown = MessageQueue("t", "broker-a", 77)
+    with ForeignClient(broker.address) as client:
         client.ask(heartbeat("x", t="*"))
-        assert locked(client.ask(lock_command("x", "g", [away, queue, MessageQueue("made-up", "broker-a", 0)]))) == [0]
+        assert locked_queue_ids(
+            client.ask(lock_command("x", "g", [unknown, queue, MessageQueue("made-up", "broker-a", 0)]))
+        ) == [0]
         for topic, queue_id in (("made-up", 0), ("t", 77), ("t", -1)):
             fields = {"consumerGroup": "g", "topic": topic, "queueId": queue_id, "queueOffset": 0, "maxMsgNums": 1}
             fields |= {"sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*"}

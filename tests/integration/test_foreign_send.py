@@ -1,4 +1,4 @@
-"""What clients that are not ours send: single commands over sockets, and what our own client finds then."""
+"""Test send commands of RocketMQ clients over sockets, and the messages that RayMQ's client then reads."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from raymq.actors.wire.server import bind
 from raymq.client import Admin, Connection, MessageQueue, PullConsumer
 from raymq.storage.records.record import encode_properties
 from tests.integration.conftest import Services
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 from tests.polling import poll_until
-from tests.unit.actors.taking_in import member
+from tests.unit.actors.foreign_intake import member
 
-TOLD = {"UNIQ_KEY": "7F00000156E5251AAF1C0B0A00000000", "KEYS": "k1 k2", "TAGS": "paid", "имя": "значение"}
+PROPERTIES = {"UNIQ_KEY": "7F00000156E5251AAF1C0B0A00000000", "KEYS": "k1 k2", "TAGS": "paid", "имя": "значение"}
 REPLY_TOPIC = "test_REPLY_TOPIC"
 
 
 def message(header: type[SendMessage] = SendMessageV2, *, body: bytes = b"body", **changes: Any) -> Command:
-    """A message to queue 1 of "t", with changes."""
-    told: dict[str, Any] = {
+    """Return a send command for queue 1 of "t", with changed header fields."""
+    values: dict[str, Any] = {
         "producer_group": "p",
         "topic": "t",
         "default_topic": "TBW102",
@@ -44,20 +44,20 @@ def message(header: type[SendMessage] = SendMessageV2, *, body: bytes = b"body",
         "sys_flag": 0,
         "born_timestamp": 1_600_000_000_123,
         "flag": 0,
-        "properties": encode_properties(TOLD).decode(),
+        "properties": encode_properties(PROPERTIES).decode(),
     }
-    return header(**told | changes).command(body)
+    return header(**values | changes).command(body)
 
 
 @pytest.fixture
-def broker(services: Services, admin: Admin) -> Iterator[Foreign]:
-    assert admin is not None  # it has made the topic
-    with Foreign(services.brokers["broker-a"].address) as connection:
+def broker(services: Services, admin: Admin) -> Iterator[ForeignClient]:
+    assert admin is not None  # the fixture has created the topic
+    with ForeignClient(services.brokers["broker-a"].address) as connection:
         yield connection
 
 
-def received(mq: Connection, queue_id: int = 1, *, count: int = 1) -> list[Any]:
-    """The first messages of a queue, as our own client gets them."""
+def read_messages(mq: Connection, queue_id: int = 1, *, count: int = 1) -> list[Any]:
+    """Read the first messages of a queue with RayMQ's client."""
     queue = MessageQueue("t", "broker-a", queue_id)
     with PullConsumer(mq, group="reader") as consumer:
         consumer.seek(queue, "earliest")
@@ -68,54 +68,56 @@ def received(mq: Connection, queue_id: int = 1, *, count: int = 1) -> list[Any]:
 
 @pytest.mark.parametrize("serialization", [Serialization.JSON, Serialization.ROCKETMQ])
 @pytest.mark.parametrize("header", [SendMessage, SendMessageV2])
-def test_a_message_is_read_by_our_client(
-    broker: Foreign, mq: Connection, header: type[SendMessage], serialization: Serialization
+def test_message_is_read_by_raymq_client(
+    broker: ForeignClient, mq: Connection, header: type[SendMessage], serialization: Serialization
 ) -> None:
     request = message(header, flag=7)
     request.serialization = serialization
     answer = broker.ask(request)
 
     assert answer.code == ResponseCode.SUCCESS, answer.remark
-    (found,) = received(mq)
+    (found,) = read_messages(mq)
     assert answer.fields == {
         "MSG_REGION": "DefaultRegion",
         "TRACE_ON": "true",
         "msgId": found.message_id,
         "queueId": "1",
         "queueOffset": "0",
-        "transactionId": TOLD["UNIQ_KEY"],
+        "transactionId": PROPERTIES["UNIQ_KEY"],
     }
     assert (found.body, found.tags, found.keys) == (b"body", "paid", ["k1", "k2"])
-    assert (found.properties, found.unique_key) == ({"имя": "значение"}, TOLD["UNIQ_KEY"])
+    assert (found.properties, found.unique_key) == ({"имя": "значение"}, PROPERTIES["UNIQ_KEY"])
     assert found.born_timestamp == 1_600_000_000.123
     assert found.system_properties["CLUSTER"] == "test"
 
 
-def test_the_born_host_is_where_the_client_is(broker: Foreign, services: Services) -> None:
+def test_born_host_is_client_address(broker: ForeignClient, services: Services) -> None:
     broker.ask(message())
     with services.brokers["broker-a"].store.read("t", 1, 0) as lease:
         assert lease.messages()[0].born_host == broker.address
 
 
 @pytest.mark.parametrize(("header", "batch"), [(SendBatchMessage, False), (SendMessageV2, True), (SendMessage, True)])
-def test_a_batch(broker: Foreign, mq: Connection, header: type[SendMessage], batch: bool) -> None:
+def test_batch_is_stored_in_order(
+    broker: ForeignClient, mq: Connection, header: type[SendMessage], batch: bool
+) -> None:
     body = b"".join(member(b"%d" % i, {"UNIQ_KEY": f"KEY{i}", "KEYS": f"k{i}"}) for i in range(20))
     answer = broker.ask(message(header, body=body, batch=batch))
 
     assert answer.code == ResponseCode.SUCCESS, answer.remark
-    found = received(mq, count=20)
+    found = read_messages(mq, count=20)
     assert [(m.body, m.unique_key, m.keys) for m in found] == [(b"%d" % i, f"KEY{i}", [f"k{i}"]) for i in range(20)]
     assert answer.fields["msgId"].split(",") == [m.message_id for m in found]
-    assert (answer.fields["queueOffset"], answer.fields["transactionId"]) == ("0", TOLD["UNIQ_KEY"])
+    assert (answer.fields["queueOffset"], answer.fields["transactionId"]) == ("0", PROPERTIES["UNIQ_KEY"])
 
 
-def test_one_way_is_stored_and_not_answered(broker: Foreign, mq: Connection) -> None:
+def test_oneway_send_is_stored_without_answer(broker: ForeignClient, mq: Connection) -> None:
     one_way = broker.send(message(body=b"one way"), oneway=True)
     refused = broker.send(message(topic="no good"), oneway=True)
     assert broker.ask(message(body=b"after")).code == ResponseCode.SUCCESS
     assert not broker.has_answer(one_way)
     assert not broker.has_answer(refused)
-    assert [m.body for m in received(mq, count=2)] == [b"one way", b"after"]
+    assert [m.body for m in read_messages(mq, count=2)] == [b"one way", b"after"]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], ResponseCode]] = {
@@ -136,7 +138,7 @@ REFUSED: dict[str, tuple[dict[str, Any], ResponseCode]] = {
 }
 
 
-def test_what_is_refused(broker: Foreign, services: Services) -> None:
+def test_invalid_messages_are_refused(broker: ForeignClient, services: Services) -> None:
     store = services.brokers["broker-a"].store
     before = store.max_physical_offset, store.topic_configs.version
     for name, (changes, code) in REFUSED.items():
@@ -148,7 +150,7 @@ def test_what_is_refused(broker: Foreign, services: Services) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [(f, None) for f in "abcdefgh"] + [(f, "many") for f in "defghjl"])
-def test_a_header_that_is_not_one(broker: Foreign, services: Services, field: str, value: str | None) -> None:
+def test_malformed_header_is_refused(broker: ForeignClient, services: Services, field: str, value: str | None) -> None:
     request = message()
     request.fields[field] = value
     answer = broker.ask(request)
@@ -157,32 +159,32 @@ def test_a_header_that_is_not_one(broker: Foreign, services: Services, field: st
     assert services.brokers["broker-a"].store.max_physical_offset == 0
 
 
-def test_a_full_disk(broker: Foreign, services: Services) -> None:
+def test_send_on_full_disk_is_refused(broker: ForeignClient, services: Services) -> None:
     writer = services.brokers["broker-a"].store._writer
     writer._disk_checked_at, writer._disk_full = float("inf"), "full"
     assert broker.ask(message()).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_a_delayed_message(broker: Foreign, mq: Connection) -> None:
+def test_delayed_message_is_delivered(broker: ForeignClient, mq: Connection) -> None:
     answer = broker.ask(message(properties="DELAY\x012\x02UNIQ_KEY\x01A\x02"))
     assert (answer.code, answer.fields["queueId"], answer.fields["transactionId"]) == (0, "1", "A")
-    assert [m.unique_key for m in received(mq)] == ["A"]
+    assert [m.unique_key for m in read_messages(mq)] == ["A"]
 
 
-def route(services: Services, topic: str) -> Command:
-    with Foreign(services.name_server.address) as connection:
+def get_route(services: Services, topic: str) -> Command:
+    with ForeignClient(services.name_server.address) as connection:
         return connection.ask(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}))
 
 
-def test_the_first_message_makes_its_topic_where_that_is_allowed(tmp_path: Path) -> None:
+def test_first_message_creates_topic_if_allowed(tmp_path: Path) -> None:
     services = Services(tmp_path, auto_create_topics=True)
     services.start()
     try:
-        model = json.loads(bytes(route(services, "TBW102").body))
+        model = json.loads(bytes(get_route(services, "TBW102").body))
         assert {(data["writeQueueNums"], data["perm"]) for data in model["queueDatas"]} == {(8, 7)}
-        with Foreign(services.brokers["broker-a"].address) as broker:
+        with ForeignClient(services.brokers["broker-a"].address) as broker:
             assert broker.ask(message(topic="new", default_topic_queue_nums=3)).code == ResponseCode.SUCCESS
-        made = json.loads(bytes(route(services, "new").body))
+        made = json.loads(bytes(get_route(services, "new").body))
         assert [(data["brokerName"], data["readQueueNums"], data["perm"]) for data in made["queueDatas"]] == [
             ("broker-a", 3, 6)
         ]
@@ -190,14 +192,14 @@ def test_the_first_message_makes_its_topic_where_that_is_allowed(tmp_path: Path)
         services.stop()
 
 
-def test_messages_are_on_disk_when_they_are_answered(tmp_path: Path) -> None:
+def test_messages_are_flushed_before_answer(tmp_path: Path) -> None:
     services = Services(tmp_path, flush="sync")
     services.start()
     try:
         store = services.brokers["broker-a"].store
         with Connection([services.name_server.address]) as mq:
             Admin(mq).create_topic("t")
-        with Foreign(services.brokers["broker-a"].address) as broker:
+        with ForeignClient(services.brokers["broker-a"].address) as broker:
             assert broker.ask(message()).code == ResponseCode.SUCCESS
         assert store.flushed_offset == store.max_physical_offset > 0
     finally:
@@ -209,11 +211,11 @@ def vip_address(address: str) -> tuple[str, int]:
     return host, int(port) - VIP_DISTANCE
 
 
-def test_the_vip_channel_before_and_after_a_restart(services: Services, admin: Admin) -> None:
+def test_vip_channel_survives_restart(services: Services, admin: Admin) -> None:
     assert admin is not None
     host, port = vip_address(services.brokers["broker-a"].address)
     for _ in range(2):
-        with Foreign(f"{host}:{port}") as channel:
+        with ForeignClient(f"{host}:{port}") as channel:
             assert channel.ask(message()).code == ResponseCode.SUCCESS
         services.stop_broker("broker-a")
         services.start_broker("broker-a")
@@ -221,7 +223,7 @@ def test_the_vip_channel_before_and_after_a_restart(services: Services, admin: A
     with bind(host, port) as taken:
         taken.listen()
         services.start_broker("broker-a")
-        with Foreign(services.brokers["broker-a"].address) as broker:
+        with ForeignClient(services.brokers["broker-a"].address) as broker:
             assert broker.ask(message()).code == ResponseCode.SUCCESS
 
 
@@ -232,39 +234,41 @@ def test_system_topics_have_routes_and_are_hidden(services: Services, admin: Adm
     assert every > expected
     assert "TBW102" not in every
     for topic in expected:
-        assert route(services, topic).code == ResponseCode.SUCCESS
+        assert get_route(services, topic).code == ResponseCode.SUCCESS
 
 
 class TestReplies:
     @pytest.fixture
-    def asking(self, services: Services) -> Iterator[Foreign]:
-        """A client that has sent its heartbeat."""
+    def requester(self, services: Services) -> Iterator[ForeignClient]:
+        """Yield a client that has sent its heartbeat."""
         beat = {"clientID": "asker", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": []}
-        with Foreign(services.brokers["broker-a"].address) as connection:
+        with ForeignClient(services.brokers["broker-a"].address) as connection:
             answer = connection.ask(Command(RequestCode.HEART_BEAT, body=json.dumps(beat).encode()))
             assert answer.code == ResponseCode.SUCCESS
             yield connection
 
     @pytest.mark.parametrize("header", [SendReplyMessage, SendReplyMessageV2])
-    def test_is_pushed_and_kept(
-        self, asking: Foreign, broker: Foreign, services: Services, header: type[SendMessage]
+    def test_reply_is_pushed_and_stored(
+        self, requester: ForeignClient, broker: ForeignClient, services: Services, header: type[SendMessage]
     ) -> None:
-        told = "REPLY_TO_CLIENT\x01asker\x02CORRELATION_ID\x01c1\x02UNIQ_KEY\x01A\x02"
-        opaque = broker.send(message(header, topic=REPLY_TOPIC, queue_id=0, body=b"re", properties=told, sys_flag=1))
-        pushed = asking.next_push()
+        reply_properties = "REPLY_TO_CLIENT\x01asker\x02CORRELATION_ID\x01c1\x02UNIQ_KEY\x01A\x02"
+        opaque = broker.send(
+            message(header, topic=REPLY_TOPIC, queue_id=0, body=b"re", properties=reply_properties, sys_flag=1)
+        )
+        pushed = requester.next_push()
 
         assert pushed.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
         assert not pushed.is_oneway
         push = PushReplyMessage.read(pushed)
         assert bytes(pushed.body) == b"re"
-        assert push.properties.startswith(told)
+        assert push.properties.startswith(reply_properties)
         assert "PUSH_REPLY_TIME\x01" in push.properties
         assert (push.topic, push.sys_flag, push.born_timestamp) == (REPLY_TOPIC, 1, 1_600_000_000_123)
         assert push.store_host == services.brokers["broker-a"].address
         assert abs(push.store_timestamp / 1000 - time.time()) < 60
         assert not broker.has_answer(opaque)
 
-        asking.respond(pushed.response(ResponseCode.SUCCESS))
+        requester.respond(pushed.response(ResponseCode.SUCCESS))
         answer = broker.answer(opaque)
         assert answer.code == ResponseCode.SUCCESS
         with services.brokers["broker-a"].store.read(REPLY_TOPIC, 0, 0) as lease:
@@ -272,36 +276,40 @@ class TestReplies:
         assert (kept.body, kept.message_id) == (b"re", answer.fields["msgId"])
         assert (answer.fields["queueId"], answer.fields["queueOffset"]) == ("0", "0")
 
-    def test_without_a_body_is_pushed_too(self, asking: Foreign, broker: Foreign) -> None:
-        told = "REPLY_TO_CLIENT\x01asker\x02"
-        opaque = broker.send(message(SendReplyMessage, topic=REPLY_TOPIC, queue_id=0, body=b"", properties=told))
-        asking.respond(asking.next_push().response(ResponseCode.SUCCESS))
+    def test_empty_reply_is_pushed(self, requester: ForeignClient, broker: ForeignClient) -> None:
+        reply_properties = "REPLY_TO_CLIENT\x01asker\x02"
+        opaque = broker.send(
+            message(SendReplyMessage, topic=REPLY_TOPIC, queue_id=0, body=b"", properties=reply_properties)
+        )
+        requester.respond(requester.next_push().response(ResponseCode.SUCCESS))
         answer = broker.answer(opaque)
         assert (answer.code, answer.fields["msgId"]) == (ResponseCode.SUCCESS, "0")
 
-    def test_that_the_client_refuses(self, asking: Foreign, broker: Foreign) -> None:
-        told = "REPLY_TO_CLIENT\x01asker\x02"
-        opaque = broker.send(message(SendReplyMessageV2, topic=REPLY_TOPIC, queue_id=0, properties=told))
-        asking.respond(asking.next_push().response(ResponseCode.SYSTEM_ERROR, remark="too late"))
+    def test_reply_refused_by_client_is_an_error(self, requester: ForeignClient, broker: ForeignClient) -> None:
+        reply_properties = "REPLY_TO_CLIENT\x01asker\x02"
+        opaque = broker.send(message(SendReplyMessageV2, topic=REPLY_TOPIC, queue_id=0, properties=reply_properties))
+        requester.respond(requester.next_push().response(ResponseCode.SYSTEM_ERROR, remark="too late"))
         answer = broker.answer(opaque)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "too late" in (answer.remark or "")
 
-    def test_to_a_client_that_goes_meanwhile(self, asking: Foreign, broker: Foreign) -> None:
-        told = "REPLY_TO_CLIENT\x01asker\x02"
-        opaque = broker.send(message(SendReplyMessageV2, topic=REPLY_TOPIC, queue_id=0, properties=told))
-        asking.next_push()
-        asking.close()
+    def test_reply_to_disconnecting_client_is_an_error(self, requester: ForeignClient, broker: ForeignClient) -> None:
+        reply_properties = "REPLY_TO_CLIENT\x01asker\x02"
+        opaque = broker.send(message(SendReplyMessageV2, topic=REPLY_TOPIC, queue_id=0, properties=reply_properties))
+        requester.next_push()
+        requester.close()
         assert broker.answer(opaque).code == ResponseCode.SYSTEM_ERROR
 
-    def test_to_a_client_that_asked_before_it_said_who_it_is(self, broker: Foreign, services: Services) -> None:
+    def test_reply_reaches_client_before_its_heartbeat(self, broker: ForeignClient, services: Services) -> None:
         """Fault 14.17: rocketmq-client-go's first heartbeat comes up to 30 s after its first request."""
-        told = "REPLY_TO_CLIENT\x01late\x02CORRELATION_ID\x01c1\x02"
+        reply_properties = "REPLY_TO_CLIENT\x01late\x02CORRELATION_ID\x01c1\x02"
         address = services.brokers["broker-a"].address
-        with Foreign(address) as late, Foreign(address) as forwarding:
-            late.done(message(properties=told))
-            forwarding.done(message(properties=told))  # whoever passes the request on is not who asked
-            reply = message(SendReplyMessageV2, topic=REPLY_TOPIC, queue_id=0, body=b"re", properties=told)
+        with ForeignClient(address) as late, ForeignClient(address) as forwarding:
+            late.done(message(properties=reply_properties))
+            forwarding.done(
+                message(properties=reply_properties)
+            )  # the sender of a forwarded request is not the requester
+            reply = message(SendReplyMessageV2, topic=REPLY_TOPIC, queue_id=0, body=b"re", properties=reply_properties)
             opaque = broker.send(reply)
             pushed = late.next_push()
             assert bytes(pushed.body) == b"re"
@@ -309,13 +317,13 @@ class TestReplies:
             assert broker.answer(opaque).code == ResponseCode.SUCCESS
         poll_until(lambda: broker.ask(reply).code == ResponseCode.SYSTEM_ERROR, 5, "it has gone")
 
-    @pytest.mark.parametrize("told", ["", "REPLY_TO_CLIENT\x01nobody\x02"])
-    def test_to_nobody(self, broker: Foreign, told: str) -> None:
-        answer = broker.ask(message(SendReplyMessageV2, topic=REPLY_TOPIC, queue_id=0, properties=told))
+    @pytest.mark.parametrize("reply_properties", ["", "REPLY_TO_CLIENT\x01nobody\x02"])
+    def test_reply_to_unknown_client_is_an_error(self, broker: ForeignClient, reply_properties: str) -> None:
+        answer = broker.ask(message(SendReplyMessageV2, topic=REPLY_TOPIC, queue_id=0, properties=reply_properties))
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert answer.remark
         assert answer.fields["TRACE_ON"] == "true"
 
-    def test_to_a_bad_topic(self, broker: Foreign) -> None:
+    def test_reply_to_invalid_topic_is_refused(self, broker: ForeignClient) -> None:
         answer = broker.ask(message(SendReplyMessageV2, topic="no good"))
         assert answer.code == ResponseCode.INVALID_PARAMETER

@@ -1,4 +1,4 @@
-"""What a forked child does with the consumers of its parent says nothing to the brokers in the parent's name."""
+"""Test that a forked child sends no requests to brokers in the name of its parent's consumers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.conftest import Services
 
 pytestmark = pytest.mark.integration
 
-FAREWELLS = (RequestCode.UNLOCK_BATCH_MQ, RequestCode.UNREGISTER_CLIENT, RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
+LEAVE_CODES = (RequestCode.UNLOCK_BATCH_MQ, RequestCode.UNREGISTER_CLIENT, RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
 
 CHILD = """
     import os, sys, threading, time
@@ -62,14 +62,14 @@ CHILD = """
 """
 
 
-def test_a_child_that_shuts_its_parents_consumers_down_drops_only_what_is_its_own(
+def test_child_shutdown_leaves_parent_consumers_registered(
     services: Services, admin: Admin, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    told: Counter[int] = Counter()
+    requests: Counter[int] = Counter()
 
-    def counted(code: int, handler: Handler) -> Handler:
+    def count_requests(code: int, handler: Handler) -> Handler:
         async def handle(connection: ServerConnection, request: Command) -> Command | None:
-            told[code] += 1
+            requests[code] += 1
             answer = handler(connection, request)
             return await answer if isawaitable(answer) else answer
 
@@ -77,10 +77,10 @@ def test_a_child_that_shuts_its_parents_consumers_down_drops_only_what_is_its_ow
 
     for broker in services.brokers.values():
         handlers = broker._server.handlers
-        broker._server.handlers = {**handlers, **{code: counted(code, handlers[code]) for code in FAREWELLS}}
+        broker._server.handlers = {**handlers, **{code: count_requests(code, handlers[code]) for code in LEAVE_CODES}}
     outbox = tmp_path_factory.mktemp("outbox") / "kept.sqlite"
     with subprocess.Popen(
-        # Python 3.12 warns of any fork beside threads.
+        # Python 3.12 warns of forks in processes with threads.
         [
             sys.executable,
             "-W",
@@ -97,8 +97,8 @@ def test_a_child_that_shuts_its_parents_consumers_down_drops_only_what_is_its_ow
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "the child ended with 0\n"
-        assert told == {}, "the brokers heard nothing of the child"
+        assert requests == {}, "the brokers heard nothing of the child"
         out, error = parent.communicate("end\n", timeout=60)
     assert (parent.returncode, out, error) == (0, "", "")
-    assert told[RequestCode.UNLOCK_BATCH_MQ], "the parent says itself when it leaves"
-    assert told[RequestCode.UNREGISTER_CLIENT]
+    assert requests[RequestCode.UNLOCK_BATCH_MQ], "the parent says itself when it leaves"
+    assert requests[RequestCode.UNREGISTER_CLIENT]

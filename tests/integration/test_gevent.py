@@ -1,4 +1,4 @@
-"""A program that gevent has patched: what cannot work says so at once, and what to call works."""
+"""Test programs patched by gevent: unsupported patches raise an error with the remedy, which works."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ else:
 """
 
 
-def told(patch: str, mq: Connection) -> str:
+def run_patched(patch: str, mq: Connection) -> str:
     command = [sys.executable, "-c", PROGRAM, patch, ";".join(mq.name_servers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout
 
 
-def test_a_patched_program_is_told_the_way_out_and_it_works(mq: Connection, admin: Admin) -> None:
-    """With threads patched two connections shared one thread, and each ended the other's event loop."""
+def test_patched_threads_raise_error_with_working_remedy(mq: Connection, admin: Admin) -> None:
+    """With patched threads two connections shared one thread, and each ended the other's event loop."""
     del admin
-    assert "monkey.patch_all(thread=False, select=False)" in told("monkey.patch_all()", mq)
-    assert told("monkey.patch_all(thread=False, select=False)", mq).strip() == str(["SEND_OK"] * 6)
+    assert "monkey.patch_all(thread=False, select=False)" in run_patched("monkey.patch_all()", mq)
+    assert run_patched("monkey.patch_all(thread=False, select=False)", mq).strip() == str(["SEND_OK"] * 6)

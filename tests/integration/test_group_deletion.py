@@ -1,4 +1,4 @@
-"""Groups that are deleted with what belongs to them, dead letters that are deleted, and progress that is forgotten."""
+"""Test the deletion of groups, of dead letters and of the progress on single topics."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def idle_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commits of just now count as old."""
+def commits_count_as_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let recent commits count as old."""
     for module in (group_remover, admin_groups):
         monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest, admin: Admin) -> str:
-    """The name of a topic and of a group, of this test alone."""
+    """Return a name for a topic and a group that only this test uses."""
     made = f"del-{abs(hash(request.node.nodeid)) % 10**9}"
     admin.create_topic(made, queues=1)
     return made
@@ -57,22 +57,22 @@ def send(mq: Connection, topic: str, count: int = 3) -> None:
             producer.send(Message(topic, b"%d" % number, keys=f"k{number}"), queue=MessageQueue(topic, "broker-a", 0))
 
 
-def kill_messages(mq: Connection, admin: Admin, name: str, count: int) -> None:
-    """Let `count` messages of the topic become dead letters of the group of its name."""
+def create_dead_letters(mq: Connection, admin: Admin, name: str, count: int) -> None:
+    """Make `count` messages of the topic dead letters of the group with the same name."""
     send(mq, name, count)
     before = len(admin.dlq_list(name)) if name in admin.groups() else 0
     with PushConsumer(mq, name, {name: "*"}, lambda messages: Retry(-1)):
         poll_until(lambda: name in admin.groups() and len(admin.dlq_list(name)) >= before + count, 20)
 
 
-def run(mq: Connection, *given: str) -> Any:
+def run_command(mq: Connection, *given: str) -> Any:
     return CliRunner().invoke(main_group, ["--name-servers", ";".join(mq.name_servers), *given])
 
 
-def test_a_group_is_deleted_with_offsets_deliveries_and_retries(
-    mq: Connection, admin: Admin, name: str, idle_at_once: None
+def test_group_deletion_removes_offsets_and_retries(
+    mq: Connection, admin: Admin, name: str, commits_count_as_old: None
 ) -> None:
-    kill_messages(mq, admin, name, 1)
+    create_dead_letters(mq, admin, name, 1)
     send(mq, name, 3)
     calls: list[bytes] = []
 
@@ -85,13 +85,13 @@ def test_a_group_is_deleted_with_offsets_deliveries_and_retries(
     send(mq, name, 2)
     with SimpleConsumer(mq, name, {name: "*"}) as consumer:
         assert poll_until(lambda: consumer.receive(1, invisible_duration=600.0, await_duration=1.0), 10)
-    would = poll_until(lambda: (w := admin.delete_group(name, dry_run=True)).in_flight and w, 10)
-    assert (would.dead_letters, would.deleted) == (1, False)
-    assert would.retries >= 1
-    assert would.offsets >= 1
+    planned = poll_until(lambda: (w := admin.delete_group(name, dry_run=True)).in_flight and w, 10)
+    assert (planned.dead_letters, planned.deleted) == (1, False)
+    assert planned.retries >= 1
+    assert planned.offsets >= 1
     assert name in admin.groups()
 
-    done = poll_until(lambda: _deleted(admin, name), 10)
+    done = poll_until(lambda: _try_delete(admin, name), 10)
     assert done.deleted
     assert name not in admin.groups()
     assert retry_topic(name) not in admin.topics(system=True)
@@ -100,25 +100,27 @@ def test_a_group_is_deleted_with_offsets_deliveries_and_retries(
         admin.group_progress(name)
     with pytest.raises(GroupNotFound):
         admin.delete_group(name)
-    with SimpleConsumer(mq, name, {name: "*"}) as consumer:  # a new group: nothing is out, all comes again
+    with SimpleConsumer(
+        mq, name, {name: "*"}
+    ) as consumer:  # a new group: no message is in flight, all are delivered again
         assert poll_until(lambda: consumer.receive(32, await_duration=1.0), 10)
         assert len(admin.dlq_list(name)) == 1
-    poll_until(lambda: _deleted(admin, name, dead_letters=True), 10)
+    poll_until(lambda: _try_delete(admin, name, dead_letters=True), 10)
     assert dlq_topic(name) not in admin.topics(system=True)
 
 
-def _deleted(admin: Admin, name: str, **options: bool) -> GroupDeletion | None:
-    """The deletion, None while members are still leaving."""
+def _try_delete(admin: Admin, name: str, **options: bool) -> GroupDeletion | None:
+    """Delete the group; None while members are still leaving."""
     try:
         return admin.delete_group(name, **options)
     except InvalidInput:
         return None
 
 
-def test_letters_that_a_deleted_group_has_left_can_be_read_and_deleted(
-    mq: Connection, admin: Admin, name: str, idle_at_once: None
+def test_dead_letters_of_deleted_group_can_be_read_and_deleted(
+    mq: Connection, admin: Admin, name: str, commits_count_as_old: None
 ) -> None:
-    kill_messages(mq, admin, name, 3)
+    create_dead_letters(mq, admin, name, 3)
     assert admin.delete_group(name).dead_letters == 3
     assert name not in admin.groups()
     letters = admin.dlq_list(name)
@@ -130,7 +132,7 @@ def test_letters_that_a_deleted_group_has_left_can_be_read_and_deleted(
             call(name)
 
 
-def test_a_group_in_use_is_not_deleted(mq: Connection, admin: Admin, name: str) -> None:
+def test_group_in_use_is_not_deleted(mq: Connection, admin: Admin, name: str) -> None:
     send(mq, name)
     with PushConsumer(mq, name, {name: "*"}, lambda messages: ConsumeResult.SUCCESS):
         with pytest.raises(InvalidInput, match="a group without members"):
@@ -145,8 +147,8 @@ def test_a_group_in_use_is_not_deleted(mq: Connection, admin: Admin, name: str) 
         admin.delete_group(f"{name}-none", dry_run=True)
 
 
-def test_a_deletion_survives_a_crash_and_leaves_what_was_away(
-    mq: Connection, services: Services, admin: Admin, name: str, idle_at_once: None
+def test_partial_group_deletion_survives_broker_crash(
+    mq: Connection, services: Services, admin: Admin, name: str, commits_count_as_old: None
 ) -> None:
     with PullConsumer(mq, name) as consumer:
         send(mq, name)
@@ -157,14 +159,14 @@ def test_a_deletion_survives_a_crash_and_leaves_what_was_away(
     services.crash_broker("broker-a")
     services.start_broker("broker-a")
     services.start_broker("broker-b")
-    # Of the broker that was away alone it is there.
-    poll_until(lambda: _brokers(admin, name) == {"broker-b"}, 20)
+    # Only the broker that was offline still has the group.
+    poll_until(lambda: _brokers_with_group(admin, name) == {"broker-b"}, 20)
     assert admin.delete_group(name).deleted
     assert name not in admin.groups()
 
 
 def _raises_unavailable(admin: Admin, name: str) -> bool:
-    """Whether a broker that is away is named by the error."""
+    """Return whether the deletion fails because a broker is offline."""
     try:
         admin.delete_group(name)
     except BrokerUnavailable as error:
@@ -172,16 +174,16 @@ def _raises_unavailable(admin: Admin, name: str) -> bool:
     return False
 
 
-def _brokers(admin: Admin, name: str) -> set[str]:
-    """The brokers that know of the group."""
+def _brokers_with_group(admin: Admin, name: str) -> set[str]:
+    """Return the brokers that have the group."""
     try:
         return {queue.broker for queue in admin.group_progress(name)}
     except (GroupNotFound, BrokerUnavailable):
         return set()
 
 
-def test_deleted_dead_letters_do_not_come_back(mq: Connection, services: Services, admin: Admin, name: str) -> None:
-    kill_messages(mq, admin, name, 4)
+def test_deleted_dead_letters_stay_deleted(mq: Connection, services: Services, admin: Admin, name: str) -> None:
+    create_dead_letters(mq, admin, name, 4)
     letters = admin.dlq_list(name)
     ids = [letter.message_id for letter in letters]
     assert admin.dlq_redrive(name, ids[:1]).redriven == ids[:1]
@@ -189,21 +191,21 @@ def test_deleted_dead_letters_do_not_come_back(mq: Connection, services: Service
     assert admin.dlq_delete(name, ids[:2]) == 0
     assert [letter.message_id for letter in admin.dlq_list(name)] == ids[2:]
     assert [letter.message_id for letter in admin.dlq_messages(name)] == ids[2:]
-    told = admin.dlq_redrive(name, ids, dry_run=True)
-    assert (told.redriven, told.already, told.unknown) == (ids[2:], [], ids[:2])
+    preview = admin.dlq_redrive(name, ids, dry_run=True)
+    assert (preview.redriven, preview.already, preview.unknown) == (ids[2:], [], ids[:2])
     services.crash_broker("broker-a")
     services.start_broker("broker-a")
     poll_until(lambda: len(admin.dlq_list(name)) == 2, 20)
     assert admin.dlq_redrive(name, dry_run=True).already == []
     assert admin.dlq_delete(name) == 2
     assert admin.dlq_list(name) == []
-    kill_messages(mq, admin, name, 1)  # letters that come later are there
+    create_dead_letters(mq, admin, name, 1)  # later dead letters are kept
     assert admin.dlq_delete(name) >= 1
     with pytest.raises(GroupNotFound):
         admin.dlq_delete(f"{name}-none")
 
 
-def test_progress_of_a_topic_that_nobody_subscribes_to_is_marked(mq: Connection, admin: Admin, name: str) -> None:
+def test_progress_marks_unsubscribed_topic(mq: Connection, admin: Admin, name: str) -> None:
     old, new = MessageQueue(name, "broker-a", 0), f"{name}-new"
     admin.create_topic(new, queues=1)
     send(mq, name, 5)
@@ -216,7 +218,7 @@ def test_progress_of_a_topic_that_nobody_subscribes_to_is_marked(mq: Connection,
         assert progress[MessageQueue(retry_topic(name), "broker-a", 0)].subscribed is True
         summary = next(each for each in admin.group_list() if each.group == name)
         assert (summary.members, summary.lag) == (1, 0)
-        shown = run(mq, "group", "progress", name)
+        shown = run_command(mq, "group", "progress", name)
         assert "raymq group forget" in shown.output
         assert "total" in shown.output
         with pytest.raises(InvalidInput, match="no member"):
@@ -230,28 +232,28 @@ def test_progress_of_a_topic_that_nobody_subscribes_to_is_marked(mq: Connection,
         admin.forget_topic(f"{name}-none", name)
 
 
-def test_the_commands_that_take_things_away(mq: Connection, admin: Admin, name: str, idle_at_once: None) -> None:
-    kill_messages(mq, admin, name, 2)
-    assert run(mq, "dlq", "delete", name).exit_code == 1
-    assert json.loads(run(mq, "dlq", "delete", name, "--yes", "--json").stdout) == {"group": name, "deleted": 2}
-    done = json.loads(run(mq, "group", "forget", name, name, "--json").stdout)
+def test_delete_and_forget_commands(mq: Connection, admin: Admin, name: str, commits_count_as_old: None) -> None:
+    create_dead_letters(mq, admin, name, 2)
+    assert run_command(mq, "dlq", "delete", name).exit_code == 1
+    assert json.loads(run_command(mq, "dlq", "delete", name, "--yes", "--json").stdout) == {"group": name, "deleted": 2}
+    done = json.loads(run_command(mq, "group", "forget", name, name, "--json").stdout)
     assert done == {"group": name, "topic": name, "queues": 2}
-    assert run(mq, "group", "delete", name).exit_code == 1
-    assert json.loads(run(mq, "group", "delete", name, "--dry-run", "--json").stdout)["deleted"] is False
-    assert name in {row["group"] for row in json.loads(run(mq, "group", "list", "--json").stdout)}
-    done = run(mq, "group", "delete", name, "--yes", "--dead-letters", "--json")
+    assert run_command(mq, "group", "delete", name).exit_code == 1
+    assert json.loads(run_command(mq, "group", "delete", name, "--dry-run", "--json").stdout)["deleted"] is False
+    assert name in {row["group"] for row in json.loads(run_command(mq, "group", "list", "--json").stdout)}
+    done = run_command(mq, "group", "delete", name, "--yes", "--dead-letters", "--json")
     assert json.loads(done.stdout)["deleted"] is True
     assert name not in admin.groups()
-    assert run(mq, "group", "delete", name, "--yes").exit_code == 1
-    kill_messages(mq, admin, name, 1)
-    unsure = run(mq, "group", "delete", name)
+    assert run_command(mq, "group", "delete", name, "--yes").exit_code == 1
+    create_dead_letters(mq, admin, name, 1)
+    unsure = run_command(mq, "group", "delete", name)
     assert unsure.exit_code == 1
     assert f"add --yes to delete group {name} with 0 waiting retries; 3 dead letters would stay" in str(
         unsure.exception
     )
 
 
-def test_lists_say_when_they_are_cut(mq: Connection, admin: Admin, name: str) -> None:
+def test_truncated_lists_are_marked(mq: Connection, admin: Admin, name: str) -> None:
     with Producer(mq, "p") as producer:
         for number in range(70):
             producer.send(Message(name, b"%d" % number, keys="same"))
@@ -262,22 +264,22 @@ def test_lists_say_when_they_are_cut(mq: Connection, admin: Admin, name: str) ->
     assert {int(message.body) for message in messages} == set(range(70))
     assert [each.store_timestamp for each in messages] == sorted((m.store_timestamp for m in messages), reverse=True)
     assert messages[:64] == found
-    done = run(mq, "message", "query", name, "--key", "same", "--json")
+    done = run_command(mq, "message", "query", name, "--key", "same", "--json")
     assert len(json.loads(done.stdout)) == 64
     assert done.stderr == "64 of at least 64: --limit\n"
     name = f"{name}-dead"
     admin.create_topic(name, queues=1)
-    kill_messages(mq, admin, name, 3)
+    create_dead_letters(mq, admin, name, 3)
     listed = admin.dlq_list(name, limit=2)
     assert (len(listed), listed.truncated) == (2, True)
     assert not admin.dlq_list(name, limit=3).truncated
-    assert run(mq, "dlq", "list", name, "--limit", "2").stderr == "2 of at least 2: --limit\n"
-    assert run(mq, "dlq", "list", name).stderr == ""
+    assert run_command(mq, "dlq", "list", name, "--limit", "2").stderr == "2 of at least 2: --limit\n"
+    assert run_command(mq, "dlq", "list", name).stderr == ""
 
 
-def test_a_search_goes_on_behind_an_answer_that_was_full(mq: Connection, admin: Admin, name: str) -> None:
-    """Ask on though a broker gave less than a page, as its answer was full."""
-    body = random.Random(1).randbytes(3_700_000)  # no compression makes less of it
+def test_search_continues_after_full_answer(mq: Connection, admin: Admin, name: str) -> None:
+    """A broker returns less than a page if its answer is full; the search must continue."""
+    body = random.Random(1).randbytes(3_700_000)  # incompressible
     with Producer(mq, "p") as producer:
         for _ in range(6):
             producer.send(Message(name, body, keys="large"), queue=MessageQueue(name, "broker-a", 0))
@@ -285,7 +287,7 @@ def test_a_search_goes_on_behind_an_answer_that_was_full(mq: Connection, admin: 
     assert len(admin.query_by_key(name, "large")) == 6
 
 
-def test_a_search_goes_on_over_pages_of_one_millisecond(
+def test_search_continues_over_pages_of_one_millisecond(
     mq: Connection, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raymq.client.admin.message_search._PAGE", 3)

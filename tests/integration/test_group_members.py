@@ -1,4 +1,4 @@
-"""Members of a group that come, go and die: even shares, nothing lost, a dead member's queues move at once."""
+"""Test members of a group that join, leave and die: even shares, no loss, fast takeover of queues."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from raymq.client.requests.offset_requests import OffsetRequests
 from tests.chaos.history import History
 from tests.chaos.traffic import Traffic
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.member_process import MemberProcess
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
 
 TAKEN_OVER_SECONDS = 10.0
-#: A success is committed within this.
+#: Seconds within which a success is committed.
 COMMITTED_SECONDS = 1.0
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_messages_are_shared_out_evenly(mq: Connection, admin: Admin, count: int) -> None:
+def test_members_share_messages_evenly(mq: Connection, admin: Admin, count: int) -> None:
     admin.create_topic("many", queues=16)
     queues = PullConsumer(mq, "reader").queues("many")
     taken: Counter[int] = Counter()
@@ -77,7 +77,7 @@ def test_messages_are_shared_out_evenly(mq: Connection, admin: Admin, count: int
     assert all(abs(taken[number] - fair) <= fair / 10 for number in range(count)), taken
 
 
-def test_members_join_die_and_leave_under_load_and_nothing_is_lost(
+def test_no_message_is_lost_when_members_join_die_and_leave(
     mq: Connection, services: Services, admin: Admin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     traffic = Traffic("t", [Producer(mq, "p1"), Producer(mq, "p2")])
@@ -122,35 +122,35 @@ def test_members_join_die_and_leave_under_load_and_nothing_is_lost(
 
 
 def settled_owners(admin: Admin, members: list[PushConsumer], strategy: str) -> dict[MessageQueue, str]:
-    """Who has which queue of "many" as the brokers say, once that is what the members share out; {} before."""
-    told = {q: found.owner or "" for q, found in admin.group_progress("g").items() if q.topic == "many"}
-    held = {q: client_id(member) for member in members for q in running(member)._queues if q.topic == "many"}
+    """Return the owner of each queue of "many" once brokers and members agree on it; {} before."""
+    reported = {q: found.owner or "" for q, found in admin.group_progress("g").items() if q.topic == "many"}
+    held = {q: client_id(member) for member in members for q in engine_of(member)._queues if q.topic == "many"}
     ids = [client_id(member) for member in members]
-    shares = {each: get_strategy(strategy)(sorted(told), ids, each, told) for each in ids}
+    shares = {each: get_strategy(strategy)(sorted(reported), ids, each, reported) for each in ids}
     wanted = {queue: each for each, share in shares.items() for queue in share}
-    return told if told == held == wanted else {}
+    return reported if reported == held == wanted else {}
 
 
-def running(member: PushConsumer) -> consuming.PushConsumerEngine:
+def engine_of(member: PushConsumer) -> consuming.PushConsumerEngine:
     assert member._consuming is not None
     return member._consuming
 
 
 def client_id(member: PushConsumer) -> str:
-    return running(member)._client_id
+    return engine_of(member)._client_id
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_progress_names_the_owner_of_each_queue(mq: Connection, admin: Admin, strategy: str) -> None:
+def test_progress_names_owner_of_each_queue(mq: Connection, admin: Admin, strategy: str) -> None:
     admin.create_topic("many", queues=8)
-    takers = [Taker() for _ in range(3)]
+    takers = [RecordingListener() for _ in range(3)]
     with ExitStack() as stack, Producer(mq, "p") as producer:
         members = [PushConsumer(mq, "g", {"many": "*"}, taker, strategy=strategy) for taker in takers]
         for member in members:
             stack.enter_context(member)
         queues = poll_until(lambda: settled_owners(admin, members, strategy), 20)
 
-        def told_truly() -> bool:
+        def owners_match_deliveries() -> bool:
             for queue in queues:
                 producer.send(Message("many", b"x"), queue=queue)
             owners = settled_owners(admin, members, strategy)
@@ -159,18 +159,18 @@ def test_progress_names_the_owner_of_each_queue(mq: Connection, admin: Admin, st
             }
             return bool(owners) and taken == owners
 
-        poll_until(told_truly, 20)
+        poll_until(owners_match_deliveries, 20)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_rolling_restart_of_ten_members(
+def test_rolling_restart_moves_only_necessary_queues(
     mq: Connection, admin: Admin, strategy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ten consumers, each shut down and replaced in turn; how often a queue was taken over.
+    """Replace each of ten consumers in turn, and count how often a queue was taken over.
 
-    It must be when its owner leaves, and when the one that comes is due a share of it.
+    A queue must move when its owner leaves, and when the new member is due a share.
     """
     admin.create_topic("many", queues=20)
     taken: list[MessageQueue] = []
@@ -184,7 +184,7 @@ def test_a_rolling_restart_of_ten_members(
     members: list[PushConsumer] = []
 
     def joins() -> dict[MessageQueue, str]:
-        members.append(PushConsumer(mq, "g", {"many": "*"}, Taker(), strategy=strategy, threads=1))
+        members.append(PushConsumer(mq, "g", {"many": "*"}, RecordingListener(), strategy=strategy, threads=1))
         members[-1].start()
         return poll_until(lambda: settled_owners(admin, members, strategy), 30)
 
@@ -208,8 +208,8 @@ def test_a_rolling_restart_of_ten_members(
         assert len(taken) == needed
 
 
-def test_the_last_member_that_sets_a_maximum_sets_the_groups(mq: Connection, admin: Admin) -> None:
-    taker = Taker(lambda message: ConsumeResult.RECONSUME_LATER)
+def test_last_maximum_of_retries_applies_to_group(mq: Connection, admin: Admin) -> None:
+    taker = RecordingListener(lambda message: ConsumeResult.RECONSUME_LATER)
     with (
         PushConsumer(mq, "g", {"t": "*"}, taker, max_reconsume_times=5),
         PushConsumer(mq, "g", {"t": "*"}, taker, max_reconsume_times=1),
@@ -221,13 +221,13 @@ def test_the_last_member_that_sets_a_maximum_sets_the_groups(mq: Connection, adm
     assert [times for _, times in taker.deliveries] == [0, 1]
 
 
-def test_members_that_consume_in_different_ways_are_refused(mq: Connection, admin: Admin) -> None:
+def test_members_with_different_consume_types_are_refused(mq: Connection, admin: Admin) -> None:
     with (
-        PushConsumer(mq, "g", {"t": "*"}, Taker()),
+        PushConsumer(mq, "g", {"t": "*"}, RecordingListener()),
         pytest.raises(SubscriptionMismatch, match=r"CONSUME_POP/CLUSTERING.*CONSUME_PASSIVELY/CLUSTERING"),
     ):
         SimpleConsumer(mq, "g", {"t": "*"})
-    broadcast = PushConsumer(mq, "g", {"t": "*"}, Taker(), model=MessageModel.BROADCASTING)
+    broadcast = PushConsumer(mq, "g", {"t": "*"}, RecordingListener(), model=MessageModel.BROADCASTING)
     with SimpleConsumer(mq, "g", {"t": "*"}), pytest.raises(SubscriptionMismatch):
         broadcast.start()
     with broadcast:
@@ -235,32 +235,32 @@ def test_members_that_consume_in_different_ways_are_refused(mq: Connection, admi
 
 
 @pytest.mark.long
-def test_what_was_done_when_its_broker_died_does_not_come_again(
+def test_processed_messages_stay_processed_after_broker_crash(
     mq: Connection, services: Services, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consuming, "_COMMIT_SECONDS", 1_000.0)  # the broker is told nothing before it dies
+    monkeypatch.setattr(consuming, "_COMMIT_SECONDS", 1_000.0)  # no commit reaches the broker before it dies
     queue = MessageQueue("t", "broker-a", 0)
     producer = Producer(mq, "p")
-    with PushConsumer(mq, "g", {"t": "*"}, taker := Taker()) as consumer:
+    with PushConsumer(mq, "g", {"t": "*"}, taker := RecordingListener()) as consumer:
         producer.send_batch([Message("t", b"%d" % number) for number in range(50)], queue=queue)
         poll_until(lambda: len(taker.taken) == 50, 10)
         assert admin.group_progress("g")[queue].committed_offset == 0
         services.crash_broker("broker-a")
-        running = consumer._consuming
-        assert running is not None
-        poll_until(lambda: queue not in running._queues, 20, "the broker is gone from the routes")
+        engine = consumer._consuming
+        assert engine is not None
+        poll_until(lambda: queue not in engine._queues, 20, "the broker is gone from the routes")
         services.start_broker("broker-a")
-        poll_until(lambda: queue in running._queues, 20, "the queue is back")
+        poll_until(lambda: queue in engine._queues, 20, "the queue is back")
         producer.send(Message("t", b"50"), queue=queue, timeout=20.0)
         poll_until(lambda: b"50" in taker.bodies, 20)
     assert taker.bodies == sorted(b"%d" % number for number in range(51))
     assert admin.group_progress("g")[queue].committed_offset == 51
 
 
-def test_who_is_shut_down_amid_a_handover_commits_what_it_did_of_the_queue_that_goes(
+def test_shutdown_during_rebalance_commits_released_queues(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last commit of a queue was ended with the round that had begun it: what was done came again."""
+    """The last commit of a queue was cancelled with its round, so processed messages were redelivered."""
     admin.create_topic("u", queues=1)
     held, go_on = set[str](), threading.Event()
     commit = OffsetRequests.commit
@@ -272,14 +272,14 @@ def test_who_is_shut_down_amid_a_handover_commits_what_it_did_of_the_queue_that_
 
     monkeypatch.setattr(OffsetRequests, "commit", held_up)
     queues = [MessageQueue("t", broker, number) for broker in services.names for number in range(2)]
-    taker = Taker()
+    taker = RecordingListener()
     leaving = PushConsumer(mq, "g", {"t": "*", "u": "*"}, taker)
     leaving.start()
     engine = leaving._consuming
     assert engine is not None
     with Connection([services.name_server.address]) as other, Producer(mq, "p") as producer:
         held |= {"t", "u"}
-        # While this one's commit hangs none of those that follow is begun, unless as the last one of a queue that goes.
+        # While this commit hangs, no other commit begins but the last one of a released queue.
         for broker in services.names:
             producer.send(Message("u", b"x"), queue=MessageQueue("u", broker, 0))
         poll_until(lambda: engine._offset_committer._under_way.keys() == set(services.names), 20)

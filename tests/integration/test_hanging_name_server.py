@@ -1,4 +1,4 @@
-"""A name server that hangs holds up neither the sharing out of queues nor a send: what is known serves."""
+"""Test that a hanging name server delays neither rebalancing nor a recall."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raymq.client import (
 )
 from tests.integration.cable import Cable
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -30,7 +30,7 @@ TOPICS = [f"t{number}" for number in range(12)]
 
 @pytest.fixture
 def cable(services: Services) -> Iterator[Cable]:
-    """The way to the name server."""
+    """Yield a cable to the name server."""
     host, _, port = services.name_server.address.rpartition(":")
     made = Cable((host, int(port)))
     services.loop.run(made.start())
@@ -39,13 +39,13 @@ def cable(services: Services) -> Iterator[Cable]:
 
 
 @pytest.mark.long
-def test_the_queues_of_a_member_that_dies_are_taken_over(services: Services, mq: Connection, cable: Cable) -> None:
-    """Twelve topics, one of which after the other took the three seconds that a name server is given."""
+def test_queues_of_dead_member_are_taken_over(services: Services, mq: Connection, cable: Cable) -> None:
+    """With twelve topics, each topic used to wait the 3 s of a name server request, one after another."""
     admin, producer = Admin(mq), Producer(mq, "p")
     for topic in TOPICS:
         admin.create_topic(topic, queues=1)
     queues = [MessageQueue(topic, broker, 0) for topic in TOPICS for broker in ("broker-a", "broker-b")]
-    stays, dies = Taker(), Taker()
+    stays, dies = RecordingListener(), RecordingListener()
     with Connection([cable.address]) as first, Connection([cable.address]) as second:
         staying = PushConsumer(first, "g", dict.fromkeys(TOPICS, "*"), stays)
         staying.start()
@@ -56,13 +56,15 @@ def test_the_queues_of_a_member_that_dies_are_taken_over(services: Services, mq:
             return len(owners) == len(queues) and len(set(owners.values())) == 2 and None not in owners.values()
 
         poll_until(is_shared, 60)
-        services.loop.run(_at_once(lambda: cable.freeze(new_ones=True)))
-        second.run(second.pool.close())  # its sockets end: it is dead to the brokers
+        services.loop.run(_run_on_loop(lambda: cable.freeze(new_ones=True)))
+        second.run(second.pool.close())  # closes its sockets, so the brokers see it as dead
         for queue in queues:
             producer.send(Message(queue.topic, str(queue).encode()), queue=queue)
         poll_until(lambda: len(stays.taken) + len(dies.taken) >= len(queues) and stays.taken, 60)
-        poll_until(lambda: set(stays.bodies) >= {str(queue).encode() for queue in queues if queue not in _of(dies)}, 60)
-        services.loop.run(_at_once(cable.thaw))
+        poll_until(
+            lambda: set(stays.bodies) >= {str(queue).encode() for queue in queues if queue not in _queues_of(dies)}, 60
+        )
+        services.loop.run(_run_on_loop(cable.thaw))
         with Connection([services.name_server.address]) as other:
             Admin(other).update_topic("t0", queues=2)
         added = MessageQueue("t0", "broker-a", 1)
@@ -70,23 +72,23 @@ def test_the_queues_of_a_member_that_dies_are_taken_over(services: Services, mq:
         poll_until(lambda: b"added" in stays.bodies, 60, "what changes is seen when it answers again")
 
 
-def _of(taker: Taker) -> set[MessageQueue]:
+def _queues_of(taker: RecordingListener) -> set[MessageQueue]:
     return {message.queue for message in taker.taken}
 
 
-async def _at_once(action: Any) -> None:
+async def _run_on_loop(action: Any) -> None:
     action()
 
 
-def test_a_recall_keeps_to_its_time(mq: Connection, services: Services, admin: Admin, cable: Cable) -> None:
-    """Its name server had three seconds, whatever its own time was."""
+def test_recall_respects_its_timeout(mq: Connection, services: Services, admin: Admin, cable: Cable) -> None:
+    """A recall waited 3 s for the name server, whatever its own timeout."""
     del admin
     sent = Producer(mq, "p").send(Message("t", b"x", deliver_at=time.time() + 600.0))
-    services.loop.run(_at_once(lambda: cable.freeze(new_ones=True)))
+    services.loop.run(_run_on_loop(lambda: cable.freeze(new_ones=True)))
     with Connection([cable.address]) as hanging, Producer(hanging, "q") as producer:
         begun = time.monotonic()
         with pytest.raises(BrokerUnavailable):
             producer.recall(sent, timeout=0.5)
         assert time.monotonic() - begun < 2.0
-    services.loop.run(_at_once(cable.thaw))
+    services.loop.run(_run_on_loop(cable.thaw))
     assert Producer(mq, "p").recall(sent, timeout=30.0) is RecallStatus.WITHDRAWN

@@ -1,7 +1,7 @@
-"""Every public call with hostile values, one argument at a time: it works or it is a typed error, and nothing else.
+"""Test every public call with hostile values, one argument at a time: it works or raises a typed error.
 
-The calls go to real services, so that what a check lets pass reaches the wire and the broker. Nothing of it may end a
-thread or keep a later, ordinary call from working.
+The calls go to real services, so a value that passes a check reaches the wire and the broker. No call may end a thread
+or break a later, ordinary call.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ HOSTILE: list[Any] = [
     *([], ["x"], [None], {}, {"x": 1}, (), ("t", "broker-a", 0), object(), 1j),
     *(MessageQueue("t", "broker-a", 0.0), MessageQueue("t", "nobody", 0), MessageQueue("t", "broker-a", 99)),  # type: ignore[arg-type]
 ]
-#: What takes its time by right when the value is a good one, and would only wait here.
+#: Arguments for which large valid values only make the call wait.
 WAITS = {"await_duration", "timeout"}
 
 
-def walk(call: Callable[..., Any], **base: Any) -> None:
-    """Call it as it should be, then with every hostile value in the place of each argument."""
+def try_hostile_values(call: Callable[..., Any], **base: Any) -> None:
+    """Call with valid arguments, then with every hostile value in place of each argument."""
     call(**base)
     for name in base:
         for value in HOSTILE:
@@ -57,30 +57,30 @@ def walk(call: Callable[..., Any], **base: Any) -> None:
                     made.close()
 
 
-def refused(call: Callable[..., Any], *given: Any, **named: Any) -> None:
+def assert_refused(call: Callable[..., Any], *given: Any, **named: Any) -> None:
     with pytest.raises((InvalidInput, TypeError)):
         call(*given, **named)
 
 
-def test_sends(mq: Connection, admin: Admin) -> None:
+def test_sends_with_hostile_arguments(mq: Connection, admin: Admin) -> None:
     with Producer(mq, "p", timeout=1.0) as producer:
-        walk(lambda **given: Message("t", b"x", **given), tags="a", keys=["k"], properties={"a": "b"})
-        walk(lambda **given: Message("t", b"x", **given), delay_level=0, unique_key="u")
-        walk(lambda **given: Message("t", b"x", **given), deliver_at=9.0)
+        try_hostile_values(lambda **given: Message("t", b"x", **given), tags="a", keys=["k"], properties={"a": "b"})
+        try_hostile_values(lambda **given: Message("t", b"x", **given), delay_level=0, unique_key="u")
+        try_hostile_values(lambda **given: Message("t", b"x", **given), deliver_at=9.0)
         options = {"queue": QUEUE, "timeout": 1.0, "retries": 0}
-        walk(lambda **given: producer.send(Message("t", b"x"), **given), **options)
-        walk(lambda **given: producer.send_async(Message("t", b"x"), **given).result(5), **options)
-        walk(lambda **given: producer.send_oneway(Message("t", b"x"), **given), **options)
-        walk(lambda **given: producer.send(Message("t", b"x"), **given), sharding_key="k")
+        try_hostile_values(lambda **given: producer.send(Message("t", b"x"), **given), **options)
+        try_hostile_values(lambda **given: producer.send_async(Message("t", b"x"), **given).result(5), **options)
+        try_hostile_values(lambda **given: producer.send_oneway(Message("t", b"x"), **given), **options)
+        try_hostile_values(lambda **given: producer.send(Message("t", b"x"), **given), sharding_key="k")
         for send in (producer.send, producer.send_async, producer.send_oneway):
-            walk(send, message=Message("t", b"x"))
-            refused(send, None)
-        walk(producer.send_batch, messages=[Message("t", b"x")])
-        refused(producer.send_batch, None)
-        refused(producer.send_batch, [None])
+            try_hostile_values(send, message=Message("t", b"x"))
+            assert_refused(send, None)
+        try_hostile_values(producer.send_batch, messages=[Message("t", b"x")])
+        assert_refused(producer.send_batch, None)
+        assert_refused(producer.send_batch, [None])
         table = pa.table({"b": ["x"]})
-        walk(producer.send_table, topic="t", table=table, body="b")
-        walk(producer.flush, timeout=1.0)
+        try_hostile_values(producer.send_table, topic="t", table=table, body="b")
+        try_hostile_values(producer.flush, timeout=1.0)
         with pytest.raises(QueueNotFound):
             producer.send_oneway(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 99))
         assert producer.send(Message("t", b"x"), retries=10**9).queue.topic == "t"
@@ -99,8 +99,8 @@ def test_sends(mq: Connection, admin: Admin) -> None:
         {"outbox": 7},
     ],
 )
-def test_a_producer_refuses(mq: Connection, given: dict[str, Any]) -> None:
-    refused(Producer, mq, "p", **given)
+def test_producer_refuses_invalid_options(mq: Connection, given: dict[str, Any]) -> None:
+    assert_refused(Producer, mq, "p", **given)
 
 
 @pytest.mark.parametrize(
@@ -122,66 +122,68 @@ def test_a_producer_refuses(mq: Connection, given: dict[str, Any]) -> None:
         {"strategy": []},
     ],
 )
-def test_a_push_consumer_refuses(mq: Connection, given: dict[str, Any]) -> None:
-    refused(PushConsumer, **{"mq": mq, "group": "g", "subscriptions": {"t": "*"}, "listener": print, **given})
+def test_push_consumer_refuses_invalid_options(mq: Connection, given: dict[str, Any]) -> None:
+    assert_refused(PushConsumer, **{"mq": mq, "group": "g", "subscriptions": {"t": "*"}, "listener": print, **given})
 
 
-def test_pulling(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulling, "CONTROL_SECONDS", 0.3)  # a broker that nobody knows is asked for so long
+def test_pulls_with_hostile_arguments(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "CONTROL_SECONDS", 0.3)  # seconds of waiting for an unknown broker
     with Producer(mq, "p") as producer, PullConsumer(mq, "g") as consumer:
         producer.send(Message("t", b"x"), queue=QUEUE)
-        walk(consumer.queues, topic="t")
+        try_hostile_values(consumer.queues, topic="t")
         for call in (consumer.offsets, consumer.committed, consumer.position):
-            walk(call, queue=QUEUE)
-        walk(consumer.seek, queue=QUEUE, offset=0)
-        walk(consumer.seek_to_time, queue=QUEUE, timestamp=0.0)
+            try_hostile_values(call, queue=QUEUE)
+        try_hostile_values(consumer.seek, queue=QUEUE, offset=0)
+        try_hostile_values(consumer.seek_to_time, queue=QUEUE, timestamp=0.0)
         consumer.seek(QUEUE, 0)
-        walk(consumer.poll, queue=QUEUE, max_messages=1, timeout=0.1)
-        walk(consumer.fetch_table, queue=QUEUE, max_messages=1, timeout=0.1)
-        walk(consumer.commit, queue=QUEUE, offset=0)
+        try_hostile_values(consumer.poll, queue=QUEUE, max_messages=1, timeout=0.1)
+        try_hostile_values(consumer.fetch_table, queue=QUEUE, max_messages=1, timeout=0.1)
+        try_hostile_values(consumer.commit, queue=QUEUE, offset=0)
         for offset in (1.5, True, 2**70):
-            refused(consumer.seek, QUEUE, offset)
-            refused(consumer.commit, QUEUE, offset)
+            assert_refused(consumer.seek, QUEUE, offset)
+            assert_refused(consumer.commit, QUEUE, offset)
         consumer.seek(QUEUE, 0)
         assert consumer.poll(QUEUE, 1)[0].body == b"x"
 
 
-def test_popping(mq: Connection, admin: Admin) -> None:
+def test_pops_with_hostile_arguments(mq: Connection, admin: Admin) -> None:
     with Producer(mq, "p") as producer, SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         producer.send(Message("t", b"x"), queue=QUEUE)
         [message] = consumer.receive(1)
-        walk(consumer.receive, max_messages=1, invisible_duration=1.0, await_duration=0.0)
-        walk(consumer.change_invisible_duration, message=message, seconds=1.0)
-        walk(consumer.ack, message=message)
+        try_hostile_values(consumer.receive, max_messages=1, invisible_duration=1.0, await_duration=0.0)
+        try_hostile_values(consumer.change_invisible_duration, message=message, seconds=1.0)
+        try_hostile_values(consumer.ack, message=message)
         for value in ("x", None, 7, ["x"]):
-            refused(consumer.ack, value)
-    refused(SimpleConsumer, mq, "g", ["t"])
-    refused(SimpleConsumer, mq, "g", {"t": "*"}, max_reconsume_times=True)
+            assert_refused(consumer.ack, value)
+    assert_refused(SimpleConsumer, mq, "g", ["t"])
+    assert_refused(SimpleConsumer, mq, "g", {"t": "*"}, max_reconsume_times=True)
 
 
-def test_administration(mq: Connection, admin: Admin) -> None:
+def test_admin_calls_with_hostile_arguments(mq: Connection, admin: Admin) -> None:
     with Producer(mq, "p") as producer:
         sent = producer.send(Message("t", b"x", keys="k"))
     with PullConsumer(mq, "g"):
         pass
-    walk(admin.create_topic, topic="u", queues=1, ordered=False)
+    try_hostile_values(admin.create_topic, topic="u", queues=1, ordered=False)
     for queues in ("4", 1.5, True, 0, 2**40):
-        refused(admin.create_topic, "v", queues)
-    walk(admin.update_topic, topic="u", queues=1, permission=6, ordered=False)
-    walk(admin.topic_stats, topic="t")
-    walk(admin.group_progress, group="g")
-    walk(admin.reset_offset_by_time, group="g", topic="t", timestamp=0.0)
-    walk(admin.query_by_id, message_id=sent.message_id)
-    walk(admin.query_by_unique_key, topic="t", unique_key=sent.unique_key)
-    walk(admin.query_by_key, topic="t", key="k", begin=0.0, end=2e9, limit=1)
-    walk(admin.dlq_list, group="g", limit=1)
-    walk(admin.dlq_redrive, group="g", ids=[], rate=1.0, dry_run=True)
+        assert_refused(admin.create_topic, "v", queues)
+    try_hostile_values(admin.update_topic, topic="u", queues=1, permission=6, ordered=False)
+    try_hostile_values(admin.topic_stats, topic="t")
+    try_hostile_values(admin.group_progress, group="g")
+    try_hostile_values(admin.reset_offset_by_time, group="g", topic="t", timestamp=0.0)
+    try_hostile_values(admin.query_by_id, message_id=sent.message_id)
+    try_hostile_values(admin.query_by_unique_key, topic="t", unique_key=sent.unique_key)
+    try_hostile_values(admin.query_by_key, topic="t", key="k", begin=0.0, end=2e9, limit=1)
+    try_hostile_values(admin.dlq_list, group="g", limit=1)
+    try_hostile_values(admin.dlq_redrive, group="g", ids=[], rate=1.0, dry_run=True)
     for rate in (math.inf, math.nan, 0, "x"):
-        refused(admin.dlq_redrive, "g", None, rate)
-    walk(lambda **given: list(admin.query_messages(**given)), topic="t", key="k", begin=0.0, end=2e9)
-    walk(lambda **given: list(admin.tail(**given, follow=False)), topic="t", start="earliest", tags="*")
-    walk(admin.read_table, topic="t", start="earliest", end="latest", tags="*", columns=["body"], max_rows=1)
-    walk(admin.dlq_delete, group="g", ids=[])
-    walk(admin.forget_topic, group="g", topic="t")
-    walk(admin.delete_group, group="g", dead_letters=False, dry_run=True)
+        assert_refused(admin.dlq_redrive, "g", None, rate)
+    try_hostile_values(lambda **given: list(admin.query_messages(**given)), topic="t", key="k", begin=0.0, end=2e9)
+    try_hostile_values(lambda **given: list(admin.tail(**given, follow=False)), topic="t", start="earliest", tags="*")
+    try_hostile_values(
+        admin.read_table, topic="t", start="earliest", end="latest", tags="*", columns=["body"], max_rows=1
+    )
+    try_hostile_values(admin.dlq_delete, group="g", ids=[])
+    try_hostile_values(admin.forget_topic, group="g", topic="t")
+    try_hostile_values(admin.delete_group, group="g", dead_letters=False, dry_run=True)
     assert "t" in admin.topics()

@@ -1,7 +1,7 @@
-"""What a request costs its server, in memory and in time of the loop, follows from its bytes: for every code.
+"""Test for every request code that the memory and loop time of a request are bounded by its size.
 
-Fault 13.21. The servers run in a process of their own. Each hostile request is compared with one of the same bytes that
-is refused unread, since no server has its code.
+Fault 13.21. The servers run in a separate process. Each hostile request is compared with one of the same size that is
+refused unread, since its code is unknown.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.header import Header
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from tests.broker_process import BrokerProcess
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 
 KIB, MIB = 1 << 10, 1 << 20
-NOBODYS_CODE = 7_777
-#: What a request may take beyond one of the same bytes that nobody reads.
+UNKNOWN_CODE = 7_777
+#: The allowance of a request over an unread one of the same size.
 SPARE_BYTES = 24 * MIB
 SPARE_CPU_SECONDS = 0.25
 
 NESTED = b"[" * 100_000
-#: Bodies that say much with few bytes.
+#: Bodies that decode to many objects from few bytes.
 BODIES = {
     "empty lists": b'{"x":[' + b"[]," * (5 * MIB) + b"[]]}",
     "empty lists within the limit of bytes": b'{"x":[' + b"[]," * MIB + b"[]]}",
@@ -56,8 +56,8 @@ def header_classes() -> dict[int, type[Header]]:
     return found
 
 
-class Measured:
-    """A process: what the last request took of it."""
+class ProcessMeter:
+    """Measures the memory and processor time that a request takes in a process."""
 
     def __init__(self, pid: int) -> None:
         self._proc = Path(f"/proc/{pid}")
@@ -67,11 +67,11 @@ class Measured:
         self._before = self._kib("VmRSS"), self._loop_seconds()
 
     def grown_bytes(self) -> int:
-        """By how much memory grew at its highest."""
+        """Return the growth of memory at its peak."""
         return (self._kib("VmHWM") - self._before[0]) * KIB
 
     def cpu_seconds(self) -> float:
-        """What the main thread, whose the loop is, took of the processor."""
+        """Return the processor time of the main thread, which runs the loop."""
         return self._loop_seconds() - self._before[1]
 
     def _kib(self, name: str) -> int:
@@ -104,25 +104,25 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         admin.create_topic("t", queues=100)
         (broker,) = admin.cluster_info().brokers
         assert broker.address is not None
-        # Whoever asks for messages finds some, also after others took theirs: else it would wait for a minute.
+        # Enough messages for every request that reads some: an empty queue would make it wait for a minute.
         with Producer(mq, group="p") as producer:
             producer.send_batch([Message("t", b"x")] * 5_000, queue=MessageQueue("t", broker.name, 1))
         yield Servers(process, broker.address)
     process.stop()
 
 
-def ask(address: str, command: Command) -> Command | None:
-    """The answer; None if the connection was closed instead."""
+def send_request(address: str, command: Command) -> Command | None:
+    """Send a request and return the answer; None if the connection was closed instead."""
     try:
-        with Foreign(address) as client:
+        with ForeignClient(address) as client:
             return client.ask(command, 60.0)
     except ConnectionError:
         return None
 
 
-def costs(measured: Measured, address: str, command: Command) -> tuple[int, float, Command | None]:
+def measure_request(measured: ProcessMeter, address: str, command: Command) -> tuple[int, float, Command | None]:
     measured.begin()
-    answer = ask(address, command)
+    answer = send_request(address, command)
     return measured.grown_bytes(), measured.cpu_seconds(), answer
 
 
@@ -131,34 +131,36 @@ CODES = [int(code) for code in RequestCode]
 
 @pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("body", list(BODIES))
-def test_no_body_of_any_command_costs_more_than_its_bytes(servers: Servers, body: str) -> None:
-    measured = Measured(servers.process.pid)
-    known, told = header_classes(), []
+def test_body_cost_is_bounded_for_every_command(servers: Servers, body: str) -> None:
+    measured = ProcessMeter(servers.process.pid)
+    known, excesses = header_classes(), []
     for address in servers.both:
-        costs(measured, address, Command(NOBODYS_CODE, body=BODIES[body]))  # memory that later ones find at hand
-        base_bytes, base_seconds, _ = costs(measured, address, Command(NOBODYS_CODE, body=BODIES[body]))
+        measure_request(
+            measured, address, Command(UNKNOWN_CODE, body=BODIES[body])
+        )  # allocates memory that later requests reuse
+        base_bytes, base_seconds, _ = measure_request(measured, address, Command(UNKNOWN_CODE, body=BODIES[body]))
         for code in CODES:
-            command = Command(code, plausible(known.get(code)), BODIES[body])
+            command = Command(code, valid_fields(known.get(code)), BODIES[body])
             if code >= 900_000:
-                command.fields, command.serialization = own_fields(), Serialization.MSGPACK
-            grown, seconds, answer = costs(measured, address, command)
+                command.fields, command.serialization = raymq_fields(), Serialization.MSGPACK
+            grown, seconds, answer = measure_request(measured, address, command)
             assert answer is None or "Error: " not in (answer.remark or ""), (code, answer.remark)
             if grown > base_bytes + SPARE_BYTES or seconds > base_seconds + SPARE_CPU_SECONDS:
-                # Once may be the store's own memory, such as a log's pages that are made ready; twice is the request's.
-                again = costs(measured, address, command)
+                # One excess may be memory of the store, such as prepared log pages; two are due to the request.
+                again = measure_request(measured, address, command)
                 grown, seconds = min(grown, again[0]), min(seconds, again[1])
             if grown > base_bytes + SPARE_BYTES or seconds > base_seconds + SPARE_CPU_SECONDS:
-                told.append(f"{RequestCode(code).name}: {grown / MIB:.1f} MiB, {seconds:.3f} s; {base_seconds:.3f}")
-    assert not told
+                excesses.append(f"{RequestCode(code).name}: {grown / MIB:.1f} MiB, {seconds:.3f} s; {base_seconds:.3f}")
+    assert not excesses
 
 
 @pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("number", [2**70, -(2**31), 2**31 - 1, 2**63 - 1])
-def test_no_number_in_any_field_is_met_by_an_untyped_error(servers: Servers, number: int) -> None:
+def test_extreme_numbers_raise_typed_errors(servers: Servers, number: int) -> None:
     for code, header in header_classes().items():
-        fields = plausible(header)
+        fields = valid_fields(header)
         for address, name in itertools.product(servers.both, fields):
-            answer = ask(address, Command(code, {**fields, name: str(number)}))
+            answer = send_request(address, Command(code, {**fields, name: str(number)}))
             assert answer is not None
             for untyped in ("OverflowError", "KeyError", "TypeError", "ValueError", "IndexError", "struct.error"):
                 assert untyped not in (answer.remark or ""), (code, name, answer.remark)
@@ -177,11 +179,11 @@ HEADS = {
 
 @pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("head", list(HEADS))
-def test_no_header_costs_more_than_its_bytes(servers: Servers, head: str) -> None:
+def test_header_cost_is_bounded(servers: Servers, head: str) -> None:
     form = {"binary": 1, "msgpack": 2}.get(head, 0)
     data = HEADS[head]
     whole = struct.pack(">iI", 4 + len(data), form << 24 | len(data)) + data
-    measured = Measured(servers.process.pid)
+    measured = ProcessMeter(servers.process.pid)
     for address in servers.both:
         measured.begin()
         host, _, port = address.rpartition(":")
@@ -194,24 +196,24 @@ def test_no_header_costs_more_than_its_bytes(servers: Servers, head: str) -> Non
         assert measured.cpu_seconds() < SPARE_CPU_SECONDS
 
 
-def test_connections_hold_what_has_arrived_and_not_what_they_announce(servers: Servers) -> None:
-    """200 connections announce 15 MiB each and send 64 KiB."""
-    measured = Measured(servers.process.pid)
+def test_connections_hold_only_received_bytes(servers: Servers) -> None:
+    """Open 200 connections that announce 15 MiB each and send 64 KiB."""
+    measured = ProcessMeter(servers.process.pid)
     for address in servers.both:
         host, _, port = address.rpartition(":")
         measured.begin()
         clients = [socket.create_connection((host, int(port))) for _ in range(200)]
         for client in clients:
             client.sendall(struct.pack(">iI", 15 * MIB, 0) + bytes(64 * KIB - 8))
-        assert ask(address, Command(NOBODYS_CODE)) is not None, "all before it has been read"
+        assert send_request(address, Command(UNKNOWN_CODE)) is not None, "all before it has been read"
         grown = measured.grown_bytes()
         for client in clients:
             client.close()
         assert grown < 4 * 200 * 64 * KIB
 
 
-def test_announcements_stop_nobody(servers: Servers) -> None:
-    """33 connections of 8 bytes that announced 16 MiB each stopped large sends of others for 65 s."""
+def test_announced_lengths_do_not_block_other_clients(servers: Servers) -> None:
+    """33 connections that sent 8 bytes and announced 16 MiB each blocked large sends of others for 65 s."""
     host, _, port = servers.broker.rpartition(":")
     clients = [socket.create_connection((host, int(port))) for _ in range(100)]
     for client in clients:
@@ -224,33 +226,35 @@ def test_announcements_stop_nobody(servers: Servers) -> None:
         client.close()
 
 
-def test_a_batch_of_acknowledgements_is_bounded(servers: Servers) -> None:
+def test_batch_ack_cost_is_bounded(servers: Servers) -> None:
     bits = base64.b64encode(b"\xff" * 12_000).decode()
     entry = f'{{"c":"g","t":"t","r":"0","so":0,"q":0,"rq":0,"pt":1,"it":1,"b":"{bits}"}}'
     body = f'{{"brokerName":"broker-a","acks":[{",".join([entry] * 200)}]}}'.encode()
-    measured = Measured(servers.process.pid)
-    grown, seconds, answer = costs(measured, servers.broker, Command(RequestCode.BATCH_ACK_MESSAGE, body=body))
+    measured = ProcessMeter(servers.process.pid)
+    grown, seconds, answer = measure_request(
+        measured, servers.broker, Command(RequestCode.BATCH_ACK_MESSAGE, body=body)
+    )
     assert answer is not None
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert grown < SPARE_BYTES
     assert seconds < SPARE_CPU_SECONDS
     one = f'{{"brokerName":"broker-a","acks":[{entry}]}}'.encode()
-    answer = ask(servers.broker, Command(RequestCode.BATCH_ACK_MESSAGE, body=one))
+    answer = send_request(servers.broker, Command(RequestCode.BATCH_ACK_MESSAGE, body=one))
     assert answer is not None
     assert answer.fields["raymqStale"] == "96000"
 
 
 @pytest.mark.long
-def test_a_fetch_names_each_queue_once_and_is_bounded_over_all_of_them(servers: Servers) -> None:
+def test_fetch_cost_is_bounded_over_all_queues(servers: Servers) -> None:
     with Connection([servers.name_server]) as mq, Producer(mq, "p") as producer:
         Admin(mq).create_topic("many", queues=2)
         for queue_id in range(2):
             queue = MessageQueue("many", "broker-a", queue_id)
             producer.send_batch([Message("many", b"x", properties={"n": "1"})] * 20_000, queue=queue)
     sql = " or ".join(f"n = {n}{n}" for n in range(2, 500))
-    fields = {**own_fields(), "queues": [["many", 0, 0, sql]] * 100}
+    fields = {**raymq_fields(), "queues": [["many", 0, 0, sql]] * 100}
     twice = Command(RequestCode.FETCH, fields, serialization=Serialization.MSGPACK)
-    answer = ask(servers.broker, twice)
+    answer = send_request(servers.broker, twice)
     assert answer is not None
     assert answer.code == ResponseCode.INVALID_PARAMETER, "and nothing was read"
     positions = {0: 0, 1: 0}
@@ -258,10 +262,10 @@ def test_a_fetch_names_each_queue_once_and_is_bounded_over_all_of_them(servers: 
     while min(positions.values()) < 20_000:
         turns += 1
         queues = [["many", queue_id, offset, sql] for queue_id, offset in positions.items()]
-        command = Command(RequestCode.FETCH, {**own_fields(), "queues": queues}, serialization=Serialization.MSGPACK)
-        answer = ask(servers.broker, command)
+        command = Command(RequestCode.FETCH, {**raymq_fields(), "queues": queues}, serialization=Serialization.MSGPACK)
+        answer = send_request(servers.broker, command)
         assert answer is not None
-        gone = 0  # what one request looked at: that is what its time follows
+        gone = 0  # the messages that one request examined, which determine its time
         for index, following, *_ in answer.fields["parts"]:
             gone += following - positions[index]
             positions[index] = following
@@ -269,8 +273,8 @@ def test_a_fetch_names_each_queue_once_and_is_bounded_over_all_of_them(servers: 
     assert turns > 20_000 // 8_192
 
 
-def plausible(header: type[Header] | None) -> dict[str, Any]:
-    """Fields with which a request of that header gets beyond its header."""
+def valid_fields(header: type[Header] | None) -> dict[str, Any]:
+    """Return fields with which a request passes the check of its header."""
     if header is None:
         return {}
     texts = {"topic": "t", "consumerGroup": "g", "group": "g", "producerGroup": "p"}
@@ -288,7 +292,7 @@ def frame_name(name: str) -> str:
     return first + "".join(map(str.capitalize, rest))
 
 
-def own_fields() -> dict[str, Any]:
+def raymq_fields() -> dict[str, Any]:
     return {
         "session": "s",
         "queues": [["t", 5, 0, None]],
@@ -304,43 +308,43 @@ def own_fields() -> dict[str, Any]:
     }
 
 
-def test_names_of_groups_cost_no_rewriting_of_the_table(servers: Servers) -> None:
-    """Each unknown group of a heartbeat rewrote the table of all groups, and that of topics, on the loop."""
-    measured = Measured(servers.process.pid)
+def test_new_groups_of_a_heartbeat_cost_little(servers: Servers) -> None:
+    """Each unknown group of a heartbeat rewrote the tables of all groups and topics, on the loop."""
+    measured = ProcessMeter(servers.process.pid)
     body = {"clientID": "c", "consumerDataSet": [{"groupName": f"made-{n}"} for n in range(2_000)]}
     command = Command(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
-    _, seconds, answer = costs(measured, servers.broker, command)
+    _, seconds, answer = measure_request(measured, servers.broker, command)
     assert answer is not None
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     assert seconds < 4 * SPARE_CPU_SECONDS, "one rewriting of 2,000 takes 3 ms"
     pull = Command(
-        RequestCode.PULL_MESSAGE, {**plausible(header_classes()[11]), "consumerGroup": "asked", "sysFlag": "4"}
+        RequestCode.PULL_MESSAGE, {**valid_fields(header_classes()[11]), "consumerGroup": "asked", "sysFlag": "4"}
     )
-    ask(servers.broker, pull)
-    listed = ask(servers.broker, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
+    send_request(servers.broker, pull)
+    listed = send_request(servers.broker, Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
     assert listed is not None
     groups = json.loads(bytes(listed.body))["subscriptionGroupTable"]
     assert "made-1999" in groups
     assert "asked" not in groups
 
 
-def test_parked_requests_keep_no_body_and_shut_out_nobody(servers: Servers) -> None:
-    """40 pulls of 12 MiB and some thousand small ones were all that a broker had room for."""
-    fields = {**plausible(header_classes()[11]), "sysFlag": "6", "suspendTimeoutMillis": "60000", "queueOffset": "0"}
-    measured = Measured(servers.process.pid)
+def test_parked_requests_keep_no_body(servers: Servers) -> None:
+    """40 parked pulls of 12 MiB, or some thousand small ones, filled a broker's memory budget."""
+    fields = {**valid_fields(header_classes()[11]), "sysFlag": "6", "suspendTimeoutMillis": "60000", "queueOffset": "0"}
+    measured = ProcessMeter(servers.process.pid)
     measured.begin()
-    clients = [Foreign(servers.broker) for _ in range(10)]
+    clients = [ForeignClient(servers.broker) for _ in range(10)]
     for _ in range(4):
         for client in clients:
             client.send(Command(RequestCode.PULL_MESSAGE, fields, bytes(12 * MIB)))
-            assert client.ask(Command(NOBODYS_CODE), 30).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-    with Foreign(servers.broker) as other:
-        large = Command(NOBODYS_CODE, body=bytes(12 * MIB))
+            assert client.ask(Command(UNKNOWN_CODE), 30).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    with ForeignClient(servers.broker) as other:
+        large = Command(UNKNOWN_CODE, body=bytes(12 * MIB))
         assert other.ask(large, 30).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert measured.grown_bytes() < 4 * 12 * MIB + SPARE_BYTES
     for client in clients:
         client.close()
 
 
-def test_the_table_knows_the_headers() -> None:
+def test_header_classes_are_found() -> None:
     assert len(header_classes()) > 50

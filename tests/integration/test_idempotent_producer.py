@@ -1,4 +1,4 @@
-"""Exactly once and in order over a network that loses answers and connections, and over restarts of the broker."""
+"""Test that idempotent sends are stored once and in order despite lost answers, connections and restarts."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 
 @pytest.fixture
 def proxy(services: Services, monkeypatch: pytest.MonkeyPatch) -> Iterator[LossyProxy]:
-    """Stands before broker-a: every route leads through it."""
+    """Yield a proxy in front of broker-a that every route leads through."""
     host, _, port = services.brokers["broker-a"].address.rpartition(":")
     made = LossyProxy((host, int(port)))
     services.loop.run(made.start())
     get, known = RouteCache.get, RouteCache.known
 
-    def led(route: TopicRoute) -> TopicRoute:
+    def reroute(route: TopicRoute) -> TopicRoute:
         return TopicRoute(route.topic, route.queues, {**route.addresses, "broker-a": made.address})
 
-    async def got(self: RouteCache, topic: str, **options: object) -> TopicRoute:
-        return led(await get(self, topic, **options))  # type: ignore[arg-type]
+    async def get_through_proxy(self: RouteCache, topic: str, **options: object) -> TopicRoute:
+        return reroute(await get(self, topic, **options))  # type: ignore[arg-type]
 
     def known_through_the_proxy(self: RouteCache, topic: str) -> TopicRoute | None:
         route = known(self, topic)
-        return None if route is None else led(route)
+        return None if route is None else reroute(route)
 
-    monkeypatch.setattr(RouteCache, "get", got)
+    monkeypatch.setattr(RouteCache, "get", get_through_proxy)
     monkeypatch.setattr(RouteCache, "known", known_through_the_proxy)
     yield made
     services.loop.run(made.stop())
@@ -77,26 +77,26 @@ def send_through_losses(mq: Connection, proxy: LossyProxy, count: int) -> None:
 
 
 @pytest.fixture
-def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost answer is noticed after 50 ms: the tests lose hundreds."""
+def short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten each try to 50 ms, as the tests lose hundreds of answers."""
     monkeypatch.setattr("raymq.actors.sending.send_plan.SendPlan.try_timeout", lambda plan: min(0.05, plan.remaining))
     monkeypatch.setattr("raymq.actors.sending.direct_idempotent_sender.first_try_timeout", lambda _: 0.05)
 
 
-@pytest.mark.usefixtures("admin", "quick_tries")
-def test_lost_answers_make_no_duplicates(mq: Connection, proxy: LossyProxy) -> None:
+@pytest.mark.usefixtures("admin", "short_tries")
+def test_lost_answers_cause_no_duplicates(mq: Connection, proxy: LossyProxy) -> None:
     send_through_losses(mq, proxy, 300)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("admin", "quick_tries")
-def test_lost_answers_make_no_duplicates_in_10000_messages(mq: Connection, proxy: LossyProxy) -> None:
+@pytest.mark.usefixtures("admin", "short_tries")
+def test_lost_answers_cause_no_duplicates_in_10000_messages(mq: Connection, proxy: LossyProxy) -> None:
     send_through_losses(mq, proxy, 10_000)
 
 
-@pytest.mark.usefixtures("admin", "quick_tries")
-def test_a_producer_without_numbers_does_store_twice(mq: Connection, proxy: LossyProxy) -> None:
+@pytest.mark.usefixtures("admin", "short_tries")
+def test_plain_producer_stores_duplicates(mq: Connection, proxy: LossyProxy) -> None:
     with Producer(mq, "p", timeout=30, retries=100) as producer:
         proxy.drop = 0.5
         for number in range(20):
@@ -105,10 +105,10 @@ def test_a_producer_without_numbers_does_store_twice(mq: Connection, proxy: Loss
     assert len(bodies(mq, QUEUE)) > 20
 
 
-@pytest.mark.usefixtures("admin", "quick_tries")
+@pytest.mark.usefixtures("admin", "short_tries")
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("quick", [True, False])
-def test_a_restarted_broker_still_knows_what_it_stored(
+def test_restarted_broker_recognises_stored_messages(
     services: Services, mq: Connection, proxy: LossyProxy, clean: bool, quick: bool
 ) -> None:
     with Producer(mq, "p", idempotent=True, timeout=20, retries=1_000_000) as producer, ThreadPoolExecutor(1) as other:
@@ -130,8 +130,8 @@ def test_a_restarted_broker_still_knows_what_it_stored(
     assert bodies(mq, QUEUE) == [b"0", b"1", b"2"]
 
 
-@pytest.mark.usefixtures("admin", "quick_tries")
-def test_after_an_unknown_outcome_the_producer_goes_on(mq: Connection, proxy: LossyProxy) -> None:
+@pytest.mark.usefixtures("admin", "short_tries")
+def test_producer_continues_after_unknown_outcome(mq: Connection, proxy: LossyProxy) -> None:
     with Producer(mq, "p", idempotent=True, timeout=2.0) as producer:
         producer.send(Message("t", b"0"), queue=QUEUE)
         proxy.drop = 1.0
@@ -142,9 +142,7 @@ def test_after_an_unknown_outcome_the_producer_goes_on(mq: Connection, proxy: Lo
         assert producer.send(Message("t", b"2"), queue=QUEUE).queue_offset == 2
 
 
-def test_a_batch_in_doubt_stays_with_the_broker_that_may_hold_it(
-    mq: Connection, admin: Admin, proxy: LossyProxy
-) -> None:
+def test_unconfirmed_message_is_retried_on_same_broker(mq: Connection, admin: Admin, proxy: LossyProxy) -> None:
     del admin
     with Producer(mq, "p", idempotent=True, timeout=1.0, isolation=None) as producer:
         proxy.drop = 1.0
@@ -160,40 +158,38 @@ def test_a_batch_in_doubt_stays_with_the_broker_that_may_hold_it(
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.001])
-def test_a_batch_in_doubt_whose_broker_has_left_the_routes_is_kept_as_one_of_unknown_outcome(
+def test_unconfirmed_message_of_unrouted_broker_is_kept(
     mq: Connection, admin: Admin, proxy: LossyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, linger: float
 ) -> None:
-    """It raised a KeyError, without a word of what may be stored, and its outbox did not keep it."""
+    """Such a send raised a KeyError, and the outbox did not keep its message."""
     del admin
     get = RouteCache.get
 
-    async def without_it(self: RouteCache, topic: str, *, fresh: bool = False, **options: Any) -> TopicRoute:
+    async def get_without_broker_a(self: RouteCache, topic: str, *, fresh: bool = False, **options: Any) -> TopicRoute:
         route = await get(self, topic, fresh=fresh, **options)
         left = {broker: address for broker, address in route.addresses.items() if not fresh or broker != "broker-a"}
         return replace(route, queues=tuple(data for data in route.queues if data.broker in left), addresses=left)
 
-    monkeypatch.setattr(RouteCache, "get", without_it)
+    monkeypatch.setattr(RouteCache, "get", get_without_broker_a)
     path = tmp_path / "outbox"
     for outbox in (None, path):
         with Producer(mq, "p", idempotent=True, timeout=1.0, retries=1, linger=linger, outbox=outbox) as producer:
             producer.send(Message("t", b"known"), queue=QUEUE)
             proxy.drop = 1.0
-            with pytest.raises(OutcomeUnknown) as told:
+            with pytest.raises(OutcomeUnknown) as raised:
                 producer.send_async(Message("t", b"in doubt"), queue=QUEUE).result(10)
-        proxy.drop = 0.0  # not before: an outbox goes on sending for as long as its producer is there
-        first, *others = [attempt.broker for attempt in told.value.attempts]
+        proxy.drop = 0.0  # not earlier: an outbox keeps sending until its producer is closed
+        first, *others = [attempt.broker for attempt in raised.value.attempts]
         assert first == "broker-a"
         assert set(others) == {None}
-    assert told.value.kept
+    assert raised.value.kept
     with contextlib.closing(OutboxFile(path)) as file:
         assert [record.body for batch in file.batches() for record in batch.messages()] == [b"in doubt"]
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_a_producer_that_its_brokers_have_forgotten_begins_anew_by_itself(
-    services: Services, mq: Connection, batch: bool
-) -> None:
-    """After an hour of silence its first send was refused by one queue after the other, and then not stored."""
+def test_producer_recovers_when_brokers_have_forgotten_it(services: Services, mq: Connection, batch: bool) -> None:
+    """After an hour without sends each queue in turn refused the first send, which then was not stored."""
     Admin(mq).create_topic("t", queues=4)
     with Producer(mq, "p", idempotent=True, retries=1) as producer:
         for _ in range(2):
@@ -208,15 +204,15 @@ def test_a_producer_that_its_brokers_have_forgotten_begins_anew_by_itself(
 
 
 @pytest.fixture
-def asked(services: Services) -> list[int]:
-    """The codes of what broker-a was asked to append."""
+def append_codes(services: Services) -> list[int]:
+    """Return the codes of the append requests to broker-a."""
     codes: list[int] = []
     server = services.brokers["broker-a"]._server
 
-    def counted(code: int) -> Callable[..., Any]:
+    def count_calls(code: int) -> Callable[..., Any]:
         handler = server.handlers[code]
 
-        class Counted:
+        class CountingHandler:
             def __call__(self, *arguments: Any) -> Any:
                 codes.append(code)
                 return handler(*arguments)
@@ -227,31 +223,31 @@ def asked(services: Services) -> list[int]:
                     codes.append(code)
                 return done
 
-        return Counted()
+        return CountingHandler()
 
     wanted = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE, RequestCode.APPEND_ONE_SEQUENCED)
-    server.handlers = {**server.handlers, **{code: counted(code) for code in wanted}}
+    server.handlers = {**server.handlers, **{code: count_calls(code) for code in wanted}}
     return codes
 
 
 @pytest.mark.usefixtures("admin")
-def test_single_sends_go_the_quick_way_also_after_losses(mq: Connection, proxy: LossyProxy, asked: list[int]) -> None:
+def test_single_sends_use_direct_path_after_losses(mq: Connection, proxy: LossyProxy, append_codes: list[int]) -> None:
     with Producer(mq, "p", idempotent=True, timeout=0.3, retries=0) as producer:
         for number in range(4):
             producer.send(Message("t", b"%d" % number), queue=QUEUE)
-        assert asked.count(RequestCode.APPEND_ONE_SEQUENCED) == 3  # the first one connects
+        assert append_codes.count(RequestCode.APPEND_ONE_SEQUENCED) == 3  # the first send connects
         proxy.drop = 1.0
         with pytest.raises(OutcomeUnknown):
             producer.send(Message("t", b"4"), queue=QUEUE)
         proxy.drop = 0.0
         for number in range(5, 8):
             producer.send(Message("t", b"%d" % number), queue=QUEUE)
-        assert asked.count(RequestCode.APPEND_RECORDS) == 1
+        assert append_codes.count(RequestCode.APPEND_RECORDS) == 1
     assert bodies(mq, QUEUE) == [b"%d" % number for number in range(8)]
 
 
 @pytest.mark.usefixtures("admin", "services")
-def test_threads_and_the_loop_take_turns_at_a_queue(mq: Connection, asked: list[int]) -> None:
+def test_threads_and_event_loop_share_a_queue_in_order(mq: Connection, append_codes: list[int]) -> None:
     with Producer(mq, "p", idempotent=True, timeout=30) as producer, ThreadPoolExecutor(6) as threads:
         producer.send(Message("t", b"first"), queue=QUEUE)
 
@@ -269,11 +265,11 @@ def test_threads_and_the_loop_take_turns_at_a_queue(mq: Connection, asked: list[
     assert sorted(chain.from_iterable(offsets)) == list(range(1, 241))
     assert all(each == sorted(each) for each in offsets)
     assert len(set(bodies(mq, QUEUE))) == 241
-    assert set(asked) <= {RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE_SEQUENCED}
+    assert set(append_codes) <= {RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE_SEQUENCED}
 
 
 @pytest.mark.usefixtures("admin")
-def test_a_broker_that_forgot_the_count_is_told_a_new_epoch(services: Services, mq: Connection) -> None:
+def test_producer_starts_new_epoch_after_broker_forgot_it(services: Services, mq: Connection) -> None:
     core = services.brokers["broker-a"].core
     with Producer(mq, "p", idempotent=True, retries=0) as producer:
         for number in range(3):
@@ -291,10 +287,10 @@ def test_a_broker_that_forgot_the_count_is_told_a_new_epoch(services: Services, 
 
 @pytest.mark.usefixtures("admin")
 @pytest.mark.parametrize("retries", [0, 1])
-def test_a_number_that_may_be_stored_is_not_given_to_another(
+def test_sequence_number_in_doubt_is_not_reused(
     services: Services, mq: Connection, monkeypatch: pytest.MonkeyPatch, retries: int
 ) -> None:
-    """A broker that fails half way stores what it refuses, and an interrupted caller does not know what it sent."""
+    """A broker that fails halfway stores what it refuses; an interrupted caller does not know what it sent."""
     core = services.brokers["broker-a"].core
     append, ask = core.append_one, BlockingChannelPool.ask
 
@@ -309,7 +305,7 @@ def test_a_number_that_may_be_stored_is_not_given_to_another(
     with Producer(mq, "p", idempotent=True, retries=retries) as producer:
         producer.send(Message("t", b"0"), queue=QUEUE)
         monkeypatch.setattr(core, "append_one", half_way)
-        if retries:  # The second try is the loop's.
+        if retries:  # The event loop makes the second try.
             assert producer.send(Message("t", b"1"), queue=QUEUE).queue_offset == 2
         else:
             with pytest.raises(RayMQError):

@@ -1,4 +1,4 @@
-"""A write of which staged rows are lost is not told as written: not by its commit, nor by who asks later."""
+"""Test that a staged write with lost rows is reported as incomplete, by its commit and afterwards."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.integration
 BROKERS = ("broker-a", "broker-b")
 
 
-def staged(services: Services, mq: Connection, number: int = 0) -> StagedWrite:
-    """A write of ten rows on each broker."""
+def stage_write(services: Services, mq: Connection, number: int = 0) -> StagedWrite:
+    """Stage a write of ten rows on each broker."""
     opened = StagedWrite.open(mq, "t", BROKERS, series="query/t/", number=number)
     assert isinstance(opened, StagedWrite)
     with StagedWriter([services.name_server.address]) as writer:
@@ -41,7 +41,7 @@ def staged(services: Services, mq: Connection, number: int = 0) -> StagedWrite:
     return opened
 
 
-def chunks(services: Services, broker: str, transaction: str) -> list[Path]:
+def chunk_files(services: Services, broker: str, transaction: str) -> list[Path]:
     return sorted((services.directory / broker / "raymq" / "staged" / transaction).glob("*.chunk"))
 
 
@@ -49,16 +49,16 @@ def commit(write: StagedWrite) -> CommittedWrite:
     return write.commit([("p", broker, 10) for broker in BROKERS])
 
 
-def ends(admin: Admin) -> int:
+def count_messages(admin: Admin) -> int:
     return sum(stats.max_offset for stats in admin.topic_stats("t").values())
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])
-def test_rows_that_are_lost_are_told_by_the_commit_and_by_who_asks_later(
+def test_lost_rows_are_reported_by_commit_and_finish(
     services: Services, mq: Connection, admin: Admin, *, all_of_them: bool
 ) -> None:
-    write = staged(services, mq)
-    for path in chunks(services, "broker-b", write.transaction)[0 if all_of_them else 1 :]:
+    write = stage_write(services, mq)
+    for path in chunk_files(services, "broker-b", write.transaction)[0 if all_of_them else 1 :]:
         path.write_bytes(bytes(50))
     missing = 10 if all_of_them else 5
     with pytest.raises(WriteIncomplete, match="broker-b") as raised:
@@ -66,10 +66,12 @@ def test_rows_that_are_lost_are_told_by_the_commit_and_by_who_asks_later(
     first = raised.value
     assert (first.transaction, first.rows, first.missing) == (write.transaction, 20 - missing, missing)
     assert list(first.reasons) == ["broker-b"]
-    assert ends(admin) == 20 - missing
-    home = services.brokers[write.home].core.writes
+    assert count_messages(admin) == 20 - missing
+    coordinator = services.brokers[write.home].core.writes
     poll_until(
-        lambda: (record := home.transaction_status(write.transaction).record) is not None and not record.unfinished
+        lambda: (
+            (record := coordinator.transaction_status(write.transaction).record) is not None and not record.unfinished
+        )
     )
     for broker in BROKERS:
         services.stop_broker(broker)
@@ -80,44 +82,46 @@ def test_rows_that_are_lost_are_told_by_the_commit_and_by_who_asks_later(
                 staged_write.finish(another, write.transaction)
             assert (again.value.rows, again.value.missing) == (first.rows, first.missing)
             assert again.value.reasons == first.reasons
-        # The batch is run again: it is not written again, and is not told as written either.
+        # A rerun of the batch neither writes it again nor reports it as written.
         with pytest.raises(WriteIncomplete, match=write.transaction):
             StagedWrite.open(another, "t", BROKERS, series="query/t/", number=0)
-        assert commit(staged(services, another, number=1)).rows == 20
-        # Its writer may do without them: from then on the write counts as whole, also in a later life of its home.
+        assert commit(stage_write(services, another, number=1)).rows == 20
+        # The writer may accept the loss: then the write counts as complete, also after a restart of its coordinator.
         assert staged_write.accept(another, write.transaction).rows == first.rows
         services.stop_broker(write.home)
         services.start_broker(write.home)
         assert staged_write.finish(another, write.transaction).rows == first.rows
         assert isinstance(StagedWrite.open(another, "t", BROKERS, series="query/t/", number=0), CommittedWrite)
-    assert ends(admin) == 40 - missing
+    assert count_messages(admin) == 40 - missing
 
 
-def test_rows_for_a_home_that_is_no_broker_are_not_taken(services: Services, mq: Connection, admin: Admin) -> None:
-    """Nobody would ever decide about them."""
+def test_rows_for_unknown_coordinator_are_refused(services: Services, mq: Connection, admin: Admin) -> None:
+    """No broker would ever decide about such rows."""
     row = encode("t", 0, b"row", b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
     sizes = np.array([len(row)], np.int32)
-    for home, error in (("ghost", BrokerUnavailable), ("", InvalidInput), ("a/b", InvalidInput)):
+    for coordinator, error in (("ghost", BrokerUnavailable), ("", InvalidInput), ("a/b", InvalidInput)):
         with pytest.raises(error):
             mq.run(
-                request_named_broker(mq, "broker-a", stage_command("write", "p", 0, ("t", 0), row, sizes, home), 5.0)
+                request_named_broker(
+                    mq, "broker-a", stage_command("write", "p", 0, ("t", 0), row, sizes, coordinator), 5.0
+                )
             )
     assert not (services.directory / "broker-a" / "raymq" / "staged").exists()
 
 
-def test_rows_that_are_lost_after_others_were_accepted_are_told(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    write = staged(services, mq)
-    for path in chunks(services, "broker-b", write.transaction)[1:]:
+def test_rows_lost_after_acceptance_are_reported(services: Services, mq: Connection, admin: Admin) -> None:
+    write = stage_write(services, mq)
+    for path in chunk_files(services, "broker-b", write.transaction)[1:]:
         path.write_bytes(bytes(50))
     with pytest.raises(WriteIncomplete):
         commit(write)
-    home = services.brokers[write.home].core.writes
+    coordinator = services.brokers[write.home].core.writes
     poll_until(
-        lambda: (record := home.transaction_status(write.transaction).record) is not None and not record.unfinished
+        lambda: (
+            (record := coordinator.transaction_status(write.transaction).record) is not None and not record.unfinished
+        )
     )
-    record = home.accept_missing(write.transaction, {"broker-b": 4, "ghost": 7}).record
+    record = coordinator.accept_missing(write.transaction, {"broker-b": 4, "ghost": 7}).record
     assert record is not None
     assert record.accepted == {"broker-b": 4}
     with pytest.raises(WriteIncomplete) as raised:
@@ -128,8 +132,8 @@ def test_rows_that_are_lost_after_others_were_accepted_are_told(
         staged_write.accept(mq, "nobody-knows-it")
 
 
-def test_a_broker_that_lost_all_of_its_disk_has_lost_its_rows(services: Services, mq: Connection, admin: Admin) -> None:
-    write = staged(services, mq)
+def test_rows_of_broker_with_lost_disk_are_missing(services: Services, mq: Connection, admin: Admin) -> None:
+    write = stage_write(services, mq)
     lost = "broker-a" if write.home == "broker-b" else "broker-b"
     services.stop_broker(lost)
     folder = services.directory / lost / "raymq" / "staged"
@@ -143,7 +147,7 @@ def test_a_broker_that_lost_all_of_its_disk_has_lost_its_rows(services: Services
     assert staged_write.accept(mq, write.transaction).rows == 10
     assert staged_write.accept(mq, write.transaction).rows == 10
     services.stop_broker(lost)
-    kept.rename(folder)  # it was found again
+    kept.rename(folder)  # the rows are found again
     services.start_broker(lost)
     assert staged_write.finish(mq, write.transaction).rows == 20
-    assert ends(admin) == 20
+    assert count_messages(admin) == 20

@@ -1,4 +1,4 @@
-"""Sends that a signal interrupts: its handler sends, too, or raises; neither keeps anybody from sending."""
+"""Test sends interrupted by a signal handler that sends, closes or raises: later sends must work."""
 
 from __future__ import annotations
 
@@ -62,12 +62,10 @@ HANDLER_SENDS = """
     ("send", "options"),
     [("send", ""), ("send", "idempotent=True"), ("send_async", "linger=0.005"), ("send_async", "")],
 )
-def test_a_handler_that_sends_does_not_wait_for_the_send_that_it_has_interrupted(
+def test_send_in_handler_does_not_wait_for_interrupted_send(
     services: Services, admin: Admin, send: str, options: str
 ) -> None:
-    """It waited for locks that were held by the thread on which it ran: the program hung for ever, whatever its
-    time-outs.
-    """
+    """The handler waited for locks held by its own thread: the program hung for ever, whatever its timeouts."""
     del admin
     program = textwrap.dedent(HANDLER_SENDS).format(send=send, options=options)
     done = subprocess.run(
@@ -80,15 +78,15 @@ def test_a_handler_that_sends_does_not_wait_for_the_send_that_it_has_interrupted
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "ended\n")
 
 
-#: Those of the batcher that begin a batch, and hand one to the loop.
-HANDING = ("_begin", "_take", "_wait_for_room")
+#: The functions of the batcher that begin a batch, and hand one to the loop.
+HANDOVER_FUNCTIONS = ("_begin", "_take", "_wait_for_room")
 
 
-def interrupted_at(step: int, files: tuple[str, ...], work: Callable[[], object], *functions: str) -> bool:
-    """Do it, interrupted behind so many lines of these files, or of these functions there; whether it came so far.
+def interrupt_at(step: int, files: tuple[str, ...], work: Callable[[], object], *functions: str) -> bool:
+    """Do the work, interrupted after `step` lines of these files or functions; return whether it was interrupted.
 
-    A signal interrupts between calls only, and not between any two lines. What comes in a `__del__`, or in what that
-    calls, raises nowhere: there the work would go on. The collector of garbage calls one anywhere.
+    A real signal interrupts between calls only, not between any two lines. Lines inside `__del__` are not counted: an
+    error there is ignored and the work continues. The garbage collector may call `__del__` anywhere.
     """
     left = step
 
@@ -118,8 +116,8 @@ def interrupted_at(step: int, files: tuple[str, ...], work: Callable[[], object]
     return False
 
 
-def test_a_send_that_is_interrupted_anywhere_leaves_its_queue_to_the_next_one(mq: Connection, admin: Admin) -> None:
-    """It kept the queue's turn for ever: all later sends to it failed when their time was over."""
+def test_interrupted_send_releases_its_queue(mq: Connection, admin: Admin) -> None:
+    """An interrupted send kept the queue locked for ever: all later sends to it timed out."""
     del admin
     files = (
         "sending/direct_idempotent_sender.py",
@@ -130,7 +128,7 @@ def test_a_send_that_is_interrupted_anywhere_leaves_its_queue_to_the_next_one(mq
     with Producer(mq, "p", idempotent=True, retries=0) as producer:
         producer.send(Message("t", b"first"), queue=QUEUE)
         step, longest = 0, 0.0
-        while interrupted_at(step, files, lambda: producer.send(Message("t", b"interrupted"), queue=QUEUE)):
+        while interrupt_at(step, files, lambda: producer.send(Message("t", b"interrupted"), queue=QUEUE)):
             began = time.monotonic()
             producer.send(Message("t", b"%d" % step), queue=QUEUE, timeout=10.0)
             longest = max(longest, time.monotonic() - began)
@@ -143,8 +141,8 @@ def test_a_send_that_is_interrupted_anywhere_leaves_its_queue_to_the_next_one(mq
     assert [body for body in found if body.isdigit()] == [b"%d" % number for number in range(step)]
 
 
-def test_gathered_sends_that_are_interrupted_anywhere_lose_no_other_message(mq: Connection, admin: Admin) -> None:
-    """A batch that was taken, and not handed over yet, was never sent."""
+def test_interrupted_gathered_send_loses_no_other_message(mq: Connection, admin: Admin) -> None:
+    """A batch that was taken and not yet handed over was never sent."""
     del admin
     with Producer(mq, "p", linger=0.002, buffer_bytes=2_000) as producer:
 
@@ -152,7 +150,9 @@ def test_gathered_sends_that_are_interrupted_anywhere_lose_no_other_message(mq: 
             return producer.send_async(Message("t", bytes(900)))
 
         step, sent = 0, [send()]
-        while interrupted_at(step, ("produce/batcher.py",), lambda: [sent.append(send()) for _ in range(3)], *HANDING):
+        while interrupt_at(
+            step, ("produce/batcher.py",), lambda: [sent.append(send()) for _ in range(3)], *HANDOVER_FUNCTIONS
+        ):
             sent.append(send())
             step += 1
         assert step > 10
@@ -160,16 +160,16 @@ def test_gathered_sends_that_are_interrupted_anywhere_lose_no_other_message(mq: 
         assert producer.flush(10)
 
 
-def test_a_handler_that_sends_on_other_terms_as_a_batch_begins_changes_no_order(
+def test_send_in_handler_at_batch_start_keeps_order(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two batches of a queue took messages side by side, and a later message went with the older batch."""
+    """Two batches of a queue accepted messages at once, and a later message went into the older batch."""
     del admin
     sent: list[Future[SendResult]] = []
     handlers: list[Callable[[], None]] = []
 
     class Interrupted(MessageBatch):
-        """A signal comes behind the call that makes one."""
+        """A batch whose creation is followed by a signal handler."""
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
@@ -194,7 +194,7 @@ def test_a_handler_that_sends_on_other_terms_as_a_batch_begins_changes_no_order(
     assert len(found) == len(sent) == 30
 
 
-#: How sends begin that are waited for in tasks, or later.
+#: Sends that are awaited in a task, or later.
 TASKS: dict[str, Callable[[Producer], object]] = {
     "asend": lambda producer: asyncio.run(producer.asend(Message("t", b"x"))),
     "asend_batch": lambda producer: asyncio.run(producer.asend_batch([Message("t", b"x")])),
@@ -204,10 +204,10 @@ TASKS: dict[str, Callable[[Producer], object]] = {
 
 @pytest.mark.parametrize("what", ["producer", "connection"])
 @pytest.mark.parametrize("how", TASKS)
-def test_a_handler_that_closes_as_a_send_begins_does_not_wait_for_it(
+def test_close_in_handler_does_not_wait_for_starting_send(
     services: Services, admin: Admin, monkeypatch: pytest.MonkeyPatch, how: str, what: str
 ) -> None:
-    """It was counted as under way, and goes on only behind the handler, which waited for it as long as it might."""
+    """The send counted as pending, but continues only after the handler, which waited for it until its timeout."""
     del admin
     submit = Connection.submit
     took: list[float] = []
@@ -230,13 +230,15 @@ def test_a_handler_that_closes_as_a_send_begins_does_not_wait_for_it(
             producer.send(Message("t", b"last"))
 
 
-@pytest.mark.filterwarnings("ignore:coroutine 'Producer._send_one' was never awaited")  # it was interrupted before
-def test_a_send_of_a_task_that_is_interrupted_anywhere_is_not_waited_for(mq: Connection, admin: Admin) -> None:
-    """It was counted for ever: a close waited for it until its time was over."""
+@pytest.mark.filterwarnings(
+    "ignore:coroutine 'Producer._send_one' was never awaited"
+)  # the send was interrupted before
+def test_flush_does_not_wait_for_interrupted_asend(mq: Connection, admin: Admin) -> None:
+    """Such a send counted as pending for ever: a close waited for it until its timeout."""
     del admin
     with Producer(mq, "p") as producer:
         step, files = 0, ("client/connection.py",)
-        while interrupted_at(step, files, lambda: TASKS["asend"](producer), "_submit_among", "_leave"):
+        while interrupt_at(step, files, lambda: TASKS["asend"](producer), "_submit_among", "_leave"):
             assert producer.flush(), f"interrupted behind {step} lines"
             step += 1
         assert step > 5

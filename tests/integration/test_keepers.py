@@ -1,4 +1,4 @@
-"""The keepers of a cluster on a real Ray: founded, found again, killed, and taken in again after a lost disk."""
+"""Test the keepers of a cluster on Ray: first start, restart, kill, and rejoin after a lost disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from raymq.cluster.cluster_stop import stop_actors
 from raymq.storage.files import json_file
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
-from tests.unit.actors.keeper.keepers_at_hand import group
+from tests.unit.actors.keeper.in_memory_keepers import group
 
 pytestmark = [pytest.mark.integration, pytest.mark.ray]
 
@@ -41,8 +41,8 @@ NAMESPACE = "kept"
 T = TypeVar("T")
 
 
-def start(root: Path, replicas: int = 2) -> Connection:
-    """A cluster as `cluster.start` makes it."""
+def start_cluster(root: Path, replicas: int = 2) -> Connection:
+    """Start a cluster as `cluster.start` does."""
     arguments = {
         "brokers": 1,
         "root": str(root),
@@ -58,29 +58,27 @@ def keepers_of(mq: Connection) -> list[KeeperInfo]:
     return Admin(mq).cluster_info().keepers
 
 
-def known(root: Path) -> KeeperSet:
+def load_keeper_set(root: Path) -> KeeperSet:
     layout = json_file.load_as(root / keeper_bootstrap.LAYOUT_FILE, keeper_bootstrap.KeeperLayout.from_json)
     assert layout is not None
     return layout.known
 
 
-def on_register(keepers: KeeperSet, act: Callable[[KeeperRegister], Coroutine[Any, Any, T]]) -> T:
+def run_on_register(keepers: KeeperSet, act: Callable[[KeeperRegister], Coroutine[Any, Any, T]]) -> T:
     async def run() -> T:
-        door = SocketQuorumTransport(keeper_bootstrap)
+        transport = SocketQuorumTransport(keeper_bootstrap)
         try:
-            return await act(KeeperRegister(keeper_bootstrap, door))
+            return await act(KeeperRegister(keeper_bootstrap, transport))
         finally:
-            await door.close()
+            await transport.close()
 
     return asyncio.run(run())
 
 
 @pytest.mark.long
-def test_three_hosts_have_three_keepers_and_take_one_in_again_that_lost_its_disk(
-    tmp_path: Path, repository: Path
-) -> None:
-    """In a process of its own: Ray remembers for good how a process proves who it is, and several nodes do it not."""
-    folder = tempfile.mkdtemp(prefix="raymq-")  # a short path: sockets are in it
+def test_keeper_with_lost_disk_rejoins_its_cluster(tmp_path: Path, repository: Path) -> None:
+    """Run in a separate process: Ray fixes the authentication mode of a process, and several nodes need none."""
+    folder = tempfile.mkdtemp(prefix="raymq-")  # a short path, since it contains sockets
     program = "import sys, pathlib; from tests.integration.test_keepers import three_hosts; "
     program += "three_hosts(pathlib.Path(sys.argv[1]))"
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder}
@@ -105,25 +103,25 @@ def three_hosts(root: Path) -> None:
         for name in ("h2", "h3"):
             hosts.add_node(num_cpus=1, resources={f"broker_{name}": 1})
         ray.init(hosts.address, log_to_driver=False)
-        with start(root) as mq:
+        with start_cluster(root) as mq:
             found = keepers_of(mq)
             assert [(each.id, each.voter, each.state) for each in found] == [
                 (number, True, "running") for number in (1, 2, 3)
             ]
             layout = json_file.load(root / keeper_bootstrap.LAYOUT_FILE)
             assert sorted(layout["resources"].values()) == ["broker_h1", "broker_h2", "broker_h3"]
-            made = on_register(known(root), lambda register: register.change("g", Registered(), group()))
+            made = run_on_register(load_keeper_set(root), lambda register: register.change("g", Registered(), group()))
         stop_actors(NAMESPACE, 30.0)
         (root / "keeper-2.record").unlink()
-        before = known(root)
-        with start(root) as mq:
+        before = load_keeper_set(root)
+        with start_cluster(root) as mq:
             assert [each.voter for each in keepers_of(mq)] == [True, True, True]
-            after = known(root)
+            after = load_keeper_set(root)
             assert after.members[2].incarnation != before.members[2].incarnation
-            assert on_register(before, lambda register: register.read("g")) == made, (
+            assert run_on_register(before, lambda register: register.read("g")) == made, (
                 "who knows the set of before is told"
             )
-            assert on_register(after, lambda register: register.read("g")) == made
+            assert run_on_register(after, lambda register: register.read("g")) == made
         stop_actors(NAMESPACE, 30.0)
     finally:
         ray.shutdown()
@@ -136,19 +134,19 @@ def one_host() -> Iterator[None]:
         yield
 
 
-def test_a_cluster_of_one_copy_has_no_keepers(one_host: None, tmp_path: Path) -> None:
-    with start(tmp_path, replicas=1) as mq:
+def test_cluster_without_replicas_has_no_keepers(one_host: None, tmp_path: Path) -> None:
+    with start_cluster(tmp_path, replicas=1) as mq:
         assert keepers_of(mq) == []
     stop_actors(NAMESPACE, 30.0)
     assert not (tmp_path / keeper_bootstrap.LAYOUT_FILE).exists()
 
 
 @pytest.mark.long
-def test_one_host_has_one_keeper_that_comes_back(one_host: None, tmp_path: Path) -> None:
-    with start(tmp_path) as mq:
+def test_single_keeper_restarts_with_its_register(one_host: None, tmp_path: Path) -> None:
+    with start_cluster(tmp_path) as mq:
         (first,) = keepers_of(mq)
         assert (first.id, first.voter, first.state) == (1, True, "running")
-        made = on_register(known(tmp_path), lambda register: register.change("g", Registered(), group()))
+        made = run_on_register(load_keeper_set(tmp_path), lambda register: register.change("g", Registered(), group()))
         listed = CliRunner().invoke(main_group, ["--name-servers", mq.name_servers[0], "cluster", "status", "--json"])
         assert json.loads(listed.stdout)["keepers"][0]["address"] == first.address
         shown = CliRunner().invoke(main_group, ["--name-servers", mq.name_servers[0], "cluster", "status"])
@@ -162,13 +160,13 @@ def test_one_host_has_one_keeper_that_comes_back(one_host: None, tmp_path: Path)
 
         again = poll_until(back, 60.0)
         assert (again.address, again.voter) == (first.address, True)
-        assert on_register(known(tmp_path), lambda register: register.read("g")) == made
+        assert run_on_register(load_keeper_set(tmp_path), lambda register: register.read("g")) == made
     stop_actors(NAMESPACE, 30.0)
     assert not cluster_launch.names(NAMESPACE)
-    with start(tmp_path):
-        assert on_register(known(tmp_path), lambda register: register.read("g")) == made
+    with start_cluster(tmp_path):
+        assert run_on_register(load_keeper_set(tmp_path), lambda register: register.read("g")) == made
     stop_actors(NAMESPACE, 30.0)
     (tmp_path / "keeper-1.record").unlink()
     with pytest.raises(BrokerUnavailable, match="the register is lost"):
-        start(tmp_path)
+        start_cluster(tmp_path)
     stop_actors(NAMESPACE, 30.0)

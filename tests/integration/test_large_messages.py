@@ -1,4 +1,4 @@
-"""Messages above 4 MiB, on brokers whose `max_message_bytes` allows them: every way in, every way out, every copy."""
+"""Test messages above 4 MiB on brokers that allow them: all send methods, all read methods, all copies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from raymq.client.produce.outbox_file import OutboxFile
 from raymq.storage.records.message_limits import MAX_MESSAGE_BYTES
 from raymq.storage.records.record import encode, encode_properties
 from tests.broker_process import BrokerProcess
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 from tests.polling import poll_until
 
 MIB = 1 << 20
@@ -53,13 +53,13 @@ STORE: dict[str, Any] = {
     "index_entries": 100_000,
     "delay_levels": "1s 1s 1s 1s",
 }
-#: One that no compression makes smaller, and one that it makes tiny.
+#: An incompressible body, and one that compresses well.
 NOISE = random.Random(1).randbytes(LIMIT - 1)
 TEXT = b"all work and no play " * (LIMIT // 21 + 1)
 TEXT = TEXT[: LIMIT - 1]
 SMALL = b"small"
 TOO_LONG = bytes(LIMIT + 1)
-#: A budget that a machine under load can keep.
+#: A timeout that holds on a machine under load.
 SECONDS = 60.0
 
 Ways = dict[str, Callable[[Connection, str, bytes], None]]
@@ -74,14 +74,14 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
 
 @pytest.fixture
 def mq(process: BrokerProcess) -> Iterator[Connection]:
-    """It knows no route yet."""
+    """Yield a connection without routes."""
     with Connection([process.name_server]) as mq:
         yield mq
 
 
 @pytest.fixture
 def topic(process: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A topic of one queue for this test alone."""
+    """Yield a topic of one queue that only this test uses."""
     name = f"t{zlib.crc32(request.node.name.encode()):08x}"
     with Connection([process.name_server]) as mq:
         Admin(mq).create_topic(name, queues=1)
@@ -93,13 +93,13 @@ def queue_of(topic: str) -> MessageQueue:
     return MessageQueue(topic, "a", 0)
 
 
-def stored(mq: Connection, topic: str) -> int:
+def count_stored(mq: Connection, topic: str) -> int:
     with PullConsumer(mq, "counter") as pull:
         return pull.offsets(queue_of(topic))[1]
 
 
-def bodies(mq: Connection, topic: str, count: int) -> list[bytes]:
-    """The bodies of a queue, as a pull consumer gets them."""
+def read_bodies(mq: Connection, topic: str, count: int) -> list[bytes]:
+    """Read the bodies of a queue with a pull consumer."""
     found: list[bytes] = []
     with PullConsumer(mq, "reader") as pull:
         pull.seek(queue_of(topic), "earliest")
@@ -109,10 +109,10 @@ def bodies(mq: Connection, topic: str, count: int) -> list[bytes]:
     return found
 
 
-# -- in ------------------------------------------------------------------------------------------------------------
+# -- sending -------------------------------------------------------------------------------------------------------
 
 
-def sends(**options: Any) -> Callable[[Connection, str, bytes], None]:
+def make_send(**options: Any) -> Callable[[Connection, str, bytes], None]:
     def way(mq: Connection, topic: str, body: bytes) -> None:
         with Producer(mq, "p", timeout=SECONDS, **options) as producer:
             producer.send(Message(topic, body))
@@ -120,12 +120,12 @@ def sends(**options: Any) -> Callable[[Connection, str, bytes], None]:
     return way
 
 
-def awaited(mq: Connection, topic: str, body: bytes) -> None:
+def send_with_asend(mq: Connection, topic: str, body: bytes) -> None:
     with Producer(mq, "p", timeout=SECONDS) as producer:
         asyncio.run(producer.asend(Message(topic, body)))
 
 
-def in_background(**options: Any) -> Callable[[Connection, str, bytes], None]:
+def make_send_async(**options: Any) -> Callable[[Connection, str, bytes], None]:
     def way(mq: Connection, topic: str, body: bytes) -> None:
         with Producer(mq, "p", timeout=SECONDS, **options) as producer:
             producer.send_async(Message(topic, body)).result(SECONDS)
@@ -133,25 +133,25 @@ def in_background(**options: Any) -> Callable[[Connection, str, bytes], None]:
     return way
 
 
-def one_way(mq: Connection, topic: str, body: bytes) -> None:
-    before = stored(mq, topic)
+def send_one_way(mq: Connection, topic: str, body: bytes) -> None:
+    before = count_stored(mq, topic)
     with Producer(mq, "p", timeout=SECONDS) as producer:
         producer.send_oneway(Message(topic, body))
-    poll_until(lambda: stored(mq, topic) > before, SECONDS)
+    poll_until(lambda: count_stored(mq, topic) > before, SECONDS)
 
 
-def in_a_batch(mq: Connection, topic: str, body: bytes) -> None:
+def send_as_batch(mq: Connection, topic: str, body: bytes) -> None:
     with Producer(mq, "p", timeout=SECONDS) as producer:
         producer.send_batch([Message(topic, body)])
 
 
-def in_a_table(mq: Connection, topic: str, body: bytes) -> None:
+def send_as_table(mq: Connection, topic: str, body: bytes) -> None:
     with Producer(mq, "p", timeout=SECONDS) as producer:
         producer.send_table(topic, pa.table({"b": pa.array([body])}), body="b")
 
 
-def staged(mq: Connection, topic: str, body: bytes) -> None:
-    """As Spark's tasks write."""
+def send_staged(mq: Connection, topic: str, body: bytes) -> None:
+    """Send with a staged write, as Spark's tasks do."""
     record = encode(topic, 0, body, encode_properties({"n": "1"}), born_timestamp_ms=1, born_host=("127.0.0.1", 0))
     write = StagedWrite.open(mq, topic, {"a"})
     assert isinstance(write, StagedWrite)
@@ -162,38 +162,34 @@ def staged(mq: Connection, topic: str, body: bytes) -> None:
 
 
 WAYS_IN: Ways = {
-    "send": sends(),
-    "idempotent": sends(idempotent=True),
-    "asend": awaited,
-    "send_async": in_background(),
-    "gathered": in_background(linger=0.01),
-    "send_oneway": one_way,
-    "send_batch": in_a_batch,
-    "send_table": in_a_table,
-    "staged": staged,
+    "send": make_send(),
+    "idempotent": make_send(idempotent=True),
+    "asend": send_with_asend,
+    "send_async": make_send_async(),
+    "gathered": make_send_async(linger=0.01),
+    "send_oneway": send_one_way,
+    "send_batch": send_as_batch,
+    "send_table": send_as_table,
+    "staged": send_staged,
 }
 
 
 @pytest.mark.parametrize("way", WAYS_IN)
-def test_every_way_to_send_takes_a_body_as_long_as_the_brokers_allow_and_refuses_a_longer_one(
-    mq: Connection, topic: str, way: str, tmp_path: Path
-) -> None:
-    """Also where it is the first thing that a connection does, when no limit is known."""
+def test_all_send_methods_apply_body_limit_of_broker(mq: Connection, topic: str, way: str, tmp_path: Path) -> None:
+    """The limit is also kept by the first call of a connection, when it is not known yet."""
     body = NOISE if len(way) % 2 else TEXT
     with pytest.raises(InvalidInput) as caught:
         WAYS_IN[way](mq, topic, TOO_LONG)
     assert (caught.value.field, caught.value.actual) == ("body", LIMIT + 1)
     assert f"1 to {LIMIT} bytes" in str(caught.value)
     assert "raise max_message_bytes" in str(caught.value)
-    assert stored(mq, topic) == 0
+    assert count_stored(mq, topic) == 0
     with Connection(mq.name_servers) as other:
         WAYS_IN[way](other, topic, body)
-    assert bodies(mq, topic, 1) == [body]
+    assert read_bodies(mq, topic, 1) == [body]
 
 
-def test_short_messages_among_long_ones_keep_their_places_and_only_those_that_are_too_long_fail(
-    mq: Connection, topic: str
-) -> None:
+def test_only_oversized_messages_of_a_mix_fail(mq: Connection, topic: str) -> None:
     with Producer(mq, "p", timeout=SECONDS, linger=0.05) as producer:
         sent = [producer.send_async(Message(topic, body)) for body in (SMALL, NOISE, TOO_LONG, SMALL)]
         wait(sent, SECONDS)
@@ -201,10 +197,10 @@ def test_short_messages_among_long_ones_keep_their_places_and_only_those_that_ar
         with pytest.raises(InvalidInput):
             producer.send_batch([Message(topic, body) for body in (SMALL, TOO_LONG)])
         producer.send_batch([Message(topic, body) for body in (b"1", TEXT, b"2")])
-    assert sorted(bodies(mq, topic, 6)) == sorted([SMALL, SMALL, NOISE, b"1", TEXT, b"2"])
+    assert sorted(read_bodies(mq, topic, 6)) == sorted([SMALL, SMALL, NOISE, b"1", TEXT, b"2"])
 
 
-def test_a_message_that_no_setting_allows_is_refused_when_it_is_made(mq: Connection, topic: str) -> None:
+def test_message_over_absolute_limit_is_refused_at_creation(mq: Connection, topic: str) -> None:
     Message(topic, bytes(MAX_MESSAGE_BYTES))
     with pytest.raises(InvalidInput, match=f"max_message_bytes .*; got {MAX_MESSAGE_BYTES + 1}"):
         Message(topic, bytes(MAX_MESSAGE_BYTES + 1))
@@ -212,21 +208,21 @@ def test_a_message_that_no_setting_allows_is_refused_when_it_is_made(mq: Connect
         producer.send_table(topic, pa.table({"b": [bytes(MAX_MESSAGE_BYTES + 1)]}), body="b")
 
 
-def test_rocketmqs_clients_send_and_pull_them_and_what_they_compressed_is_read(mq: Connection, topic: str) -> None:
+def test_rocketmq_clients_send_and_pull_large_messages(mq: Connection, topic: str) -> None:
     address = Admin(mq).cluster_info().brokers[0].address
     assert address is not None
-    told = encode_properties({"n": "1"}).decode()
-    with Foreign(address) as client:
-        client.done(SendMessage("p", topic, "TBW102", 4, 0, 0, 1, 0, told).command(NOISE))
-        client.done(SendMessage("p", topic, "TBW102", 4, 0, 0x1, 1, 0, told).command(zlib.compress(TEXT, 1)))
-        refused = client.ask(SendMessage("p", topic, "TBW102", 4, 0, 0, 1, 0, told).command(TOO_LONG), SECONDS)
+    properties = encode_properties({"n": "1"}).decode()
+    with ForeignClient(address) as client:
+        client.done(SendMessage("p", topic, "TBW102", 4, 0, 0, 1, 0, properties).command(NOISE))
+        client.done(SendMessage("p", topic, "TBW102", 4, 0, 0x1, 1, 0, properties).command(zlib.compress(TEXT, 1)))
+        refused = client.ask(SendMessage("p", topic, "TBW102", 4, 0, 0, 1, 0, properties).command(TOO_LONG), SECONDS)
         assert refused.code == ResponseCode.MESSAGE_ILLEGAL
         assert f"1 to {LIMIT} bytes" in str(refused.remark)
         client.done(Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName": "java"}'))
         pull = PullMessage("java", topic, 0, 0, 32, HAS_SUBSCRIPTION, subscription="*").command()
         answer = client.ask(pull, SECONDS)
         assert (answer.code, NOISE in bytes(answer.body)) == (ResponseCode.SUCCESS, True)
-    assert bodies(mq, topic, 2) == [NOISE, TEXT]
+    assert read_bodies(mq, topic, 2) == [NOISE, TEXT]
     with PullConsumer(mq, "tables") as consumer:
         consumer.seek(queue_of(topic), "earliest")
         rows: list[bytes] = []
@@ -235,14 +231,14 @@ def test_rocketmqs_clients_send_and_pull_them_and_what_they_compressed_is_read(m
     assert rows == [NOISE, TEXT]
 
 
-# -- out -----------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------------
 
 
-def pulled(mq: Connection, topic: str, count: int) -> list[bytes]:
-    return bodies(mq, topic, count)
+def read_by_poll(mq: Connection, topic: str, count: int) -> list[bytes]:
+    return read_bodies(mq, topic, count)
 
 
-def as_tables(mq: Connection, topic: str, count: int) -> list[bytes]:
+def read_as_tables(mq: Connection, topic: str, count: int) -> list[bytes]:
     rows: list[bytes] = []
     with PullConsumer(mq, "tables") as consumer:
         consumer.seek(queue_of(topic), "earliest")
@@ -251,13 +247,13 @@ def as_tables(mq: Connection, topic: str, count: int) -> list[bytes]:
     return rows
 
 
-def as_a_range(mq: Connection, topic: str, count: int) -> list[bytes]:
-    """As Spark's tasks read."""
+def read_as_range(mq: Connection, topic: str, count: int) -> list[bytes]:
+    """Read a range, as Spark's tasks do."""
     with RangeReader(mq.name_servers) as reader:
         return [body for table in reader.table(queue_of(topic), 0, count) for body in table["body"].to_pylist()]
 
 
-def pushed(mq: Connection, topic: str, count: int) -> list[bytes]:
+def read_by_push(mq: Connection, topic: str, count: int) -> list[bytes]:
     found: list[bytes] = []
 
     def listener(messages: Any) -> ConsumeResult:
@@ -269,7 +265,7 @@ def pushed(mq: Connection, topic: str, count: int) -> list[bytes]:
     return found
 
 
-def popped(mq: Connection, topic: str, count: int) -> list[bytes]:
+def read_by_pop(mq: Connection, topic: str, count: int) -> list[bytes]:
     found: list[bytes] = []
     with SimpleConsumer(mq, "popped", {topic: "*"}) as consumer:
         while len(found) < count:
@@ -279,7 +275,7 @@ def popped(mq: Connection, topic: str, count: int) -> list[bytes]:
     return found
 
 
-def by_id(mq: Connection, topic: str, count: int) -> list[bytes]:
+def read_by_id(mq: Connection, topic: str, count: int) -> list[bytes]:
     with PullConsumer(mq, "ids") as consumer:
         ids = []
         consumer.seek(queue_of(topic), "earliest")
@@ -288,8 +284,8 @@ def by_id(mq: Connection, topic: str, count: int) -> list[bytes]:
     return [Admin(mq).query_by_id(each).body for each in ids]
 
 
-def by_key(mq: Connection, topic: str, count: int) -> list[bytes]:
-    """One by one: an answer is full at 15 MiB, or with one message."""
+def read_by_key(mq: Connection, topic: str, count: int) -> list[bytes]:
+    """Read by key, one message at a time: an answer is full at 15 MiB, or with one message."""
 
     def found(number: int) -> list[bytes]:
         return [message.body for message in Admin(mq).query_by_key(topic, f"k{number}")]
@@ -298,19 +294,19 @@ def by_key(mq: Connection, topic: str, count: int) -> list[bytes]:
 
 
 WAYS_OUT = {
-    "poll": pulled,
-    "fetch_table": as_tables,
-    "a range": as_a_range,
-    "push": pushed,
-    "pop": popped,
-    "by id": by_id,
-    "by key": by_key,
+    "poll": read_by_poll,
+    "fetch_table": read_as_tables,
+    "a range": read_as_range,
+    "push": read_by_push,
+    "pop": read_by_pop,
+    "by id": read_by_id,
+    "by key": read_by_key,
 }
 
 
 @pytest.fixture(scope="module")
-def lowered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker whose log has long messages in the topic t, and whose setting allows none of them any more."""
+def lowered_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """Yield a broker with long messages in the topic t, whose lowered limit no longer allows them."""
     directory = tmp_path_factory.mktemp("lowered")
     process = BrokerProcess("a", directory, store=STORE)
     with Connection([process.name_server]) as mq, Producer(mq, "p", timeout=SECONDS) as producer:
@@ -324,25 +320,25 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
 
 
 @pytest.mark.parametrize("way", WAYS_OUT)
-def test_every_way_to_read_gives_messages_longer_than_the_brokers_allow_today(lowered: BrokerProcess, way: str) -> None:
-    with Connection([lowered.name_server]) as mq:
+def test_all_read_methods_return_messages_over_lowered_limit(lowered_broker: BrokerProcess, way: str) -> None:
+    with Connection([lowered_broker.name_server]) as mq:
         found = WAYS_OUT[way](mq, "t", 4)
     assert found == [SMALL, NOISE, TEXT, SMALL]
 
 
 @pytest.mark.parametrize("way", WAYS_IN)
-def test_a_lowered_limit_is_learnt(lowered: BrokerProcess, way: str) -> None:
-    with Connection([lowered.name_server]) as mq:
-        before = stored(mq, "t")
+def test_all_send_methods_learn_lowered_limit(lowered_broker: BrokerProcess, way: str) -> None:
+    with Connection([lowered_broker.name_server]) as mq:
+        before = count_stored(mq, "t")
         with pytest.raises(InvalidInput, match=f"1 to {4 * MIB} bytes; got {LIMIT - 1}"):
             WAYS_IN[way](mq, "t", NOISE)
-        assert stored(mq, "t") == before
+        assert count_stored(mq, "t") == before
 
 
 # -- copies --------------------------------------------------------------------------------------------------------
 
 
-def test_the_copies_of_delays_retries_and_dead_letters_are_whole(mq: Connection, topic: str) -> None:
+def test_delayed_retried_and_dead_copies_are_complete(mq: Connection, topic: str) -> None:
     seen: list[tuple[int, bytes]] = []
 
     def refuse(messages: Any) -> ConsumeResult:
@@ -354,7 +350,7 @@ def test_the_copies_of_delays_retries_and_dead_letters_are_whole(mq: Connection,
         producer.send(Message(topic, NOISE, delay_level=1))
         producer.send(Message(topic, TEXT, deliver_at=time.time() + 0.5))
     with PushConsumer(mq, group, {topic: "*"}, refuse, max_reconsume_times=1):
-        dead = poll_until(lambda: _dead(admin, group, 2), SECONDS)
+        dead = poll_until(lambda: _dead_letters(admin, group, 2), SECONDS)
     assert sorted(seen) == sorted([(0, NOISE), (0, TEXT), (1, NOISE), (1, TEXT)])
     assert sorted(message.body for message in dead) == sorted([NOISE, TEXT])
     assert len(admin.dlq_redrive(group).redriven) == 2
@@ -363,10 +359,10 @@ def test_the_copies_of_delays_retries_and_dead_letters_are_whole(mq: Connection,
         assert consumer is not None
 
 
-def _dead(admin: Admin, group: str, count: int) -> list[Any]:
+def _dead_letters(admin: Admin, group: str, count: int) -> list[Any]:
     try:
         found = admin.dlq_list(group)
-    except Exception:  # noqa: BLE001 - nobody has died yet
+    except Exception:  # noqa: BLE001 - there is no dead letter yet
         return []
     return found if len(found) == count else []
 
@@ -375,7 +371,7 @@ def _lag(admin: Admin, group: str) -> int:
     return sum(progress.lag or 0 for progress in admin.group_progress(group).values())
 
 
-def test_a_pop_that_ends_without_an_answer_gives_them_again_and_then_to_the_dead(mq: Connection, topic: str) -> None:
+def test_large_popped_message_is_redelivered(mq: Connection, topic: str) -> None:
     with Producer(mq, "p", timeout=SECONDS) as producer:
         producer.send(Message(topic, NOISE))
     with SimpleConsumer(mq, f"g-{topic}", {topic: "*"}) as consumer:
@@ -386,7 +382,7 @@ def test_a_pop_that_ends_without_an_answer_gives_them_again_and_then_to_the_dead
         consumer.ack(again)
 
 
-def test_an_outbox_keeps_and_sends_them_and_one_that_is_too_long_by_then_holds_up_no_other(tmp_path: Path) -> None:
+def test_outbox_sets_aside_message_over_lowered_limit(tmp_path: Path) -> None:
     process = BrokerProcess("a", tmp_path, store=STORE)
     file = tmp_path / "outbox"
     try:
@@ -404,8 +400,8 @@ def test_an_outbox_keeps_and_sends_them_and_one_that_is_too_long_by_then_holds_u
         process = BrokerProcess("a", tmp_path, store={**STORE, "max_message_bytes": 4 * MIB})
         with Connection([process.name_server]) as mq:
             with Producer(mq, "p", timeout=SECONDS, outbox=file):
-                poll_until(lambda: _kept(file) == ["refused"], SECONDS)
-            assert bodies(mq, "t", 2) == [b"first", b"last"]
+                poll_until(lambda: _outbox_states(file) == ["refused"], SECONDS)
+            assert read_bodies(mq, "t", 2) == [b"first", b"last"]
         process.stop()
         process = BrokerProcess("a", tmp_path, store=STORE)
         kept = OutboxFile(file)
@@ -413,34 +409,34 @@ def test_an_outbox_keeps_and_sends_them_and_one_that_is_too_long_by_then_holds_u
         kept.close()
         with Connection([process.name_server]) as mq:
             with Producer(mq, "p", timeout=SECONDS, outbox=file):
-                poll_until(lambda: _kept(file) == [], SECONDS)
-            assert bodies(mq, "t", 3) == [b"first", b"last", NOISE]
+                poll_until(lambda: _outbox_states(file) == [], SECONDS)
+            assert read_bodies(mq, "t", 3) == [b"first", b"last", NOISE]
     finally:
         process.stop()
 
 
-def _kept(file: Path) -> list[str]:
+def _outbox_states(file: Path) -> list[str]:
     outbox = OutboxFile(file, read_only=True)
     states = [batch.state for batch in outbox.batches()]
     outbox.close()
     return states
 
 
-# -- what a broker reads -------------------------------------------------------------------------------------------
+# -- frames --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("setting", [4 * MIB, LIMIT])
-def test_a_broker_reads_a_frame_as_long_as_its_setting_says_and_closes_at_the_announcement_of_a_longer_one(
-    process: BrokerProcess, lowered: BrokerProcess, setting: int
+def test_frame_over_configured_length_closes_connection(
+    process: BrokerProcess, lowered_broker: BrokerProcess, setting: int
 ) -> None:
-    broker = process if setting == LIMIT else lowered
+    broker = process if setting == LIMIT else lowered_broker
     most = frame_bytes(setting)
     assert most == {4 * MIB: MAX_FRAME_BYTES, LIMIT: 32 * MIB}[setting] < MESSAGE_FRAME_BYTES
     with Connection([broker.name_server]) as mq:
         address = Admin(mq).cluster_info().brokers[0].address
     assert address is not None
     unknown = Command(40_000)
-    with Foreign(address) as client:
+    with ForeignClient(address) as client:
         unknown.opaque, unknown.language = 1, "JAVA"
         unknown.body = bytes(most - len(frame.encode(unknown)) + LENGTH.size)
         assert client.ask(unknown, SECONDS).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED

@@ -1,4 +1,4 @@
-"""Gathered sends: what travels together, order, bounds, closing, forks and the end of the interpreter."""
+"""Test lingering sends: batching, order, buffer limits, close, fork and interpreter exit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from raymq.client.produce.send_options import SendOptions
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
-#: Longer than any test: only full batches, flush and close send.
+#: A linger time longer than any test: only full batches, flush and close send.
 FOREVER = 3.0
 
 
@@ -52,11 +52,11 @@ def bodies(mq: Connection, topic: str = "t") -> dict[MessageQueue, list[bytes]]:
     return found
 
 
-def everything(mq: Connection) -> list[bytes]:
+def read_all_bodies(mq: Connection) -> list[bytes]:
     return sorted(body for queue in bodies(mq).values() for body in queue)
 
 
-def test_gathered_messages_travel_together(mq: Connection, admin: Admin) -> None:
+def test_lingering_messages_share_one_batch(mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=FOREVER) as producer:
         messages = [Message("t", b"%03d" % number, tags="x") for number in range(100)]
@@ -70,13 +70,13 @@ def test_gathered_messages_travel_together(mq: Connection, admin: Admin) -> None
     assert bodies(mq)[results[0].queue] == [message.body for message in messages]
 
 
-def test_the_linger_time_alone_sends_too(mq: Connection, admin: Admin) -> None:
+def test_linger_time_sends_partial_batch(mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=0.02) as producer:
         assert producer.send_async(Message("t", b"x")).result(5).queue_offset == 0
 
 
-def test_full_batches_do_not_wait(mq: Connection, admin: Admin) -> None:
+def test_full_batches_do_not_wait_for_linger_time(mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=FOREVER) as producer:
         futures = [producer.send_async(Message("t", bytes(300_000))) for _ in range(4)]
@@ -85,7 +85,7 @@ def test_full_batches_do_not_wait(mq: Connection, admin: Admin) -> None:
         assert time.monotonic() - began < FOREVER / 2
 
 
-def test_asyncio_sends_are_gathered(mq: Connection, admin: Admin) -> None:
+def test_asyncio_sends_are_batched(mq: Connection, admin: Admin) -> None:
     del admin
 
     async def send() -> list[int]:
@@ -96,7 +96,7 @@ def test_asyncio_sends_are_gathered(mq: Connection, admin: Admin) -> None:
         assert asyncio.run(send()) == list(range(20))
 
 
-def test_sharding_keys_and_chosen_queues_keep_their_order(mq: Connection, admin: Admin) -> None:
+def test_sharding_keys_and_queues_keep_order(mq: Connection, admin: Admin) -> None:
     del admin
     chosen = MessageQueue("t", "broker-b", 1)
     with Producer(mq, "p", linger=0.002) as producer:
@@ -114,10 +114,8 @@ def test_sharding_keys_and_chosen_queues_keep_their_order(mq: Connection, admin:
         assert [body for body in found[queue] if body.startswith(key.encode())] == expected
 
 
-def test_messages_without_a_key_on_the_same_terms_leave_those_with_one_their_queues(
-    mq: Connection, admin: Admin
-) -> None:
-    """They were gathered with them, and each key was taken for that of another message."""
+def test_unkeyed_messages_leave_queues_of_keys_unchanged(mq: Connection, admin: Admin) -> None:
+    """Cover a regression: keyed and unkeyed messages shared a batch with mixed-up keys."""
     del admin
     with Producer(mq, "p", linger=0.05) as producer:
         queue_of = {f"k{n}": producer.send(Message("t", b"x"), sharding_key=f"k{n}").queue for n in range(8)}
@@ -132,10 +130,8 @@ def test_messages_without_a_key_on_the_same_terms_leave_those_with_one_their_que
 
 
 @pytest.mark.parametrize("to", [{"sharding_key": "k"}, {"queue": MessageQueue("t", "broker-a", 1)}])
-def test_a_key_and_a_queue_keep_their_order_over_messages_on_different_terms(
-    mq: Connection, admin: Admin, to: SendOptions
-) -> None:
-    """What is on other terms is gathered apart, and went behind what was sent after it."""
+def test_key_and_queue_order_survives_different_send_options(mq: Connection, admin: Admin, to: SendOptions) -> None:
+    """Cover a regression: messages with other options were overtaken by later ones."""
     del admin
     with Producer(mq, "p", linger=0.05) as producer:
         sent = []
@@ -148,49 +144,49 @@ def test_a_key_and_a_queue_keep_their_order_over_messages_on_different_terms(
 
 
 class SlowRoutes:
-    """A name server whose answers about routes wait, each as long as `seconds` says, which is told how many came."""
+    """Delay each route answer of a name server by `seconds(request number)`."""
 
     def __init__(self, services: Services, seconds: Callable[[int], float]) -> None:
         server = services.name_server._server
         known = server.handlers[RequestCode.GET_ROUTEINFO_BY_TOPIC]
-        self.asked = 0
+        self.request_count = 0
         self.release = asyncio.Event()
 
         async def answer(connection: ServerConnection, request: Command) -> Command | None:
-            self.asked += 1
+            self.request_count += 1
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.release.wait(), seconds(self.asked))
+                await asyncio.wait_for(self.release.wait(), seconds(self.request_count))
             answer = known(connection, request)
             return await answer if isawaitable(answer) else answer
 
         server.handlers = {**server.handlers, RequestCode.GET_ROUTEINFO_BY_TOPIC: answer}
 
 
-def test_keys_keep_their_order_while_a_route_is_asked_for(services: Services, mq: Connection, admin: Admin) -> None:
-    """The question of a batch may take longer than that of the next one, which must not overtake it."""
+def test_sharding_key_order_survives_slow_route_lookup(services: Services, mq: Connection, admin: Admin) -> None:
+    """Delay the route lookup of one batch, which the next batch must not overtake."""
     del admin
     with Producer(mq, "p", linger=0.001, timeout=FOREVER) as producer:
         producer.send(Message("t", b"x"), sharding_key="k")
         slow = SlowRoutes(services, lambda turn: 0.5 if turn == 1 else 0.0)
         mq.routes.forget("t")
         first = producer.send_async(Message("t", b"1"), sharding_key="k")
-        poll_until(lambda: slow.asked)
+        poll_until(lambda: slow.request_count)
         later = [producer.send_async(Message("t", b"%d" % number), sharding_key="k") for number in range(2, 5)]
         offsets = [future.result().queue_offset for future in (first, *later)]
         assert offsets == sorted(offsets)
 
 
-def test_a_name_server_that_hangs_leaves_keys_time_to_be_sent(
+def test_hanging_name_server_leaves_time_to_send(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is known of the routes stays in use, and most of the budget is the brokers'."""
+    """Keep cached routes in use and leave most of the timeout to the brokers."""
     del admin
     with Producer(mq, "p", linger=0.001, timeout=1.5) as producer:
         sent = [producer.send_async(Message("t", b"x"), sharding_key="k").result()]
         slow = SlowRoutes(services, lambda _: 60.0)
         monkeypatch.setattr(route_cache, "ROUTE_SECONDS", 0.0)
         sent.append(producer.send_async(Message("t", b"x"), sharding_key="k").result())
-        assert slow.asked
+        assert slow.request_count
         services.loop.run(_set(slow.release))
     assert [each.queue_offset for each in sent] == [0, 1]
 
@@ -199,7 +195,7 @@ async def _set(event: asyncio.Event) -> None:
     event.set()
 
 
-def test_a_part_that_fails_takes_no_other_along(services: Services, mq: Connection, admin: Admin) -> None:
+def test_failed_batch_part_leaves_other_parts_stored(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=FOREVER, timeout=FOREVER, retries=0) as producer:
         producer.send(Message("t", b"before"), sharding_key="k")
@@ -210,13 +206,11 @@ def test_a_part_that_fails_takes_no_other_along(services: Services, mq: Connecti
     assert None in outcomes
     assert NotStored in map(type, outcomes)
     services.start_broker("broker-a")
-    assert everything(mq) == [b"before"] + [b"x"] * outcomes.count(None)
+    assert read_all_bodies(mq) == [b"before"] + [b"x"] * outcomes.count(None)
 
 
 @pytest.mark.parametrize(("topic", "error"), [("none", TopicNotFound), ("forbidden", PermissionDenied)])
-def test_keys_of_a_topic_that_cannot_be_sent_to(
-    mq: Connection, admin: Admin, topic: str, error: type[RayMQError]
-) -> None:
+def test_keyed_send_to_unusable_topic_fails(mq: Connection, admin: Admin, topic: str, error: type[RayMQError]) -> None:
     admin.create_topic("forbidden", queues=2)
     admin.update_topic("forbidden", permission=4)
     with Producer(mq, "p", linger=0.001) as producer:
@@ -224,7 +218,7 @@ def test_keys_of_a_topic_that_cannot_be_sent_to(
         assert {type(future.exception(10)) for future in futures} == {error}
 
 
-def test_keys_make_a_topic_where_sending_may(tmp_path: Path) -> None:
+def test_keyed_send_auto_creates_topic(tmp_path: Path) -> None:
     services = Services(tmp_path, auto_create_topics=True)
     services.start()
     try:
@@ -235,7 +229,7 @@ def test_keys_make_a_topic_where_sending_may(tmp_path: Path) -> None:
         services.stop()
 
 
-def test_bad_input_is_refused_by_the_call(mq: Connection, admin: Admin) -> None:
+def test_send_async_refuses_invalid_arguments(mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=FOREVER) as producer:
         with pytest.raises(QueueNotFound):
@@ -245,10 +239,10 @@ def test_bad_input_is_refused_by_the_call(mq: Connection, admin: Admin) -> None:
         late = producer.send_async(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 99))
     with pytest.raises(QueueNotFound):
         late.result(0)
-    assert everything(mq) == []
+    assert read_all_bodies(mq) == []
 
 
-def refusal(producer: Producer) -> BufferFull | None:
+def buffer_full_error(producer: Producer) -> BufferFull | None:
     try:
         producer.send_async(Message("t", b"x"))
     except BufferFull as error:
@@ -256,33 +250,33 @@ def refusal(producer: Producer) -> BufferFull | None:
     return None
 
 
-def test_a_full_buffer_raises_where_it_was_asked_to(services: Services, mq: Connection, admin: Admin) -> None:
+def test_full_buffer_raises_with_when_full_raise(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=0.001, buffer_bytes=1_000, when_full="raise", timeout=2.0) as producer:
         producer.send_async(Message("t", b"x")).result(5)
         release = threading.Event()
-        services.loop.loop.call_soon_threadsafe(release.wait, 10.0)  # the brokers stand still
+        services.loop.loop.call_soon_threadsafe(release.wait, 10.0)  # blocks the brokers
         first = producer.send_async(Message("t", bytes(2_000)))
         try:
-            refused = poll_until(lambda: refusal(producer))
+            refused = poll_until(lambda: buffer_full_error(producer))
             assert isinstance(refused, NotStored)
         finally:
             release.set()
         assert first.result(5)
 
 
-def hold_up(services: Services, producer: Producer) -> threading.Event:
-    """Stop all brokers, once the producer has its routes, until the event is set."""
+def block_brokers(services: Services, producer: Producer) -> threading.Event:
+    """Block all brokers until the event is set; the producer has its routes by then."""
     producer.send_async(Message("t", b"x")).result(5)
     release = threading.Event()
     services.loop.loop.call_soon_threadsafe(release.wait, 10.0)
     return release
 
 
-def test_a_buffer_that_stays_full_blocks_for_the_budget_only(services: Services, mq: Connection, admin: Admin) -> None:
+def test_full_buffer_blocks_at_most_until_send_timeout(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=0.001, buffer_bytes=1_000, timeout=0.3) as producer:
-        release = hold_up(services, producer)
+        release = block_brokers(services, producer)
         producer.send_async(Message("t", bytes(2_000)), timeout=10.0)
         try:
             began = time.monotonic()
@@ -293,17 +287,17 @@ def test_a_buffer_that_stays_full_blocks_for_the_budget_only(services: Services,
             release.set()
 
 
-def test_a_full_buffer_blocks_until_there_is_room(services: Services, mq: Connection, admin: Admin) -> None:
+def test_full_buffer_blocks_until_room_is_free(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=0.001, buffer_bytes=1_000, timeout=10.0) as producer:
-        release = hold_up(services, producer)
+        release = block_brokers(services, producer)
         threading.Timer(0.2, release.set).start()
         futures = [producer.send_async(Message("t", bytes(2_000))) for _ in range(20)]
         assert release.is_set()
         assert all(future.result(10) for future in futures)
 
 
-def test_closing_sends_what_was_gathered(mq: Connection, admin: Admin) -> None:
+def test_close_sends_lingering_messages(mq: Connection, admin: Admin) -> None:
     del admin
     producer = Producer(mq, "p", linger=FOREVER)
     future = producer.send_async(Message("t", b"x"))
@@ -314,7 +308,7 @@ def test_closing_sends_what_was_gathered(mq: Connection, admin: Admin) -> None:
     producer.close()
 
 
-def test_many_threads(mq: Connection, admin: Admin) -> None:
+def test_concurrent_threads_lose_no_message(mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=0.002) as producer:
 
@@ -327,11 +321,11 @@ def test_many_threads(mq: Connection, admin: Admin) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert everything(mq) == sorted(b"%d:%03d" % (worker, number) for worker in range(4) for number in range(500))
+    assert read_all_bodies(mq) == sorted(b"%d:%03d" % (worker, number) for worker in range(4) for number in range(500))
 
 
 def run_script(services: Services, lines: str) -> str:
-    # A host name has to be looked up: the end of the interpreter must not prevent that.
+    # Use a host name: the exit of the interpreter must not prevent its lookup.
     address = services.name_server.address.replace("127.0.0.1", "localhost")
     script = f"""
 import os, sys
@@ -346,16 +340,14 @@ producer = Producer(mq, "p", linger=2.0)
     return done.stdout + done.stderr
 
 
-def test_a_process_that_just_ends_sends_what_it_gathered(services: Services, mq: Connection, admin: Admin) -> None:
+def test_process_exit_sends_lingering_messages(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     assert run_script(services, "for n in range(50): producer.send_async(Message('t', b'%02d' % n))") == ""
-    assert everything(mq) == [b"%02d" % number for number in range(50)]
+    assert read_all_bodies(mq) == [b"%02d" % number for number in range(50)]
 
 
-def test_what_was_gathered_by_a_producer_that_went_out_of_scope_is_sent(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    """Fault 13.16: of what it gathered nothing was stored."""
+def test_unreferenced_producer_sends_lingering_messages(services: Services, mq: Connection, admin: Admin) -> None:
+    """Cover fault 13.16: a garbage-collected producer stored none of its lingering messages."""
     del admin
     lines = """
 import gc
@@ -366,10 +358,10 @@ work()
 gc.collect()
 """
     assert run_script(services, lines) == ""
-    assert everything(mq) == [b"%02d" % number for number in range(5)]
+    assert read_all_bodies(mq) == [b"%02d" % number for number in range(5)]
 
 
-def test_a_producer_that_has_nothing_to_do_any_more_is_let_go(mq: Connection, admin: Admin) -> None:
+def test_idle_producer_is_garbage_collected(mq: Connection, admin: Admin) -> None:
     del admin
     producer = Producer(mq, "p", linger=0.01)
     producer.send_async(Message("t", b"x")).result(10)
@@ -383,7 +375,7 @@ def test_a_producer_that_has_nothing_to_do_any_more_is_let_go(mq: Connection, ad
     poll_until(gone, 10)
 
 
-def test_a_process_that_just_ends_waits_for_what_is_under_way(services: Services, mq: Connection, admin: Admin) -> None:
+def test_process_exit_waits_for_pending_sends(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     lines = """
 hasty = Producer(mq, "q")
@@ -393,16 +385,16 @@ for n in range(20, 30):
     hasty.send_oneway(Message('t', b'%02d' % n))
 """
     assert run_script(services, lines) == ""
-    assert everything(mq) == [b"%02d" % number for number in range(30)]
+    assert read_all_bodies(mq) == [b"%02d" % number for number in range(30)]
 
 
-def test_closing_waits_for_what_is_under_way(services: Services, mq: Connection, admin: Admin) -> None:
+def test_close_waits_for_pending_sends(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=FOREVER) as producer:
         producer.send(Message("t", b"now"))
         release = threading.Event()
-        services.loop.loop.call_soon_threadsafe(release.wait, 10.0)  # the brokers stand still
-        delayed = producer.send_async(Message("t", b"later", delay_level=1))  # these are not gathered
+        services.loop.loop.call_soon_threadsafe(release.wait, 10.0)  # blocks the brokers
+        delayed = producer.send_async(Message("t", b"later", delay_level=1))  # delayed messages do not linger
         assert not producer.flush(0.05)
         threading.Timer(0.1, release.set).start()
     assert delayed.done()
@@ -410,13 +402,13 @@ def test_closing_waits_for_what_is_under_way(services: Services, mq: Connection,
 
 
 @pytest.mark.parametrize("second", ["the producer", "its connection"])
-def test_who_closes_second_waits_for_the_first(services: Services, admin: Admin, second: str) -> None:
+def test_second_close_waits_for_first_close(services: Services, admin: Admin, second: str) -> None:
     del admin
     mq = Connection([services.name_server.address])
     producer = Producer(mq, "p", linger=FOREVER)
     producer.send(Message("t", b"now"))
     release = threading.Event()
-    services.loop.loop.call_soon_threadsafe(release.wait, 10.0)  # the brokers stand still
+    services.loop.loop.call_soon_threadsafe(release.wait, 10.0)  # blocks the brokers
     futures = [producer.send_async(Message("t", b"%d" % number)) for number in range(20)]
     first = threading.Thread(target=producer.close)
     first.start()
@@ -429,7 +421,7 @@ def test_who_closes_second_waits_for_the_first(services: Services, admin: Admin,
     mq.close()
 
 
-def test_a_forked_child_sends_for_itself(services: Services, mq: Connection, admin: Admin) -> None:
+def test_forked_child_sends_its_own_messages(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     lines = """
 producer.send(Message("t", b"warm"))
@@ -443,12 +435,10 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 """
     assert run_script(services, lines) == ""
-    assert everything(mq) == [b"child", b"child, at once", b"parent", b"warm"]
+    assert read_all_bodies(mq) == [b"child", b"child, at once", b"parent", b"warm"]
 
 
-def test_a_consumer_that_nobody_refers_to_leaves_its_group_when_the_process_ends(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
+def test_unreferenced_consumer_leaves_group_at_process_exit(services: Services, mq: Connection, admin: Admin) -> None:
     del admin, mq
     lines = """
 import gc, threading
@@ -467,8 +457,8 @@ assert taken.wait(20)
         assert "g" not in broker.groups.consumer_groups(), "it said that it leaves"
 
 
-def test_nothing_is_taken_that_nobody_sends_any_more(services: Services, admin: Admin) -> None:
-    """Threads that send while their connection is closed: what is accepted has an outcome, whatever it is."""
+def test_accepted_sends_complete_when_connection_closes(services: Services, admin: Admin) -> None:
+    """Close the connection under sending threads; every accepted send gets an outcome."""
     del admin
     taken: list[Future[SendResult]] = []
     for _ in range(5):
@@ -490,6 +480,6 @@ def test_nothing_is_taken_that_nobody_sends_any_more(services: Services, admin: 
         for thread in threads:
             thread.join(10)
         assert producer._paths.batcher is not None
-        with pytest.raises(ClientClosed):  # of a thread that had found the producer open
+        with pytest.raises(ClientClosed):  # as by a thread that saw the producer open
             producer._paths.batcher.add(Message("t", b"x"))
     assert not wait(taken, 10).not_done

@@ -1,4 +1,4 @@
-"""A listener's failure is logged with its reason, which the next try and the dead letter name."""
+"""Test how a listener's failure is logged and named by the retry and the dead letter."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.integration
 BAD = "ValueError: no such account"
 
 
-class Account:
-    """A listener that fails `times` times on each message, and keeps what it got."""
+class FailingListener:
+    """Fail `times` times, then succeed; record all messages."""
 
     def __init__(self, times: int, fail: Callable[[], Any]) -> None:
         self._times, self._fail = times, fail
@@ -44,7 +44,7 @@ class Account:
         return [message.failure for message in self.got]
 
 
-def no_such_account() -> Any:
+def raise_no_such_account() -> Any:
     raise ValueError("no such account\nand more lines")
 
 
@@ -57,10 +57,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(("threads", "batch_size"), [(1, 1), (4, 8)])
-def test_a_retry_names_the_failure_before_it(
+def test_retry_carries_previous_failure(
     mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture, threads: int, batch_size: int
 ) -> None:
-    listener = Account(1, no_such_account)
+    listener = FailingListener(1, raise_no_such_account)
     sent = Producer(mq, "p").send(Message("t", b"x"))
     with PushConsumer(mq, "g-retry", {"t": "*"}, listener, threads=threads, batch_size=batch_size):
         poll_until(lambda: len(listener.got) == 2, 20, "second try")
@@ -73,10 +73,10 @@ def test_a_retry_names_the_failure_before_it(
 
 
 @pytest.mark.parametrize("answer", [None, True, "done"])
-def test_what_is_no_result_is_a_warning_and_the_reason(
+def test_invalid_listener_result_is_logged_and_recorded(
     mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture, answer: object
 ) -> None:
-    listener = Account(9, lambda: answer)
+    listener = FailingListener(9, lambda: answer)
     Producer(mq, "p").send(Message("t", b"x"))
     with PushConsumer(mq, "g-none", {"t": "*"}, listener, max_reconsume_times=1):
         poll_until(lambda: admin.dlq_list("g-none"), 20, "dead letter")
@@ -87,9 +87,9 @@ def test_what_is_no_result_is_a_warning_and_the_reason(
     assert reason in warnings(caplog)[0]
 
 
-def test_a_dead_letter_names_the_last_failure(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
+def test_dead_letter_carries_last_failure(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
     Producer(mq, "p").send(Message("t", b"x"))
-    with PushConsumer(mq, "g-dead", {"t": "*"}, Account(9, no_such_account), max_reconsume_times=0):
+    with PushConsumer(mq, "g-dead", {"t": "*"}, FailingListener(9, raise_no_such_account), max_reconsume_times=0):
         poll_until(lambda: admin.dlq_list("g-dead"), 20, "dead letter")
     [letter] = admin.dlq_list("g-dead")
     assert (letter.reason, letter.failure, letter.reconsume_times) == (BAD, None, 1)
@@ -98,19 +98,17 @@ def test_a_dead_letter_names_the_last_failure(mq: Connection, admin: Admin, capl
     assert f"is a dead letter now: {BAD}" in said
 
 
-def test_only_the_type_is_kept_where_texts_are_not_wanted(mq: Connection, admin: Admin) -> None:
+def test_failure_text_false_records_error_type_only(mq: Connection, admin: Admin) -> None:
     Producer(mq, "p").send(Message("t", b"x"))
-    listener = Account(9, no_such_account)
+    listener = FailingListener(9, raise_no_such_account)
     with PushConsumer(mq, "g-type", {"t": "*"}, listener, max_reconsume_times=1, failure_text=False):
         poll_until(lambda: admin.dlq_list("g-type"), 20, "dead letter")
     [letter] = admin.dlq_list("g-type")
     assert (letter.reason, listener.failures) == ("ValueError", [None, "ValueError"])
 
 
-def test_an_ordered_repeat_names_the_failure_before_it(
-    mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture
-) -> None:
-    listener = Account(2, no_such_account)
+def test_ordered_retry_carries_previous_failure(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
+    listener = FailingListener(2, raise_no_such_account)
     Producer(mq, "p").send(Message("t", b"x"))
     with PushConsumer(mq, "g-ordered", {"t": "*"}, listener, ordered=True, ordered_retry_interval=0.05):
         poll_until(lambda: len(listener.got) == 3, 20, "third try")
@@ -118,13 +116,13 @@ def test_an_ordered_repeat_names_the_failure_before_it(
     assert "tried again in 0.05 s" in warnings(caplog)[0]
 
 
-def test_an_ordered_dead_letter_names_its_failure(mq: Connection, admin: Admin) -> None:
+def test_ordered_dead_letter_carries_failure(mq: Connection, admin: Admin) -> None:
     Producer(mq, "p").send(Message("t", b"x"))
     with PushConsumer(
         mq,
         "g-gave-up",
         {"t": "*"},
-        Account(9, no_such_account),
+        FailingListener(9, raise_no_such_account),
         ordered=True,
         ordered_retry_interval=0.05,
         max_reconsume_times=1,
@@ -133,10 +131,10 @@ def test_an_ordered_dead_letter_names_its_failure(mq: Connection, admin: Admin) 
     assert [letter.reason for letter in admin.dlq_list("g-gave-up")] == [BAD]
 
 
-def test_a_coroutine_listener_fails_as_any_other(
+def test_coroutine_listener_failure_is_logged_and_recorded(
     mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listener = Account(1, no_such_account)
+    listener = FailingListener(1, raise_no_such_account)
 
     async def awaited(messages: list[ReceivedMessage]) -> Any:
         await asyncio.sleep(0)
@@ -149,8 +147,8 @@ def test_a_coroutine_listener_fails_as_any_other(
     assert BAD in warnings(caplog)[0]
 
 
-def test_a_broadcast_failure_is_a_warning(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
-    listener = Account(1, no_such_account)
+def test_broadcast_failure_is_logged_as_warning(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
+    listener = FailingListener(1, raise_no_such_account)
     Producer(mq, "p").send(Message("t", b"x"))
     with PushConsumer(mq, "g-all", {"t": "*"}, listener, model=MessageModel.BROADCASTING):
         poll_until(lambda: warnings(caplog), 20, "warning")
@@ -158,7 +156,7 @@ def test_a_broadcast_failure_is_a_warning(mq: Connection, admin: Admin, caplog: 
     assert "it does not come again" in warnings(caplog)[0]
 
 
-def test_a_time_out_says_after_how_long(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
+def test_consume_timeout_failure_names_duration(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
     go_on = threading.Event()
     Producer(mq, "p").send(Message("t", b"x"))
 
@@ -175,8 +173,8 @@ def test_a_time_out_says_after_how_long(mq: Connection, admin: Admin, caplog: py
     assert "no answer within 0.2 s" in warnings(caplog)[0]
 
 
-def test_a_storm_of_failures_is_a_few_lines(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
-    listener = Account(10_000, no_such_account)
+def test_many_failures_log_few_lines(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
+    listener = FailingListener(10_000, raise_no_such_account)
     producer = Producer(mq, "p")
     for number in range(100):
         producer.send(Message("t", b"%d" % number))
@@ -187,10 +185,10 @@ def test_a_storm_of_failures_is_a_few_lines(mq: Connection, admin: Admin, caplog
     assert sum(record.exc_info is not None for record in caplog.records) == 1
 
 
-def test_the_dead_letter_of_a_simple_consumer_has_the_brokers_reason(
+def test_simple_consumer_dead_letter_has_broker_reason(
     mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody else knows of it: its broker logs it."""
+    """Check the broker's log too, as no client knows of this failure."""
     Producer(mq, "p").send(Message("t", b"x"))
     with SimpleConsumer(mq, "g-pop", {"t": "*"}, max_reconsume_times=0) as consumer:
         [message] = consumer.receive(invisible_duration=0.2, await_duration=10)

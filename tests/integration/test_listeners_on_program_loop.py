@@ -1,4 +1,4 @@
-"""Coroutine listeners on the event loop of the program that started their consumer by `astart`."""
+"""Test coroutine listeners on the event loop that called `astart`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def send(mq: Connection, count: int = 1) -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_coroutine_listener_uses_what_belongs_to_the_programs_loop(
-    mq: Connection, admin: Admin, ordered: bool
-) -> None:
+def test_coroutine_listener_runs_on_caller_event_loop(mq: Connection, admin: Admin, ordered: bool) -> None:
     del admin
     send(mq, 5)
 
@@ -48,7 +46,7 @@ def test_a_coroutine_listener_uses_what_belongs_to_the_programs_loop(
     assert len(set(asyncio.run(main()))) == 1
 
 
-def test_after_a_plain_start_the_loop_is_the_consumers_own(mq: Connection, admin: Admin) -> None:
+def test_plain_start_runs_listener_on_separate_loop(mq: Connection, admin: Admin) -> None:
     del admin
     send(mq)
     loops = []
@@ -64,7 +62,7 @@ def test_after_a_plain_start_the_loop_is_the_consumers_own(mq: Connection, admin
     assert loops[0] is not mq.loop
 
 
-def test_blocking_calls_on_the_programs_loop_say_what_to_use(mq: Connection, admin: Admin) -> None:
+def test_blocking_call_on_event_loop_names_async_call(mq: Connection, admin: Admin) -> None:
     del admin
 
     async def listener(_: list[Any]) -> ConsumeResult:
@@ -81,13 +79,13 @@ def test_blocking_calls_on_the_programs_loop_say_what_to_use(mq: Connection, adm
         assert time.monotonic() - began < 5
         assert consumer.health.running
         await consumer.ashutdown()
-        consumer.shutdown()  # it has ended
+        consumer.shutdown()  # no error: the consumer has ended
         assert consumer.wait()
 
     asyncio.run(main())
 
 
-def test_a_coroutine_listener_may_shut_its_consumer_down(mq: Connection, admin: Admin) -> None:
+def test_coroutine_listener_can_shut_down_its_consumer(mq: Connection, admin: Admin) -> None:
     del admin
     send(mq)
 
@@ -103,10 +101,10 @@ def test_a_coroutine_listener_may_shut_its_consumer_down(mq: Connection, admin: 
     assert asyncio.run(main())
 
 
-def test_calls_fail_with_the_reason_when_the_programs_loop_is_closed(
+def test_closed_event_loop_fails_listener_calls_with_reason(
     mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They hung until the consumer's time-out, or were lost with the loop."""
+    """Cover a regression: calls hung until the consumer's timeout or were lost."""
     del admin
     called = threading.Event()
 
@@ -134,8 +132,8 @@ def test_calls_fail_with_the_reason_when_the_programs_loop_is_closed(
     assert time.monotonic() - began < 10
 
 
-def test_a_connection_that_is_closed_on_the_loop_does_not_block(mq: Connection, admin: Admin) -> None:
-    """Its consumer's call needs that loop to end; it comes again."""
+def test_connection_close_on_event_loop_does_not_block(mq: Connection, admin: Admin) -> None:
+    """Close while a listener call needs the loop; its message is redelivered later."""
     del admin
     send(mq)
 

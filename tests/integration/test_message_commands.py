@@ -1,4 +1,4 @@
-"""`raymq message send`, `message tail` and lists with patterns, on a cluster that they reach by addresses."""
+"""Test `raymq message send`, `message tail` and topic lists with patterns, over addresses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bodies(admin: Admin, topic: str) -> list[bytes]:
     return sorted(message.body for message in admin.tail(topic, "earliest", follow=False))
 
 
-def test_lines_of_a_file_are_sent(mq: Connection, admin: Admin, tmp_path: Path) -> None:
+def test_message_send_sends_lines_of_file(mq: Connection, admin: Admin, tmp_path: Path) -> None:
     admin.create_topic("lines", queues=1)
     file = tmp_path / "lines"
     exported = {"body_base64": base64.b64encode(b"\xff").decode(), "keys": ["k"], "tags": "b", "properties": {"p": "2"}}
@@ -49,7 +49,7 @@ def test_lines_of_a_file_are_sent(mq: Connection, admin: Admin, tmp_path: Path) 
     assert b"from stdin" in bodies(admin, "lines")
 
 
-def test_count_and_delay(mq: Connection, admin: Admin) -> None:
+def test_message_send_count_and_delay_options(mq: Connection, admin: Admin) -> None:
     admin.create_topic("counted", queues=1)
     assert (
         json.loads(run(mq, "message", "send", "counted", "--body", "x", "--count", "3", "--json").stdout)["sent"] == 3
@@ -73,7 +73,7 @@ def test_count_and_delay(mq: Connection, admin: Admin) -> None:
         assert run(mq, "message", "send", "counted", *wrong).exit_code == 2
 
 
-def test_lines_that_were_not_stored_are_told(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_send_reports_failed_lines(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     admin.create_topic("partly", queues=1)
     real = Producer.send_async
 
@@ -92,20 +92,20 @@ def test_lines_that_were_not_stored_are_told(mq: Connection, admin: Admin, monke
     missing = run(mq, "message", "send", "no-such", "--file", "-", stdin=b"a\nb\n")
     assert "lines 1-2 not stored: TopicNotFound" in missing.stderr
     assert "raymq topic create" in missing.stderr
-    told = json.loads(run(mq, "message", "send", "partly", "--file", "-", "--json", stdin=lines).stdout)
-    assert told["sent"] == 3
-    assert [each["line"] for each in told["failed"]] == [2, 3, 5, 6]
+    report = json.loads(run(mq, "message", "send", "partly", "--file", "-", "--json", stdin=lines).stdout)
+    assert report["sent"] == 3
+    assert [each["line"] for each in report["failed"]] == [2, 3, 5, 6]
 
 
-def test_lines_that_were_not_stored_end_the_process_with_1(mq: Connection) -> None:
-    """`raymq` itself ends with the exit code that click returns."""
+def test_message_send_with_failed_lines_exits_with_1(mq: Connection) -> None:
+    """Run the `raymq` program: its exit code is the one that click returns."""
     raymq = [str(Path(sys.executable).with_name("raymq")), "--name-servers", ";".join(mq.name_servers)]
     send = [*raymq, "message", "send", "no-such", "--file", "-"]
     done = subprocess.run(send, input=b"a\n", capture_output=True, timeout=60, check=False)
     assert (done.returncode, b"TopicNotFound" in done.stderr) == (1, True)
 
 
-def test_a_line_with_fields_that_would_be_dropped_is_not_sent(mq: Connection, admin: Admin) -> None:
+def test_line_with_unsupported_fields_is_not_sent(mq: Connection, admin: Admin) -> None:
     admin.create_topic("fields", queues=1)
     lines = b'{"body": "a", "deliver_at": 4e9}\n{"body": "b", "queue_offset": 7, "dead_at": 1.0}\n'
     done = run(mq, "message", "send", "fields", "--file", "-", stdin=lines)
@@ -115,7 +115,7 @@ def test_a_line_with_fields_that_would_be_dropped_is_not_sent(mq: Connection, ad
     assert bodies(admin, "fields") == [b"b"]
 
 
-def test_a_tail_shows_what_is_there_and_leaves_no_group(mq: Connection, admin: Admin) -> None:
+def test_message_tail_prints_messages_and_creates_no_group(mq: Connection, admin: Admin) -> None:
     admin.create_topic("tailed", queues=1)
     with Producer(mq, "p") as producer:
         for number in range(6):
@@ -138,7 +138,7 @@ def test_a_tail_shows_what_is_there_and_leaves_no_group(mq: Connection, admin: A
     assert admin.groups() == groups
 
 
-def test_a_tail_that_follows_ends_quietly_by_ctrl_c(mq: Connection, admin: Admin) -> None:
+def test_message_tail_follow_exits_cleanly_on_ctrl_c(mq: Connection, admin: Admin) -> None:
     admin.create_topic("followed", queues=2)
     with Producer(mq, "p") as producer:
         producer.send(Message("followed", b"before"))
@@ -164,7 +164,7 @@ def test_a_tail_that_follows_ends_quietly_by_ctrl_c(mq: Connection, admin: Admin
             assert process.stderr.read() == ""
 
 
-def test_a_tail_of_the_client_follows_all_queues(mq: Connection, admin: Admin) -> None:
+def test_admin_atail_follows_all_queues(mq: Connection, admin: Admin) -> None:
     admin.create_topic("all-queues", queues=2)
     queues = [MessageQueue("all-queues", broker, number) for broker in ("broker-a", "broker-b") for number in (0, 1)]
     with Producer(mq, "p") as producer:
@@ -184,7 +184,7 @@ def test_a_tail_of_the_client_follows_all_queues(mq: Connection, admin: Admin) -
         next(admin.tail("none-such"))
 
 
-def test_topics_are_listed_by_a_pattern(mq: Connection, admin: Admin) -> None:
+def test_topic_list_filters_by_pattern(mq: Connection, admin: Admin) -> None:
     for name in ("globbed-a", "globbed-b", "other-globbed"):
         admin.create_topic(name, queues=1)
     assert [row["topic"] for row in json.loads(run(mq, "topic", "list", "globbed-*", "--json").stdout)] == [
@@ -196,6 +196,6 @@ def test_topics_are_listed_by_a_pattern(mq: Connection, admin: Admin) -> None:
     }
 
 
-def test_outcomes_are_told_by_ranges_of_lines() -> None:
+def test_failed_line_numbers_are_printed_as_ranges() -> None:
     assert cli_message._ranges([1]) == "1"
     assert cli_message._ranges([1, 2, 3, 7, 9, 10]) == "1-3, 7, 9-10"

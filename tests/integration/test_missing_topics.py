@@ -1,4 +1,4 @@
-"""Consumers of topics that do not exist yet: they wait, say so once, and begin at the first message."""
+"""Test consumers of topics that do not exist yet: they wait, warn once and start at the first message."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from raymq.cluster.doctor.broker_runtime import fetch_runtime_figures
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
-#: From the creation of a topic until a message that is there is delivered.
-TAKEN_UP_SECONDS = 2.0
+#: Limit for the delivery of a message after its topic was created.
+DELIVERY_SECONDS = 2.0
 
 
 class Listener:
-    """Takes every message and remembers when it came."""
+    """Record the arrival time of every message."""
 
     def __init__(self) -> None:
         self.taken: dict[bytes, float] = {}
@@ -50,15 +50,15 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture
 def mqs(services: Services) -> Iterator[list[Connection]]:
-    """Connections of different programs."""
+    """Yield two connections, as of different programs."""
     made = [Connection([services.name_server.address]) for _ in range(2)]
     yield made
     for each in made:
         each.close()
 
 
-def made_with_a_message(mq: Connection, topic: str, body: bytes = b"first") -> float:
-    """Make a topic and send to it; when that was done."""
+def create_topic_with_message(mq: Connection, topic: str, body: bytes = b"first") -> float:
+    """Create a topic, send a message to it and return the time."""
     Admin(mq).create_topic(topic, queues=2)
     with Producer(mq, "p") as producer:
         producer.send(Message(topic, body))
@@ -70,42 +70,42 @@ def made_with_a_message(mq: Connection, topic: str, body: bytes = b"first") -> f
     {"mode": "pop"}, {"mode": "pop", "consume_from": ConsumeFrom.LAST},
     {"model": MessageModel.BROADCASTING, "consume_from": ConsumeFrom.LAST},
 ], ids=str)  # fmt: skip
-def test_a_push_consumer_takes_a_topic_up_that_came_later(
+def test_push_consumer_reads_topic_created_later(
     mqs: list[Connection], caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
     with PushConsumer(mqs[0], "g", {"orders": "*"}, listener := Listener(), **options):
-        (told,) = warnings(caplog)
-        assert "waits for topic orders, which does not exist" in told
-        at = made_with_a_message(mqs[1], "orders")
+        (warning,) = warnings(caplog)
+        assert "waits for topic orders, which does not exist" in warning
+        sent_at = create_topic_with_message(mqs[1], "orders")
         poll_until(lambda: b"first" in listener.taken)
-        assert listener.taken[b"first"] - at < TAKEN_UP_SECONDS
+        assert listener.taken[b"first"] - sent_at < DELIVERY_SECONDS
     assert len(warnings(caplog)) == 1
 
 
-def test_a_missing_topic_does_not_hold_up_the_others(mqs: list[Connection], caplog: pytest.LogCaptureFixture) -> None:
-    made_with_a_message(mqs[1], "there", b"there")
+def test_missing_topic_does_not_block_other_topics(mqs: list[Connection], caplog: pytest.LogCaptureFixture) -> None:
+    create_topic_with_message(mqs[1], "there", b"there")
     with PushConsumer(mqs[0], "g", {"there": "*", "a": "*", "b": "*"}, listener := Listener()):
         poll_until(lambda: b"there" in listener.taken)
-        (told,) = warnings(caplog)
-        assert "waits for topic a, which does not exist; waits for topic b, which does not exist" in told
-        made_with_a_message(mqs[1], "a", b"a")
+        (warning,) = warnings(caplog)
+        assert "waits for topic a, which does not exist; waits for topic b, which does not exist" in warning
+        create_topic_with_message(mqs[1], "a", b"a")
         poll_until(lambda: b"a" in listener.taken)
 
 
-def test_a_simple_consumer_waits_and_receives_nothing(mqs: list[Connection], caplog: pytest.LogCaptureFixture) -> None:
+def test_simple_consumer_waits_for_missing_topic(mqs: list[Connection], caplog: pytest.LogCaptureFixture) -> None:
     with SimpleConsumer(mqs[0], "g", {"orders": "*"}) as consumer:
         assert consumer.receive(await_duration=0.3) == []
-        at = made_with_a_message(mqs[1], "orders")
+        sent_at = create_topic_with_message(mqs[1], "orders")
         (message,) = consumer.receive(await_duration=10.0)
-        assert time.monotonic() - at < TAKEN_UP_SECONDS
+        assert time.monotonic() - sent_at < DELIVERY_SECONDS
         assert consumer.ack(message)
-    (told,) = warnings(caplog)
-    assert "waits for topic orders, which does not exist" in told
+    (warning,) = warnings(caplog)
+    assert "waits for topic orders, which does not exist" in warning
 
 
 @pytest.mark.parametrize("pause", [0.0, 1.5], ids=["at once", "later"])
-def test_a_topic_that_is_made_anew_is_taken_up_again(mqs: list[Connection], pause: float) -> None:
-    made_with_a_message(mqs[1], "orders", b"old")
+def test_recreated_topic_is_consumed_again(mqs: list[Connection], pause: float) -> None:
+    create_topic_with_message(mqs[1], "orders", b"old")
     with (
         PushConsumer(mqs[0], "push", {"orders": "*"}, listener := Listener()),
         SimpleConsumer(mqs[0], "simple", {"orders": "*"}) as consumer,
@@ -114,15 +114,15 @@ def test_a_topic_that_is_made_anew_is_taken_up_again(mqs: list[Connection], paus
         assert consumer.ack(consumer.receive())
         Admin(mqs[1]).delete_topic("orders")
         assert consumer.receive(await_duration=pause) == []
-        at = made_with_a_message(mqs[1], "orders", b"new")
+        sent_at = create_topic_with_message(mqs[1], "orders", b"new")
         (message,) = consumer.receive(await_duration=10.0)
         assert message.body == b"new"
-        assert time.monotonic() - at < TAKEN_UP_SECONDS
+        assert time.monotonic() - sent_at < DELIVERY_SECONDS
         poll_until(lambda: b"new" in listener.taken)
-        assert listener.taken[b"new"] - at < TAKEN_UP_SECONDS
+        assert listener.taken[b"new"] - sent_at < DELIVERY_SECONDS
 
 
-def test_missing_topics_can_be_an_error(mqs: list[Connection], caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_topics_error_raises_topic_not_found(mqs: list[Connection], caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(TopicNotFound):
         PushConsumer(mqs[0], "g", {"orders": "*"}, Listener(), missing_topics="error").start()
     with pytest.raises(TopicNotFound):
@@ -132,7 +132,7 @@ def test_missing_topics_can_be_an_error(mqs: list[Connection], caplog: pytest.Lo
     assert warnings(caplog) == []
 
 
-def test_a_second_subscription_is_refused_while_the_topic_is_missing(mqs: list[Connection]) -> None:
+def test_different_subscription_to_missing_topic_is_refused(mqs: list[Connection]) -> None:
     with PushConsumer(mqs[0], "g", {"orders": "*"}, Listener()):
         with pytest.raises(SubscriptionMismatch):
             PushConsumer(mqs[1], "g", {"orders": "paid"}, Listener()).start()
@@ -140,26 +140,26 @@ def test_a_second_subscription_is_refused_while_the_topic_is_missing(mqs: list[C
             pass
 
 
-def doctor_says(mq: Connection) -> list[str]:
+def doctor_findings(mq: Connection) -> list[str]:
     figures, _ = fetch_runtime_figures(mq, Admin(mq).cluster_info())
     return [finding.found for finding in missing_topics(figures)]
 
 
-def test_group_progress_and_the_doctor_show_a_missing_topic(mqs: list[Connection]) -> None:
+def test_group_progress_and_doctor_show_missing_topic(mqs: list[Connection]) -> None:
     admin = Admin(mqs[1])
     with PushConsumer(mqs[0], "g", {"orders": "*"}, listener := Listener()):
         progress = admin.group_progress("g")
         assert progress.missing_topics == ["orders"]
         assert {queue.topic for queue in progress} == {"%RETRY%g"}
-        assert "group g waits for topic orders, which does not exist" in doctor_says(mqs[1])
-        made_with_a_message(mqs[1], "orders")
+        assert "group g waits for topic orders, which does not exist" in doctor_findings(mqs[1])
+        create_topic_with_message(mqs[1], "orders")
         poll_until(lambda: listener.taken)
         progress = admin.group_progress("g")
         assert progress.missing_topics == []
         assert {queue.topic for queue in progress} == {"%RETRY%g", "orders"}
 
 
-def test_no_consumer_creates_a_topic(services: Services, mqs: list[Connection]) -> None:
+def test_consumers_do_not_auto_create_topics(services: Services, mqs: list[Connection]) -> None:
     services.auto_create_topics = True
     for name in services.names:
         services.stop_broker(name)
@@ -176,46 +176,46 @@ def test_no_consumer_creates_a_topic(services: Services, mqs: list[Connection]) 
         assert [message.body for message in consumer.receive()] == [b"first"]
 
 
-def test_one_poll_serves_all_consumers_of_a_connection(services: Services, mqs: list[Connection]) -> None:
-    mq, asked = mqs[0], list[str]()
+def test_missing_topic_poll_is_shared_per_connection(services: Services, mqs: list[Connection]) -> None:
+    mq, requests = mqs[0], list[str]()
     real_topics, real_get = mq.routes.topics, mq.routes.get
 
     async def topics(*args: Any, **options: Any) -> list[str]:
-        asked.append("topics")
+        requests.append("topics")
         return await real_topics(*args, **options)
 
     async def get(topic: str, **options: Any) -> Any:
-        asked.append(topic)
+        requests.append(topic)
         return await real_get(topic, **options)
 
     mq.routes.topics, mq.routes.get = topics, get  # type: ignore[method-assign]
     consumers = [PushConsumer(mq, f"g{n}", {f"a{n}": "*", "b": "*"}, Listener()) for n in range(10)]
     for consumer in consumers:
         consumer.start()
-    asked.clear()
+    requests.clear()
     time.sleep(2.0)
-    assert asked.count("topics") <= 5
-    assert not [topic for topic in asked if topic.startswith(("a", "b"))]
+    assert requests.count("topics") <= 5
+    assert not [topic for topic in requests if topic.startswith(("a", "b"))]
     for consumer in consumers:
         consumer.shutdown()
 
 
-def test_a_later_member_skips_nothing_of_a_topic_that_was_awaited(mqs: list[Connection]) -> None:
-    """It began at the end of a topic from which another member had not read yet."""
+def test_later_member_skips_no_message_of_awaited_topic(mqs: list[Connection]) -> None:
+    """Cover a regression: the new member began at the end of an unread topic."""
     with PushConsumer(mqs[0], "g", {"orders": "*"}, first := Listener(), consume_from=ConsumeFrom.LAST):
-        made_with_a_message(mqs[1], "orders")
+        create_topic_with_message(mqs[1], "orders")
         with PushConsumer(mqs[1], "g", {"orders": "*"}, second := Listener(), consume_from=ConsumeFrom.LAST):
             poll_until(lambda: b"first" in first.taken or b"first" in second.taken)
 
 
-def test_a_consumer_does_not_start_without_a_broker(services: Services, mqs: list[Connection]) -> None:
+def test_consumer_start_without_broker_raises_unavailable(services: Services, mqs: list[Connection]) -> None:
     for name in services.names:
         services.stop_broker(name)
     with pytest.raises(BrokerUnavailable):
         PushConsumer(mqs[0], "g", {"orders": "*"}, Listener()).start()
 
 
-def test_dead_letters_of_a_group_that_has_none_are_empty(
+def test_dead_letter_topic_without_messages_reads_empty(
     mqs: list[Connection], caplog: pytest.LogCaptureFixture
 ) -> None:
     admin = Admin(mqs[1])
@@ -232,15 +232,15 @@ def test_dead_letters_of_a_group_that_has_none_are_empty(
         with SimpleConsumer(mqs[1], "second", {"%DLQ%g": "*"}, missing_topics="error") as second:
             assert second.receive(await_duration=0.2) == []
             with PushConsumer(mqs[1], "third", {"%DLQ%g": "*"}, listener := Listener(), missing_topics="error"):
-                assert not [told for told in warnings(caplog) if "waits for" in told]
+                assert not [warning for warning in warnings(caplog) if "waits for" in warning]
                 with Producer(mqs[1], "p") as producer:
                     producer.send(Message("t", b"dead"))
                 assert [message.body for message in second.receive(await_duration=10.0)] == [b"dead"]
                 poll_until(lambda: b"dead" in listener.taken)
 
 
-def test_a_constructor_does_nothing_on_a_running_loop(services: Services, mqs: list[Connection]) -> None:
-    made_with_a_message(mqs[1], "t", b"x")
+def test_constructors_do_not_block_running_event_loop(services: Services, mqs: list[Connection]) -> None:
+    create_topic_with_message(mqs[1], "t", b"x")
 
     async def use() -> None:
         loop = asyncio.get_running_loop()

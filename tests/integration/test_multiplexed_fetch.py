@@ -1,4 +1,4 @@
-"""One fetch per broker, however many topics and queues a consumer has: threads and requests are counted."""
+"""Test that a consumer uses one fetch per broker, by counting threads and requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, Producer, PushConsumer
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -20,7 +20,7 @@ QUEUES, LISTENERS = 8, 4
 
 
 def count_requests(services: Services) -> dict[str, Counter[int]]:
-    """Requests by broker and code from now on."""
+    """Count requests by broker and code from now on."""
     counted: dict[str, Counter[int]] = {}
     for name, broker in services.brokers.items():
         counts = counted[name] = Counter()
@@ -37,13 +37,13 @@ def count_requests(services: Services) -> dict[str, Counter[int]]:
 
 
 @pytest.mark.parametrize("topics", [50, pytest.param(200, marks=pytest.mark.soak)])
-def test_many_queues_cost_no_more_threads_and_fetches_than_one(
+def test_many_queues_need_no_more_threads_and_fetches_than_one(
     mq: Connection, services: Services, admin: Admin, topics: int
 ) -> None:
     others = set(threading.enumerate())
 
     def consume(names: list[str], group: str) -> tuple[int, Counter[str]]:
-        taker = Taker()
+        taker = RecordingListener()
         counted = count_requests(services)
         with (
             PushConsumer(mq, group, dict.fromkeys(names, "*"), taker, threads=LISTENERS),
@@ -69,7 +69,7 @@ def test_many_queues_cost_no_more_threads_and_fetches_than_one(
     few_threads, few_fetches = consume(["t"], "few")
     many_threads, many_fetches = consume(names, "many")
     print(f"1 topic: {few_threads} threads, {few_fetches}; {topics} topics: {many_threads} threads, {many_fetches}")
-    assert many_threads == few_threads <= 1  # the connection's own, which may have been there before
-    # a message ends the fetch under way and leads to the next; what else may do so does not grow with the queues
+    assert many_threads == few_threads <= 1  # the connection's thread, which may exist already
+    # each message ends one fetch and starts the next; other causes do not grow with the number of queues
     assert many_fetches.total() <= 2 * 20 + 4
     assert few_fetches.total() <= 2 * 20 + 4

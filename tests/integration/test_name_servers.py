@@ -1,4 +1,4 @@
-"""Name servers over sockets: their entries and settings, permissions, and brokers that know two of them."""
+"""Test name servers over sockets: key-value entries, settings, permissions and failover."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from raymq.actors.wire.headers.controller_headers import GetReplicaInfo
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.cluster.replica_placement import name_server_ports
 from tests.integration.conftest import Services
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 from tests.polling import poll_until
 
 
 @pytest.fixture
-def name_server(services: Services) -> Iterator[Foreign]:
-    with Foreign(services.name_server.address) as made:
+def name_server(services: Services) -> Iterator[ForeignClient]:
+    with ForeignClient(services.name_server.address) as made:
         yield made
 
 
-def test_entries_and_settings_of_a_name_server(services: Services, admin: Admin, name_server: Foreign) -> None:
+def test_name_server_stores_entries_and_settings(services: Services, admin: Admin, name_server: ForeignClient) -> None:
     order = route_headers.PutKeyValue("ORDER_TOPIC_CONFIG", "t", "broker-a:2")
     name_server.done(order)
-    asked = route_headers.GetKeyValue("ORDER_TOPIC_CONFIG", "t")
-    assert name_server.done(asked).fields["value"] == "broker-a:2"
+    lookup = route_headers.GetKeyValue("ORDER_TOPIC_CONFIG", "t")
+    assert name_server.done(lookup).fields["value"] == "broker-a:2"
     assert name_server.json(route_headers.GetKeyValues("ORDER_TOPIC_CONFIG"))["table"] == {"t": "broker-a:2"}
     assert "orderTopicConf" not in name_server.json(route_headers.GetRouteInfo("t"))
     name_server.done(Command(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true\n"))
     assert name_server.json(route_headers.GetRouteInfo("t"))["orderTopicConf"] == "broker-a:2"
     name_server.done(route_headers.DeleteKeyValue("ORDER_TOPIC_CONFIG", "t"))
     name_server.done(route_headers.DeleteKeyValue("ORDER_TOPIC_CONFIG", "t"))
-    assert name_server.refused(asked) == ResponseCode.QUERY_NOT_FOUND
+    assert name_server.refused(lookup) == ResponseCode.QUERY_NOT_FOUND
     settings = properties.read(name_server.done(Command(RequestCode.GET_NAMESRV_CONFIG)).body)
     assert settings["listenPort"] == services.name_server.address.rpartition(":")[2]
     assert settings["orderMessageEnable"] == "true"
@@ -56,12 +56,12 @@ def test_entries_and_settings_of_a_name_server(services: Services, admin: Admin,
     assert name_server.refused(bad) == ResponseCode.INVALID_PARAMETER
 
 
-def test_nobody_names_files_that_a_name_server_opens(name_server: Foreign, tmp_path: Path) -> None:
-    """It opened those of the register's etcd, on its loop: of one that is a pipe it waited for the end, for good."""
+def test_register_entry_cannot_name_files_to_open(name_server: ForeignClient, tmp_path: Path) -> None:
+    """Cover a regression: opening a pipe named as etcd CA file blocked the event loop."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    told = {"endpoints": ["http://127.0.0.1:1"], "prefix": "/x", "tls": {"ca_file": str(pipe)}}
-    entry = route_headers.PutKeyValue(REGISTER, "etcd", json.dumps(told))
+    etcd_settings = {"endpoints": ["http://127.0.0.1:1"], "prefix": "/x", "tls": {"ca_file": str(pipe)}}
+    entry = route_headers.PutKeyValue(REGISTER, "etcd", json.dumps(etcd_settings))
     assert name_server.refused(entry) == ResponseCode.INVALID_PARAMETER
     assert name_server.refused(route_headers.DeleteKeyValue(REGISTER, "etcd")) == ResponseCode.INVALID_PARAMETER
     name_server.done(replace(entry, namespace=KEEPERS))
@@ -69,21 +69,21 @@ def test_nobody_names_files_that_a_name_server_opens(name_server: Foreign, tmp_p
     name_server.done(Command(RequestCode.STATUS))
 
 
-def test_write_permission_is_wiped_and_given_back(admin: Admin, name_server: Foreign) -> None:
+def test_write_permission_is_wiped_and_restored(admin: Admin, name_server: ForeignClient) -> None:
     def perms() -> dict[str, int]:
         route = name_server.json(route_headers.GetRouteInfo("t"))
         return {data["brokerName"]: data["perm"] for data in route["queueDatas"]}
 
     assert int(name_server.done(route_headers.WipeWritePermission("broker-a")).fields["wipeTopicCount"]) > 0
     assert perms() == {"broker-a": 4, "broker-b": 6}
-    admin.create_topic("another", queues=1)  # its registrations change nothing
+    admin.create_topic("another", queues=1)  # its registration changes no permission
     assert perms() == {"broker-a": 4, "broker-b": 6}
     assert int(name_server.done(route_headers.AddWritePermission("broker-a")).fields["addTopicCount"]) > 0
     assert perms() == {"broker-a": 6, "broker-b": 6}
 
 
-class Pair:
-    """Two name servers of which each can be stopped and started, a broker that knows both, and a client of both."""
+class NameServerPair:
+    """Run two name servers, a broker registered at both and a client of both."""
 
     def __init__(self, services: Services, directory: Path) -> None:
         self._run = services.loop.run
@@ -103,7 +103,7 @@ class Pair:
         self._run(self.servers.pop(index).stop())
 
     def knows(self, index: int, topic: str) -> bool:
-        with Foreign(self.servers[index].address) as peer:
+        with ForeignClient(self.servers[index].address) as peer:
             return peer.ask(route_headers.GetRouteInfo(topic).command()).code == ResponseCode.SUCCESS
 
     def close(self) -> None:
@@ -114,13 +114,13 @@ class Pair:
 
 
 @pytest.fixture
-def pair(services: Services, tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(services, tmp_path / "pair")
+def pair(services: Services, tmp_path: Path) -> Iterator[NameServerPair]:
+    made = NameServerPair(services, tmp_path / "pair")
     yield made
     made.close()
 
 
-def test_the_death_of_a_name_server_is_invisible(pair: Pair) -> None:
+def test_client_survives_death_of_name_server(pair: NameServerPair) -> None:
     admin = Admin(pair.mq)
     admin.create_topic("before", queues=1)
     assert pair.knows(1, "before")
@@ -137,10 +137,10 @@ def test_the_death_of_a_name_server_is_invisible(pair: Pair) -> None:
     assert admin.topics() == ["after", "before"]
 
 
-def test_a_change_reaches_both_and_a_wrong_table_is_put_right(pair: Pair) -> None:
+def test_changes_reach_both_name_servers_and_repair_routes(pair: NameServerPair) -> None:
     admin = Admin(pair.mq)
     admin.create_topic("t", queues=1)
-    with Foreign(pair.servers[1].address) as peer:
+    with ForeignClient(pair.servers[1].address) as peer:
         peer.done(route_headers.DeleteTopicInNameServer("t", "test"))
     poll_until(lambda: pair.knows(1, "t"), 3.0, "the broker, which still has it, says so")
     admin.delete_topic("t")
@@ -149,25 +149,25 @@ def test_a_change_reaches_both_and_a_wrong_table_is_put_right(pair: Pair) -> Non
 
 
 @pytest.fixture
-def young(monkeypatch: pytest.MonkeyPatch) -> list[RouteTable]:
-    """Name servers' tables that have not heard from the brokers yet, as after a start."""
+def starting_tables(monkeypatch: pytest.MonkeyPatch) -> list[RouteTable]:
+    """Return a list; route tables in it act as if just started."""
     tables: list[RouteTable] = []
     route = RouteTable.route
 
-    def of_the_old(table: RouteTable, topic: str) -> TopicRoute:
+    def route_unless_starting(table: RouteTable, topic: str) -> TopicRoute:
         if any(table is each for each in tables):
             raise ServerBusy("the name server has just started")
         return route(table, topic)
 
-    monkeypatch.setattr(RouteTable, "route", of_the_old)
+    monkeypatch.setattr(RouteTable, "route", route_unless_starting)
     return tables
 
 
-def test_a_name_server_that_has_just_started_is_waited_for(
-    services: Services, mq: Connection, admin: Admin, young: list[RouteTable]
+def test_producer_waits_for_starting_name_server(
+    services: Services, mq: Connection, admin: Admin, starting_tables: list[RouteTable]
 ) -> None:
     del admin
-    young.append(services.name_server.table)
+    starting_tables.append(services.name_server.table)
     with Connection([services.name_server.address]) as fresh, Producer(fresh, "p", timeout=1.0) as producer:
         began = time.monotonic()
         with pytest.raises(NotStored) as caught:
@@ -176,29 +176,29 @@ def test_a_name_server_that_has_just_started_is_waited_for(
         assert {(attempt.broker, attempt.code) for attempt in caught.value.attempts} == {(None, "SYSTEM_BUSY")}
         waiting = producer.send_async(Message("t", b"x"), timeout=10.0, retries=0)
         assert not waiting.done()
-        young.clear()
+        starting_tables.clear()
         assert waiting.result(10).queue_offset == 0
 
 
-def test_one_that_knows_is_asked_instead(pair: Pair, young: list[RouteTable]) -> None:
+def test_client_falls_back_from_starting_name_server(pair: NameServerPair, starting_tables: list[RouteTable]) -> None:
     Admin(pair.mq).create_topic("t", queues=1)
-    young.append(pair.servers[1].table)
+    starting_tables.append(pair.servers[1].table)
     with Producer(pair.mq, "p", timeout=2.0) as producer:
         assert producer.send(Message("t", b"x")).queue_offset == 0
 
 
-def test_a_known_route_serves_while_nobody_knows_better(
-    services: Services, mq: Connection, admin: Admin, young: list[RouteTable]
+def test_cached_route_serves_while_name_server_starts(
+    services: Services, mq: Connection, admin: Admin, starting_tables: list[RouteTable]
 ) -> None:
     del admin
     with Producer(mq, "p", timeout=2.0) as producer:
         producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 0))
-        young.append(services.name_server.table)
+        starting_tables.append(services.name_server.table)
         services.stop_broker("broker-a")
         assert {producer.send(Message("t", b"x")).queue.broker for _ in range(4)} == {"broker-b"}
 
 
-def test_a_broker_that_comes_back_is_soon_found(services: Services, mq: Connection, admin: Admin) -> None:
+def test_restarted_broker_is_found_before_route_expires(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p") as producer:
 
@@ -213,9 +213,11 @@ def test_a_broker_that_comes_back_is_soon_found(services: Services, mq: Connecti
         poll_until(lambda: "broker-a" in brokers(), 10.0, "long before a route is old")
 
 
-def test_one_that_was_the_first_at_another_address_gives_the_port_back(tmp_path: Path) -> None:
-    """Of two machines with the port that was asked for one is gone: the second name server came back to the port that
-    it had kept, which is the first one's where both are now, and the cluster did not start.
+def test_second_name_server_yields_requested_port_to_first(tmp_path: Path) -> None:
+    """Cover a regression: after a change of hosts both name servers used the requested port.
+
+    Two name servers had the requested port on two machines. Restarted on one machine, the second returned to its saved
+    port, which is the first one's, and the cluster did not start.
     """
     with bind_persistent_port("127.0.0.1", 0) as free:
         port = free.getsockname()[1]

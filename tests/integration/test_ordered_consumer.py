@@ -1,4 +1,4 @@
-"""Ordered consumption: one call per queue at a time, failures in place, queues that move between members."""
+"""Test ordered consumption: one call per queue, retries in place, queues that change members."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 
 class Recorder:
-    """An ordered listener that keeps what it gets, and whether a queue was ever in two calls at once."""
+    """Record ordered calls, and whether a queue was in two calls at once."""
 
     def __init__(self, fails: object = lambda message: False, seconds: float = 0.0) -> None:
         self.fails = fails
@@ -68,7 +68,7 @@ def send(mq: Connection, keys: int, each: int) -> dict[str, list[bytes]]:
     return sent
 
 
-def test_order_per_key_while_members_come_and_go(mq: Connection, admin: Admin) -> None:
+def test_key_order_survives_member_changes(mq: Connection, admin: Admin) -> None:
     recorder = Recorder(seconds=0.002)
     settings = {"ordered": True, "batch_size": 3}
     with PushConsumer(mq, "g", {"t": "*"}, recorder, **settings):  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def test_order_per_key_while_members_come_and_go(mq: Connection, admin: Admin) -
     assert recorder.taken == sent
 
 
-def test_a_failure_blocks_its_queue_and_is_repeated_in_place(mq: Connection, admin: Admin) -> None:
+def test_failed_message_blocks_queue_and_is_retried_in_place(mq: Connection, admin: Admin) -> None:
     recorder = Recorder(lambda message: message.body == b"0-1" and message.reconsume_times < 3)
     with PushConsumer(mq, "g", {"t": "*"}, recorder, ordered=True, ordered_retry_interval=0.05):
         send(mq, keys=1, each=4)
@@ -93,7 +93,7 @@ def test_a_failure_blocks_its_queue_and_is_repeated_in_place(mq: Connection, adm
     assert recorder.calls == [(b"0-0", 0), *((b"0-1", times) for times in range(4)), (b"0-2", 0), (b"0-3", 0)]
 
 
-def test_the_limit_leads_to_the_dead_letters(mq: Connection, admin: Admin) -> None:
+def test_retry_limit_moves_message_to_dead_letters(mq: Connection, admin: Admin) -> None:
     recorder = Recorder(lambda message: message.body == b"0-1")
     consumer = PushConsumer(
         mq, "g", {"t": "*"}, recorder, ordered=True, ordered_retry_interval=0.02, max_reconsume_times=2
@@ -105,7 +105,7 @@ def test_the_limit_leads_to_the_dead_letters(mq: Connection, admin: Admin) -> No
     assert recorder.calls == [(b"0-0", 0), (b"0-1", 0), (b"0-1", 1), (b"0-1", 2), (b"0-2", 0)]
 
 
-def test_a_parked_key_does_not_hold_up_the_others(mq: Connection, admin: Admin) -> None:
+def test_parked_key_does_not_block_other_keys(mq: Connection, admin: Admin) -> None:
     healed = threading.Event()
     recorder = Recorder(lambda message: message.keys == ["k0"] and not healed.is_set())
     consumer = PushConsumer(
@@ -120,7 +120,7 @@ def test_a_parked_key_does_not_hold_up_the_others(mq: Connection, admin: Admin) 
     assert recorder.taken == sent
 
 
-def test_straight_to_the_dead_letters(mq: Connection, admin: Admin) -> None:
+def test_negative_retry_moves_message_to_dead_letters(mq: Connection, admin: Admin) -> None:
     calls: list[bytes] = []
 
     def listener(messages: list[ReceivedMessage]) -> ConsumeResult | Retry:
@@ -134,7 +134,7 @@ def test_straight_to_the_dead_letters(mq: Connection, admin: Admin) -> None:
     assert calls == [b"0-0", b"0-1"]
 
 
-def test_a_reset_waits_for_the_call_that_runs(mq: Connection, services: Services, admin: Admin) -> None:
+def test_offset_reset_waits_for_running_call(mq: Connection, services: Services, admin: Admin) -> None:
     entered, go_on = threading.Event(), threading.Event()
     calls: list[int] = []
     running = overlaps = 0

@@ -1,4 +1,4 @@
-"""A queue is in one ordered member's hands at a time, also when its owner's sockets are cut while it lives."""
+"""Test that one ordered member owns a queue at a time, even when its sockets are cut."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Call:
 
 @dataclass
 class Calls:
-    """Every call of every member, by the clock of this machine."""
+    """Record every call of every member with the machine's monotonic clock."""
 
     all: list[Call] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def member(self, mq: Connection, name: str) -> PushConsumer:
-        """A member of the group "g" whose calls are kept under that name."""
+        """Return a member of group "g" whose calls are recorded under `name`."""
         return PushConsumer(mq, "g", {"t": "*"}, self._listener(name), ordered=True)
 
     def _listener(self, member: str) -> Callable[[list[ReceivedMessage]], ConsumeResult]:
@@ -73,7 +73,7 @@ class Calls:
         return [call for call in list(self.all) if call.member == member and call.begun >= seconds]
 
     def taken(self, member: str, since: float) -> set[MessageQueue]:
-        """The queues that a member was called with since then."""
+        """Return the queues that a member was called with since then."""
         return {call.queue for call in self.since(since, member)}
 
     def by_queue(self) -> dict[MessageQueue, list[Call]]:
@@ -83,8 +83,8 @@ class Calls:
         return found
 
 
-class Cut:
-    """A connection to the cluster whose ways to the brokers can be cut."""
+class CutConnection:
+    """Connect to the brokers through cables that can be cut."""
 
     def __init__(self, services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
         self._loop = services.loop
@@ -117,15 +117,15 @@ class Cut:
 
 
 @pytest.fixture
-def cut(services: Services, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
-    made = Cut(services, monkeypatch)
+def cut(services: Services, monkeypatch: pytest.MonkeyPatch) -> Iterator[CutConnection]:
+    made = CutConnection(services, monkeypatch)
     yield made
     made.close()
 
 
 @contextmanager
 def traffic(mq: Connection, queues: list[MessageQueue]) -> Iterator[dict[MessageQueue, int]]:
-    """Messages to all queues, without end; how many each has."""
+    """Send messages to all queues continuously; yield the count per queue."""
     sent = dict.fromkeys(queues, 0)
     over = threading.Event()
 
@@ -149,10 +149,10 @@ def traffic(mq: Connection, queues: list[MessageQueue]) -> Iterator[dict[Message
 @pytest.mark.parametrize(
     "tell_client", [pytest.param(True, marks=pytest.mark.long), False], ids=["both see it", "only the brokers see it"]
 )
-def test_an_owner_whose_sockets_are_cut_gives_up_before_the_brokers_give_its_locks_away(
-    services: Services, mq: Connection, admin: Admin, cut: Cut, tell_client: bool
+def test_disconnected_owner_stops_before_locks_are_reassigned(
+    services: Services, mq: Connection, admin: Admin, cut: CutConnection, tell_client: bool
 ) -> None:
-    """Fault 13.19."""
+    """Cover fault 13.19."""
     del services, admin
     calls = Calls()
     taken, first, second = calls.taken, calls.member(cut.mq, "first"), calls.member(mq, "second")
@@ -179,7 +179,7 @@ def test_an_owner_whose_sockets_are_cut_gives_up_before_the_brokers_give_its_loc
             assert earlier.ended <= later.begun, f"two calls of {queue} at a time: {earlier}, {later}"
         offsets = [call.offset for call in ordered]
         assert set(offsets) >= set(range(goal[queue])), "something is missing"
-        # What its owner had done last, and could not commit any more, comes again, and nothing else does.
+        # Only messages that the owner consumed last, and could not commit, are redelivered.
         again = [call for n, call in enumerate(ordered) if call.offset in offsets[:n]]
         done_last = {call.offset for call in ordered if call.member == "first" and call.begun > cut_at - 2.0}
         assert {call.offset for call in again} <= done_last
@@ -187,10 +187,10 @@ def test_an_owner_whose_sockets_are_cut_gives_up_before_the_brokers_give_its_loc
 
 
 @pytest.mark.timeout(120)
-def test_an_owner_whose_brokers_do_not_see_that_it_is_cut_off_goes_on_where_it_was(
-    services: Services, mq: Connection, admin: Admin, cut: Cut
+def test_owner_resumes_after_cut_unseen_by_brokers(
+    services: Services, mq: Connection, admin: Admin, cut: CutConnection
 ) -> None:
-    """It is still the owner: nobody else takes its queues, and nothing comes twice when it is back."""
+    """Keep the owner: no other member takes its queues, and no message is repeated."""
     del services, admin
     calls = Calls()
     taken, first, second = calls.taken, calls.member(cut.mq, "first"), calls.member(mq, "second")
@@ -213,14 +213,14 @@ def test_an_owner_whose_brokers_do_not_see_that_it_is_cut_off_goes_on_where_it_w
 
 
 def queue_count(member: PushConsumer) -> int:
-    """How many queues of the topic it consumes."""
+    """Return the number of queues of the topic that a member consumes."""
     assert member._consuming is not None
     return sum(queue.topic == "t" for queue in list(member._consuming._queues))
 
 
 @pytest.mark.timeout(60)
-def test_a_restarted_broker_gives_no_lock_that_a_member_may_still_trust(services: Services, mq: Connection) -> None:
-    """Locks are in memory: who held one before the restart trusts it for a while."""
+def test_restarted_broker_delays_locks_until_old_ones_expire(services: Services, mq: Connection) -> None:
+    """Restart a broker, which forgets its locks while their holders still rely on them."""
     Admin(mq).create_topic("t", queues=1)
     services.crash_broker("broker-a")
     services.start_broker("broker-a")
@@ -241,10 +241,11 @@ def test_a_restarted_broker_gives_no_lock_that_a_member_may_still_trust(services
 
 
 @pytest.mark.timeout(60)
-def test_a_reset_that_another_member_heeded_meanwhile_counts_when_a_queue_comes_back(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    """What an owner did before is not what the group has done any more, though its last commit was refused."""
+def test_offset_reset_by_other_member_overrides_old_position(services: Services, mq: Connection, admin: Admin) -> None:
+    """Move a queue away and back: the owner's former progress no longer counts.
+
+    Its last commit was refused.
+    """
     queue, group = QUEUES[0], "g"
     begun, go_on = list[int](), threading.Event()
 
@@ -268,7 +269,7 @@ def test_a_reset_that_another_member_heeded_meanwhile_counts_when_a_queue_comes_
             began = time.time() - 1.0
             producer.send_batch([Message("t", b"x")] * 10, queue=queue)
             poll_until(lambda: admin.group_progress(group)[queue].committed_offset == 10)
-            # While it has as much as it may it fetches nothing, and so hears nothing of the reset.
+            # A consumer with a full buffer does not fetch, so it does not learn of the reset.
             producer.send_batch([Message("t", b"wait"), *[Message("t", b"x")] * 1_100], queue=queue)
             engine = consumer._consuming
             assert engine is not None

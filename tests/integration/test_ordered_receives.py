@@ -1,4 +1,4 @@
-"""In order: of a queue nothing is received while something of it is with a member, also behind one that gave up."""
+"""Test ordered receives: a queue delivers nothing while one of its messages is with a member."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 
 @pytest.fixture
 def consumer(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """One that holds six messages of a queue which nobody has received: who asked has given up."""
+    """Yield a consumer that keeps six messages of a queue from a cancelled receive."""
     del admin
     with Producer(mq, "p") as producer, SimpleConsumer(mq, "g", {"t": "*"}, ordered=True) as made:
         producer.send_batch([Message("t", b"%d" % number) for number in range(6)], queue=QUEUE)
@@ -51,8 +51,8 @@ def bodies(receive: Callable[..., Any], count: int) -> list[bytes]:
     return [message.body for message in receive(count, 60.0, 1.0)]
 
 
-def test_what_follows_comes_when_what_was_received_is_done(consumer: SimpleConsumer) -> None:
-    """The second receive returned the second message while the first one was with its member."""
+def test_next_message_follows_ack_of_previous_one(consumer: SimpleConsumer) -> None:
+    """Cover a regression: the second message was received before the first was acknowledged."""
     (first,) = consumer.receive(1, 60.0, 5.0)
     assert first.body == b"0"
     assert bodies(consumer.receive, 1) == []
@@ -64,7 +64,7 @@ def test_what_follows_comes_when_what_was_received_is_done(consumer: SimpleConsu
     assert [(message.body, message.reconsume_times) for message in rest] == [(b"%d" % n, 0) for n in range(2, 6)]
 
 
-def test_another_member_gets_nothing_of_it_before(consumer: SimpleConsumer, mq: Connection) -> None:
+def test_other_member_waits_for_ack_of_ordered_queue(consumer: SimpleConsumer, mq: Connection) -> None:
     (first,) = consumer.receive(1, 60.0, 5.0)
     with SimpleConsumer(mq, "g", {"t": "*"}, ordered=True) as other:
         assert bodies(other.receive, 6) == []

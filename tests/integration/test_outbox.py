@@ -1,4 +1,4 @@
-"""Messages that no broker took: kept, sent later in order, also by the next process; and the command line on them."""
+"""Test the outbox: kept messages, later sends in order, restarts and the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raymq.client.produce.outbox import OutboxSender
 from raymq.client.produce.outbox_file import OutboxBatch, OutboxEntry, OutboxFile, UnsentBatches
 from raymq.cluster.cli import main_group
 from tests.integration.conftest import Services
-from tests.integration.test_lingering import bodies, everything
+from tests.integration.test_lingering import bodies, read_all_bodies
 from tests.polling import poll_until
 from tests.unit.actors.clock import FakeClock
 
@@ -55,7 +55,7 @@ def start_all(services: Services) -> None:
         services.start_broker(name)
 
 
-def kept(file: Path) -> list[str]:
+def batch_states(file: Path) -> list[str]:
     outbox = OutboxFile(file)
     states = [batch.state for batch in outbox.batches()]
     outbox.close()
@@ -63,7 +63,7 @@ def kept(file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_what_no_broker_took_is_sent_later_in_order(
+def test_unsent_messages_are_sent_later_in_order(
     services: Services, mq: Connection, admin: Admin, file: Path, idempotent: bool
 ) -> None:
     del admin
@@ -79,16 +79,16 @@ def test_what_no_broker_took_is_sent_later_in_order(
             assert "outbox" in str(caught.value)
         with pytest.raises(NotStored):
             producer.send_batch(messages[2:], queue=queue, retries=0, timeout=0.5)
-        assert kept(file) == ["waiting"] * 3
+        assert batch_states(file) == ["waiting"] * 3
         start_all(services)
-        poll_until(lambda: not kept(file), 20)
+        poll_until(lambda: not batch_states(file), 20)
     assert bodies(mq)[queue] == [b"before", b"0", b"1", b"2", b"3"]
 
 
-def test_the_rest_of_a_batch_that_was_kept_in_part_is_sent_once(
+def test_resend_of_partly_kept_batch_stores_no_duplicates(
     services: Services, mq: Connection, admin: Admin, file: Path
 ) -> None:
-    """What the outbox has kept is not in `.not_stored`: sending that again stores nothing twice."""
+    """Resend `.not_stored`, which leaves out what the outbox keeps."""
     del admin
     messages = [Message("t", b"%d " % number + bytes(1 << 18)) for number in range(40)]
     with Producer(mq, "p", timeout=0.5, outbox=file) as producer:
@@ -100,14 +100,12 @@ def test_the_rest_of_a_batch_that_was_kept_in_part_is_sent_once(
         assert 0 < len(rest) < 40
         start_all(services)
         producer.send_batch([messages[place] for place in rest], timeout=30.0)
-        poll_until(lambda: not kept(file), 30)
+        poll_until(lambda: not batch_states(file), 30)
     found = [body.split(b" ")[0] for each in bodies(mq).values() for body in each]
     assert sorted(found) == sorted([b"before", *(b"%d" % number for number in range(40))])
 
 
-def test_the_next_process_sends_what_the_last_one_kept(
-    services: Services, mq: Connection, admin: Admin, file: Path
-) -> None:
+def test_next_process_sends_kept_messages(services: Services, mq: Connection, admin: Admin, file: Path) -> None:
     del admin
     stop_all(services)
     with (
@@ -117,16 +115,16 @@ def test_the_next_process_sends_what_the_last_one_kept(
         future = producer.send_async(Message("t", b"x", keys="k"))
         with pytest.raises(NotStored):
             future.result(10)
-    assert kept(file) == ["waiting"]
+    assert batch_states(file) == ["waiting"]
     start_all(services)
     with Producer(mq, "p", outbox=file):
-        poll_until(lambda: not kept(file), 20)
-    assert everything(mq) == [b"x"]
+        poll_until(lambda: not batch_states(file), 20)
+    assert read_all_bodies(mq) == [b"x"]
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Another process is in the middle of a change."""
+def lock_file(file: Path) -> Iterator[None]:
+    """Lock the file, as another process does during a change."""
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     try:
@@ -137,39 +135,39 @@ def locked(file: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("admin")
-def test_the_outbox_outlives_a_file_that_was_locked(
+def test_outbox_survives_locked_file(
     services: Services, mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fault 13.16: it stopped for ever after one "database is locked", and the message was lost."""
+    """Cover fault 13.16: one "database is locked" stopped the outbox and lost the message."""
     monkeypatch.setattr("raymq.client.produce.outbox_file._BUSY_SECONDS", 0.1)
     queue = MessageQueue("t", "broker-a", 1)
     with Producer(mq, "p", timeout=0.5, outbox=file) as producer:
         stop_all(services)
-        with locked(file):
+        with lock_file(file):
             future = producer.send_async(Message("t", b"1"), queue=queue, retries=0)
             poll_until(lambda: "cannot be written" in caplog.text and "cannot be read" in caplog.text, 20)
             assert not future.done()
         with pytest.raises(NotStored) as caught:
             future.result(30)
         assert caught.value.kept
-        assert kept(file) == ["waiting"]
+        assert batch_states(file) == ["waiting"]
         start_all(services)
-        poll_until(lambda: not kept(file), 30)
+        poll_until(lambda: not batch_states(file), 30)
     assert bodies(mq)[queue] == [b"1"]
 
 
 @pytest.mark.usefixtures("admin")
-def test_the_file_is_never_touched_on_the_event_loop(
+def test_outbox_file_is_not_accessed_on_event_loop(
     services: Services, mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 13.16: a file that another process had locked held up all that the client did."""
-    made: dict[str, set[bool]] = defaultdict(set)
+    """Cover fault 13.16: a file locked by another process blocked the whole client."""
+    calls: dict[str, set[bool]] = defaultdict(set)
 
     def watch(name: str) -> None:
         call = getattr(OutboxFile, name)
 
         def watched(self: OutboxFile, *arguments: Any, **options: Any) -> Any:
-            made[name].add(mq.is_on_loop)
+            calls[name].add(mq.is_on_loop)
             return call(self, *arguments, **options)
 
         monkeypatch.setattr(OutboxFile, name, watched)
@@ -180,13 +178,13 @@ def test_the_file_is_never_touched_on_the_event_loop(
         stop_all(services)
         with pytest.raises(NotStored):
             producer.send(Message("t", b"1"), retries=0)
-        poll_until(lambda: "failed" in made, 20)
+        poll_until(lambda: "failed" in calls, 20)
         start_all(services)
-        poll_until(lambda: "remove" in made, 20)
-    assert made == {name: {False} for name in ("keep", "claim", "next", "remove", "failed", "close")}
+        poll_until(lambda: "remove" in calls, 20)
+    assert calls == {name: {False} for name in ("keep", "claim", "next", "remove", "failed", "close")}
 
 
-def test_one_process_at_a_time_sends(file: Path) -> None:
+def test_outbox_is_claimed_by_one_sender_at_a_time(file: Path) -> None:
     first, second = OutboxFile(file), OutboxFile(file)
     assert first.claim(60)
     assert not second.claim(60)
@@ -196,8 +194,8 @@ def test_one_process_at_a_time_sends(file: Path) -> None:
     second.close()
 
 
-def test_who_may_send_does_not_depend_on_a_clock_that_can_be_set(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 13.29: killed while its clock was a week ahead, a sender kept all others out for that week."""
+def test_outbox_claim_ignores_wall_clock_changes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cover fault 13.29: a killed sender with a wrong clock blocked others for a week."""
     monkeypatch.setattr(time, "time", lambda: 7 * 86_400.0 + 1_700_000_000.0)
     elapsed = FakeClock(100.0)
     killed = OutboxFile(file, elapsed=elapsed, boot="first")
@@ -217,8 +215,8 @@ def keep(outbox: OutboxFile, queue_id: int, broker: str = "broker-a") -> int:
     return outbox.keep(UnsentBatches("t", [OutboxEntry(record, np.array([len(record)], np.int32), queue)], "down"))[0]
 
 
-def test_of_batches_that_are_kept_together_a_full_disk_keeps_all_or_none(file: Path) -> None:
-    """The send said "send it again" with the first of its keys in the file: that one was stored twice."""
+def test_full_disk_keeps_all_or_no_batches_of_one_send(file: Path) -> None:
+    """Cover a regression: a partly kept send was reported as unsent and stored twice."""
     outbox = OutboxFile(file)
     outbox._db.execute(f"PRAGMA max_page_count={outbox._db.execute('PRAGMA page_count').fetchone()[0] + 4}")
     small, large = (bytearray(Message("t", b"x" * size).encode(1, bytes(8))) for size in (10, 100_000))
@@ -229,16 +227,16 @@ def test_of_batches_that_are_kept_together_a_full_disk_keeps_all_or_none(file: P
     assert outbox.batches() == []
     assert outbox.keep(UnsentBatches("t", [OutboxEntry(small, np.array([len(small)], np.int32))] * 2, "down")) == [1, 2]
     outbox.close()
-    assert kept(file) == ["waiting"] * 2
+    assert batch_states(file) == ["waiting"] * 2
 
 
 @pytest.mark.usefixtures("admin")
 @pytest.mark.parametrize("linger", [pytest.param(0.0, marks=pytest.mark.long), 0.01])
 @pytest.mark.parametrize("is_new", [False, True], ids=["the same process", "a new process"])
-def test_what_is_kept_outlives_an_outage_that_the_routes_take_for_no_such_topic(
+def test_kept_messages_survive_outage_with_lost_routes(
     services: Services, mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch, linger: float, is_new: bool
 ) -> None:
-    """What was kept became "refused" for good, by a name server's word, once the client's route was old or unknown."""
+    """Cover a regression: an old or unknown route turned kept messages into "refused" ones."""
     monkeypatch.setattr(route_cache, "ROUTE_SECONDS", 1.0)
     monkeypatch.setattr("raymq.client.produce.outbox._REST_SECONDS", 1.0)
     queue = MessageQueue("t", "broker-b", 1)
@@ -246,7 +244,7 @@ def test_what_is_kept_outlives_an_outage_that_the_routes_take_for_no_such_topic(
     stop_all(services)
     with (
         Connection([services.name_server.address]) as other,
-        # What is sent from the outbox has more time: whatever a slow broker answers too late is sent once more.
+        # Outbox sends get more time: a message that a slow broker answers too late is sent again.
         Producer(other if is_new else mq, "p", timeout=5.0, outbox=file, linger=linger) as producer,
     ):
         sends = [
@@ -258,29 +256,27 @@ def test_what_is_kept_outlives_an_outage_that_the_routes_take_for_no_such_topic(
             error = each.exception(20)
             assert isinstance(error, NotStored)
             assert error.kept
-        assert kept(file) == ["waiting"] * 3
+        assert batch_states(file) == ["waiting"] * 3
         outbox = OutboxFile(file, read_only=True)
         poll_until(lambda: outbox.batches()[0].tries > 2, 30, "it is tried beyond the age of a route")
         outbox.close()
-        assert kept(file) == ["waiting"] * 3
+        assert batch_states(file) == ["waiting"] * 3
         start_all(services)
-        poll_until(lambda: not kept(file), 30)
-    assert everything(mq) == [b"any", b"before", b"of a key", b"to a queue"]
+        poll_until(lambda: not batch_states(file), 30)
+    assert read_all_bodies(mq) == [b"any", b"before", b"of a key", b"to a queue"]
 
 
 @pytest.mark.usefixtures("admin")
-def test_what_waits_for_a_broker_that_a_new_process_has_never_met_is_not_refused(
-    services: Services, mq: Connection, file: Path
-) -> None:
+def test_kept_message_waits_for_broker_unknown_to_process(services: Services, mq: Connection, file: Path) -> None:
     queue = MessageQueue("t", "broker-b", 1)
     outbox = OutboxFile(file)
     keep(outbox, 1, "broker-b")
     services.stop_broker("broker-b")
     with Connection([services.name_server.address]) as new, Producer(new, "p", timeout=0.5, outbox=file):
         poll_until(lambda: outbox.batches()[0].tries > 1, 20)
-        assert kept(file) == ["waiting"]
+        assert batch_states(file) == ["waiting"]
         services.start_broker("broker-b")
-        poll_until(lambda: not kept(file), 30)
+        poll_until(lambda: not batch_states(file), 30)
     outbox.close()
     assert bodies(mq)[queue] == [b"1"]
 
@@ -288,10 +284,10 @@ def test_what_waits_for_a_broker_that_a_new_process_has_never_met_is_not_refused
 @pytest.mark.usefixtures("admin")
 @pytest.mark.parametrize("linger", [pytest.param(0.0, marks=pytest.mark.long), 0.01])
 @pytest.mark.parametrize("key", [None, "k"])
-def test_a_topic_that_is_not_there_yet_is_waited_for_and_holds_up_no_other_one(
+def test_outbox_waits_for_missing_topic_without_blocking(
     mq: Connection, admin: Admin, file: Path, linger: float, key: str | None
 ) -> None:
-    """No broker has refused these: the routes alone did, which a restart can bring about, too."""
+    """Keep messages that only the routes refuse, as can happen after a restart."""
     outbox = OutboxFile(file)
     with Producer(mq, "p", timeout=10.0, outbox=file, linger=linger) as producer:
         error = producer.send_async(Message("missing", b"1"), sharding_key=key).exception(20)
@@ -304,9 +300,9 @@ def test_a_topic_that_is_not_there_yet_is_waited_for_and_holds_up_no_other_one(
         poll_until(lambda: outbox.batches()[0].tries > 0, 20)
         keep(outbox, 0)
         poll_until(lambda: [batch.topic for batch in outbox.batches()] == ["missing"] * 2, 20, "t's has gone out")
-        assert kept(file) == ["waiting"] * 2
+        assert batch_states(file) == ["waiting"] * 2
         admin.create_topic("missing", queues=1)
-        poll_until(lambda: not kept(file), 30)
+        poll_until(lambda: not batch_states(file), 30)
     outbox.close()
     with PullConsumer(mq, "g") as pull:
         found = [message.body for queue in pull.queues("missing") for message in pull.poll(queue, timeout=1.0)]
@@ -314,14 +310,14 @@ def test_a_topic_that_is_not_there_yet_is_waited_for_and_holds_up_no_other_one(
 
 
 @pytest.mark.usefixtures("admin")
-def test_what_is_kept_is_sent_after_what_nobody_expected(
+def test_outbox_continues_after_unexpected_error(
     services: Services, mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there was no memory for a batch in that moment, nothing of the file was ever sent."""
+    """Cover a regression: after one MemoryError no kept message was ever sent."""
     stop_all(services)
     with Producer(mq, "p", timeout=0.5, outbox=file) as producer, pytest.raises(SendError):
         producer.send(Message("t", b"kept"))
-    assert kept(file) == ["waiting"]
+    assert batch_states(file) == ["waiting"]
     start_all(services)
     following, failures = OutboxFile.next, [MemoryError()]
 
@@ -332,18 +328,18 @@ def test_what_is_kept_is_sent_after_what_nobody_expected(
 
     monkeypatch.setattr(OutboxFile, "next", next_one)
     with Producer(mq, "p", outbox=file):
-        poll_until(lambda: not kept(file), 20, "it is sent")
+        poll_until(lambda: not batch_states(file), 20, "it is sent")
     assert not failures
 
 
 @pytest.mark.usefixtures("admin")
-def test_what_a_broker_refuses_for_good_waits_for_a_decision(mq: Connection, file: Path) -> None:
+def test_permanently_refused_message_waits_for_operator(mq: Connection, file: Path) -> None:
     outbox = OutboxFile(file)
     number = keep(outbox, 99)
     keep(outbox, 0)
     with Producer(mq, "p", outbox=file, timeout=1.0):
-        poll_until(lambda: kept(file) == ["refused"], 20)
-        assert everything(mq) == [b"0"]
+        poll_until(lambda: batch_states(file) == ["refused"], 20)
+        assert read_all_bodies(mq) == [b"0"]
         (listed,) = run_command("list", str(file))
         assert (listed["id"], listed["messages"], listed["state"], listed["tries"]) == (number, 1, "refused", 1)
         assert "QueueNotFound" in listed["error"]
@@ -352,7 +348,7 @@ def test_what_a_broker_refuses_for_good_waits_for_a_decision(mq: Connection, fil
     outbox.close()
 
 
-def test_dropping(file: Path) -> None:
+def test_outbox_drop_removes_batches(file: Path) -> None:
     outbox = OutboxFile(file)
     first, second = keep(outbox, 0), keep(outbox, 1)
     assert run_command("drop", str(file), str(first), "77", exit_code=1) == {"dropped": [first], "missing": [77]}
@@ -364,7 +360,7 @@ def test_dropping(file: Path) -> None:
     outbox.close()
 
 
-def test_a_file_that_is_none_is_refused(mq: Connection, tmp_path: Path) -> None:
+def test_invalid_outbox_file_is_refused(mq: Connection, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no database, however long one looks at it" * 10)
     for path in (tmp_path, tmp_path / "text", tmp_path / "missing" / "file"):
         with pytest.raises(InvalidInput) as caught:
@@ -375,10 +371,10 @@ def test_a_file_that_is_none_is_refused(mq: Connection, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("admin")
 @pytest.mark.parametrize("linger", [pytest.param(0.0, marks=pytest.mark.long), 0.01])
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_closing_keeps_what_is_on_its_way(
+def test_close_keeps_pending_messages(
     services: Services, mq: Connection, file: Path, linger: float, idempotent: bool
 ) -> None:
-    """The tries had time left when the program ended: the file was closed before they ended, and kept nothing."""
+    """Cover a regression: close shut the file before pending sends ended and kept none."""
     producer = Producer(mq, "p", timeout=60.0, retries=1_000, linger=linger, outbox=file, idempotent=idempotent)
     producer.send(Message("t", b"before"))
     stop_all(services)
@@ -400,16 +396,16 @@ def test_closing_keeps_what_is_on_its_way(
     waiting.join(10)
     outcomes.append(future.exception(10))
     assert [error.kept for error in outcomes] == [True, True]
-    assert kept(file) == ["waiting"] * 2
+    assert batch_states(file) == ["waiting"] * 2
     start_all(services)
     with Producer(mq, "q", outbox=file):
-        poll_until(lambda: not kept(file), 20)
-    found = everything(mq)
-    # A try that is slow to be answered may have been stored, and is made once more.
+        poll_until(lambda: not batch_states(file), 20)
+    found = read_all_bodies(mq)
+    # A message whose answer is slow may be stored, and is sent again.
     assert (found if idempotent else sorted(set(found))) == [b"1", b"2", b"before"]
 
 
-def test_another_programs_file_is_left_as_it_is(mq: Connection, tmp_path: Path) -> None:
+def test_foreign_sqlite_file_is_not_changed(mq: Connection, tmp_path: Path) -> None:
     mine = tmp_path / "mine.sqlite"
     with contextlib.closing(sqlite3.connect(mine, isolation_level=None)) as db:
         db.execute("CREATE TABLE sender (name TEXT)")
@@ -423,7 +419,7 @@ def test_another_programs_file_is_left_as_it_is(mq: Connection, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("records", "sizes"), [(b"", b""), (b"garbage" * 20, b"\x8c\0\0\0"), (b"x", b"abc")])
-def test_a_damaged_batch_is_listed_as_one(file: Path, records: bytes, sizes: bytes) -> None:
+def test_damaged_batch_is_listed_as_damaged(file: Path, records: bytes, sizes: bytes) -> None:
     outbox = OutboxFile(file)
     keep(outbox, 0)
     outbox.close()
@@ -459,10 +455,10 @@ assert os.waitpid(child, 0)[1] == 0
         "producer.send_oneway(message); producer.send(message)",
     ],
 )
-def test_a_forked_child_may_send_first_by_any_call(
+def test_forked_child_can_start_with_any_send_call(
     services: Services, mq: Connection, admin: Admin, file: Path, send: str
 ) -> None:
-    """What the connection's loop was to make, while it made it: it failed, or the child hung."""
+    """Cover a regression: the first send failed, or the child hung."""
     del admin
     script = FIRST_SENDS.format(send=send)
     done = subprocess.run(
@@ -473,14 +469,12 @@ def test_a_forked_child_may_send_first_by_any_call(
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert set(everything(mq)) == {b"child", b"parent"}
+    assert set(read_all_bodies(mq)) == {b"child", b"parent"}
 
 
 @pytest.mark.usefixtures("admin")
-def test_a_producer_that_is_closed_while_it_sends_what_is_kept_writes_down_that_it_was_sent(
-    mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It let go of the answer that was on its way, and the next process sent the messages once more."""
+def test_close_during_outbox_send_records_success(mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cover a regression: close dropped the pending answer, and the next process sent again."""
     outbox = OutboxFile(file)
     keep(outbox, 0)
     keep(outbox, 1)
@@ -498,7 +492,7 @@ def test_a_producer_that_is_closed_while_it_sends_what_is_kept_writes_down_that_
         patch.setattr(mq.pool, "request", late)
         with Producer(mq, "p", outbox=file):
             assert stored.wait(20)
-    assert kept(file) == ["waiting"], "it has begun with no other one"
+    assert batch_states(file) == ["waiting"], "it has begun with no other one"
     with Producer(mq, "p", outbox=file):
-        poll_until(lambda: not kept(file), 20)
-    assert everything(mq) == [b"0", b"1"]
+        poll_until(lambda: not batch_states(file), 20)
+    assert read_all_bodies(mq) == [b"0", b"1"]

@@ -1,4 +1,4 @@
-"""What a batch or a table says that fails half-way: an entry per message or part, in order."""
+"""Test the results of a batch or table that fails half-way: one entry per message or part, in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("admin")
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 BODIES = [b"%04d" % number + b"x" * 996 for number in range(40)]
-#: Records of 1,000 bytes and a head: eight of them make a part.
+#: Eight records of 1,000 bytes and a header fit into a part.
 PART_BYTES = 9_200
 PART = 8
 
@@ -31,18 +31,18 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fail_after(services: Services, monkeypatch: pytest.MonkeyPatch, parts: int, error: RayMQError) -> list[int]:
-    """Let broker-a refuse what comes behind so many batches; what it was asked for counts up in the list."""
+    """Let broker-a refuse all appends after `parts`; return the sizes of all appends."""
     core = services.brokers["broker-a"].core
-    append, asked = core.append, list[int]()
+    append, appends = core.append, list[int]()
 
     def refusing(topic: str, queue_id: int, records: Any, sizes: Any, **options: Any) -> Any:
-        asked.append(len(sizes))
-        if len(asked) > parts:
+        appends.append(len(sizes))
+        if len(appends) > parts:
             raise error
         return append(topic, queue_id, records, sizes, **options)
 
     monkeypatch.setattr(core, "append", refusing)
-    return asked
+    return appends
 
 
 def send_batch(producer: Producer, **options: Any) -> Sequence[SendResult]:
@@ -53,7 +53,7 @@ def asend_batch(producer: Producer, **options: Any) -> Sequence[SendResult]:
     return asyncio.run(producer.asend_batch([Message("t", body) for body in BODIES], **options))
 
 
-def stored(mq: Connection) -> list[bytes]:
+def read_stored(mq: Connection) -> list[bytes]:
     with PullConsumer(mq, "reader") as pull:
         pull.seek(QUEUE, 0)
         found: list[bytes] = []
@@ -67,29 +67,29 @@ BATCHES = pytest.mark.parametrize("send", [send_batch, asend_batch])
 
 @BATCHES
 @pytest.mark.usefixtures("small_parts")
-def test_a_batch_that_fails_half_way_says_what_is_stored(
+def test_batch_failing_half_way_reports_stored_messages(
     services: Services, mq: Connection, monkeypatch: pytest.MonkeyPatch, send: Callable[..., Any]
 ) -> None:
-    asked = fail_after(services, monkeypatch, 2, StoreFull("the disk is full"))
+    appends = fail_after(services, monkeypatch, 2, StoreFull("the disk is full"))
     with Producer(mq, "p", retries=0) as producer, pytest.raises(PartlyStored) as caught:
         send(producer, queue=QUEUE)
     error = pickle.loads(pickle.dumps(caught.value))
-    for told in (caught.value, error):
-        assert len(told.results) == len(BODIES)
-        assert [entry.queue_offset for entry in told.results[: 2 * PART]] == list(range(2 * PART))
-        assert all(isinstance(entry, SendResult) for entry in told.results[: 2 * PART])
-        assert told.not_stored == list(range(2 * PART, len(BODIES)))
-        assert told.unknown == []
-        assert all([each.code for each in told.results[at].attempts] for at in range(2 * PART, 3 * PART))
-        assert all(told.results[at].attempts == [] for at in range(3 * PART, len(BODIES)))
-        assert f"{2 * PART} stored" in str(told)
-    assert asked == [PART] * 3, "nothing is sent behind what failed"
-    assert stored(mq) == BODIES[: 2 * PART]
+    for raised in (caught.value, error):
+        assert len(raised.results) == len(BODIES)
+        assert [entry.queue_offset for entry in raised.results[: 2 * PART]] == list(range(2 * PART))
+        assert all(isinstance(entry, SendResult) for entry in raised.results[: 2 * PART])
+        assert raised.not_stored == list(range(2 * PART, len(BODIES)))
+        assert raised.unknown == []
+        assert all([each.code for each in raised.results[at].attempts] for at in range(2 * PART, 3 * PART))
+        assert all(raised.results[at].attempts == [] for at in range(3 * PART, len(BODIES)))
+        assert f"{2 * PART} stored" in str(raised)
+    assert appends == [PART] * 3, "nothing is sent behind what failed"
+    assert read_stored(mq) == BODIES[: 2 * PART]
 
 
 @BATCHES
 @pytest.mark.usefixtures("small_parts")
-def test_a_batch_of_which_a_part_may_be_stored_is_an_unknown_outcome(
+def test_batch_with_unknown_part_raises_outcome_unknown(
     services: Services, mq: Connection, monkeypatch: pytest.MonkeyPatch, send: Callable[..., Any]
 ) -> None:
     fail_after(services, monkeypatch, 1, WriteUnknown("half way"))
@@ -102,7 +102,7 @@ def test_a_batch_of_which_a_part_may_be_stored_is_an_unknown_outcome(
 
 @BATCHES
 @pytest.mark.parametrize("several", [False, True])
-def test_a_batch_of_which_nothing_is_stored_is_not_stored(
+def test_batch_without_stored_part_raises_not_stored(
     services: Services, mq: Connection, monkeypatch: pytest.MonkeyPatch, send: Callable[..., Any], *, several: bool
 ) -> None:
     if several:
@@ -115,7 +115,7 @@ def test_a_batch_of_which_nothing_is_stored_is_not_stored(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_refusal_of_all_is_raised_as_it_is(
+def test_refusal_of_all_parts_raises_original_error(
     services: Services, mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_after(services, monkeypatch, 0, PermissionDenied("t may not be written"))
@@ -124,7 +124,7 @@ def test_a_refusal_of_all_is_raised_as_it_is(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_refusal_half_way_is_partly_stored(
+def test_refusal_half_way_raises_partly_stored(
     services: Services, mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_after(services, monkeypatch, 1, PermissionDenied("t may not be written"))
@@ -140,7 +140,7 @@ def test_a_refusal_half_way_is_partly_stored(
 @pytest.mark.parametrize(
     ("error", "kind"), [(StoreFull("full"), PartlyStored), (WriteUnknown("half way"), OutcomeUnknown)]
 )
-def test_a_table_that_fails_half_way_says_which_rows_are_stored(
+def test_table_failing_half_way_reports_stored_rows(
     services: Services,
     mq: Connection,
     monkeypatch: pytest.MonkeyPatch,
@@ -172,7 +172,7 @@ def test_a_table_that_fails_half_way_says_which_rows_are_stored(
     assert results[-1].attempts == []
 
 
-def test_a_send_of_one_message_has_no_results(services: Services, mq: Connection) -> None:
+def test_single_send_error_has_no_results(services: Services, mq: Connection) -> None:
     services.stop_broker("broker-a")
     with Producer(mq, "p", timeout=0.2) as producer, pytest.raises(NotStored) as caught:
         producer.send(Message("t", b"x"), queue=QUEUE)

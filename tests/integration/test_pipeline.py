@@ -1,4 +1,4 @@
-"""The pipeline of examples/: killed with everything that it started, it goes on, and every flight is counted once."""
+"""Test that the pipeline of examples/ resumes after a kill and counts every flight once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PIPELINE = Path(__file__).resolve().parents[2] / "examples" / "pipeline_flights.
 
 
 def batches(folder: Path) -> int:
-    """How many batches Spark has written down as done."""
+    """Return how many batches Spark has committed."""
     return len([path for path in folder.glob("checkpoints/per-hour/commits/*") if path.name.isdigit()])
 
 
-def test_a_pipeline_that_is_killed_with_its_brokers_goes_on_and_counts_every_flight_once(tmp_path: Path) -> None:
+def test_killed_pipeline_resumes_and_counts_flights_once(tmp_path: Path) -> None:
     command = [sys.executable, str(PIPELINE), str(tmp_path)]
     for _ in range(2):
         done = batches(tmp_path)
@@ -34,7 +34,7 @@ def test_a_pipeline_that_is_killed_with_its_brokers_goes_on_and_counts_every_fli
             poll_until(lambda: batches(tmp_path) >= done + 2 or process.poll() is not None, 200)  # noqa: B023
             assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
         finally:
-            # All at once: where the first process of a container reaps no others, Ray's workers outlive their node.
+            # Kill all at once: in a container whose init reaps no processes, Ray's workers outlive their node.
             for each in [*psutil.Process(process.pid).children(recursive=True), process]:
                 with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
                     each.kill()

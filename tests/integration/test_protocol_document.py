@@ -1,4 +1,4 @@
-"""docs/internals/protocol.md lists the commands that name servers and brokers serve: the same codes and names."""
+"""Test that docs/internals/protocol.md lists the codes and names of all commands that servers serve."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.integration.conftest import Services
 pytestmark = pytest.mark.integration
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "protocol.md"
-FIRST_OF_OURS = 900_000
+FIRST_RAYMQ_CODE = 900_000
 
 
 def rows() -> Iterator[tuple[list[int], list[str], str]]:
-    """The codes, names and last column of each row of the tables of commands; (one-way, ...) is passed over."""
+    """Yield codes, names and last column of each command row, without notes in parentheses."""
     _, _, section = DOCUMENT.read_text("utf-8").partition("\n## Commands\n")
     for line in section.splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
@@ -27,36 +27,38 @@ def rows() -> Iterator[tuple[list[int], list[str], str]]:
             yield [int(code) for code in cells[0].split(",")], [name.strip() for name in names.split(",")], cells[2]
 
 
-def documented(server: str) -> set[int]:
-    theirs = {code for codes, _, by in rows() for code in codes if codes[0] < FIRST_OF_OURS and by.startswith(server)}
+def documented_codes(server: str) -> set[int]:
+    theirs = {
+        code for codes, _, by in rows() for code in codes if codes[0] < FIRST_RAYMQ_CODE and by.startswith(server)
+    }
     return theirs | {
         code
         for codes, _, by in rows()
         for code in codes
-        if code > FIRST_OF_OURS and not by.startswith(("keeper:", "replica:"))
+        if code > FIRST_RAYMQ_CODE and not by.startswith(("keeper:", "replica:"))
     }
 
 
-def test_codes_have_their_names() -> None:
+def test_documented_codes_have_request_code_names() -> None:
     for codes, names, _ in rows():
         assert [RequestCode(code).name for code in codes] == names
 
 
-def test_a_code_stands_in_one_row() -> None:
+def test_each_code_is_documented_once() -> None:
     listed = [code for codes, _, _ in rows() for code in codes]
     assert len(listed) == len(set(listed)) > 80
 
 
-def test_what_a_broker_serves(services: Services) -> None:
-    assert documented("broker") == set(services.brokers["broker-a"]._server.handlers)
+def test_document_lists_broker_commands(services: Services) -> None:
+    assert documented_codes("broker") == set(services.brokers["broker-a"]._server.handlers)
 
 
-def test_what_a_keeper_serves() -> None:
+def test_document_lists_keeper_commands() -> None:
     served = {code for codes, _, by in rows() for code in codes if by.startswith("keeper:")}
     assert served == {RequestCode.ASK_KEEPER, RequestCode.KEEPER_STATUS}
 
 
-def test_what_a_name_server_serves(services: Services) -> None:
-    ours = {code for code in documented("name server") if code > FIRST_OF_OURS}
+def test_document_lists_name_server_commands(services: Services) -> None:
+    ours = {code for code in documented_codes("name server") if code > FIRST_RAYMQ_CODE}
     both = {RequestCode.STATUS, RequestCode.AGREE_VERSIONS}
-    assert documented("name server") - ours | both == set(services.name_server._server.handlers)
+    assert documented_codes("name server") - ours | both == set(services.name_server._server.handlers)

@@ -1,4 +1,4 @@
-"""Push consumers against real services over real sockets, without Ray."""
+"""Test push consumers against real services over real sockets, without Ray."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from raymq.client import (
     TopicNotFound,
 )
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
 
 
-def test_push_consumer_takes_everything_once_and_commits(mq: Connection, admin: Admin) -> None:
+def test_push_consumer_delivers_messages_once_and_commits(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     producer.send_batch([Message("t", b"before-%d" % n) for n in range(50)])
-    taker = Taker()
+    taker = RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker, batch_size=7):
         producer.send_batch([Message("t", b"after-%d" % n) for n in range(50)])
         poll_until(lambda: len(taker.taken) >= 100, 10)
@@ -46,14 +46,14 @@ def test_push_consumer_takes_everything_once_and_commits(mq: Connection, admin: 
     progress = admin.group_progress("g")
     assert {found.owner for found in progress.values()} == {None}
     assert sum(p.committed_offset or 0 for q, p in progress.items() if q.topic == "t") == 100
-    again = Taker()
+    again = RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, again):
         producer.send(Message("t", b"new"))
         poll_until(lambda: again.taken, 10)
     assert again.bodies == [b"new"]
 
 
-def test_where_a_new_group_starts(mq: Connection, admin: Admin) -> None:
+def test_new_group_starts_at_consume_from(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     producer.send(Message("t", b"old"))
     middle = time.time() + 0.01
@@ -64,7 +64,7 @@ def test_where_a_new_group_starts(mq: Connection, admin: Admin) -> None:
         (ConsumeFrom.TIMESTAMP, middle, [b"last", b"new"]),
         (ConsumeFrom.LAST, None, [b"last"]),
     ):
-        taker = Taker()
+        taker = RecordingListener()
         group = f"g-{start.name}"
         with PushConsumer(mq, group, {"t": "*"}, taker, consume_from=start, consume_timestamp=timestamp):
             last = producer.send(Message("t", b"last"))
@@ -76,7 +76,7 @@ def test_where_a_new_group_starts(mq: Connection, admin: Admin) -> None:
 
 def test_tags_are_filtered(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
-    taker = Taker()
+    taker = RecordingListener()
     tags = ["paid", "shipped", "open", "Aa", "BB", None]
     with PushConsumer(mq, "g", {"t": "paid || Aa"}, taker):
         producer.send_batch([Message("t", str(tag).encode(), tags=tag) for tag in tags])
@@ -85,10 +85,10 @@ def test_tags_are_filtered(mq: Connection, admin: Admin) -> None:
     assert taker.bodies == [b"Aa", b"paid"]
 
 
-def test_failures_are_retried_and_end_in_the_dead_letter_queue(mq: Connection, admin: Admin) -> None:
+def test_failed_message_is_retried_until_dead_letter_queue(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     results = producer.send_batch([Message("t", b"good"), Message("t", b"bad", keys="k", properties={"a": "b"})])
-    taker = Taker(lambda message: ConsumeResult.RECONSUME_LATER if message.body == b"bad" else None)
+    taker = RecordingListener(lambda message: ConsumeResult.RECONSUME_LATER if message.body == b"bad" else None)
     pull = PullConsumer(mq, "reader")
     with PushConsumer(mq, "g", {"t": "*"}, taker, max_reconsume_times=2):
         queue = poll_until(lambda: _queues(pull, "%DLQ%g"), 20)[0]
@@ -101,7 +101,7 @@ def test_failures_are_retried_and_end_in_the_dead_letter_queue(mq: Connection, a
 
 
 @pytest.mark.parametrize("answer", ["raise", "none", "later", "level", "dead"])
-def test_every_kind_of_failure(mq: Connection, admin: Admin, answer: str) -> None:
+def test_failure_results_are_retried_or_dead_lettered(mq: Connection, admin: Admin, answer: str) -> None:
     deliveries: list[int] = []
     levels: list[str | None] = []
 
@@ -124,8 +124,8 @@ def test_every_kind_of_failure(mq: Connection, admin: Admin, answer: str) -> Non
     assert ("%DLQ%g" in admin.topics(system=True)) == (answer == "dead")
 
 
-def test_delayed_messages_are_never_early(mq: Connection, admin: Admin) -> None:
-    taker = Taker()
+def test_delayed_message_is_not_delivered_early(mq: Connection, admin: Admin) -> None:
+    taker = RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker):
         result = Producer(mq, "p").send(Message("t", b"late", delay_level=1))
         assert result.queue.topic == "SCHEDULE_TOPIC_XXXX"
@@ -137,8 +137,8 @@ def test_delayed_messages_are_never_early(mq: Connection, admin: Admin) -> None:
         Producer(mq, "p").send_batch([Message("t", b"x", delay_level=1)])
 
 
-def test_members_share_the_queues_and_take_over(mq: Connection, services: Services, admin: Admin) -> None:
-    first, second = Taker(), Taker()
+def test_members_share_queues_and_take_over(mq: Connection, services: Services, admin: Admin) -> None:
+    first, second = RecordingListener(), RecordingListener()
     producer = Producer(mq, "p")
     one = PushConsumer(mq, "g", {"t": "*"}, first)
     one.start()
@@ -160,17 +160,17 @@ def test_members_share_the_queues_and_take_over(mq: Connection, services: Servic
     one.shutdown()
 
 
-def test_another_subscription_in_the_group_is_refused(mq: Connection, services: Services, admin: Admin) -> None:
+def test_different_subscription_in_group_is_refused(mq: Connection, services: Services, admin: Admin) -> None:
     with (
-        PushConsumer(mq, "g", {"t": "paid"}, Taker()),
+        PushConsumer(mq, "g", {"t": "paid"}, RecordingListener()),
         Connection([services.name_server.address]) as other,
         pytest.raises(SubscriptionMismatch, match=r"shipped.*paid"),
     ):
-        PushConsumer(other, "g", {"t": "shipped"}, Taker()).start()
+        PushConsumer(other, "g", {"t": "shipped"}, RecordingListener()).start()
 
 
 def test_broadcast_reaches_every_member(mq: Connection, services: Services, admin: Admin) -> None:
-    takers = [Taker(), Taker(lambda message: ConsumeResult.RECONSUME_LATER)]
+    takers = [RecordingListener(), RecordingListener(lambda message: ConsumeResult.RECONSUME_LATER)]
     with Connection([services.name_server.address]) as other:
         for connection, taker in zip((mq, other), takers, strict=True):
             PushConsumer(connection, "g", {"t": "*"}, taker, model=MessageModel.BROADCASTING).start()
@@ -179,9 +179,9 @@ def test_broadcast_reaches_every_member(mq: Connection, services: Services, admi
     assert "%DLQ%g" not in admin.topics(system=True)
 
 
-def test_a_broker_that_is_gone_costs_no_message(mq: Connection, services: Services, admin: Admin) -> None:
+def test_broker_restart_loses_no_message(mq: Connection, services: Services, admin: Admin) -> None:
     producer = Producer(mq, "p", timeout=5.0)
-    taker = Taker()
+    taker = RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker):
         producer.send_batch([Message("t", b"%d" % n) for n in range(10)])
         services.stop_broker("broker-a")
@@ -192,7 +192,9 @@ def test_a_broker_that_is_gone_costs_no_message(mq: Connection, services: Servic
     assert services.brokers["broker-a"].status().epoch == 2
 
 
-def test_old_log_files_go(mq: Connection, services: Services, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_log_files_are_deleted(
+    mq: Connection, services: Services, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     producer = Producer(mq, "p", timeout=10.0)
     queue = MessageQueue("t", "broker-a", 0)
     first = producer.send_batch([Message("t", b"x" * 1_000_000) for _ in range(40)], queue=queue)[0]
@@ -202,13 +204,13 @@ def test_old_log_files_go(mq: Connection, services: Services, admin: Admin, monk
     async def delete() -> int:
         return store.delete_expired(asked=True).log_files
 
-    store.flush()  # what is not on disk yet is not deleted
+    store.flush()  # only flushed files are deleted
     assert services.loop.run(delete()) > 1
     with pytest.raises(MessageExpired):
         admin.query_by_id(first.message_id)
     low, high = PullConsumer(mq, "g").offsets(queue)
     assert (low > 0, high) == (True, 40)
-    with PushConsumer(mq, "late", {"t": "*"}, taker := Taker()):
+    with PushConsumer(mq, "late", {"t": "*"}, taker := RecordingListener()):
         poll_until(lambda: len(taker.taken) >= high - low, 20)
 
 
@@ -224,5 +226,5 @@ def _lag(admin: Admin, group: str) -> int:
 
 
 def _pending(admin: Admin) -> int:
-    """What waits in the schedule topic is not seen in a group's lag: its retry topic's lag is."""
+    """Return the retry topic's lag; messages in the schedule topic count in no lag."""
     return sum(found.lag or 0 for q, found in admin.group_progress("g").items() if q.topic.startswith("%RETRY%"))

@@ -1,4 +1,4 @@
-"""Push consumers under control: time-outs, rates, outages, pauses, the trace, sharing out."""
+"""Test push consumer controls: timeouts, rates, outages, pauses, traces and rebalance."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from raymq.client import (
     TraceState,
 )
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
 
 
-def test_a_call_that_runs_too_long_has_failed(mq: Connection, admin: Admin) -> None:
+def test_call_beyond_consume_timeout_is_retried(mq: Connection, admin: Admin) -> None:
     release = threading.Event()
     deliveries: list[int] = []
 
@@ -46,8 +46,8 @@ def test_a_call_that_runs_too_long_has_failed(mq: Connection, admin: Admin) -> N
         release.set()
 
 
-def test_no_more_is_fetched_ahead_than_there_is_room_for(mq: Connection, admin: Admin) -> None:
-    """Of a queue of which some is done: what is asked for then is not a whole window again."""
+def test_fetch_ahead_is_limited_to_free_room(mq: Connection, admin: Admin) -> None:
+    """Fetch a partly consumed queue, where a fetch must not ask for a whole window."""
     release, called = threading.Semaphore(0), list[int]()
     queue = MessageQueue("t", "broker-a", 0)
     Producer(mq, "p").send_batch([Message("t", b"x")] * 4_000, queue=queue)
@@ -71,7 +71,7 @@ def test_no_more_is_fetched_ahead_than_there_is_room_for(mq: Connection, admin: 
         poll_until(lambda: len(called) == 4_000, 30)
 
 
-def test_prefetch_bounds_what_waits_for_its_call(mq: Connection, admin: Admin) -> None:
+def test_prefetch_limits_messages_waiting_for_call(mq: Connection, admin: Admin) -> None:
     release, called = threading.Semaphore(0), list[int]()
     queue = MessageQueue("t", "broker-a", 0)
     Producer(mq, "p").send_batch([Message("t", b"x")] * 40, queue=queue)
@@ -93,8 +93,8 @@ def test_prefetch_bounds_what_waits_for_its_call(mq: Connection, admin: Admin) -
 
 
 @pytest.mark.parametrize("consume_timeout", [0.3, 900.0])
-def test_a_consumer_whose_calls_all_hang_says_so(mq: Connection, admin: Admin, consume_timeout: float) -> None:
-    """Also of calls that were counted as failed: they keep their threads."""
+def test_health_reports_hanging_calls(mq: Connection, admin: Admin, consume_timeout: float) -> None:
+    """Include calls that were counted as failed, which still occupy their threads."""
     release, called = threading.Event(), list[MessageQueue]()
 
     def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
@@ -120,9 +120,7 @@ def test_a_consumer_whose_calls_all_hang_says_so(mq: Connection, admin: Admin, c
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_listener_that_was_quick_and_blocks_holds_up_no_more_than_its_call(
-    mq: Connection, admin: Admin, threads: int
-) -> None:
+def test_blocking_listener_delays_only_its_own_call(mq: Connection, admin: Admin, threads: int) -> None:
     release, blocked = threading.Event(), threading.Event()
     taken: list[bytes] = []
     running, most = [0], [0]
@@ -160,8 +158,8 @@ def test_a_listener_that_was_quick_and_blocks_holds_up_no_more_than_its_call(
     assert most[0] <= threads
 
 
-def test_what_is_above_the_rate_stays_on_the_broker(mq: Connection, admin: Admin) -> None:
-    taker = Taker()
+def test_messages_above_rate_limit_stay_on_broker(mq: Connection, admin: Admin) -> None:
+    taker = RecordingListener()
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(200)])
     with PushConsumer(mq, "g", {"t": "*"}, taker, rate_limit=20.0) as consumer:
         begun = time.monotonic()
@@ -169,11 +167,11 @@ def test_what_is_above_the_rate_stays_on_the_broker(mq: Connection, admin: Admin
         seconds = time.monotonic() - begun
         assert len(taker.taken) <= 20 * seconds + 5
         assert consumer is not None
-    owed = sum(p.lag or 0 for q, p in admin.group_progress("g").items() if q.topic == "t")
-    assert owed >= 200 - 20 * (seconds + 2) - 5
+    remaining = sum(p.lag or 0 for q, p in admin.group_progress("g").items() if q.topic == "t")
+    assert remaining >= 200 - 20 * (seconds + 2) - 5
 
 
-def test_an_outage_pauses_instead_of_draining_the_topic(mq: Connection, admin: Admin) -> None:
+def test_outage_pauses_consumption_instead_of_draining_topic(mq: Connection, admin: Admin) -> None:
     healthy = threading.Event()
     calls: Counter[bytes] = Counter()
     lock = threading.Lock()
@@ -196,8 +194,8 @@ def test_an_outage_pauses_instead_of_draining_the_topic(mq: Connection, admin: A
     assert "%DLQ%g" not in admin.topics(system=True)
 
 
-def test_pause_and_resume(mq: Connection, admin: Admin) -> None:
-    taker = Taker()
+def test_pause_stops_and_resume_restarts_delivery(mq: Connection, admin: Admin) -> None:
+    taker = RecordingListener()
     producer = Producer(mq, "p")
     with PushConsumer(mq, "g", {"t": "*"}, taker) as consumer:
         producer.send(Message("t", b"before"))
@@ -210,9 +208,9 @@ def test_pause_and_resume(mq: Connection, admin: Admin) -> None:
         poll_until(lambda: len(taker.taken) == 2, 10)
 
 
-def test_a_consumer_that_is_paused_before_it_starts_calls_nothing(mq: Connection, admin: Admin) -> None:
-    """It began calls before it heard of the pause."""
-    taker = Taker()
+def test_consumer_paused_before_start_makes_no_calls(mq: Connection, admin: Admin) -> None:
+    """Cover a regression: calls began before the pause took effect."""
+    taker = RecordingListener()
     with Producer(mq, "p") as producer:
         producer.send_batch([Message("t", b"x")] * 50)
     consumer = PushConsumer(mq, "g", {"t": "*"}, taker)
@@ -226,32 +224,32 @@ def test_a_consumer_that_is_paused_before_it_starts_calls_nothing(mq: Connection
         poll_until(lambda: len(taker.taken) == 50, 10)
 
 
-def test_the_trace_tells_every_step(mq: Connection, admin: Admin) -> None:
+def test_trace_reports_every_step(mq: Connection, admin: Admin) -> None:
     events: list[TraceEvent] = []
-    taker = Taker(lambda message: ConsumeResult.RECONSUME_LATER if message.body == b"bad" else None)
+    taker = RecordingListener(lambda message: ConsumeResult.RECONSUME_LATER if message.body == b"bad" else None)
     with PushConsumer(mq, "g", {"t": "*"}, taker, max_reconsume_times=1, trace=events.append):
         Producer(mq, "p").send_batch([Message("t", b"good"), Message("t", b"bad")])
         poll_until(lambda: any(event.state is TraceState.DEAD_LETTER for event in events), 20)
     ready, flying = TraceState.READY, TraceState.IN_FLIGHT
-    told = {body: [e.state for e in events if e.message.body == body] for body in (b"good", b"bad")}
-    assert told[b"good"] == [ready, flying, TraceState.COMMIT]
-    assert told[b"bad"] == [ready, flying, TraceState.RETRY, ready, flying, TraceState.DEAD_LETTER]
+    states = {body: [e.state for e in events if e.message.body == body] for body in (b"good", b"bad")}
+    assert states[b"good"] == [ready, flying, TraceState.COMMIT]
+    assert states[b"bad"] == [ready, flying, TraceState.RETRY, ready, flying, TraceState.DEAD_LETTER]
 
 
-def test_a_trace_that_fails_stops_nothing(mq: Connection, admin: Admin) -> None:
+def test_failing_trace_hook_does_not_stop_consumption(mq: Connection, admin: Admin) -> None:
     def broken(_: TraceEvent) -> None:
         raise ValueError("no")
 
-    taker = Taker()
+    taker = RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker, trace=broken):
         Producer(mq, "p").send(Message("t", b"x"))
         poll_until(lambda: taker.taken, 10)
 
 
 @pytest.mark.parametrize("strategy", ["average", "sticky", "consistent-hash"])
-def test_members_share_by_every_strategy(mq: Connection, admin: Admin, strategy: str) -> None:
+def test_members_share_queues_with_every_strategy(mq: Connection, admin: Admin, strategy: str) -> None:
     admin.create_topic("many", queues=8)
-    first, second = Taker(), Taker()
+    first, second = RecordingListener(), RecordingListener()
     with (
         PushConsumer(mq, "g", {"many": "*"}, first, strategy=strategy),
         PushConsumer(mq, "g", {"many": "*"}, second, strategy=strategy),
@@ -283,12 +281,12 @@ def test_members_share_by_every_strategy(mq: Connection, admin: Admin, strategy:
         ("park_failed_keys", True),
     ],
 )
-def test_settings_are_checked(mq: Connection, name: str, value: object) -> None:
+def test_invalid_settings_are_refused(mq: Connection, name: str, value: object) -> None:
     with pytest.raises(InvalidInput, match=name):
-        PushConsumer(mq, "g", {"t": "*"}, Taker(), **{name: value})  # type: ignore[arg-type]
+        PushConsumer(mq, "g", {"t": "*"}, RecordingListener(), **{name: value})  # type: ignore[arg-type]
 
 
-def test_the_limit_of_retries_that_was_set_last_is_the_groups(mq: Connection, admin: Admin) -> None:
+def test_last_set_retry_limit_applies_to_group(mq: Connection, admin: Admin) -> None:
     deliveries: list[int] = []
 
     def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
@@ -306,15 +304,15 @@ def test_the_limit_of_retries_that_was_set_last_is_the_groups(mq: Connection, ad
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_skip_of_a_running_group_takes_effect_at_its_next_commit(mq: Connection, admin: Admin, ordered: bool) -> None:
-    """And not when the hundreds of messages that were fetched before it are consumed."""
+def test_skip_takes_effect_at_next_commit(mq: Connection, admin: Admin, ordered: bool) -> None:
+    """Skip at once, not after the hundreds of messages that were fetched before."""
     queue = MessageQueue("t", "broker-a", 0)
     producer = Producer(mq, "p")
     producer.send_batch([Message("t", b"%d" % number) for number in range(800)], queue=queue)
     taken: list[bytes] = []
 
     def slowly(messages: list[ReceivedMessage]) -> ConsumeResult:
-        time.sleep(0.02)  # a listener that takes a human time
+        time.sleep(0.02)  # a slow listener
         taken.extend(message.body for message in messages)
         return ConsumeResult.SUCCESS
 
@@ -327,7 +325,7 @@ def test_a_skip_of_a_running_group_takes_effect_at_its_next_commit(mq: Connectio
         assert len(taken) < 400
 
 
-def test_a_shutdown_during_the_start_stops_what_the_start_makes(mq: Connection, admin: Admin) -> None:
+def test_shutdown_during_start_stops_started_tasks(mq: Connection, admin: Admin) -> None:
     calls: list[bytes] = []
 
     def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
@@ -352,7 +350,7 @@ def test_a_shutdown_during_the_start_stops_what_the_start_makes(mq: Connection, 
     assert not consumer._last_consuming or not consumer._last_consuming.supervisor.works
 
 
-def test_two_starts_at_once_make_one_member(mq: Connection, services: Services, admin: Admin) -> None:
+def test_concurrent_starts_create_one_member(mq: Connection, services: Services, admin: Admin) -> None:
     del admin
     consumer = PushConsumer(mq, "twice", {"t": "*"}, lambda _: ConsumeResult.SUCCESS)
     threads = [threading.Thread(target=consumer.start) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Push consumers with mode="pop" against real services over real sockets, without Ray."""
+"""Test push consumers with mode="pop" against real services over real sockets, without Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from raymq.client import (
 from raymq.client.push.message_leases import MessageLease, MessageLeases
 from raymq.storage.clock import boottime
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.integration
 SUCCESS = ConsumeResult.SUCCESS
 
 
-def popping(
+def pop_consumer(
     mq: Connection, group: str, listener: Callable[..., object], topic: str = "t", **how: object
 ) -> PushConsumer:
     return PushConsumer(mq, group, {topic: "*"}, listener, mode="pop", **how)  # type: ignore[arg-type]
@@ -59,8 +59,8 @@ def send(mq: Connection, count: int, start: int = 0) -> list[bytes]:
     return bodies
 
 
-class Held:
-    """A listener whose calls wait until they are let go."""
+class BlockedListener:
+    """Block every call until `may_end` is set."""
 
     def __init__(self) -> None:
         self.calls: list[ReceivedMessage] = []
@@ -76,22 +76,22 @@ class Held:
         return sorted(message.body for message in self.calls)
 
 
-def test_everything_is_consumed_once_and_acknowledged(mq: Connection, admin: Admin) -> None:
+def test_all_messages_are_consumed_once_and_acknowledged(mq: Connection, admin: Admin) -> None:
     bodies = send(mq, 40)
-    taker = Taker()
-    with popping(mq, "g", taker, batch_size=7):
+    taker = RecordingListener()
+    with pop_consumer(mq, "g", taker, batch_size=7):
         bodies += send(mq, 40, start=40)
         poll_until(lambda: len(taker.taken) >= 80, 20)
         poll_until(lambda: lag(admin, "g") == 0, 10)
     assert taker.bodies == bodies
 
 
-def test_more_members_than_queues_share_the_work(mq: Connection, admin: Admin) -> None:
+def test_more_members_than_queues_share_messages(mq: Connection, admin: Admin) -> None:
     bodies = send(mq, 6)
-    listeners = [Held() for _ in range(6)]
+    listeners = [BlockedListener() for _ in range(6)]
     with ExitStack() as members:
         for held in listeners:
-            members.enter_context(popping(mq, "g", held, threads=1))
+            members.enter_context(pop_consumer(mq, "g", held, threads=1))
         poll_until(lambda: all(held.calls for held in listeners), 20)
         for held in listeners:
             held.may_end.set()
@@ -99,20 +99,20 @@ def test_more_members_than_queues_share_the_work(mq: Connection, admin: Admin) -
     assert sorted(held.bodies[0] for held in listeners) == bodies
 
 
-def test_calls_begin_though_time_passes_between_two_looks_at_the_clock(
+def test_calls_start_despite_time_between_clock_reads(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last call was too young for the next one to begin, and a moment later was not: nobody looked again."""
+    """Cover a regression: a call aged between two clock reads, and no call followed."""
     looks = itertools.count()
     monkeypatch.setattr(MessageLeases, "young_until", lambda _: None if next(looks) % 2 else boottime() + 0.01)
     send(mq, 12)
-    held = Held()
-    with popping(mq, "g", held, threads=6):
+    held = BlockedListener()
+    with pop_consumer(mq, "g", held, threads=6):
         poll_until(lambda: len(held.calls) == 6, 10)
         held.may_end.set()
 
 
-def test_slow_message_holds_up_no_other_one(mq: Connection, admin: Admin) -> None:
+def test_slow_message_does_not_block_others(mq: Connection, admin: Admin) -> None:
     bodies = send(mq, 30)
     slow = threading.Event()
     done: list[bytes] = []
@@ -123,19 +123,19 @@ def test_slow_message_holds_up_no_other_one(mq: Connection, admin: Admin) -> Non
         done.append(messages[0].body)
         return SUCCESS
 
-    with popping(mq, "g", listener, threads=2):
+    with pop_consumer(mq, "g", listener, threads=2):
         poll_until(lambda: len(done) == 29, 20)
         slow.set()
         poll_until(lambda: lag(admin, "g") == 0, 10)
     assert sorted(done) == bodies
 
 
-def test_lease_is_renewed_while_a_call_runs(mq: Connection, admin: Admin) -> None:
+def test_lease_is_renewed_during_call(mq: Connection, admin: Admin) -> None:
     send(mq, 3)
-    held, other = Held(), Taker()
-    with popping(mq, "g", held, threads=3, lease=0.5):
+    held, other = BlockedListener(), RecordingListener()
+    with pop_consumer(mq, "g", held, threads=3, lease=0.5):
         poll_until(lambda: len(held.calls) == 3, 10)
-        with popping(mq, "g", other, lease=0.5):
+        with pop_consumer(mq, "g", other, lease=0.5):
             end = time.monotonic() + 1.2
             poll_until(lambda: time.monotonic() > end, 10)
             held.may_end.set()
@@ -145,13 +145,13 @@ def test_lease_is_renewed_while_a_call_runs(mq: Connection, admin: Admin) -> Non
     assert not any(message.lease_lost for message in held.calls)
 
 
-def test_renewals_of_all_calls_are_one_request(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_renewals_share_one_request(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = next(iter(admin.topic_stats("t")))
     producer = Producer(mq, "p")
     for _ in range(10):
         producer.send(Message("t", b"x"), queue=queue)
-    held = Held()
-    with popping(mq, "g", held, threads=10, lease=0.6):
+    held = BlockedListener()
+    with pop_consumer(mq, "g", held, threads=10, lease=0.6):
         poll_until(lambda: len(held.calls) == 10, 10)
         requests: list[float] = []
         ask = mq.pool.request
@@ -168,7 +168,7 @@ def test_renewals_of_all_calls_are_one_request(mq: Connection, admin: Admin, mon
         held.may_end.set()
 
 
-def test_free_thread_gets_its_next_message_with_one_request(
+def test_free_thread_needs_one_request_per_message(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = next(iter(admin.topic_stats("t")))
@@ -182,20 +182,20 @@ def test_free_thread_gets_its_next_message_with_one_request(
         return await ask(address, command, *rest, **more)  # type: ignore[arg-type]
 
     def listener(_: list[ReceivedMessage]) -> ConsumeResult:
-        time.sleep(0.005)  # a call that is quick has others lent ahead
+        time.sleep(0.005)  # quick calls have further messages lent ahead
         return SUCCESS
 
     monkeypatch.setattr(mq.pool, "request", counted)
-    with popping(mq, "g", listener, threads=1):
+    with pop_consumer(mq, "g", listener, threads=1):
         poll_until(lambda: lag(admin, "g") == 0, 20)
     assert requests[RequestCode.POP_MESSAGE] <= 50, "those that find nothing are not repeated"
     assert requests[RequestCode.SETTLE_DELIVERIES] <= 45, "acknowledgements only"
 
 
-def test_lost_lease_is_told_to_the_message(mq: Connection, admin: Admin) -> None:
+def test_lost_lease_is_visible_on_message(mq: Connection, admin: Admin) -> None:
     send(mq, 1)
-    held = Held()
-    with popping(mq, "g", held, lease=0.5):
+    held = BlockedListener()
+    with pop_consumer(mq, "g", held, lease=0.5):
         (message,) = poll_until(lambda: held.calls, 10)
         assert not message.lease_lost
         admin.reset_offset_by_time("g", "t", 0.0)
@@ -205,25 +205,25 @@ def test_lost_lease_is_told_to_the_message(mq: Connection, admin: Admin) -> None
         poll_until(lambda: lag(admin, "g") == 0, 10)
 
 
-def test_failed_message_comes_by_the_ladder_and_dies(mq: Connection, admin: Admin) -> None:
+def test_failed_message_is_retried_then_dead_lettered(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     producer.send_batch([Message("t", b"good"), Message("t", b"bad", keys="k", properties={"a": "b"})])
-    taker = Taker(lambda message: ConsumeResult.RECONSUME_LATER if message.body == b"bad" else None)
-    with popping(mq, "g", taker, max_reconsume_times=2):
+    taker = RecordingListener(lambda message: ConsumeResult.RECONSUME_LATER if message.body == b"bad" else None)
+    with pop_consumer(mq, "g", taker, max_reconsume_times=2):
         poll_until(lambda: admin.dlq_list("g"), 20)
     (dead,) = admin.dlq_list("g")
     assert sorted(taker.deliveries) == [(b"bad", 0), (b"bad", 1), (b"bad", 2), (b"good", 0)]
     assert (dead.topic, dead.body, dead.keys, dead.properties) == ("t", b"bad", ["k"], {"a": "b"})
 
 
-def test_message_goes_straight_to_the_dead_letters(mq: Connection, admin: Admin) -> None:
+def test_negative_retry_moves_message_to_dead_letters(mq: Connection, admin: Admin) -> None:
     send(mq, 1)
-    with popping(mq, "g", lambda _: Retry(-1)):
+    with pop_consumer(mq, "g", lambda _: Retry(-1)):
         (dead,) = poll_until(lambda: admin.dlq_list("g"), 10)
     assert dead.body == b"000"
 
 
-def test_messages_of_a_batch_have_their_own_outcomes(mq: Connection, admin: Admin) -> None:
+def test_batch_messages_have_separate_results(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     producer.send_batch([Message("t", b"good"), Message("t", b"later"), Message("t", b"dead")])
     taken: list[tuple[bytes, int]] = []
@@ -233,18 +233,18 @@ def test_messages_of_a_batch_have_their_own_outcomes(mq: Connection, admin: Admi
         answers = {b"good": SUCCESS, b"later": Retry(1), b"dead": Retry(-1)}
         return [SUCCESS if message.reconsume_times else answers[message.body] for message in messages]
 
-    with popping(mq, "g", listener, batch_size=8):
+    with pop_consumer(mq, "g", listener, batch_size=8):
         poll_until(lambda: (b"later", 1) in taken and admin.dlq_list("g"), 20)
     assert sorted(taken) == [(b"dead", 0), (b"good", 0), (b"later", 0), (b"later", 1)]
     assert [dead.body for dead in admin.dlq_list("g")] == [b"dead"]
 
 
-def test_at_most_a_call_for_each_thread_is_lent_ahead(mq: Connection, admin: Admin) -> None:
+def test_default_prefetch_is_one_call_per_thread(mq: Connection, admin: Admin) -> None:
     bodies = send(mq, 20)
-    held = Held()
-    with popping(mq, "g", held, threads=3), SimpleConsumer(mq, "h", {"t": "*"}):
+    held = BlockedListener()
+    with pop_consumer(mq, "g", held, threads=3), SimpleConsumer(mq, "h", {"t": "*"}):
         poll_until(lambda: len(held.calls) == 3, 10)
-        with popping(mq, "g", other := Taker(), threads=1):
+        with pop_consumer(mq, "g", other := RecordingListener(), threads=1):
             poll_until(lambda: len(other.taken) >= 14, 10)
             poll_until(lambda: len(other.taken) == 17, 10, "what was lent ahead to a slow member goes to others")
         held.may_end.set()
@@ -252,12 +252,12 @@ def test_at_most_a_call_for_each_thread_is_lent_ahead(mq: Connection, admin: Adm
     assert sorted([*other.bodies, *held.bodies]) == bodies
 
 
-def test_prefetch_says_how_many_are_lent_ahead(mq: Connection, admin: Admin) -> None:
+def test_prefetch_sets_number_of_messages_lent_ahead(mq: Connection, admin: Admin) -> None:
     bodies = send(mq, 20)
-    held = Held()
-    with popping(mq, "g", held, threads=2, prefetch=5):
+    held = BlockedListener()
+    with pop_consumer(mq, "g", held, threads=2, prefetch=5):
         poll_until(lambda: len(held.calls) == 2, 10)
-        with popping(mq, "g", other := Taker()):
+        with pop_consumer(mq, "g", other := RecordingListener()):
             poll_until(lambda: len(other.taken) == 13, 10)
             held.may_end.set()
             poll_until(lambda: lag(admin, "g") == 0, 10)
@@ -266,7 +266,7 @@ def test_prefetch_says_how_many_are_lent_ahead(mq: Connection, admin: Admin) -> 
 
 
 @pytest.mark.parametrize(("prefetch", "most"), [(None, 6), (0, 6), (10, 10)])
-def test_never_more_than_the_bound_is_lent_ahead(
+def test_messages_lent_ahead_stay_within_prefetch(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch, prefetch: int | None, most: int
 ) -> None:
     ahead: list[int] = []
@@ -279,22 +279,22 @@ def test_never_more_than_the_bound_is_lent_ahead(
 
     monkeypatch.setattr(MessageLeases, "add", counted)
     Producer(mq, "p").send_batch([Message("t", b"%d" % number) for number in range(300)])
-    taker = Taker()
-    with popping(mq, "g", taker, threads=3, batch_size=2, prefetch=prefetch):
+    taker = RecordingListener()
+    with pop_consumer(mq, "g", taker, threads=3, batch_size=2, prefetch=prefetch):
         poll_until(lambda: len(taker.taken) == 300, 20)
         poll_until(lambda: lag(admin, "g") == 0, 10)
     assert most / 2 <= max(ahead) <= most
 
 
-def test_shutdown_gives_back_what_was_not_begun(mq: Connection, admin: Admin) -> None:
+def test_shutdown_returns_unstarted_messages(mq: Connection, admin: Admin) -> None:
     bodies = send(mq, 10)
-    held, other = Held(), Taker()
-    consumer = popping(mq, "g", held, threads=1, prefetch=20, lease=600.0)
+    held, other = BlockedListener(), RecordingListener()
+    consumer = pop_consumer(mq, "g", held, threads=1, prefetch=20, lease=600.0)
     consumer.start()
     poll_until(lambda: held.calls, 10)
     leaving = threading.Thread(target=consumer.shutdown)
     leaving.start()
-    with popping(mq, "g", other):
+    with pop_consumer(mq, "g", other):
         poll_until(lambda: len(other.taken) == 9, 10, "at once, while the call that had begun still runs")
         assert leaving.is_alive()
         held.may_end.set()
@@ -304,12 +304,12 @@ def test_shutdown_gives_back_what_was_not_begun(mq: Connection, admin: Admin) ->
     assert {times for _, times in other.deliveries} == {0}
 
 
-def test_pause_gives_back_and_resume_goes_on(mq: Connection, admin: Admin) -> None:
-    taker, other = Taker(), Taker()
-    with popping(mq, "g", taker, lease=600.0) as consumer:
+def test_pause_returns_messages_and_resume_continues(mq: Connection, admin: Admin) -> None:
+    taker, other = RecordingListener(), RecordingListener()
+    with pop_consumer(mq, "g", taker, lease=600.0) as consumer:
         consumer.pause()
         send(mq, 5)
-        with popping(mq, "g", other):
+        with pop_consumer(mq, "g", other):
             poll_until(lambda: len(other.taken) == 5, 10)
         assert taker.taken == []
         consumer.resume()
@@ -318,7 +318,7 @@ def test_pause_gives_back_and_resume_goes_on(mq: Connection, admin: Admin) -> No
         poll_until(lambda: lag(admin, "g") == 0, 10)
 
 
-def test_filters_are_as_in_queue_mode(mq: Connection, admin: Admin) -> None:
+def test_filters_work_as_in_queue_mode(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     tags = ["paid", "shipped", "open", "Aa", "BB", None]
     producer.send_batch([Message("t", str(tag).encode(), tags=tag) for tag in tags])
@@ -327,14 +327,14 @@ def test_filters_are_as_in_queue_mode(mq: Connection, admin: Admin) -> None:
         ("tags", "paid || Aa", [b"Aa", b"paid"]),
         ("sql", Sql("price > 2"), [b"3", b"4"]),
     ):
-        taker = Taker()
+        taker = RecordingListener()
         with PushConsumer(mq, group, {"t": wanted}, taker, mode="pop"):
             poll_until(lambda t=taker: len(t.taken) >= 2, 10)  # type: ignore[misc]
             poll_until(lambda g=group: lag(admin, g) == 0, 10)  # type: ignore[misc]
         assert taker.bodies == expected
 
 
-def test_new_group_begins_where_it_is_told(mq: Connection, admin: Admin) -> None:
+def test_new_group_starts_at_consume_from(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     producer.send(Message("t", b"old"))
     middle = time.time() + 0.01
@@ -345,31 +345,31 @@ def test_new_group_begins_where_it_is_told(mq: Connection, admin: Admin) -> None
         (ConsumeFrom.TIMESTAMP, middle, [b"last", b"new"]),
         (ConsumeFrom.LAST, None, [b"last"]),
     ):
-        taker = Taker()
-        with popping(mq, f"g-{start.name}", taker, consume_from=start, consume_timestamp=timestamp):
+        taker = RecordingListener()
+        with pop_consumer(mq, f"g-{start.name}", taker, consume_from=start, consume_timestamp=timestamp):
             producer.send(Message("t", b"last"))
             poll_until(lambda t=taker, e=expected: set(e) <= set(t.bodies), 10)  # type: ignore[misc]
         assert [body for body in taker.bodies if body != b"last"] == [b for b in expected if b != b"last"]
 
 
-def test_rate_limit_leaves_the_rest_at_the_broker(mq: Connection, admin: Admin) -> None:
+def test_messages_above_rate_limit_stay_on_broker(mq: Connection, admin: Admin) -> None:
     send(mq, 30)
-    taker, other = Taker(), Taker()
+    taker, other = RecordingListener(), RecordingListener()
     begun = time.monotonic()
-    with popping(mq, "g", taker, rate_limit=10.0):
+    with pop_consumer(mq, "g", taker, rate_limit=10.0):
         poll_until(lambda: len(taker.taken) >= 10, 10)
         assert time.monotonic() - begun >= 0.8
-        with popping(mq, "g", other):
+        with pop_consumer(mq, "g", other):
             poll_until(lambda: lag(admin, "g") == 0, 10)
     assert len(taker.taken) + len(other.taken) == 30
     assert len(other.taken) >= 5
 
 
-def test_outage_keeps_messages_instead_of_failing_them(mq: Connection, admin: Admin) -> None:
+def test_outage_pauses_consumption_and_keeps_messages(mq: Connection, admin: Admin) -> None:
     send(mq, 30)
     broken = threading.Event()
-    taker = Taker(lambda _: None if broken.is_set() else ConsumeResult.RECONSUME_LATER)
-    with popping(mq, "g", taker, on_outage="pause", threads=1, lease=1.0):
+    taker = RecordingListener(lambda _: None if broken.is_set() else ConsumeResult.RECONSUME_LATER)
+    with pop_consumer(mq, "g", taker, on_outage="pause", threads=1, lease=1.0):
         poll_until(lambda: len(taker.deliveries) >= 18, 20)
         end = time.monotonic() + 2.0
         poll_until(lambda: time.monotonic() > end, 10)
@@ -379,7 +379,7 @@ def test_outage_keeps_messages_instead_of_failing_them(mq: Connection, admin: Ad
     assert admin.dlq_list("g") == []
 
 
-def test_coroutine_listener_and_its_time_limit(mq: Connection, admin: Admin) -> None:
+def test_consume_timeout_and_coroutine_listener(mq: Connection, admin: Admin) -> None:
     send(mq, 1)
     lives: list[int] = []
     never = threading.Event()
@@ -390,7 +390,7 @@ def test_coroutine_listener_and_its_time_limit(mq: Connection, admin: Admin) -> 
             never.wait(30)
         return SUCCESS
 
-    with popping(mq, "g", listener, consume_timeout=0.3):
+    with pop_consumer(mq, "g", listener, consume_timeout=0.3):
         poll_until(lambda: lives == [0, 1], 20)
         poll_until(lambda: lag(admin, "g") == 0, 10)
         never.set()
@@ -401,15 +401,15 @@ def test_coroutine_listener_and_its_time_limit(mq: Connection, admin: Admin) -> 
 
     send(mq, 1)
     lives.clear()
-    with popping(mq, "g", coroutine):
+    with pop_consumer(mq, "g", coroutine):
         poll_until(lambda: lives == [1], 20)
         poll_until(lambda: lag(admin, "g") == 0, 10)
 
 
-def test_restarted_broker_doubles_nothing(mq: Connection, admin: Admin, services: Services) -> None:
+def test_broker_restart_duplicates_no_message(mq: Connection, admin: Admin, services: Services) -> None:
     bodies = send(mq, 12)
-    held = Held()
-    with popping(mq, "g", held, threads=6):
+    held = BlockedListener()
+    with pop_consumer(mq, "g", held, threads=6):
         poll_until(lambda: len(held.calls) == 6, 10)
         for name in ("broker-a", "broker-b"):
             services.crash_broker(name)
@@ -421,21 +421,21 @@ def test_restarted_broker_doubles_nothing(mq: Connection, admin: Admin, services
     assert Counter(held.bodies) == Counter(bodies)
 
 
-def test_retries_of_queue_mode_reach_a_member_that_pops(mq: Connection, admin: Admin) -> None:
+def test_queue_mode_retries_reach_pop_member(mq: Connection, admin: Admin) -> None:
     send(mq, 1)
-    first = Taker(lambda _: Retry(1))
+    first = RecordingListener(lambda _: Retry(1))
     with PushConsumer(mq, "g", {"t": "*"}, first):
         poll_until(lambda: first.deliveries, 10)
         poll_until(lambda: lag(admin, "g") == 0, 10)
-    again = Taker()
-    with popping(mq, "g", again):
+    again = RecordingListener()
+    with pop_consumer(mq, "g", again):
         poll_until(lambda: again.taken, 20)
     assert again.deliveries == [(b"000", 1)]
 
 
-def test_members_of_both_modes_are_refused(mq: Connection, admin: Admin) -> None:
-    with popping(mq, "g", Taker()), pytest.raises(SubscriptionMismatch):
-        PushConsumer(mq, "g", {"t": "*"}, Taker()).start()
+def test_mixed_modes_in_group_are_refused(mq: Connection, admin: Admin) -> None:
+    with pop_consumer(mq, "g", RecordingListener()), pytest.raises(SubscriptionMismatch):
+        PushConsumer(mq, "g", {"t": "*"}, RecordingListener()).start()
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ def test_members_of_both_modes_are_refused(mq: Connection, admin: Admin) -> None
         ("prefetch", {"prefetch": 0, "mode": "queue"}),
     ],
 )
-def test_what_cannot_be_with_pop_is_invalid_input(mq: Connection, field: str, how: dict[str, object]) -> None:
+def test_settings_incompatible_with_pop_are_refused(mq: Connection, field: str, how: dict[str, object]) -> None:
     with pytest.raises(InvalidInput) as raised:
-        PushConsumer(mq, "g", {"t": "*"}, Taker(), **{"mode": "pop", **how})  # type: ignore[arg-type]
+        PushConsumer(mq, "g", {"t": "*"}, RecordingListener(), **{"mode": "pop", **how})  # type: ignore[arg-type]
     assert raised.value.field == field

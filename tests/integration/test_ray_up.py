@@ -1,6 +1,6 @@
-"""`ray up` with the file of configs/, on hosts that are namespaces of this machine.
+"""Test `ray up` with the file of configs/ on hosts that are namespaces of this machine.
 
-Three Rays start and stop, several times: on two busy cores that takes longer than a suite can wait (`make soak`).
+Three Rays start and stop several times, which takes too long for the normal suite on two busy cores (`make soak`).
 `make test-rayup` does more.
 """
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def rayup(folder: Path, *arguments: str, seconds: int) -> str:
-    """What a run that ends well says."""
+    """Run tests.rayup and return its output; the run must succeed."""
     command = [sys.executable, "-m", "tests.rayup.run", "--folder", str(folder), "--seconds", str(seconds), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -29,11 +29,11 @@ def rayup(folder: Path, *arguments: str, seconds: int) -> str:
 
 
 @pytest.mark.timeout(620)
-def test_a_cluster_is_made_loses_a_host_and_is_taken_down(tmp_path: Path) -> None:
+def test_cluster_survives_host_loss_and_shuts_down(tmp_path: Path) -> None:
     assert "from `ray up` to the first message" in rayup(tmp_path / "run", seconds=600)
 
 
 @pytest.mark.timeout(1_520)
-def test_ray_is_broken_under_load_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    """Raylets, the GCS, the head: what RayMQ stands on, while clients work."""
+def test_ray_faults_under_load_lose_no_acknowledged_message(tmp_path: Path) -> None:
+    """Break raylets, the GCS and the head node while clients work."""
     assert "all promises kept" in rayup(tmp_path / "run", "--faults", "8", seconds=1_500)

@@ -1,4 +1,4 @@
-"""The README's programs and command lines run as they stand there, in an empty folder, and do what the README says."""
+"""Test that the README's programs and commands run unchanged in an empty folder and do what it says."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import pytest
 
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 from tests.program import output_of, run, terminal
 
 pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(120)]
 
-#: The lines of the README's blocks of commands: what CI itself runs, and what the tests below do.
+#: The README's command lines: those that CI itself runs, and those that the tests below run.
 BY_CI = ["make demo", "make test"]
 FIRST, SECOND = "raymq cluster start --config configs/local.yaml", "mqadmin topicList -n 127.0.0.1:9876"
 BACKGROUND = ["raymq cluster start --detach", "raymq cluster status", "raymq cluster stop"]
-#: Runs each of its arguments as a `raymq` command, where Ray cannot be imported.
+#: A program that runs each of its arguments as a `raymq` command, where Ray cannot be imported.
 SECOND_TERMINAL = """
 import shlex, sys
 sys.modules["ray"] = None
@@ -42,7 +42,7 @@ def readme(repository: Path) -> str:
 
 
 def command_lines(readme: str) -> list[str]:
-    """The lines of the blocks without a language that are commands, without their comments."""
+    """Return the commands of the blocks without a language, without comments."""
     found, language = [], None
     for line in readme.splitlines():
         if line.startswith("```"):
@@ -52,7 +52,7 @@ def command_lines(readme: str) -> list[str]:
     return found
 
 
-def test_the_example(readme: str, tmp_path: Path) -> None:
+def test_readme_example_prints_documented_output(readme: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", readme, re.DOTALL)
     assert len(blocks) == 1, "one example, followed by what it prints"
     program, printed = blocks[0]
@@ -61,15 +61,15 @@ def test_the_example(readme: str, tmp_path: Path) -> None:
     assert output_of("-c", program, directory=tmp_path, logged=logged) == printed
 
 
-def test_no_command_line_is_forgotten_here(readme: str) -> None:
+def test_all_readme_commands_are_covered(readme: str) -> None:
     assert sorted(command_lines(readme)) == sorted([*BY_CI, *BACKGROUND, FIRST, SECOND])
 
 
-def test_two_terminals(repository: Path, tmp_path: Path) -> None:
-    """The cluster in one, commands in the other, where Ray cannot even be imported.
+def test_readme_commands_work_in_two_terminals(repository: Path, tmp_path: Path) -> None:
+    """Start the cluster in one terminal, run commands in another without Ray.
 
-    `mqadmin` is run where it is in the PATH. Without it, and without Java, its request goes to the address that the
-    README gives it: `make test-interop` runs the real one.
+    `mqadmin` is run if it is in the PATH. Otherwise the test sends the request of `mqadmin` to the address that the
+    README names: `make test-interop` runs the real program.
     """
     address = shlex.split(SECOND)[-1]
     host, _, port = address.rpartition(":")
@@ -109,7 +109,7 @@ def test_two_terminals(repository: Path, tmp_path: Path) -> None:
         assert "broker-b" in status
         if shutil.which("mqadmin"):
             assert "orders" in run(*shlex.split(SECOND), environment=environment).stdout
-        with Foreign(address) as mqadmin:
+        with ForeignClient(address) as mqadmin:
             assert "orders" in mqadmin.json(Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))["topicList"]
         stopped = run("raymq", "cluster", "stop", environment=environment)
         assert (stopped.returncode, stopped.stderr) == (0, "")
@@ -119,7 +119,7 @@ def test_two_terminals(repository: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_cluster_in_the_background(tmp_path: Path) -> None:
+def test_readme_background_cluster_starts_and_stops(tmp_path: Path) -> None:
     start, status, stop = ([*shlex.split(line), "--json"] for line in BACKGROUND)
     kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
     environment = {**kept, "RAYMQ_HOME": str(tmp_path / "home"), "RAYMQ_NAMESPACE": "background"}
@@ -130,17 +130,17 @@ def test_a_cluster_in_the_background(tmp_path: Path) -> None:
     root = ["--root", str(tmp_path / "data"), "--brokers", "1"]
     with terminal(program, *start[1:], *root, environment=environment) as first:  # ends with its terminal
         out, _ = first.communicate(timeout=100)
-    told = json.loads(out)
-    process = psutil.Process(told["pid"])
+    started = json.loads(out)
+    process = psutil.Process(started["pid"])
     try:
-        assert told.keys() == {"namespace", "name_servers", "pid", "log"}
+        assert started.keys() == {"namespace", "name_servers", "pid", "log"}
         assert json.loads(run(program, *status[1:], environment=environment).stdout)["brokers"][0]["state"] == "running"
         again = run(program, *start[1:], *root, environment=environment)
         assert (again.returncode, f"in process {process.pid}" in again.stderr) == (1, True)
         stopped = run(program, *stop[1:], environment=environment)
         assert (stopped.returncode, json.loads(stopped.stdout)["stopped"]) == (0, True)
         assert not process.is_running()
-        assert told["name_servers"][0] in Path(told["log"]).read_text(encoding="utf-8")
+        assert started["name_servers"][0] in Path(started["log"]).read_text(encoding="utf-8")
         assert not list(tmp_path.glob("data/*/abort"))
     finally:
         if process.is_running():

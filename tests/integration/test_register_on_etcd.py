@@ -1,4 +1,4 @@
-"""A cluster whose register is on an etcd: elections, changes by hand, a stop and a start, and no way to keepers."""
+"""Test a cluster whose register is on an etcd: elections, restarts and no switch to keepers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def start(root: Path, **config: Any) -> cluster.Cluster:
 
 
 def master_of(admin: Admin) -> str | None:
-    """The actor's name of the master, with both replicas in sync."""
+    """Return the master's actor name, or None unless both replicas are in sync."""
     with contextlib.suppress(RayMQError):
         for each in admin.cluster_info().brokers:
             if each.role == "master" and each.state == "running" and len(each.in_sync or ()) == 2:
@@ -47,8 +47,8 @@ def master_of(admin: Admin) -> str | None:
     return None
 
 
-def sent(producer: Producer, body: bytes) -> bytes:
-    """Acknowledged when it returns."""
+def send_until_acknowledged(producer: Producer, body: bytes) -> bytes:
+    """Send until the message is acknowledged; return its body."""
 
     def acknowledged() -> bool:
         with contextlib.suppress(RayMQError):
@@ -59,8 +59,8 @@ def sent(producer: Producer, body: bytes) -> bytes:
     return body
 
 
-def everything(mq: cluster.Cluster) -> set[bytes]:
-    """The bodies of all that is in the topic."""
+def read_all_bodies(mq: cluster.Cluster) -> set[bytes]:
+    """Return the bodies of all messages of the topic."""
     with PullConsumer(mq, "c") as pull:
         (queue,) = pull.queues("t")
         begin, end = pull.offsets(queue)
@@ -72,7 +72,7 @@ def everything(mq: cluster.Cluster) -> set[bytes]:
 
 
 @pytest.mark.long
-def test_a_cluster_has_its_register_on_etcd(tmp_path: Path, etcd: EtcdServers) -> None:
+def test_cluster_with_etcd_register_elects_and_restarts(tmp_path: Path, etcd: EtcdServers) -> None:
     root = tmp_path / "data"
     bodies: set[bytes] = set()
     with own_ray():
@@ -82,16 +82,16 @@ def test_a_cluster_has_its_register_on_etcd(tmp_path: Path, etcd: EtcdServers) -
             admin.create_topic("t", queues=1)
             producer = Producer(mq, "p")
             assert admin.cluster_info().keepers == []
-            bodies.add(sent(producer, b"%d before" % life))
+            bodies.add(send_until_acknowledged(producer, b"%d before" % life))
             former = poll_until(lambda admin=admin: master_of(admin), 60, "a master with its replica")  # type: ignore[misc]
             before = pid_of(former, NAMESPACE)
             ray.kill(ray.get_actor(former, namespace=NAMESPACE), no_restart=False)
-            bodies.add(sent(producer, b"%d behind an election" % life))
+            bodies.add(send_until_acknowledged(producer, b"%d behind an election" % life))
             await_restart(former, NAMESPACE, before)
             master = poll_until(lambda admin=admin: master_of(admin), 60, "both replicas are in sync again")  # type: ignore[misc]
             admin.elect("broker-a", 0 if master != "broker-a" else 1).wait(60)
-            bodies.add(sent(producer, b"%d behind one by hand" % life))
-            assert bodies <= everything(mq)
+            bodies.add(send_until_acknowledged(producer, b"%d behind one by hand" % life))
+            assert bodies <= read_all_bodies(mq)
             producer.close()
             mq.stop()
         with pytest.raises(InvalidInput, match="the register is on an etcd"):

@@ -1,6 +1,7 @@
-"""Clients, brokers and replicas of the RayMQ of before work with those of today, each in a process of its own.
+"""Test that clients, brokers and replicas of the previous release work with the current one.
 
-tests/fixtures/release/ has the wheel of before; what its versions are, `actors/wire/protocol_version.py` says.
+Each side runs in a process of its own. tests/fixtures/release/ has the wheel of the previous release;
+`actors/wire/protocol_version.py` names its versions.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(240)
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "release_peer.py"
-#: What `exchange` has to come to, whoever takes part.
+#: The expected result of `exchange` with any combination of releases.
 EXPECTED = {
     "states": ["running"],
     "pulled": [f"m{number:03}" for number in range(51)],
@@ -50,8 +51,8 @@ LEFT = {"plain": EXPECTED["pulled"], "written": EXPECTED["written"], "committed"
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that has the RayMQ of before."""
+def previous_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the previous release and return its folder."""
     (wheel,) = (ROOT / "tests" / "fixtures" / "release").glob("*.whl")
     folder = tmp_path_factory.mktemp("release")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
@@ -60,7 +61,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(release: Path | None) -> dict[str, str]:
-    """Of a process that runs the RayMQ in a folder; None: today's."""
+    """Return the environment for a release's process (None: the current release)."""
     return os.environ if release is None else {**os.environ, "PYTHONPATH": str(release)}  # type: ignore[return-value]
 
 
@@ -70,7 +71,7 @@ def command(*arguments: str) -> list[str]:
 
 @contextlib.contextmanager
 def broker(directory: Path, release: Path | None) -> Iterator[str]:
-    """A broker and its name server; the address of the latter. It is stopped properly at the end."""
+    """Run a broker and name server, yield the latter's address, stop both cleanly."""
     process = subprocess.Popen(
         command("broker", "broker-a", str(directory)),
         stdin=subprocess.PIPE,
@@ -88,42 +89,42 @@ def broker(directory: Path, release: Path | None) -> Iterator[str]:
         process.communicate()
 
 
-def asked(what: str, name_server: str, release: Path | None) -> dict[str, Any]:
+def run_peer(what: str, name_server: str, release: Path | None) -> dict[str, Any]:
     done = subprocess.run(
         command(what, name_server), env=environment(release), stdout=subprocess.PIPE, text=True, check=True, timeout=180
     )
-    told: dict[str, Any] = json.loads(done.stdout)
-    code = Path(told.pop("code"))
-    assert code.is_relative_to(ROOT if release is None else release)  # it was the one that was meant
-    return told
+    reported: dict[str, Any] = json.loads(done.stdout)
+    code = Path(reported.pop("code"))
+    assert code.is_relative_to(ROOT if release is None else release)  # the intended release ran
+    return reported
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("old", ["client", "broker"])
-def test_the_other_side_is_of_before(tmp_path: Path, before: Path, old: str) -> None:
-    client, server = (before, None) if old == "client" else (None, before)
+def test_client_and_broker_of_two_releases_work_together(tmp_path: Path, previous_release: Path, old: str) -> None:
+    client, server = (previous_release, None) if old == "client" else (None, previous_release)
     with broker(tmp_path / "broker-a", server) as name_server:
-        assert asked("exchange", name_server, client) == EXPECTED
-        found = asked("look", name_server, None)
+        assert run_peer("exchange", name_server, client) == EXPECTED
+        found = run_peer("look", name_server, None)
         versions = found.pop("versions")
         assert found == LEFT
         assert versions == ([VERSION] if server is None else [""])
 
 
 @pytest.mark.long
-def test_a_directory_goes_up_and_as_long_as_its_format_allows_down_again(tmp_path: Path, before: Path) -> None:
+def test_store_directory_upgrades_and_downgrades(tmp_path: Path, previous_release: Path) -> None:
     directory = tmp_path / "broker-a"
-    with broker(directory, before) as name_server:
-        assert asked("exchange", name_server, before) == EXPECTED
+    with broker(directory, previous_release) as name_server:
+        assert run_peer("exchange", name_server, previous_release) == EXPECTED
     assert read_format(directory) == DirectoryFormat()
-    for release in (None, before, None):
+    for release in (None, previous_release, None):
         with broker(directory, release) as name_server:
-            found = asked("look", name_server, release)
+            found = run_peer("look", name_server, release)
             assert {name: found[name] for name in LEFT} == LEFT
         assert read_format(directory) == DirectoryFormat(CURRENT_FORMAT, VERSION)
 
 
-def test_what_a_broker_of_before_does_not_know_is_told_with_both_versions(tmp_path: Path, before: Path) -> None:
+def test_unknown_command_error_names_both_versions(tmp_path: Path, previous_release: Path) -> None:
     async def main(name_server: str) -> None:
         pool = ConnectionPool()
         try:
@@ -133,7 +134,7 @@ def test_what_a_broker_of_before_does_not_know_is_told_with_both_versions(tmp_pa
         finally:
             await pool.close()
 
-    with broker(tmp_path / "broker-a", before) as name_server:
+    with broker(tmp_path / "broker-a", previous_release) as name_server:
         asyncio.run(main(name_server))
 
 
@@ -141,11 +142,11 @@ def test_what_a_broker_of_before_does_not_know_is_told_with_both_versions(tmp_pa
 
 
 class MixedGroup(ReplicaGroup):
-    """Of which some replicas run the RayMQ of before."""
+    """Run a replica group in which some replicas have the previous release."""
 
-    def __init__(self, folder: Path, before: Path, *old: int) -> None:
+    def __init__(self, folder: Path, previous_release: Path, *old: int) -> None:
         super().__init__(folder)
-        self.before = before
+        self.previous_release = previous_release
         self.old = set(old)
 
     def start(self, *numbers: int, **changes: Any) -> None:
@@ -155,16 +156,16 @@ class MixedGroup(ReplicaGroup):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=environment(self.before if number in self.old else None),
+                env=environment(self.previous_release if number in self.old else None),
             )
             self.addresses[number] = self.address_of(self.up[number])
 
 
 @pytest.mark.parametrize("old", [1, 2])
 @pytest.mark.long
-def test_master_and_replica_of_two_releases(tmp_path: Path, before: Path, old: int) -> None:
-    """And the upgrade of the other one, too, by handing over: one is always there."""
-    with MixedGroup(tmp_path, before, old) as group:
+def test_master_and_replica_of_two_releases_work_together(tmp_path: Path, previous_release: Path, old: int) -> None:
+    """Upgrade the older one too, by handing over, so that one always serves."""
+    with MixedGroup(tmp_path, previous_release, old) as group:
         group.begin()
         clients = Clients(group)
         with contextlib.closing(clients.mq):
@@ -172,7 +173,7 @@ def test_master_and_replica_of_two_releases(tmp_path: Path, before: Path, old: i
             clients.send(*numbered(0, 100))
             group.await_end(2, of=1)
             new = 3 - old
-            if old == 1:  # the master of before hands over to the replica of today, and is upgraded
+            if old == 1:  # the old master hands over to the current replica and is upgraded
                 group.stop(1)
                 assert group.elect(2) == new
             else:
@@ -185,26 +186,26 @@ def test_master_and_replica_of_two_releases(tmp_path: Path, before: Path, old: i
 
 
 @pytest.mark.long
-def test_a_replica_of_before_is_refused_by_a_master_whose_state_it_would_misread(tmp_path: Path, before: Path) -> None:
-    with MixedGroup(tmp_path, before, 2) as group:
+def test_master_refuses_replica_with_older_state_format(tmp_path: Path, previous_release: Path) -> None:
+    with MixedGroup(tmp_path, previous_release, 2) as group:
         group.begin()
         group.kill(2)
         poll_until(lambda: group.state.in_sync == {1}, 60)
         group.stop(1)
-        # The master's RayMQ becomes one that writes the next format.
+        # The master gets a release that writes the next format.
         newer = tmp_path / "newer"
         newer.mkdir()
         (newer / "sitecustomize.py").write_text(
             f"from raymq.storage import directory_format\ndirectory_format.CURRENT_FORMAT = {CURRENT_FORMAT + 1}\n"
         )
-        group.before = newer
+        group.previous_release = newer
         group.old = {1}
         group.start(1)
         group.elect(1)
         group.await_serving(1)
         assert read_format(group.directory(1)).number == CURRENT_FORMAT + 1
-        for release in (before, None):
-            group.before, group.old = release or before, {2} if release else set()
+        for release in (previous_release, None):
+            group.previous_release, group.old = release or previous_release, {2} if release else set()
             group.start(2)
             group._await(2, lambda status: "upgrade the RayMQ of the replica" in status.trouble, 60, "is refused")
             assert "supports state formats up to 1" in group.status(2).trouble
@@ -212,7 +213,7 @@ def test_a_replica_of_before_is_refused_by_a_master_whose_state_it_would_misread
             group.stop(2)
 
 
-def test_a_directory_of_a_newer_release_does_not_start(tmp_path: Path) -> None:
+def test_directory_of_newer_release_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "broker-a"
     directory.mkdir()
     write_format(directory, DirectoryFormat(CURRENT_FORMAT + 1, "9.8.7"))
@@ -226,15 +227,15 @@ def test_a_directory_of_a_newer_release_does_not_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_cluster_is_upgraded_while_clients_go_on(tmp_path: Path, before: Path) -> None:
-    """On a real Ray: new processes find another folder of code, and the brokers are restarted one by one.
+def test_rolling_upgrade_keeps_clients_running(tmp_path: Path, previous_release: Path) -> None:
+    """Upgrade on a real Ray: change the code's folder, then restart brokers one by one.
 
-    Those that run go on with theirs: they load parts of it late, which must not be of another release.
+    Running processes keep their release: modules that they import late must not come from another one.
     """
     site = tmp_path / "site"  # as the environment's site-packages
     site.mkdir()
     (site / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
-    (site / "raymq.pth").write_text(f"{before}\n")
+    (site / "raymq.pth").write_text(f"{previous_release}\n")
     process = subprocess.Popen(
         command("cluster", str(tmp_path / "data"), "upgrade"),
         stdin=subprocess.PIPE,
@@ -266,8 +267,8 @@ def test_a_cluster_is_upgraded_while_clients_go_on(tmp_path: Path, before: Path)
                 subprocess.run(
                     [*raymq, *where, "broker", "restart", "--rolling"], env=environment(site), check=True, timeout=150
                 )
-                told = admin.cluster_info().brokers
-                assert [(each.state, each.version) for each in told] == [("running", VERSION)] * 2
+                reported = admin.cluster_info().brokers
+                assert [(each.state, each.version) for each in reported] == [("running", VERSION)] * 2
             finally:
                 over.set()
             sending.result(60)

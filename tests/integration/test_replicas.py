@@ -1,4 +1,4 @@
-"""A cluster whose broker has two replicas, on a real Ray: who is master, and how clients come to the next one."""
+"""Test a broker group with two replicas on a real Ray: elections and client failover."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from raymq.client import (
 from raymq.client.actor_transport import invoke
 from raymq.cluster import Cluster, cluster_launch
 from raymq.cluster.cli import main_group
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
@@ -79,7 +79,7 @@ def all_in_sync(mq: Cluster) -> bool:
     return is_whole and len(masters) == 1 and masters[0].in_sync == [0, 1]
 
 
-def told(mq: Cluster, *arguments: str) -> Any:
+def run_command(mq: Cluster, *arguments: str) -> Any:
     done = CliRunner().invoke(main_group, ["--name-servers", mq.name_servers[0], *arguments, "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -90,7 +90,7 @@ def actor_of(broker: BrokerInfo) -> str:
 
 
 class Sending(threading.Thread):
-    """Sends one message after the other, and keeps which were acknowledged."""
+    """Send messages one after the other and record the acknowledged ones."""
 
     def __init__(self, producer: Producer) -> None:
         super().__init__(daemon=True)
@@ -123,8 +123,8 @@ class Sending(threading.Thread):
 
 
 @pytest.mark.long
-def test_clients_of_all_kinds_come_to_the_new_master_by_themselves(root: Path) -> None:
-    """The master's process is killed, and its actor kept from restarting: it goes on without that machine."""
+def test_all_client_types_find_new_master(root: Path) -> None:
+    """Kill the master's process and keep its actor from restarting."""
     with start(root) as mq, Admin(mq) as admin:
         admin.create_topic("t", queues=2)
         pushed: list[bytes] = []
@@ -171,11 +171,11 @@ def test_clients_of_all_kinds_come_to_the_new_master_by_themselves(root: Path) -
             assert after.epoch > before.epoch
             pull.close()
             pop.close()
-        # A send looks for the next master while it has time left, and does not wait for the former one's return.
+        # A send looks for the next master within its timeout and does not wait for the former one.
         assert all(each.longest_pause < 15.0 for each in sending), [each.longest_pause for each in sending]
 
 
-def test_what_is_told_of_replicas_and_what_operators_do(root: Path) -> None:
+def test_status_and_elections_of_replicated_cluster(root: Path) -> None:
     with start(root) as mq, Admin(mq) as admin, Producer(mq, "p") as producer:
         admin.create_topic("t", queues=1)
         for number in range(20):
@@ -190,21 +190,21 @@ def test_what_is_told_of_replicas_and_what_operators_do(root: Path) -> None:
         master = master_of(mq)
         assert master is not None
         assert (master.confirmed_offset, master.lag_bytes) == (master.end_offset, 0)
-        status = told(mq, "cluster", "status")
+        status = run_command(mq, "cluster", "status")
         assert [each["in_sync"] for each in status["brokers"] if each["role"] == "master"] == [[0, 1]]
-        assert [each["replica"] for each in told(mq, "broker", "list")] == [0, 1]
+        assert [each["replica"] for each in run_command(mq, "broker", "list")] == [0, 1]
         other = 1 - master.replica
-        with Foreign(found[other].address) as tool:
+        with ForeignClient(found[other].address) as tool:
             figures = tool.json(Command(RequestCode.GET_BROKER_RUNTIME_INFO))["table"]
             assert (figures["brokerActive"], figures["commitLogMaxOffset"]) == ("false", str(master.end_offset))
             assert tool.refused(GetMaxOffset("t", 0)) == ResponseCode.SERVICE_NOT_AVAILABLE, "it may lack some"
         for each in found:
             by_actor = mq.run(invoke(NAMESPACE, "broker-a", each.address, "session", status_command(), 10.0))
             assert read_status(by_actor).replica == each.replica, "the second door leads to who listens there"
-        start(root).close()  # it joins
-        said = told(mq, "broker", "elect", "broker-a", "--replica", str(other), "--dry-run")
+        start(root).close()  # joins the running cluster
+        said = run_command(mq, "broker", "elect", "broker-a", "--replica", str(other), "--dry-run")
         assert (said["replica"], said["epoch"], said["changed"]) == (master.replica, 1, False)
-        said = told(mq, "broker", "elect", "broker-a", "--replica", str(other))
+        said = run_command(mq, "broker", "elect", "broker-a", "--replica", str(other))
         assert (said["replica"], said["changed"], said["warning"]) == (other, True, "")
         producer.send(Message("t", b"after"), timeout=30.0)
         poll_until(lambda: (now := master_of(mq)) is not None and now.replica == other, 30)
@@ -223,7 +223,7 @@ def test_what_is_told_of_replicas_and_what_operators_do(root: Path) -> None:
         assert admin.topic_stats("t").popitem()[1].max_offset == 21
 
 
-def test_a_killed_master_is_restarted_as_a_replica_and_a_clean_stop_and_start_loses_nothing(root: Path) -> None:
+def test_killed_master_rejoins_and_restart_loses_nothing(root: Path) -> None:
     with start(root) as mq, Admin(mq) as admin, Producer(mq, "p") as producer:
         admin.create_topic("t", queues=1)
         for number in range(50):

@@ -1,4 +1,4 @@
-"""A long-running consumer: `PushConsumer.run` and `raymq worker`, and the signals that end them."""
+"""Test `PushConsumer.run` and `raymq worker`, and the signals that end them."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def send(mq: Connection, count: int = 1) -> None:
             producer.send(Message("t", b"%d" % number), queue=QUEUE)
 
 
-def aside(do: Callable[[], Any]) -> threading.Thread:
+def start_thread(do: Callable[[], Any]) -> threading.Thread:
     thread = threading.Thread(target=do)
     thread.start()
     return thread
 
 
-class Slow:
-    """A listener whose call takes until it may end."""
+class BlockingListener:
+    """Block each call until `may_end` is set."""
 
     def __init__(self) -> None:
         self.called, self.may_end = threading.Event(), threading.Event()
@@ -69,9 +69,9 @@ class Slow:
 
 
 @pytest.mark.parametrize("which", SIGNALS)
-def test_run_ends_what_is_in_hand_and_leaves_on_a_signal(mq: Connection, admin: Admin, which: signal.Signals) -> None:
+def test_signal_finishes_running_calls_and_leaves_group(mq: Connection, admin: Admin, which: signal.Signals) -> None:
     send(mq)
-    slow = Slow()
+    slow = BlockingListener()
 
     def interrupt() -> None:
         assert slow.called.wait(20)
@@ -80,7 +80,7 @@ def test_run_ends_what_is_in_hand_and_leaves_on_a_signal(mq: Connection, admin: 
         slow.may_end.set()
 
     consumer = PushConsumer(mq, "g", {"t": "*"}, slow)
-    interrupting = aside(interrupt)
+    interrupting = start_thread(interrupt)
     consumer.run()
     interrupting.join()
     assert consumer.wait(0)
@@ -88,25 +88,25 @@ def test_run_ends_what_is_in_hand_and_leaves_on_a_signal(mq: Connection, admin: 
     assert (progress.committed_offset, progress.owner) == (1, None)
 
 
-def test_run_ends_on_a_signal_that_another_thread_got(mq: Connection, admin: Admin) -> None:
-    """As one may that comes while the process is stopped."""
+def test_signal_to_another_thread_ends_run(mq: Connection, admin: Admin) -> None:
+    """Signal another thread, as can happen while the process is stopped."""
     consumer = PushConsumer(mq, "g", {"t": "*"}, lambda _: ConsumeResult.SUCCESS)
 
     def interrupt() -> None:
         poll_until(lambda: consumer.health.running, 10)
-        time.sleep(0.2)  # until the main thread waits, or nothing is tested
+        time.sleep(0.2)  # until the main thread waits; otherwise the test checks nothing
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
-    interrupting = aside(interrupt)
+    interrupting = start_thread(interrupt)
     consumer.run()
     interrupting.join()
     assert consumer.wait(0)
 
 
 @pytest.mark.parametrize("mode", ["queue", "pop"])
-def test_a_second_signal_does_not_wait_for_running_calls(mq: Connection, admin: Admin, mode: str) -> None:
+def test_second_signal_skips_wait_for_running_calls(mq: Connection, admin: Admin, mode: str) -> None:
     send(mq)
-    slow = Slow()
+    slow = BlockingListener()
 
     def interrupt() -> None:
         assert slow.called.wait(20)
@@ -115,7 +115,7 @@ def test_a_second_signal_does_not_wait_for_running_calls(mq: Connection, admin: 
         os.kill(os.getpid(), signal.SIGINT)
 
     consumer = PushConsumer(mq, "g", {"t": "*"}, slow, mode=mode)
-    interrupting = aside(interrupt)
+    interrupting = start_thread(interrupt)
     began = time.monotonic()
     consumer.run(timeout=60.0)
     assert time.monotonic() - began < 20
@@ -124,7 +124,7 @@ def test_a_second_signal_does_not_wait_for_running_calls(mq: Connection, admin: 
     assert admin.group_progress("g")[QUEUE].owner is None
 
 
-def test_run_returns_when_the_consumer_is_shut_down_elsewhere(mq: Connection, admin: Admin) -> None:
+def test_run_returns_when_consumer_is_shut_down_elsewhere(mq: Connection, admin: Admin) -> None:
     del admin
     consumer = PushConsumer(mq, "g", {"t": "*"}, lambda _: ConsumeResult.SUCCESS)
 
@@ -132,21 +132,21 @@ def test_run_returns_when_the_consumer_is_shut_down_elsewhere(mq: Connection, ad
         poll_until(lambda: consumer.health.running, 10)
         consumer.shutdown()
 
-    ending = aside(end)
+    ending = start_thread(end)
     consumer.run()
     ending.join()
     with pytest.raises(ClientClosed):
         consumer.run()
 
 
-def test_a_signal_amid_the_start_ends_it(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_during_start_ends_run(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     del admin
     consumer = PushConsumer(mq, "g", {"t": "*"}, lambda _: ConsumeResult.SUCCESS)
     start = PushConsumer._start
 
     def interrupted(self: PushConsumer, attempt: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0)  # where Python sees it
+        time.sleep(0)  # lets Python run its signal handlers
         start(self, attempt)
 
     monkeypatch.setattr(PushConsumer, "_start", interrupted)
@@ -154,14 +154,14 @@ def test_a_signal_amid_the_start_ends_it(mq: Connection, admin: Admin, monkeypat
     assert not consumer.health.running
 
 
-def test_what_keeps_a_consumer_from_starting_is_raised(mq: Connection, admin: Admin) -> None:
+def test_run_raises_start_errors(mq: Connection, admin: Admin) -> None:
     del admin
     consumer = PushConsumer(mq, "g", {"no": "*"}, lambda _: ConsumeResult.SUCCESS, missing_topics="error")
     with pytest.raises(TopicNotFound):
         consumer.run()
 
 
-def test_run_says_where_it_cannot_be_called(mq: Connection, admin: Admin) -> None:
+def test_run_refuses_other_threads_and_event_loops(mq: Connection, admin: Admin) -> None:
     del admin
     consumer = PushConsumer(mq, "g", {"t": "*"}, lambda _: ConsumeResult.SUCCESS)
     caught = []
@@ -171,7 +171,7 @@ def test_run_says_where_it_cannot_be_called(mq: Connection, admin: Admin) -> Non
             consumer.run()
         caught.append(str(error.value))
 
-    aside(off_the_main_thread).join()
+    start_thread(off_the_main_thread).join()
     assert "main thread" in caught[0]
     assert "start() and shutdown()" in caught[0]
 
@@ -210,7 +210,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop(name, None)
 
 
-def test_a_worker_consumes_until_a_signal(mq: Connection, admin: Admin, module: str) -> None:
+def test_worker_consumes_until_signal(mq: Connection, admin: Admin, module: str) -> None:
     admin.create_topic("u", queues=1)
     send(mq, 3)
     with Producer(mq, "p") as producer:
@@ -234,22 +234,22 @@ def test_a_worker_consumes_until_a_signal(mq: Connection, admin: Admin, module: 
         ("orders_of_a_worker:nothing", "not a function"),
     ],
 )
-def test_a_worker_says_which_listener_it_does_not_find(module: str, listener: str, said: str) -> None:
+def test_worker_names_listener_not_found(module: str, listener: str, said: str) -> None:
     del module
     done = CliRunner().invoke(main_group, ["worker", listener, "--group", "g", "--topic", "t"])
     assert done.exit_code == 2
     assert said in " ".join(done.output.replace("│", " ").split())
 
 
-def test_a_listener_that_imports_a_missing_module_is_not_called_missing(module: str) -> None:
+def test_import_error_inside_listener_module_is_raised(module: str) -> None:
     del module
     done = CliRunner().invoke(main_group, ["worker", "imports_another:x", "--group", "g", "--topic", "t"])
     assert isinstance(done.exception, ModuleNotFoundError)
     assert done.exception.name == "not_there_either"
 
 
-def test_run_raises_what_has_ended_the_consumer(mq: Connection, admin: Admin) -> None:
-    """A member of a lower version that a deployment has replaced."""
+def test_run_raises_error_of_ended_consumer(mq: Connection, admin: Admin) -> None:
+    """Replace a member by one with a higher subscription version."""
     del admin
     old = PushConsumer(mq, "g", {"t": "a"}, lambda _: ConsumeResult.SUCCESS)
     new = PushConsumer(mq, "g", {"t": "b"}, lambda _: ConsumeResult.SUCCESS, subscription_version=1)
@@ -258,7 +258,7 @@ def test_run_raises_what_has_ended_the_consumer(mq: Connection, admin: Admin) ->
         poll_until(lambda: old.health.running, 10)
         new.start()
 
-    replacing = aside(replace)
+    replacing = start_thread(replace)
     with pytest.raises(SubscriptionMismatch):
         old.run()
     replacing.join()

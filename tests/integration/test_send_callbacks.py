@@ -1,4 +1,4 @@
-"""Callbacks of `send_async` may do what programs do, also send and wait, and may raise anything."""
+"""Test callbacks of `send_async` that send, wait or raise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.005])
-def test_a_callback_may_send_and_wait(mq: Connection, admin: Admin, linger: float) -> None:
+def test_callback_can_send_and_wait(mq: Connection, admin: Admin, linger: float) -> None:
     results: list[SendResult] = []
     problems: list[BaseException] = []
     with Producer(mq, "p", linger=linger) as producer:
@@ -38,7 +38,9 @@ def test_a_callback_may_send_and_wait(mq: Connection, admin: Admin, linger: floa
 
 @pytest.mark.parametrize("linger", [0.0, 0.005])
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1), KeyboardInterrupt()], ids=repr)
-def test_what_a_callback_raises_ends_no_loop(mq: Connection, admin: Admin, linger: float, error: BaseException) -> None:
+def test_callback_exception_does_not_end_event_loop(
+    mq: Connection, admin: Admin, linger: float, error: BaseException
+) -> None:
     with Producer(mq, "p", linger=linger) as producer:
         called = threading.Semaphore(0)
 

@@ -1,4 +1,4 @@
-"""A sharding key stays with its queue while that one's broker is away: elsewhere it would overtake itself."""
+"""Test that a sharding key keeps its queue, and so its order, while its broker is away."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raymq.actors.wire.commands.broker_config_commands import set_permission_com
 from raymq.client import Admin, Connection, Message, MessageQueue, NotStored, Producer
 from raymq.client.produce.outbox_file import OutboxFile
 from tests.integration.conftest import Services
-from tests.integration.test_lingering import everything
+from tests.integration.test_lingering import read_all_bodies
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -22,16 +22,14 @@ KEYS = [f"key-{number}" for number in range(12)]
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.005])
-def test_a_sharding_key_waits_for_its_broker_and_moves_nowhere(
-    mq: Connection, services: Services, admin: Admin, linger: float
-) -> None:
+def test_sharding_key_waits_for_its_broker(mq: Connection, services: Services, admin: Admin, linger: float) -> None:
     with Producer(mq, "p", linger=linger, timeout=0.5) as producer:
 
         def send(key: str) -> MessageQueue:
             return producer.send_async(Message("t", b"x"), sharding_key=key).result(10).queue
 
-        homes = {key: send(key) for key in KEYS}
-        assert {queue.broker for queue in homes.values()} == {"broker-a", "broker-b"}
+        queue_of_key = {key: send(key) for key in KEYS}
+        assert {queue.broker for queue in queue_of_key.values()} == {"broker-a", "broker-b"}
         services.stop_broker("broker-b")
 
         def away() -> bool:
@@ -41,8 +39,8 @@ def test_a_sharding_key_waits_for_its_broker_and_moves_nowhere(
 
         poll_until(away, 30, "the broker has left the routes")
         for key in KEYS:
-            if homes[key].broker == "broker-a":
-                assert send(key) == homes[key]
+            if queue_of_key[key].broker == "broker-a":
+                assert send(key) == queue_of_key[key]
             else:
                 with pytest.raises(NotStored) as caught:
                     send(key)
@@ -53,7 +51,7 @@ def test_a_sharding_key_waits_for_its_broker_and_moves_nowhere(
         for key in KEYS:
             while True:
                 try:
-                    assert send(key) == homes[key]
+                    assert send(key) == queue_of_key[key]
                     break
                 except NotStored:
                     assert time.monotonic() < deadline
@@ -62,11 +60,12 @@ def test_a_sharding_key_waits_for_its_broker_and_moves_nowhere(
 @pytest.mark.usefixtures("admin")
 @pytest.mark.parametrize("has_outbox", [False, True])
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_gathered_keys_of_a_broker_that_is_drained_go_to_others_at_once(
+def test_lingering_keys_leave_read_only_broker_at_once(
     mq: Connection, tmp_path: Path, *, has_outbox: bool, idempotent: bool
 ) -> None:
-    """They were refused, as if their queue had been chosen, and an outbox kept them for it, which may never take
-    messages again, in front of all else.
+    """Cover a regression: such messages were refused, or kept in an outbox for that broker.
+
+    The broker may never accept messages again, and the outbox sent no other message before them.
     """
     outbox = tmp_path / "outbox" if has_outbox else None
     with Producer(mq, "p", timeout=10.0, linger=0.01, idempotent=idempotent, outbox=outbox) as producer:
@@ -77,7 +76,7 @@ def test_gathered_keys_of_a_broker_that_is_drained_go_to_others_at_once(
         mq.run(mq.pool.request(address, set_permission_command(PERM_READ), 10.0))
         sent = [producer.send_async(Message("t", b"behind"), sharding_key=key) for key in there]
         assert {each.result(20).queue.broker for each in sent} == {"broker-a"}
-        assert everything(mq).count(b"behind") == len(there)
+        assert read_all_bodies(mq).count(b"behind") == len(there)
     if outbox is not None:
         file = OutboxFile(outbox)
         assert file.batches() == []
@@ -86,10 +85,8 @@ def test_gathered_keys_of_a_broker_that_is_drained_go_to_others_at_once(
 
 @pytest.mark.usefixtures("admin")
 @pytest.mark.parametrize("ends", ["its tries run out", "it is closed"])
-def test_gathered_keys_of_a_broker_that_is_away_are_kept_with_their_keys(
-    services: Services, tmp_path: Path, ends: str
-) -> None:
-    """They were kept for the queue that they meant then: if that broker never came back they waited without end."""
+def test_lingering_messages_of_lost_broker_keep_sharding_key(services: Services, tmp_path: Path, ends: str) -> None:
+    """Cover a regression: messages were kept for a queue whose broker may never return."""
     is_closed = ends == "it is closed"
     with Connection([services.name_server.address]) as sending:
         timeout, file = 60.0 if is_closed else 2.0, tmp_path / "outbox"

@@ -1,8 +1,8 @@
-"""64 members on 4 queues with tasks of 10 ms to 2 s: the work is shared evenly, and nothing is done twice.
+"""Test that 64 pop members on 4 queues share tasks of 10 ms to 2 s evenly, each task once.
 
-As a program: `test_shared_long_tasks.py NAME_SERVERS TOPIC MEMBERS`, so many members in a process of their own. It
-prints "ready", begins when a line comes, and prints a line for each task: its number, and when it began and ended
-(monotonic seconds). It ends when its standard input is closed.
+As a program, `test_shared_long_tasks.py NAME_SERVERS TOPIC MEMBERS` runs that number of members in one process. It
+prints "ready", begins at the first input line, and prints for each task its number, start and end (monotonic seconds).
+It ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 PROCESSES, MEMBERS, TASKS = 4, 64, 2_000
 LEAST_SHARE = 0.95
-#: What else runs on the machine can only take from the share.
+#: Other load on the machine can only lower the share.
 ATTEMPTS = 3
 
 
 def ideal_seconds(tasks: list[tuple[float, float]]) -> float:
-    """Return how long members take that have each next task at once, in the order in which these began.
+    """Return the ideal duration: each free member takes the next task at once.
 
-    A task takes as long as it did: what a loaded machine adds to it is not the members' idle time.
+    Tasks keep their order and their measured duration: the delay of a loaded machine is not idle time of members.
     """
     free_at = [0.0] * MEMBERS
     for begun, ended in sorted(tasks):
@@ -41,15 +41,15 @@ def ideal_seconds(tasks: list[tuple[float, float]]) -> float:
     return max(free_at)
 
 
-def test_many_members_share_long_tasks(services: Services, mq: Connection, admin: Admin) -> None:
+def test_members_share_long_tasks_evenly(services: Services, mq: Connection, admin: Admin) -> None:
     shares: list[float] = []
     while max(shares, default=0.0) < LEAST_SHARE and len(shares) < ATTEMPTS:
-        shares.append(share_of_the_ideal(services, mq, admin, f"tasks{len(shares)}"))
+        shares.append(measure_share(services, mq, admin, f"tasks{len(shares)}"))
     assert max(shares) >= LEAST_SHARE
 
 
-def share_of_the_ideal(services: Services, mq: Connection, admin: Admin, topic: str) -> float:
-    """Have all tasks done by members of a group of their own."""
+def measure_share(services: Services, mq: Connection, admin: Admin, topic: str) -> float:
+    """Run all tasks in a new group; return the share of the ideal duration."""
     admin.create_topic(topic, queues=2)  # on each of two brokers
     rng = random.Random(7)
     with Producer(mq, "p") as producer:
@@ -94,7 +94,7 @@ def share_of_the_ideal(services: Services, mq: Connection, admin: Admin, topic: 
 
 
 def run_members(name_servers: str, topic: str, members: str) -> None:
-    """Consume with so many members until the standard input ends."""
+    """Consume with this number of members until the standard input ends."""
     lock = threading.Lock()
 
     def listener(messages: list[ReceivedMessage]) -> ConsumeResult:

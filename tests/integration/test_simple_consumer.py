@@ -1,4 +1,4 @@
-"""Simple consumers against real services over real sockets, without Ray."""
+"""Test simple consumers against real services over real sockets, without Ray."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 
 
 def take(consumer: SimpleConsumer, count: int, **options: Any) -> list[ReceivedMessage]:
-    """Receive until `count` messages are there."""
+    """Receive until `count` messages have arrived."""
     found: list[ReceivedMessage] = []
     while len(found) < count:
         messages = consumer.receive(**{"max_messages": 32, "await_duration": 5.0, **options})
@@ -59,7 +59,7 @@ def _queues(pull: PullConsumer, topic: str) -> list[MessageQueue]:
         return []
 
 
-def test_members_share_the_messages_of_every_queue(mq: Connection, services: Services, admin: Admin) -> None:
+def test_members_share_messages_of_every_queue(mq: Connection, services: Services, admin: Admin) -> None:
     producer = Producer(mq, "p")
     sent = [b"%d" % n for n in range(60)]
     for n, body in enumerate(sent):
@@ -81,7 +81,7 @@ def test_members_share_the_messages_of_every_queue(mq: Connection, services: Ser
     assert sum(found.committed_offset or 0 for found in progress.values()) == 60
 
 
-def test_what_is_not_acknowledged_comes_again(mq: Connection, admin: Admin) -> None:
+def test_unacknowledged_message_is_redelivered(mq: Connection, admin: Admin) -> None:
     Producer(mq, "p").send_batch([Message("t", b"%d" % n, keys="k", properties={"a": "b"}) for n in range(3)])
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         first = take(consumer, 3, invisible_duration=0.5)
@@ -103,7 +103,7 @@ def test_what_is_not_acknowledged_comes_again(mq: Connection, admin: Admin) -> N
         assert not consumer.ack(second)
 
 
-def test_renewing_in_place(mq: Connection, admin: Admin) -> None:
+def test_change_invisible_duration_renews_receipt(mq: Connection, admin: Admin) -> None:
     Producer(mq, "p").send(Message("t", b"x"))
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         (message,) = take(consumer, 1, invisible_duration=0.5)
@@ -117,7 +117,7 @@ def test_renewing_in_place(mq: Connection, admin: Admin) -> None:
         assert consumer.ack(pickle.loads(pickle.dumps(again))), "a handle travels"
 
 
-def test_the_first_message_ends_the_wait(mq: Connection, admin: Admin) -> None:
+def test_first_message_ends_receive_wait(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer, ThreadPoolExecutor(1) as pool:
         for broker in ("broker-a", "broker-b"):
@@ -132,14 +132,14 @@ def test_the_first_message_ends_the_wait(mq: Connection, admin: Admin) -> None:
         assert 0.29 < time.monotonic() - begun < 2.0
 
 
-def test_after_the_maximum_it_is_a_dead_letter(mq: Connection, admin: Admin) -> None:
+def test_message_beyond_retry_limit_becomes_dead_letter(mq: Connection, admin: Admin) -> None:
     result = Producer(mq, "p").send(Message("t", b"bad", keys="k"))
     pull = PullConsumer(mq, "reader")
     with SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=2) as consumer:
         for times in range(3):
             (message,) = take(consumer, 1)
             assert message.reconsume_times == times
-            # Lent for so short a time, it might come again before it has reached this consumer.
+            # A receive with so short a lease might expire before the message reaches this consumer.
             assert consumer.change_invisible_duration(message, 0.05)
         (queue,) = poll_until(lambda: _queues(pull, "%DLQ%g"), 10)
         (dead,) = pull.poll(queue, timeout=5.0)
@@ -149,10 +149,10 @@ def test_after_the_maximum_it_is_a_dead_letter(mq: Connection, admin: Admin) -> 
     def lags() -> set[int]:
         return {found.lag for q, found in admin.group_progress("g").items() if q.topic == "t"}
 
-    poll_until(lambda: lags() == {0}, 10)  # it ends once its letter is on the disk
+    poll_until(lambda: lags() == {0}, 10)  # the message is done once its dead letter is on the disk
 
 
-def test_in_order(mq: Connection, admin: Admin) -> None:
+def test_ordered_receive_waits_for_acknowledgement(mq: Connection, admin: Admin) -> None:
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(6)], queue=QUEUE)
     with SimpleConsumer(mq, "g", {"t": "*"}, ordered=True) as consumer:
         first = consumer.receive(2, 10.0, 5.0)
@@ -178,7 +178,7 @@ def test_tags_are_filtered(mq: Connection, admin: Admin) -> None:
         assert consumer.receive(await_duration=0.05) == []
 
 
-def test_several_topics_and_what_is_sent_to_the_group_again(mq: Connection, admin: Admin) -> None:
+def test_receive_covers_all_topics_and_retry_topic(mq: Connection, admin: Admin) -> None:
     admin.create_topic("u", queues=1)
     producer = Producer(mq, "p")
     with SimpleConsumer(mq, "g", {"t": "*", "u": "*"}) as consumer:
@@ -190,7 +190,7 @@ def test_several_topics_and_what_is_sent_to_the_group_again(mq: Connection, admi
         assert consumer.ack(messages)
 
 
-def test_asyncio_twins(mq: Connection, admin: Admin) -> None:
+def test_asyncio_methods_receive_and_acknowledge(mq: Connection, admin: Admin) -> None:
     Producer(mq, "p").send_batch([Message("t", b"a"), Message("t", b"b")])
 
     async def use() -> None:
@@ -207,7 +207,7 @@ def test_asyncio_twins(mq: Connection, admin: Admin) -> None:
         assert bodies(consumer.receive()) == [b"c"], "a receive that was given up has taken nothing"
 
 
-def test_bad_input(mq: Connection, admin: Admin) -> None:
+def test_invalid_arguments_are_refused(mq: Connection, admin: Admin) -> None:
     with pytest.raises(InvalidInput):
         SimpleConsumer(mq, "g", {})
     with pytest.raises(InvalidInput):
@@ -244,7 +244,7 @@ def test_bad_input(mq: Connection, admin: Admin) -> None:
         consumer.receive()
 
 
-def test_members_are_seen(mq: Connection, services: Services, admin: Admin) -> None:
+def test_open_consumer_is_group_member(mq: Connection, services: Services, admin: Admin) -> None:
     consumer = SimpleConsumer(mq, "g", {"t": "*"})
     groups = services.brokers["broker-a"].groups
     assert len(groups.members("g")) == 1
@@ -252,7 +252,7 @@ def test_members_are_seen(mq: Connection, services: Services, admin: Admin) -> N
     assert "g" not in groups.consumer_groups()
 
 
-def test_a_broker_that_comes_back_knows_what_is_out(mq: Connection, services: Services, admin: Admin) -> None:
+def test_restarted_broker_keeps_pending_acks(mq: Connection, services: Services, admin: Admin) -> None:
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(4)], queue=QUEUE)
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         messages = take(consumer, 4, invisible_duration=3.0)
@@ -263,7 +263,7 @@ def test_a_broker_that_comes_back_knows_what_is_out(mq: Connection, services: Se
         assert [message.body for message in take(consumer, 2)] == [b"2", b"3"]
 
 
-def test_no_broker_is_an_error_and_one_is_enough(mq: Connection, services: Services, admin: Admin) -> None:
+def test_receive_needs_one_available_broker(mq: Connection, services: Services, admin: Admin) -> None:
     producer = Producer(mq, "p")
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         services.stop_broker("broker-b")
@@ -277,7 +277,7 @@ def test_no_broker_is_an_error_and_one_is_enough(mq: Connection, services: Servi
         assert bodies(take(consumer, 1)) == [b"y"]
 
 
-def test_a_reset_makes_handles_void(mq: Connection, services: Services, admin: Admin) -> None:
+def test_offset_reset_invalidates_receipt_handles(mq: Connection, services: Services, admin: Admin) -> None:
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(4)], queue=QUEUE)
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         before = take(consumer, 4)
@@ -293,7 +293,7 @@ def test_a_reset_makes_handles_void(mq: Connection, services: Services, admin: A
         assert consumer.ack(after)
 
 
-def test_an_sql_condition_chooses(mq: Connection, admin: Admin) -> None:
+def test_sql_filter_selects_messages(mq: Connection, admin: Admin) -> None:
     with Producer(mq, "p") as producer:
         for price in range(1, 7):
             producer.send(Message("t", b"%d" % price, properties={"price": str(price)}))
@@ -305,8 +305,8 @@ def test_an_sql_condition_chooses(mq: Connection, admin: Admin) -> None:
         SimpleConsumer(mq, "g2", {"t": Sql("price >")})
 
 
-def test_what_nobody_received_in_time_is_no_failed_delivery(mq: Connection, services: Services, admin: Admin) -> None:
-    """Popped by a receive that did not wait for the answer, they went to the dead letters without a delivery."""
+def test_popped_but_unreceived_message_is_not_failed(mq: Connection, services: Services, admin: Admin) -> None:
+    """Cover a regression: messages of an abandoned receive became dead letters undelivered."""
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(4)], queue=QUEUE)
     with SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=0) as consumer:
         popping = consumer._pop_engine
@@ -325,7 +325,7 @@ def test_what_nobody_received_in_time_is_no_failed_delivery(mq: Connection, serv
     assert admin.dlq_list("g") == []
 
 
-def test_a_receive_gets_nothing_that_was_popped_for_less_than_it_wants(mq: Connection, admin: Admin) -> None:
+def test_receive_ignores_kept_messages_with_shorter_lease(mq: Connection, admin: Admin) -> None:
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(4)], queue=QUEUE)
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         popping = consumer._pop_engine
@@ -340,29 +340,27 @@ def test_a_receive_gets_nothing_that_was_popped_for_less_than_it_wants(mq: Conne
         assert sorted(message.body for message in [*messages, *others]) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_broker_that_was_asked_just_now_is_not_silent(mq: Connection, services: Services, admin: Admin) -> None:
-    """Several threads receive: a pop that another one has under way is no sign that its broker does not answer."""
+def test_concurrent_pop_does_not_mark_broker_silent(mq: Connection, services: Services, admin: Admin) -> None:
+    """Receive concurrently: a pending pop of another receive is no missing answer."""
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         assert consumer.receive(await_duration=0.0) == []
         popping = consumer._pop_engine
         sources = mq.run(popping._sources())
 
         async def while_others_ask() -> tuple[list[ReceivedMessage], int]:
-            asked = [asyncio.ensure_future(popping._ask_all([source], 1, 1_000)) for source in sources]
+            pending_pops = [asyncio.ensure_future(popping._ask_all([source], 1, 1_000)) for source in sources]
             await asyncio.sleep(0)
             silent = len(popping._silent(sources))
             found = await popping.receive(1, 1_000, 0.0, ReceiveCall())
-            await asyncio.gather(*asked)
+            await asyncio.gather(*pending_pops)
             return found, silent
 
         assert mq.run(while_others_ask()) == ([], 0)
 
 
 @pytest.mark.long
-def test_a_broker_that_hangs_is_waited_for_once_however_many_topics_it_has(
-    mq: Connection, services: Services, admin: Admin
-) -> None:
-    """Each of them held up the receive for a quarter of a second."""
+def test_hanging_broker_is_waited_for_once_for_all_topics(mq: Connection, services: Services, admin: Admin) -> None:
+    """Cover a regression: each topic delayed the receive by a quarter of a second."""
     topics = [f"t{number}" for number in range(20)]
     for topic in topics:
         admin.create_topic(topic, queues=1)
@@ -381,7 +379,7 @@ def test_a_broker_that_hangs_is_waited_for_once_however_many_topics_it_has(
         services.loop.loop.call_soon_threadsafe(go_on.set)
 
 
-def test_a_consumer_that_is_closed_pops_no_more(mq: Connection, services: Services, admin: Admin) -> None:
+def test_closed_consumer_stops_popping(mq: Connection, services: Services, admin: Admin) -> None:
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         waiting = consumer._mq.submit(consumer._pop_engine.receive(1, 60_000, 30.0, ReceiveCall()))
         poll_until(lambda: len(consumer._pop_engine._notifications) == 4, what="it waits")
@@ -400,10 +398,8 @@ def test_a_consumer_that_is_closed_pops_no_more(mq: Connection, services: Servic
     assert pops == []
 
 
-def test_a_consumer_that_is_dropped_without_a_close_leaves_its_group(
-    mq: Connection, services: Services, admin: Admin
-) -> None:
-    """It stayed a member, and its messages hidden, until its connection ended."""
+def test_unreferenced_consumer_leaves_group(mq: Connection, services: Services, admin: Admin) -> None:
+    """Cover a regression: it stayed a member, with hidden messages, until its connection ended."""
     groups = services.brokers["broker-a"].groups
 
     async def members() -> list[str]:

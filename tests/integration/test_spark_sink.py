@@ -1,4 +1,4 @@
-"""Writes and sinks of Spark that die at any moment: each row is there once. A real cluster, a real Spark."""
+"""Test that killed Spark writes and sinks store each row once, on a real cluster and a real Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytest.importorskip("raydp")
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from raymq import cluster
 from raymq.client import Admin, InvalidInput, Message, Producer
@@ -32,12 +32,12 @@ from raymq.client.bulk import staged_write
 from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.errors import OutcomeUnknown
 from raymq.spark_bridge import SparkBridge, WriteResult
-from tests.integration.exactly_once import content, differences, stored
+from tests.integration.exactly_once import count_bodies, count_messages, describe_differences
 from tests.integration.shared_spark import SharedSpark
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
-#: What a batch may take on a machine that does much else.
+#: Seconds that a batch may take on a busy machine.
 PATIENT = 120.0
 
 EachBatch = Callable[[DataFrame, int], None]
@@ -55,7 +55,7 @@ def bridge(shared_spark: SharedSpark) -> SparkBridge:
 
 @pytest.fixture
 def topics(mq: cluster.Cluster) -> tuple[str, str]:
-    """One that is read, and one that is written."""
+    """Create a source topic and a target topic."""
     name = f"t{uuid.uuid4().hex[:10]}"
     with Admin(mq) as admin:
         for each in (name, f"{name}-out"):
@@ -75,7 +75,7 @@ def values(bridge: SparkBridge, topic: str) -> DataFrame:
 
 
 def run(df: DataFrame, each_batch: EachBatch, checkpoint: Path, until: Callable[[], bool]) -> str | None:
-    """Run a query until it has come so far; what it says if it ends with an error."""
+    """Run a query until `until()` holds; return its error text if it ends."""
     writer = df.writeStream.foreachBatch(each_batch).trigger(processingTime="100 milliseconds")
     query = writer.option("checkpointLocation", str(checkpoint)).start()
     try:
@@ -92,10 +92,10 @@ def run(df: DataFrame, each_batch: EachBatch, checkpoint: Path, until: Callable[
 
 
 @pytest.mark.long
-def test_a_batch_that_spark_runs_again_is_written_once(
+def test_batch_repeated_by_spark_is_written_once(
     mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
 ) -> None:
-    """The driver fails behind the commit, so that Spark does not know that the batch is done."""
+    """Fail the driver after the commit, so that Spark repeats the batch."""
     source, target = topics
     send(mq, source, 0, 120)
     sink, calls = bridge.sink(target), []
@@ -107,17 +107,19 @@ def test_a_batch_that_spark_runs_again_is_written_once(
             raise RuntimeError("behind the commit")
 
     for _ in range(3):
-        told = run(values(bridge, source), each, tmp_path, lambda: len(calls) >= 7)
-        assert told is None or "behind the commit" in told
+        failure = run(values(bridge, source), each, tmp_path, lambda: len(calls) >= 7)
+        assert failure is None or "behind the commit" in failure
     assert max(Counter(calls).values()) > 1, calls
-    poll_until(lambda: not run(values(bridge, source), sink, tmp_path, lambda: content(bridge, target).total() >= 120))
-    assert differences(Counter(map(str, range(120))), content(bridge, target)) == ""
+    poll_until(
+        lambda: not run(values(bridge, source), sink, tmp_path, lambda: count_bodies(bridge, target).total() >= 120)
+    )
+    assert describe_differences(Counter(map(str, range(120))), count_bodies(bridge, target)) == ""
 
 
-def test_a_double_commit_and_a_lost_batch_would_be_noticed(
+def test_comparison_detects_double_commit_and_lost_batch(
     mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
 ) -> None:
-    """The check of the test above, where the sink is made to fail: another name, and a number that is taken."""
+    """Break the sink on purpose: two names, then a batch number that is taken."""
     source, target = topics
     send(mq, source, 0, 40)
     calls: list[int] = []
@@ -127,8 +129,10 @@ def test_a_double_commit_and_a_lost_batch_would_be_noticed(
             bridge.sink(target, name=name)(df, batch)
         calls.append(batch)
 
-    assert run(values(bridge, source), twice, tmp_path / "a", lambda: content(bridge, target).total() >= 80) is None
-    assert differences(Counter(map(str, range(40))), content(bridge, target)) == "0 lost, 40 too many"
+    assert (
+        run(values(bridge, source), twice, tmp_path / "a", lambda: count_bodies(bridge, target).total() >= 80) is None
+    )
+    assert describe_differences(Counter(map(str, range(40))), count_bodies(bridge, target)) == "0 lost, 40 too many"
 
     def taken(df: DataFrame, batch: int) -> None:
         query = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -141,10 +145,10 @@ def test_a_double_commit_and_a_lost_batch_would_be_noticed(
 
     before = len(calls)
     assert run(values(bridge, source), taken, tmp_path / "b", lambda: len(calls) > before) is None
-    assert differences(Counter(map(str, range(80))), content(bridge, source)) == "40 lost, 0 too many"
+    assert describe_differences(Counter(map(str, range(80))), count_bodies(bridge, source)) == "40 lost, 0 too many"
 
 
-def test_two_sinks_of_one_topic_in_one_batch_need_names(
+def test_two_sinks_of_one_topic_need_distinct_names(
     mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
 ) -> None:
     source, target = topics
@@ -157,22 +161,22 @@ def test_two_sinks_of_one_topic_in_one_batch_need_names(
 
         return each
 
-    told = run(values(bridge, source), both(("", "")), tmp_path / "a", lambda: False)
-    assert told is not None
-    assert "name=" in told
-    before = content(bridge, target)
+    failure = run(values(bridge, source), both(("", "")), tmp_path / "a", lambda: False)
+    assert failure is not None
+    assert "name=" in failure
+    before = count_bodies(bridge, target)
     everything = before + Counter(f"{mark}{n}" for mark in ("", "x") for n in range(20))
-    told = run(
+    failure = run(
         values(bridge, source),
         both(("plain", "marked")),
         tmp_path / "b",
-        lambda: content(bridge, target).total() >= everything.total(),
+        lambda: count_bodies(bridge, target).total() >= everything.total(),
     )
-    assert told is None
-    assert differences(everything, content(bridge, target)) == ""
+    assert failure is None
+    assert describe_differences(everything, count_bodies(bridge, target)) == ""
 
 
-def test_a_sink_outside_of_a_query_says_so(bridge: SparkBridge, topics: tuple[str, str]) -> None:
+def test_sink_outside_foreach_batch_is_refused(bridge: SparkBridge, topics: tuple[str, str]) -> None:
     with pytest.raises(InvalidInput, match="foreachBatch"):
         bridge.sink(topics[1])(bridge.spark.createDataFrame([("x",)], "value string"), 0)
     with pytest.raises(InvalidInput, match="64"):
@@ -181,10 +185,13 @@ def test_a_sink_outside_of_a_query_says_so(bridge: SparkBridge, topics: tuple[st
         bridge.sink("no topic")
 
 
-def test_a_write_of_which_a_broker_stands_still_is_finished_and_not_doubled(
+def test_write_with_paused_broker_is_finished_once(
     mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It raised Timeout and half of the rows were there, later all of them: who repeated it doubled them."""
+    """Cover a regression: the write raised Timeout with half of the rows stored.
+
+    All rows followed later, so that a repeated write doubled them.
+    """
     _, target = topics
     frame = bridge.spark.range(2_000).selectExpr("cast(id AS string) AS value").repartition(8)
     with Admin(mq) as admin:
@@ -209,10 +216,10 @@ def test_a_write_of_which_a_broker_stands_still_is_finished_and_not_doubled(
     assert bridge.finish_write(error.transaction) == WriteResult(2_000, error.transaction)
     with pytest.raises(InvalidInput, match="not committed"):
         bridge.abort_write(error.transaction)
-    assert differences(Counter(map(str, range(2_000))), content(bridge, target)) == ""
+    assert describe_differences(Counter(map(str, range(2_000))), count_bodies(bridge, target)) == ""
 
 
-def test_what_a_failed_write_has_staged_is_forgotten(
+def test_staged_rows_of_failed_write_are_deleted(
     mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     _, target = topics
@@ -222,7 +229,7 @@ def test_what_a_failed_write_has_staged_is_forgotten(
     roots = list(tmp_path_factory.getbasetemp().rglob("raymq/staged"))
     assert roots
     poll_until(lambda: not [path for root in roots for path in root.rglob("*.chunk")], 30)
-    assert content(bridge, target) == Counter()
+    assert count_bodies(bridge, target) == Counter()
 
 
 KILLED = """
@@ -253,10 +260,10 @@ KILLED = """
 
 @pytest.mark.timeout(900)
 @pytest.mark.long
-def test_topic_to_topic_is_exact_though_driver_and_jvm_and_a_broker_are_killed(
+def test_topic_to_topic_copy_stays_exact_under_kills(
     mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
 ) -> None:
-    """With live producers: every message that was sent is in the other topic once."""
+    """Kill driver, JVM and a broker under live producers; each message arrives once."""
     source, target = topics
     script = tmp_path / "killed.py"
     script.write_text(textwrap.dedent(KILLED))
@@ -275,10 +282,10 @@ def test_topic_to_topic_is_exact_though_driver_and_jvm_and_a_broker_are_killed(
         try:
             deadline = time.monotonic() + 200
             while batches() < done + 4 and process.poll() is None and time.monotonic() < deadline:
-                if sent < 1_000 * (batches() + 5):  # a slow machine must come to the end of it, too
+                if sent < 1_000 * (batches() + 5):  # a slow machine must also finish
                     send(mq, source, sent, 100)
                     sent += 100
-                time.sleep(0.1)  # the producers' pace, no wait
+                time.sleep(0.1)  # the producers' pace
                 if life == "killed beside a broker" and not killed and batches() >= done + 2:
                     with Admin(mq) as admin:
                         killed = [each.pid for each in admin.cluster_info().brokers if each.name == "broker-b"]
@@ -286,11 +293,11 @@ def test_topic_to_topic_is_exact_though_driver_and_jvm_and_a_broker_are_killed(
             assert batches() >= done + 4, (tmp_path / "log").read_text()[-3_000:]
             if life != "to the end":
                 continue
-            poll_until(lambda: stored(mq, target) >= sent, PATIENT, "every message")  # noqa: B023
+            poll_until(lambda: count_messages(mq, target) >= sent, PATIENT, "every message")  # noqa: B023
             (tmp_path / "stop").touch()
             assert process.wait(60) == 0
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # the JVM is in the same session
             process.wait()
-    assert differences(Counter(map(str, range(sent))), content(bridge, target)) == ""
+    assert describe_differences(Counter(map(str, range(sent))), count_bodies(bridge, target)) == ""

@@ -1,4 +1,4 @@
-"""Topics as streaming DataFrames, on a real cluster and a real Spark: one of each for the whole module."""
+"""Test topics as streaming DataFrames, on a real cluster and a real Spark shared by the module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest.importorskip("raydp")
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from raymq import cluster
@@ -37,7 +37,7 @@ from raymq.client import Admin, InvalidInput, Message, MessageQueue, Producer, S
 from raymq.client.errors import NotFoundError, RayMQError, TopicNotFound
 from raymq.spark_bridge import SparkBridge
 from tests.integration.shared_spark import SharedSpark
-from tests.integration.streamed import PATIENT, Batches, collecting, failure_of, running
+from tests.integration.streamed import PATIENT, Batches, collect_batches, query_failure, running_query
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -73,7 +73,7 @@ def bodies(df: DataFrame) -> DataFrame:
     return df.select(F.col("body").cast("string").cast("int"))
 
 
-def test_a_stream_reads_what_is_sent_after_it_was_defined_and_goes_on_from_its_checkpoint(
+def test_stream_starts_at_definition_and_resumes_at_checkpoint(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
     send(mq, topic, numbers(0, 5))
@@ -84,12 +84,12 @@ def test_a_stream_reads_what_is_sent_after_it_was_defined_and_goes_on_from_its_c
     with pytest.raises(NotFoundError, match="planned"):
         bridge.progress(name)
     send(mq, topic, numbers(5, 10))  # before the first batch is planned
-    with running(collecting(bodies(stream), batches), tmp_path) as query:
+    with running_query(collect_batches(bodies(stream), batches), tmp_path) as query:
         batches.wait_for(10, query)
         send(mq, topic, numbers(15, 5))
         batches.wait_for(15, query)
     send(mq, topic, numbers(20, 7))
-    with running(collecting(bodies(bridge.stream(topic, name)), batches), tmp_path) as query:
+    with running_query(collect_batches(bodies(bridge.stream(topic, name)), batches), tmp_path) as query:
         batches.wait_for(22, query)
         poll_until(lambda: sum(each.lag for each in bridge.progress(name).values()) == 0, PATIENT, "no lag")
         progress = bridge.progress(name)
@@ -100,7 +100,7 @@ def test_a_stream_reads_what_is_sent_after_it_was_defined_and_goes_on_from_its_c
     assert sum(each.lag for each in bridge.progress(name).values()) == 3
 
 
-def test_a_new_checkpoint_begins_where_start_says(
+def test_new_checkpoint_begins_at_start_option(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
     queue = MessageQueue(topic, "broker-a", 1)
@@ -110,15 +110,15 @@ def test_a_new_checkpoint_begins_where_start_says(
     for where, expected in (("earliest", range(10)), ({**places, queue: 6}, range(6, 10))):
         batches = Batches()
         stream = bodies(bridge.stream(topic, "again", start=where))
-        with running(collecting(stream, batches), tmp_path / str(len(expected))) as query:
+        with running_query(collect_batches(stream, batches), tmp_path / str(len(expected))) as query:
             batches.wait_for(len(expected), query)
         assert batches.all == [(number,) for number in expected]
 
 
-def test_a_batch_that_is_run_again_reads_the_same_messages(
+def test_repeated_batch_reads_same_messages(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
-    """Although more have come meanwhile, and although the session has another number of tasks."""
+    """Repeat a batch after new messages and with another number of tasks."""
     send(mq, topic, numbers(0, 20))
     failed, batches = Batches(), Batches()
 
@@ -128,7 +128,7 @@ def test_a_batch_that_is_run_again_reads_the_same_messages(
 
     failed.before = fail
     stream = bodies(bridge.stream(topic, topic, "earliest"))
-    assert "the sink fails" in failure_of(collecting(stream, failed), tmp_path)
+    assert "the sink fails" in query_failure(collect_batches(stream, failed), tmp_path)
     assert failed.rows == {0: [(-1,)]}
     send(mq, topic, numbers(20, 9))
     bridge._streams._cores = 3
@@ -136,17 +136,17 @@ def test_a_batch_that_is_run_again_reads_the_same_messages(
         stream = bodies(bridge.stream(topic, topic, "earliest"))
     finally:
         bridge._streams._cores = 2
-    with running(collecting(stream, batches), tmp_path) as query:
+    with running_query(collect_batches(stream, batches), tmp_path) as query:
         batches.wait_for(29, query)
     assert sorted(batches.rows[0]) == [(number,) for number in range(20)]
     assert batches.all == [(number,) for number in range(29)]
 
 
 @pytest.mark.long
-def test_what_is_available_now_is_read_in_as_many_batches_as_the_limit_makes_of_it(
+def test_available_now_reads_batches_of_limited_size(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
-    """Spark itself ends behind one batch; what comes meanwhile is the next run's."""
+    """Read several batches, where Spark itself ends after one; keep later messages for later."""
     send(mq, topic, numbers(0, 100))
     batches = Batches()
     batches.before = lambda batch: send(mq, topic, numbers(1_000 + batch, 1))
@@ -173,7 +173,7 @@ def test_what_is_available_now_is_read_in_as_many_batches_as_the_limit_makes_of_
     assert not bridge.spark.streams.active
 
 
-def test_a_run_whose_query_does_not_read_its_stream_any_more_is_an_error(
+def test_available_now_fails_if_query_stops_reading_stream(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
     send(mq, topic, numbers(0, 5))
@@ -195,7 +195,7 @@ def test_a_run_whose_query_does_not_read_its_stream_any_more_is_an_error(
 
 
 @pytest.mark.long
-def test_windows_with_a_watermark_count_each_message_once_and_drop_late_ones(
+def test_watermarked_windows_count_once_and_drop_late_messages(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
     batches = Batches()
@@ -210,11 +210,11 @@ def test_windows_with_a_watermark_count_each_message_once_and_drop_late_ones(
     def at(*seconds: int) -> list[str]:
         return [json.dumps({"at": second, "n": 1}) for second in seconds]
 
-    writer = collecting(counts, batches).outputMode("append")
-    with running(writer, tmp_path) as query:
+    writer = collect_batches(counts, batches).outputMode("append")
+    with running_query(writer, tmp_path) as query:
         send(mq, topic, at(*range(100, 120), 131))  # so the watermark is 121: the first two windows are closed
         batches.wait_for(2, query)
-        send(mq, topic, at(101, 125))  # the first of them is late
+        send(mq, topic, at(101, 125))  # 101 is late
         poll_until(lambda: sum(each.lag for each in bridge.progress(topic).values()) == 0, PATIENT, "it is read")
         send(mq, topic, at(171))
         batches.wait_for(4, query)
@@ -222,7 +222,7 @@ def test_windows_with_a_watermark_count_each_message_once_and_drop_late_ones(
 
 
 @pytest.mark.long
-def test_streams_are_joined_with_tables_and_with_each_other(
+def test_stream_joins_with_table_and_other_stream(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
     other = f"{topic}-right"
@@ -232,36 +232,40 @@ def test_streams_are_joined_with_tables_and_with_each_other(
     left = bridge.stream(topic, f"{topic}-l", schema="id INT").select("id")
     right = bridge.stream(other, f"{topic}-r", schema="id INT, price INT").select("id", "price")
     batches = Batches()
-    with running(collecting(left.join(right, "id").join(table, "id"), batches), tmp_path) as query:
+    with running_query(collect_batches(left.join(right, "id").join(table, "id"), batches), tmp_path) as query:
         send(mq, topic, [json.dumps({"id": number}) for number in range(4)])
         send(mq, other, [json.dumps({"id": number, "price": 10 * number}) for number in (2, 1)])
         batches.wait_for(2, query)
-        send(mq, other, [json.dumps({"id": 3, "price": 30})])  # its partner is in the state
+        send(mq, other, [json.dumps({"id": 3, "price": 30})])  # the matching row is in the state
         batches.wait_for(3, query)
     assert batches.all == [(number, 10 * number, f"name {number}") for number in (1, 2, 3)]
 
 
-def test_two_topics_are_one_stream(mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path) -> None:
+def test_two_topics_are_read_as_one_stream(
+    mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
+) -> None:
     other = f"{topic}-2"
     with Admin(mq) as admin:
         admin.create_topic(other, queues=1)
     batches = Batches()
     stream = bridge.stream([topic, other], topic)
-    with running(collecting(stream.select("topic", F.col("body").cast("string")), batches), tmp_path) as query:
+    with running_query(
+        collect_batches(stream.select("topic", F.col("body").cast("string")), batches), tmp_path
+    ) as query:
         send(mq, topic, ["a"])
         send(mq, other, ["b"])
         batches.wait_for(2, query)
     assert batches.all == [(topic, "a"), (other, "b")]
 
 
-def test_brokers_leave_out_columns_and_messages_that_a_stream_does_not_want(
+def test_brokers_filter_columns_and_messages_of_stream(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
     batches = Batches()
     stream = bridge.stream(topic, topic, columns=["tags", "offset"], filter=Sql("n > 7"))
     assert stream.columns == ["tags", "offset"]
     queue = MessageQueue(topic, "broker-a", 0)
-    with running(collecting(stream, batches), tmp_path) as query, Producer(mq, group="tests") as producer:
+    with running_query(collect_batches(stream, batches), tmp_path) as query, Producer(mq, group="tests") as producer:
         for _ in range(2):
             producer.send_batch(
                 [Message(topic, b"x", tags=f"t{n}", properties={"n": f"{n}"}) for n in range(10)], queue=queue
@@ -272,7 +276,7 @@ def test_brokers_leave_out_columns_and_messages_that_a_stream_does_not_want(
 
 
 @pytest.mark.long
-def test_state_goes_on_over_a_restart(mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path) -> None:
+def test_query_state_survives_restart(mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path) -> None:
     latest: dict[int, int] = {}
 
     def keep(df: DataFrame, _: int) -> None:
@@ -283,18 +287,18 @@ def test_state_goes_on_over_a_restart(mq: cluster.Cluster, bridge: SparkBridge, 
         return counts.writeStream.foreachBatch(keep).outputMode("update").trigger(processingTime="200 milliseconds")
 
     for round_number in range(1, 4):
-        with running(counting(), tmp_path) as query:
+        with running_query(counting(), tmp_path) as query:
             send(mq, topic, [json.dumps({"key": number % 5}) for number in range(50)])
             poll_until(lambda: latest.get(0) == 10 * round_number, PATIENT, "counted")  # noqa: B023
             assert query.exception() is None
     assert latest == dict.fromkeys(range(5), 30)
 
 
-def test_new_queues_are_read_from_their_first_message(
+def test_new_queues_are_read_from_first_message(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
     batches = Batches()
-    with running(collecting(bodies(bridge.stream(topic, topic)), batches), tmp_path) as query:
+    with running_query(collect_batches(bodies(bridge.stream(topic, topic)), batches), tmp_path) as query:
         send(mq, topic, numbers(0, 3))
         batches.wait_for(3, query)
         with Admin(mq) as admin:
@@ -304,13 +308,13 @@ def test_new_queues_are_read_from_their_first_message(
     assert batches.all == [(number,) for number in range(7)]
 
 
-def test_a_topic_that_is_deleted_or_made_anew_fails_the_query(
+def test_deleted_or_recreated_topic_fails_query(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
     batches = Batches()
     send(mq, topic, numbers(0, 3))
     stream = bodies(bridge.stream(topic, topic, "earliest"))
-    with running(collecting(stream, batches), tmp_path) as query:
+    with running_query(collect_batches(stream, batches), tmp_path) as query:
         batches.wait_for(3, query)
         with Admin(mq) as admin:
             admin.delete_topic(topic)
@@ -319,17 +323,17 @@ def test_a_topic_that_is_deleted_or_made_anew_fails_the_query(
     with Admin(mq) as admin:
         admin.create_topic(topic, queues=2)
     send(mq, topic, numbers(100, 20))
-    assert re.search("StreamBroken: .* recreated", failure_of(collecting(stream, batches), tmp_path))
+    assert re.search("StreamBroken: .* recreated", query_failure(collect_batches(stream, batches), tmp_path))
     assert batches.all == [(0,), (1,), (2,)]
 
 
-def test_a_query_may_skip_a_topic_that_is_deleted_and_made_anew(
+def test_on_data_loss_skip_continues_with_recreated_topic(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
     batches = Batches()
     send(mq, topic, numbers(0, 3))
     stream = bodies(bridge.stream(topic, topic, "earliest", on_data_loss="skip"))
-    with running(collecting(stream, batches), tmp_path) as query, Admin(mq) as admin:
+    with running_query(collect_batches(stream, batches), tmp_path) as query, Admin(mq) as admin:
         batches.wait_for(3, query)
         admin.delete_topic(topic)
         admin.create_topic(topic, queues=2)
@@ -343,22 +347,24 @@ def test_a_query_may_skip_a_topic_that_is_deleted_and_made_anew(
         bridge.stream(topic, topic, on_data_loss="ignore")
 
 
-def test_a_checkpoint_of_another_stream_s_name_is_refused(
+def test_checkpoint_of_another_stream_is_refused(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
-    """It would begin where start= says, in the middle of the query's life."""
+    """Refuse it: the stream would begin at start= in the middle of the query."""
     batches = Batches()
     send(mq, topic, numbers(0, 4))
-    with running(collecting(bodies(bridge.stream(topic, topic, "earliest")), batches), tmp_path) as query:
+    with running_query(collect_batches(bodies(bridge.stream(topic, topic, "earliest")), batches), tmp_path) as query:
         batches.wait_for(4, query)
         poll_until(lambda: bridge._streams._completed.last_completed(query.id) > 0, PATIENT, "two batches")
     other = bodies(bridge.stream(topic, f"{topic}-2", "earliest"))
-    assert re.search("StreamBroken: .* has no plan of the query", failure_of(collecting(other, batches), tmp_path))
+    assert re.search(
+        "StreamBroken: .* has no plan of the query", query_failure(collect_batches(other, batches), tmp_path)
+    )
     assert len(batches.all) == 4
 
 
 @pytest.mark.long
-def test_the_example_prints_what_it_says(
+def test_example_prints_documented_output(
     mq: cluster.Cluster, bridge: SparkBridge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(__file__).parents[2] / "examples" / "departures_per_hour.py"
@@ -367,7 +373,7 @@ def test_the_example_prints_what_it_says(
     assert capsys.readouterr().out == textwrap.dedent(program["__doc__"].partition("It prints:\n")[2])
 
 
-def test_what_cannot_be_streamed_says_so(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+def test_invalid_stream_arguments_are_refused(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     with pytest.raises(TopicNotFound):
         bridge.stream("no_such_topic", "s")
     for arguments in (
@@ -387,10 +393,10 @@ def test_what_cannot_be_streamed_says_so(mq: cluster.Cluster, bridge: SparkBridg
 
 
 @pytest.mark.long
-def test_every_message_is_read_once_though_a_broker_and_an_executor_are_killed(
+def test_broker_and_executor_kill_causes_no_loss_or_duplicate(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path
 ) -> None:
-    """The batch waits for the broker, and is run again for the executor."""
+    """Kill a broker, for which the batch waits, and an executor, which repeats it."""
     batches, stopped = Batches(), threading.Event()
 
     def produce() -> None:
@@ -404,7 +410,7 @@ def test_every_message_is_read_once_though_a_broker_and_an_executor_are_killed(
         return df.select("queue.broker", "queue.id", "offset")
 
     producing = threading.Thread(target=produce)
-    with running(collecting(offsets(bridge.stream(topic, topic)), batches), tmp_path) as query:
+    with running_query(collect_batches(offsets(bridge.stream(topic, topic)), batches), tmp_path) as query:
         producing.start()
         try:
             batches.wait_for(200, query)
@@ -413,7 +419,7 @@ def test_every_message_is_read_once_though_a_broker_and_an_executor_are_killed(
                     next(each.pid for each in admin.cluster_info().brokers if each.name == "broker-a"), signal.SIGKILL
                 )
             batches.wait_for(len(batches.all) + 500, query)
-            poll_until(an_executor, PATIENT, "an executor at work").kill()
+            poll_until(find_executor, PATIENT, "an executor at work").kill()
             batches.wait_for(len(batches.all) + 500, query)
         finally:
             stopped.set()
@@ -423,8 +429,8 @@ def test_every_message_is_read_once_though_a_broker_and_an_executor_are_killed(
     assert batches.all == there
 
 
-def an_executor() -> psutil.Process | None:
-    """The JVM that has Python workers."""
+def find_executor() -> psutil.Process | None:
+    """Return the JVM that has Python workers."""
     for process in psutil.process_iter(["cmdline"]):
         if "raymq.spark_bridge.worker_daemon" in (process.info["cmdline"] or ()):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -462,10 +468,8 @@ KILLED = """
 
 @pytest.mark.timeout(1_200)
 @pytest.mark.long
-def test_every_message_is_read_once_though_driver_and_jvm_are_killed(
-    mq: cluster.Cluster, topic: str, tmp_path: Path
-) -> None:
-    """With live producers; the sink keeps the last run of each batch, as one has to that is to be exact."""
+def test_driver_and_jvm_kill_causes_no_loss_or_duplicate(mq: cluster.Cluster, topic: str, tmp_path: Path) -> None:
+    """Run with live producers; the sink keeps the last run of each batch."""
     script = tmp_path / "killed.py"
     script.write_text(textwrap.dedent(KILLED))
     command = [sys.executable, str(script), mq.namespace, ray.get_runtime_context().gcs_address, topic, str(tmp_path)]
@@ -481,10 +485,10 @@ def test_every_message_is_read_once_though_driver_and_jvm_are_killed(
         try:
             deadline = time.monotonic() + 2 * PATIENT
             while batches() < done + 3 and process.poll() is None and time.monotonic() < deadline:
-                if sent < 2_000 * (batches() + 5):  # a slow machine must come to the end of it, too
+                if sent < 2_000 * (batches() + 5):  # a slow machine must also finish
                     send(mq, topic, numbers(sent, 200))
                     sent += 200
-                time.sleep(0.1)  # the producers' pace, no wait
+                time.sleep(0.1)  # the producers' pace
             assert batches() >= done + 3, (tmp_path / "log").read_text()[-3_000:]
             if kill:
                 continue

@@ -1,4 +1,4 @@
-"""What runs in Spark's Python workers, over real brokers and without Spark: its entry points are plain callables."""
+"""Test the code of Spark's Python workers, plain callables, over real brokers without Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raymq.spark_bridge.worker_tasks import FetchRanges, StageRows
 from raymq.storage.records.record_table import records_from_table
 from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -34,14 +34,14 @@ SCHEMA_OF_BODIES = pa.schema([("body", pa.binary())])
 QUEUES = tuple(MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") for number in range(2))
 
 
-def opened(mq: Connection) -> StagedWrite:
+def open_write(mq: Connection) -> StagedWrite:
     write = StagedWrite.open(mq, "t", {"broker-a", "broker-b"})
     assert isinstance(write, StagedWrite)
     return write
 
 
 def stage(write: StagedWrite, tables: Iterable[pa.Table]) -> list[dict[str, Any]]:
-    """One task for each table; what they say that they staged."""
+    """Stage each table by one task; return the staged parts."""
     staged, name_servers = [], tuple(write.mq.name_servers)
     for table in tables:
         task = StageRows(name_servers, write.transaction, QUEUES, tuple(table.column_names), home=write.home)
@@ -55,16 +55,16 @@ def commit(write: StagedWrite, staged: list[dict[str, Any]]) -> None:
 
 
 def write(mq: Connection, *tables: pa.Table) -> None:
-    begun = opened(mq)
+    begun = open_write(mq)
     commit(begun, stage(begun, tables))
 
 
-def loops() -> set[threading.Thread]:
-    """The threads of the connections that are open."""
+def client_threads() -> set[threading.Thread]:
+    """Return the threads of the open connections."""
     return {thread for thread in threading.enumerate() if thread.name == "raymq-client"}
 
 
-def held(mq: Connection) -> dict[MessageQueue, list[bytes]]:
+def read_bodies(mq: Connection) -> dict[MessageQueue, list[bytes]]:
     found = {}
     with PullConsumer(mq, group="looks") as consumer:
         for queue in QUEUES:
@@ -73,48 +73,48 @@ def held(mq: Connection) -> dict[MessageQueue, list[bytes]]:
     return found
 
 
-def test_tasks_of_one_process_share_a_connection_and_open_none_for_no_rows(mq: Connection, admin: Admin) -> None:
-    """500 partitions of 100 rows opened 500 connections."""
-    begun = opened(mq)
-    before = loops()
+def test_tasks_share_one_connection_and_empty_ones_open_none(mq: Connection, admin: Admin) -> None:
+    """Cover a regression: 500 partitions of 100 rows opened 500 connections."""
+    begun = open_write(mq)
+    before = client_threads()
     empty = pa.table({"body": pa.array([], pa.binary())})
     assert stage(begun, [empty] * 20) == []
-    assert loops() == before
+    assert client_threads() == before
     grown = []
     for number in range(20):
         stage(begun, [pa.table({"body": [b"%d" % number]})])
-        grown.append(len(loops() - before))
+        grown.append(len(client_threads() - before))
     assert grown[-1] == grown[0] <= 1
     shared = shared_connection(tuple(mq.name_servers))
     assert shared is shared_connection(tuple(mq.name_servers))
     assert shared is not shared_connection(("127.0.0.1:1",))
 
 
-def test_a_task_finds_a_broker_that_came_back_elsewhere(services: Services, mq: Connection, admin: Admin) -> None:
+def test_task_finds_broker_at_new_address(services: Services, mq: Connection, admin: Admin) -> None:
     table = pa.table({"body": [b"x"] * 40, "keys": [f"k{n}" for n in range(40)]})
     write(mq, table)
     was = services.brokers["broker-b"].address
     services.stop_broker("broker-b")
     services.start_broker("broker-b", host="127.0.0.2")
     assert services.brokers["broker-b"].address != was
-    write(mq, table)  # what is known of routes is good for as long as a task is patient
-    assert sum(map(len, held(mq).values())) == 80
+    write(mq, table)  # cached routes are used for as long as a task waits
+    assert sum(map(len, read_bodies(mq).values())) == 80
 
 
-def test_rows_of_a_key_lie_in_a_producers_queue_in_their_order(mq: Connection, admin: Admin) -> None:
+def test_rows_of_one_key_keep_producer_queue_and_order(mq: Connection, admin: Admin) -> None:
     keys = [f"k{n % 23}" for n in range(1_000)]
     write(mq, pa.table({"body": [b"%04d" % n for n in range(1_000)], "sharding_key": keys}))
     by_queue: dict[MessageQueue, dict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))
     for n, key in enumerate(keys):
         by_queue[queue_of_sharding_key(sorted(QUEUES), key)][key].append(b"%04d" % n)
-    found = held(mq)
+    found = read_bodies(mq)
     assert sum(map(len, found.values())) == 1_000
     for queue, bodies in found.items():
         for key, expected in by_queue[queue].items():
             assert [body for body in bodies if keys[int(body)] == key] == expected
 
 
-def test_what_is_staged_for_later_comes_at_its_time_and_not_before(mq: Connection, admin: Admin) -> None:
+def test_timed_rows_are_delivered_on_time_after_commit(mq: Connection, admin: Admin) -> None:
     now = time.time()
     table = pa.table(
         {
@@ -124,9 +124,9 @@ def test_what_is_staged_for_later_comes_at_its_time_and_not_before(mq: Connectio
             "keys": ["k"] * 5,
         }
     )
-    begun = opened(mq)
+    begun = open_write(mq)
     staged = stage(begun, [table])
-    taker = Taker()
+    taker = RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker, consume_from=ConsumeFrom.FIRST):
         committed = time.time()
         commit(begun, staged)
@@ -142,15 +142,15 @@ def test_what_is_staged_for_later_comes_at_its_time_and_not_before(mq: Connectio
     assert {tuple(message.keys) for message in taker.taken} == {("k",)}
 
 
-def test_a_time_that_is_too_far_ahead_is_refused_when_it_is_staged(mq: Connection, admin: Admin) -> None:
+def test_staging_refuses_delivery_time_beyond_40_days(mq: Connection, admin: Admin) -> None:
     table = pa.table({"body": [b"x"], "deliver_at": [time.time() + 41 * 86_400]})
-    begun = opened(mq)
+    begun = open_write(mq)
     with pytest.raises(InvalidInput, match="40 days"):
         stage(begun, [table])
 
 
-def filled(mq: Connection, count: int) -> list[OffsetRange]:
-    """Messages n of each queue: body, tag and property say n; the ranges that hold all of them."""
+def fill_queues(mq: Connection, count: int) -> list[OffsetRange]:
+    """Send `count` numbered messages to each queue; return the ranges that hold them."""
     with Producer(mq, "fills") as producer:
         for queue in QUEUES:
             messages = [
@@ -180,7 +180,7 @@ TYPES = {
 
 @pytest.fixture
 def fetched_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes of records each answer brought."""
+    """Return a list that gets the record bytes of each answer."""
     seen: list[int] = []
 
     async def counted(*arguments: Any, **options: Any) -> Any:
@@ -192,10 +192,8 @@ def fetched_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_bodies_that_are_not_selected_do_not_leave_the_broker(
-    mq: Connection, admin: Admin, fetched_bytes: list[int]
-) -> None:
-    ranges = filled(mq, 500)
+def test_unselected_bodies_stay_on_broker(mq: Connection, admin: Admin, fetched_bytes: list[int]) -> None:
+    ranges = fill_queues(mq, 500)
     whole = read(mq, ranges, ["queue", "offset", "keys", "properties", "body"])
     with_bodies = sum(fetched_bytes)
     fetched_bytes.clear()
@@ -205,10 +203,8 @@ def test_bodies_that_are_not_selected_do_not_leave_the_broker(
     assert sum(fetched_bytes) < with_bodies - 2_000 * 300
 
 
-def test_tags_and_conditions_are_looked_at_by_the_broker(
-    mq: Connection, admin: Admin, fetched_bytes: list[int]
-) -> None:
-    ranges = [OffsetRange(each.queue, 3, 401) for each in filled(mq, 500)]
+def test_broker_evaluates_tag_and_sql_filters(mq: Connection, admin: Admin, fetched_bytes: list[int]) -> None:
+    ranges = [OffsetRange(each.queue, 3, 401) for each in fill_queues(mq, 500)]
     chosen = read(mq, ranges, ["offset", "tags"], tags=frozenset({"tag1", "tag3"}))
     expected = [{"offset": n, "tags": f"tag{n % 4}"} for n in range(3, 401) if n % 2] * len(ranges)
     assert chosen == expected
@@ -221,8 +217,8 @@ def test_tags_and_conditions_are_looked_at_by_the_broker(
     assert read(mq, ranges, ["offset"], tags=frozenset({"none"})) == []
 
 
-def test_tags_of_the_same_hash_are_told_apart(mq: Connection, admin: Admin) -> None:
-    """The tags Aa and BB have one Java hash, which is all that the broker compares."""
+def test_tags_with_equal_hash_are_distinguished(mq: Connection, admin: Admin) -> None:
+    """Read the tags Aa and BB: brokers compare only the Java hash, which is equal."""
     with Producer(mq, "p") as producer:
         producer.send_batch([Message("t", b"x", tags=tag) for tag in ("Aa", "BB") * 5], queue=QUEUES[0])
     found = read(mq, [OffsetRange(QUEUES[0], 0, 10)], ["offset"], tags=frozenset({"BB"}))
@@ -230,30 +226,30 @@ def test_tags_of_the_same_hash_are_told_apart(mq: Connection, admin: Admin) -> N
 
 
 @pytest.mark.parametrize("selection", [{}, {"tags": frozenset({"tag1"})}, {"sql": "n = 1"}], ids=str)
-def test_a_range_that_is_not_there_is_an_error_also_with_a_filter(
+def test_range_beyond_queue_end_raises_error_with_any_filter(
     mq: Connection, admin: Admin, selection: dict[str, Any]
 ) -> None:
-    filled(mq, 10)
+    fill_queues(mq, 10)
     with pytest.raises(RayMQError, match="ends at 10, before the planned end 11"):
         read(mq, [OffsetRange(QUEUES[0], 0, 11)], ["offset"], **selection)
     with pytest.raises(OffsetOutOfRange):
         read(mq, [OffsetRange(QUEUES[0], 11, 12)], ["offset"], **selection)
 
 
-def test_a_range_of_a_topic_that_was_made_anew_is_an_error(mq: Connection, admin: Admin) -> None:
-    """A DataFrame that was kept gave the messages of another topic, which has as many."""
+def test_range_of_recreated_topic_raises_error(mq: Connection, admin: Admin) -> None:
+    """Cover a regression: a kept DataFrame returned messages of a new, equally long topic."""
     planned = fetch_topic_epochs(mq, ["t"])
-    ranges = filled(mq, 10)
+    ranges = fill_queues(mq, 10)
     assert len(read(mq, ranges, ["offset"], planned=planned)) == 40
     admin.delete_topic("t")
     admin.create_topic("t", queues=2)
-    filled(mq, 20)
+    fill_queues(mq, 20)
     with pytest.raises(RayMQError, match="recreated"):
         read(mq, ranges, ["offset"], planned=planned)
 
 
-def test_a_topic_that_is_made_anew_amid_a_read_is_an_error(mq: Connection, admin: Admin) -> None:
-    """Behind the part that had come the read went on in the new topic, which has as many messages."""
+def test_topic_recreated_during_read_raises_error(mq: Connection, admin: Admin) -> None:
+    """Cover a regression: the read continued in the new topic, which has as many messages."""
     planned = fetch_topic_epochs(mq, ["t"])
     with Producer(mq, "p") as producer:
         producer.send_batch([Message("t", b"o" * 100_000)] * 200, queue=QUEUES[0])
@@ -271,7 +267,7 @@ def test_a_topic_that_is_made_anew_amid_a_read_is_an_error(mq: Connection, admin
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_loss_of_power_amid_a_read_is_an_error_if_it_took_some_of_the_range(
+def test_power_loss_during_read_raises_error_for_lost_rows(
     services: Services, mq: Connection, admin: Admin, lost: bool
 ) -> None:
     del admin
@@ -291,31 +287,33 @@ def test_a_loss_of_power_amid_a_read_is_an_error_if_it_took_some_of_the_range(
         assert first + sum(batch.num_rows for batch in rows) == 200
 
 
-def skipping(mq: Connection, *ranges: OffsetRange, planned: Any = None) -> FetchRanges:
+def fetch_skipping_losses(mq: Connection, *ranges: OffsetRange, planned: Any = None) -> FetchRanges:
     return FetchRanges((*mq.name_servers,), ranges, SCHEMA_OF_BODIES, None, planned=planned, skip_losses=True)
 
 
-def test_ranges_that_are_gone_may_be_skipped(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_ranges_can_be_skipped(mq: Connection, admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
     planned = fetch_topic_epochs(mq, ["t"])
-    ranges = filled(mq, 10)
+    ranges = fill_queues(mq, 10)
     numbers = pa.RecordBatch.from_pydict({"id": list(range(len(ranges)))})
-    assert sum(batch.num_rows for batch in skipping(mq, *ranges, planned=planned)([numbers])) == 40
+    assert sum(batch.num_rows for batch in fetch_skipping_losses(mq, *ranges, planned=planned)([numbers])) == 40
     admin.delete_topic("t")
-    assert list(skipping(mq, *ranges, planned=planned)([numbers])) == []
+    assert list(fetch_skipping_losses(mq, *ranges, planned=planned)([numbers])) == []
     admin.create_topic("t", queues=2)
-    filled(mq, 20)
-    assert list(skipping(mq, *ranges, planned=planned)([numbers])) == []
+    fill_queues(mq, 20)
+    assert list(fetch_skipping_losses(mq, *ranges, planned=planned)([numbers])) == []
     assert len([line for line in caplog.messages if "skipped" in line]) == 8
     there = [OffsetRange(each.queue, 0, 25) for each in ranges]
     now = fetch_topic_epochs(mq, ["t"])
-    assert sum(batch.num_rows for batch in skipping(mq, *there, planned=now)([numbers])) == 80
+    assert sum(batch.num_rows for batch in fetch_skipping_losses(mq, *there, planned=now)([numbers])) == 80
 
 
-def test_messages_that_go_amid_a_read_may_be_skipped(services: Services, mq: Connection, admin: Admin) -> None:
+def test_messages_lost_during_read_can_be_skipped(services: Services, mq: Connection, admin: Admin) -> None:
     planned = fetch_topic_epochs(mq, ["t"])
     with Producer(mq, "p") as producer:
         producer.send_batch([Message("t", b"o" * 100_000)] * 210, queue=QUEUES[0])
-    rows = skipping(mq, OffsetRange(QUEUES[0], 0, 200), planned=planned)([pa.RecordBatch.from_pydict({"id": [0]})])
+    rows = fetch_skipping_losses(mq, OffsetRange(QUEUES[0], 0, 200), planned=planned)(
+        [pa.RecordBatch.from_pydict({"id": [0]})]
+    )
     first = next(rows).num_rows
     services.loop.run(lose_from(services, "broker-a", 190))
     assert first <= first + sum(batch.num_rows for batch in rows) <= 190
@@ -323,37 +321,36 @@ def test_messages_that_go_amid_a_read_may_be_skipped(services: Services, mq: Con
     admin.delete_topic("t")
 
 
-def test_a_group_does_not_go_on_in_another_topic_than_was_read(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    """What was read of the old topic was committed in the new one, whose first messages the group never saw."""
+def test_group_commit_refuses_offsets_of_recreated_topic(services: Services, mq: Connection, admin: Admin) -> None:
+    """Cover a regression: offsets of the old topic were committed in the new one.
+
+    The group never received the first messages of the new topic.
+    """
     planned = fetch_topic_epochs(mq, ["t"])
-    ranges = filled(mq, 10)
+    ranges = fill_queues(mq, 10)
     commit_ranges(mq, ranges, planned, "g")
     services.loop.run(lose_from(services, "broker-a", 8))
     with pytest.raises(RayMQError, match="power failure"):
         commit_ranges(mq, ranges, planned, "other")
     admin.delete_topic("t")
     admin.create_topic("t", queues=2)
-    filled(mq, 20)
+    fill_queues(mq, 20)
     with pytest.raises(RayMQError, match="recreated"):
         commit_ranges(mq, ranges, planned, "g")
     assert {each.start for each in plan(mq, ["t"], "group:g", "latest")} == {0}
 
 
 async def lose_from(services: Services, broker: str, offset: int) -> None:
-    """What an opening does that finds the log shorter than it was: queue 0 of t lacks what is stored there."""
+    """Cut queue 0 of t at `offset`, like a start that finds a shorter log."""
     store = services.brokers[broker].core.store
     epochs = store._parts.epochs
     epochs.cut(int(store.entries("t", 0, offset, 1, written=True)[0][0]))
     store.epoch = epochs.current
 
 
-def test_a_range_of_which_a_loss_of_power_took_some_is_an_error(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
+def test_power_loss_within_range_raises_error(services: Services, mq: Connection, admin: Admin) -> None:
     planned = fetch_topic_epochs(mq, ["t"])
-    ranges = filled(mq, 10)
+    ranges = fill_queues(mq, 10)
     services.loop.run(lose_from(services, "broker-b", 6))
     kept = [each for each in ranges if each.queue.broker == "broker-a"] + [OffsetRange(ranges[2].queue, 0, 6)]
     assert len(read(mq, kept, ["offset"], planned=planned)) == 26
@@ -361,10 +358,8 @@ def test_a_range_of_which_a_loss_of_power_took_some_is_an_error(
         read(mq, ranges, ["offset"], planned=planned)
 
 
-def test_chunks_are_staged_beside_each_other_and_a_failure_is_told_at_the_latest_when_all_are_waited_for(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    begun = opened(mq)
+def test_concurrent_staging_reports_failure_at_settle(services: Services, mq: Connection, admin: Admin) -> None:
+    begun = open_write(mq)
     keys = [f"k{n}" for n in range(400)]
     staged = stage(begun, [pa.table({"body": [b"x" * 300] * 400, "keys": keys})] * 5)
     assert sum(row["rows"] for row in staged) == 2_000
@@ -372,7 +367,7 @@ def test_chunks_are_staged_beside_each_other_and_a_failure_is_told_at_the_latest
     rows = pa.table({"body": [b"late"] * 3})
     with pytest.raises(InvalidInput, match="not decided"):
         stage(begun, [rows])
-    again = opened(mq)
+    again = open_write(mq)
     with StagedWriter(mq.name_servers) as writer:
         records, sizes = records_from_table(rows, topic="t", queue_id=0, body="body", unique_keys=UniqueKeyGenerator())
         for number in range(100):
@@ -381,4 +376,4 @@ def test_chunks_are_staged_beside_each_other_and_a_failure_is_told_at_the_latest
         with pytest.raises(InvalidInput, match="number"):
             writer.settle()
     again.commit([("p", "broker-a", 300)])
-    assert sum(map(len, held(mq).values())) == 300
+    assert sum(map(len, read_bodies(mq).values())) == 300

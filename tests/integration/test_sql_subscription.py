@@ -1,17 +1,17 @@
-"""Consumers that subscribe by an SQL92 condition, over real sockets."""
+"""Test consumers that subscribe by an SQL92 condition, over real sockets."""
 
 from __future__ import annotations
 
 import pytest
 
 from raymq.client import Admin, Connection, InvalidInput, Message, Producer, PushConsumer, Sql
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
 
 
-def test_only_what_the_condition_is_true_of_arrives(mq: Connection, admin: Admin) -> None:
+def test_sql_filter_delivers_only_matching_messages(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     expected = []
     for price in range(10):
@@ -20,18 +20,18 @@ def test_only_what_the_condition_is_true_of_arrives(mq: Connection, admin: Admin
             producer.send(Message("t", body, tags=tag, properties={"price": str(price)}))
             expected += [body] if tag == "a" and price > 6 else []
     producer.send(Message("t", b"no price", tags="a"))
-    taker = Taker()
+    taker = RecordingListener()
     with PushConsumer(mq, "g", {"t": Sql("price > 6 and TAGS in ('a','b')")}, taker):
         poll_until(lambda: len(taker.taken) >= len(expected), 10)
-        # What does not pass is behind the consumer all the same.
+        # The committed offset also passes messages that do not match.
         poll_until(lambda: all(p.lag == 0 for q, p in admin.group_progress("g").items() if q.topic == "t"), 10)
         producer.send(Message("t", b"late", tags="b", properties={"price": "7.5"}))
         poll_until(lambda: b"late" in taker.bodies, 10)
     assert taker.bodies == sorted([*expected, b"late"])
 
 
-def test_a_condition_that_cannot_be_read_is_refused_at_the_start(mq: Connection, admin: Admin) -> None:
-    consumer = PushConsumer(mq, "g", {"t": Sql("price > > 3")}, Taker())
+def test_invalid_sql_condition_is_refused_at_start(mq: Connection, admin: Admin) -> None:
+    consumer = PushConsumer(mq, "g", {"t": Sql("price > > 3")}, RecordingListener())
     with pytest.raises(InvalidInput, match="character 9"):
         consumer.start()
     with pytest.raises(TypeError):

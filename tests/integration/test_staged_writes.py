@@ -1,4 +1,4 @@
-"""Staged writes over real sockets: definite answers for whoever asks, and nothing after a decision."""
+"""Test staged writes over real sockets: definite answers, and no staging after a decision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 BROKERS = {"broker-a", "broker-b"}
 
 
-def opened(mq: Connection, series: str = "", number: int = 0) -> StagedWrite:
+def open_write(mq: Connection, series: str = "", number: int = 0) -> StagedWrite:
     write = StagedWrite.open(mq, "t", BROKERS, series=series, number=number)
     assert isinstance(write, StagedWrite)
     return write
@@ -50,12 +50,12 @@ def stage(mq: Connection, write: StagedWrite, mark: str = "row", part: str = "p"
     return [(part, broker, 10) for broker in sorted(BROKERS)]
 
 
-def there(services: Services) -> int:
+def count_stored(services: Services) -> int:
     return sum(broker.core.bounds("t", 0)[1] for broker in services.brokers.values())
 
 
-def test_another_process_is_told_what_has_become_of_a_write(services: Services, mq: Connection, admin: Admin) -> None:
-    write = opened(mq)
+def test_other_process_learns_outcome_of_write(services: Services, mq: Connection, admin: Admin) -> None:
+    write = open_write(mq)
     parts = stage(mq, write)
     with Connection([services.name_server.address]) as another:
         with pytest.raises(InvalidInput, match="abort_write"):
@@ -67,13 +67,11 @@ def test_another_process_is_told_what_has_become_of_a_write(services: Services, 
         for unknown in ("never-was-broker-a", "never", f"{'0' * 32}-broker-a"):
             with pytest.raises(InvalidInput, match="7 days"):
                 staged_write.finish(another, unknown)
-    assert there(services) == 20
+    assert count_stored(services) == 20
 
 
-def test_another_process_gives_up_a_write_and_its_driver_is_told(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    write = opened(mq)
+def test_abort_by_other_process_fails_commit(services: Services, mq: Connection, admin: Admin) -> None:
+    write = open_write(mq)
     parts = stage(mq, write)
     with Connection([services.name_server.address]) as another:
         staged_write.abort(another, write.transaction)
@@ -81,38 +79,38 @@ def test_another_process_gives_up_a_write_and_its_driver_is_told(
             staged_write.finish(another, write.transaction)
     with pytest.raises(NotStored, match="aborted"):
         write.commit(parts)
-    assert there(services) == 0
+    assert count_stored(services) == 0
 
 
-def test_nothing_is_staged_after_the_decision(services: Services, mq: Connection, admin: Admin) -> None:
-    """An attempt that was overtaken made its chunks anew."""
+def test_staging_after_decision_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
+    """Cover a regression: a superseded attempt staged its chunks again."""
     for end in (lambda write, parts: write.commit(parts), lambda write, _: write.abort(BROKERS)):
-        write = opened(mq)
+        write = open_write(mq)
         end(write, stage(mq, write))
-        before = there(services)
+        before = count_stored(services)
         for part in ("p", "late"):
             with pytest.raises(InvalidInput, match="decided"):
                 stage(mq, write, part=part)
-        assert there(services) == before
+        assert count_stored(services) == before
 
 
-def test_what_is_staged_after_the_marks_have_gone_is_dropped(services: Services, mq: Connection, admin: Admin) -> None:
-    write = opened(mq)
+def test_chunks_staged_after_cleanup_are_dropped(services: Services, mq: Connection, admin: Admin) -> None:
+    write = open_write(mq)
     parts = stage(mq, write)
     write.commit(parts)
     for broker in services.brokers.values():
         staging = broker.core.staging
         poll_until(lambda staging=staging: staging.in_doubt.is_notified(write.transaction))
         staging._files.mark_removable(write.transaction)
-    stage(mq, write)  # a request that was under way for very long
+    stage(mq, write)  # a request that was delayed for very long
     for broker in services.brokers.values():
         folder = broker.store.directory / "raymq" / "staged" / write.transaction
         poll_until(lambda folder=folder: not list(folder.glob("*.chunk")), 15)
-    assert there(services) == 20
+    assert count_stored(services) == 20
 
 
-def test_a_task_that_names_another_home_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
-    write = opened(mq)
+def test_staging_with_wrong_coordinator_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
+    write = open_write(mq)
     stage(mq, write)
     (other,) = BROKERS - {write.home}
     with pytest.raises(InvalidInput, match="home"):
@@ -121,11 +119,9 @@ def test_a_task_that_names_another_home_is_refused(services: Services, mq: Conne
 
 
 @pytest.mark.long
-def test_brokers_drop_the_rows_of_a_write_that_its_home_gave_up(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    """Nobody tells them: the home decides, and they ask."""
-    write = opened(mq)
+def test_brokers_drop_rows_of_expired_write(services: Services, mq: Connection, admin: Admin) -> None:
+    """Let the brokers ask: the coordinator decides without notifying them."""
+    write = open_write(mq)
     stage(mq, write)
     home = services.brokers[write.home].core.writes
     now = home._clock()
@@ -134,13 +130,13 @@ def test_brokers_drop_the_rows_of_a_write_that_its_home_gave_up(
     for broker in services.brokers.values():
         folder = broker.store.directory / "raymq" / "staged" / write.transaction
         poll_until(lambda folder=folder: not list(folder.glob("*.chunk")), 15)
-    assert there(services) == 0
+    assert count_stored(services) == 0
 
 
-def test_where_the_answer_is_lost_the_process_that_knows_the_parts_finishes(
+def test_finish_completes_write_after_lost_answer(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = opened(mq)
+    write = open_write(mq)
     parts = stage(mq, write)
     broker = services.brokers[write.home]
     handlers = broker._server.handlers
@@ -153,32 +149,32 @@ def test_where_the_answer_is_lost_the_process_that_knows_the_parts_finishes(
     broker._server.handlers = handlers
     monkeypatch.undo()
     assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
-    assert there(services) == 20
+    assert count_stored(services) == 20
 
 
-def test_a_home_without_room_is_passed_over(services: Services, mq: Connection, admin: Admin) -> None:
+def test_full_coordinator_is_not_chosen(services: Services, mq: Connection, admin: Admin) -> None:
     services.brokers["broker-a"].core.writes._most = 0
-    assert {opened(mq).home for _ in range(6)} == {"broker-b"}
+    assert {open_write(mq).home for _ in range(6)} == {"broker-b"}
 
 
-def test_each_number_of_a_series_is_written_once(services: Services, mq: Connection, admin: Admin) -> None:
-    first = opened(mq, "q/t/", 0)
-    second = opened(mq, "q/t/", 0)
+def test_series_number_is_written_once(services: Services, mq: Connection, admin: Admin) -> None:
+    first = open_write(mq, "q/t/", 0)
+    second = open_write(mq, "q/t/", 0)
     assert second.commit(stage(mq, second, "second")).rows == 20
     assert first.commit(stage(mq, first, "first")) == CommittedWrite(second.transaction, 20)
     with Connection([services.name_server.address]) as another:
         assert StagedWrite.open(another, "t", BROKERS, series="q/t/", number=0) == CommittedWrite(
             second.transaction, 20
         )
-        assert opened(another, "q/t/", 1).commit([]).rows == 0
-    assert there(services) == 20
+        assert open_write(another, "q/t/", 1).commit([]).rows == 0
+    assert count_stored(services) == 20
 
 
-def test_a_write_whose_home_is_away_is_not_unknown(
+def test_unavailable_coordinator_raises_outcome_unknown(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when nobody else knows it any more: what it was called says who the home is."""
-    write = opened(mq)
+    """Find the coordinator by the transaction's name after other brokers forgot the write."""
+    write = open_write(mq)
     write.commit(stage(mq, write))
     home = services.brokers[write.home].core.writes
     poll_until(
@@ -196,11 +192,11 @@ def test_a_write_whose_home_is_away_is_not_unknown(
     assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
 
 
-def test_a_series_whose_home_is_away_is_nowhere_else(
+def test_series_is_not_written_without_its_coordinator(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a batch that is run again would be written again."""
-    write = opened(mq, "q/t/", 5)
+    """Refuse the write, as a repeated batch would be written again."""
+    write = open_write(mq, "q/t/", 5)
     write.commit(stage(mq, write))
     services.crash_broker(write.home)
     poll_until(lambda: write.home not in mq.run(mq.routes.cluster()).masters)
@@ -213,8 +209,8 @@ def test_a_series_whose_home_is_away_is_nowhere_else(
         assert StagedWrite.open(another, "t", BROKERS, series="q/t/", number=5) == CommittedWrite(write.transaction, 20)
 
 
-def test_a_commit_wakes_who_waits_for_its_queues(services: Services, mq: Connection, admin: Admin) -> None:
-    write = opened(mq)
+def test_commit_wakes_waiting_polls(services: Services, mq: Connection, admin: Admin) -> None:
+    write = open_write(mq)
     parts = stage(mq, write)
     queues = [MessageQueue("t", broker, 0) for broker in sorted(BROKERS)]
     with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as consumers:
@@ -228,42 +224,41 @@ def test_a_commit_wakes_who_waits_for_its_queues(services: Services, mq: Connect
         assert [len(each.result(10)) for each in polled] == [10, 10]
     with Producer(mq, "p") as producer:
         producer.send(Message("t", b"after"), queue=MessageQueue("t", "broker-a", 0))
-    assert there(services) == 21
+    assert count_stored(services) == 21
 
 
-def test_a_write_of_more_tasks_than_a_header_could_name_is_committed(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    write = opened(mq)
+def test_write_of_30000_tasks_is_committed(services: Services, mq: Connection, admin: Admin) -> None:
+    write = open_write(mq)
     parts = stage(mq, write)
     none = [(f"{number:032x}", write.home, 0) for number in range(30_000)]
     assert write.commit([*none, *parts]) == staged_write.finish(mq, write.transaction)
-    assert there(services) == sum(rows for _, _, rows in parts)
+    assert count_stored(services) == sum(rows for _, _, rows in parts)
 
 
-def test_a_write_of_more_tasks_than_may_be_is_given_up(services: Services, mq: Connection, admin: Admin) -> None:
-    write = opened(mq)
+def test_write_of_too_many_tasks_is_aborted(services: Services, mq: Connection, admin: Admin) -> None:
+    write = open_write(mq)
     stage(mq, write)
     with pytest.raises(InvalidInput, match="coalesce"):
         write.commit((f"{number:032x}", write.home, 0) for number in range(200_001))
     with pytest.raises(NotStored):
         staged_write.finish(mq, write.transaction)
-    assert there(services) == 0
+    assert count_stored(services) == 0
 
 
-def test_a_refusal_behind_a_lost_answer_says_nothing_of_what_was_decided(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    """The home has decided, lost a replica, and refuses whatever comes: who took that for its answer wrote it twice."""
-    write = opened(mq)
+def test_refusal_after_lost_answer_is_outcome_unknown(services: Services, mq: Connection, admin: Admin) -> None:
+    """Cover a regression: a refusal after a lost answer led to a second write.
+
+    The coordinator has decided, then loses a replica and refuses every request.
+    """
+    write = open_write(mq)
     parts = stage(mq, write)
-    broker, asked = services.brokers[write.home], 0
+    broker, decisions = services.brokers[write.home], 0
     handlers = broker._server.handlers
 
     async def decide(connection: ServerConnection, request: Command) -> Command | None:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
+        nonlocal decisions
+        decisions += 1
+        if decisions > 1:
             raise TooFewInSync("2 have to be in sync: [1] are")
         await handlers[RequestCode.DECIDE_WRITE](connection, request)
         connection.close()
@@ -275,12 +270,10 @@ def test_a_refusal_behind_a_lost_answer_says_nothing_of_what_was_decided(
     assert (caught.value.transaction, caught.value.retriable) == (write.transaction, False)
     broker._server.handlers = handlers
     assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
-    assert there(services) == 20
+    assert count_stored(services) == 20
 
 
-def test_a_connection_that_is_closed_amid_a_commit_does_not_say_what_was_decided(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
+def test_close_during_commit_raises_outcome_unknown(services: Services, mq: Connection, admin: Admin) -> None:
     broker, decided = services.brokers["broker-a"], threading.Event()
     handlers = broker._server.handlers
 
@@ -305,4 +298,4 @@ def test_a_connection_that_is_closed_amid_a_commit_does_not_say_what_was_decided
     with pytest.raises(ClientClosed):
         write.commit(parts)
     assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
-    assert there(services) == 20
+    assert count_stored(services) == 20

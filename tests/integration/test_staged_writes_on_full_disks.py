@@ -1,4 +1,4 @@
-"""Writes that are committed while a disk has no room: all of them or nothing comes to be there, and that is told."""
+"""Test commits while a disk is full: all rows become visible or none, and errors say which."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from raymq.client.bulk.staged_write import CommittedWrite
 from raymq.client.errors import InvalidInput, OutcomeUnknown, StoreFull
 from raymq.storage.files.file_calls import FileCalls, replaced
 from tests.integration.conftest import Services
-from tests.integration.test_staged_writes import BROKERS, opened, stage, there
+from tests.integration.test_staged_writes import BROKERS, count_stored, open_write, stage
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
 
 
-class NoRoomIn(FileCalls):
-    """A disk that makes no file in folders of this name below `root`."""
+class FullFolder(FileCalls):
+    """Refuse to create files in folders of this name below `root`."""
 
     def __init__(self, root: Path, folder: str) -> None:
         self._root = root
@@ -33,35 +33,31 @@ class NoRoomIn(FileCalls):
         return super().open(path, flags)
 
 
-def test_a_broker_without_room_for_its_rows_goes_on_by_itself_when_there_is_some(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    write = opened(mq)
+def test_full_broker_applies_rows_when_disk_has_room(services: Services, mq: Connection, admin: Admin) -> None:
+    write = open_write(mq)
     parts = stage(mq, write)
     (full,) = BROKERS - {write.home}
-    with replaced(NoRoomIn(services.brokers[full].store.directory, "staged")):
+    with replaced(FullFolder(services.brokers[full].store.directory, "staged")):
         with pytest.raises(OutcomeUnknown, match="do not repeat") as caught:
             write.commit(parts)
         assert caught.value.committed
         assert services.brokers[full].core.bounds("t", 0) == (0, 0)
         assert services.brokers[write.home].core.bounds("t", 0) == (0, 10)
-    poll_until(lambda: there(services) == 20, 30)
+    poll_until(lambda: count_stored(services) == 20, 30)
     assert staged_write.finish(mq, write.transaction) == CommittedWrite(write.transaction, 20)
-    assert there(services) == 20
+    assert count_stored(services) == 20
 
 
-def test_a_home_without_room_for_its_decision_says_so_and_nothing_is_there(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
-    write = opened(mq)
+def test_full_coordinator_refuses_commit_and_stores_no_rows(services: Services, mq: Connection, admin: Admin) -> None:
+    write = open_write(mq)
     parts = stage(mq, write)
-    with replaced(NoRoomIn(services.brokers[write.home].store.directory, "writes")), pytest.raises(StoreFull):
+    with replaced(FullFolder(services.brokers[write.home].store.directory, "writes")), pytest.raises(StoreFull):
         write.commit(parts)
-    assert there(services) == 0
+    assert count_stored(services) == 0
     with pytest.raises(InvalidInput, match="abort_write"):
         staged_write.finish(mq, write.transaction)
     staged_write.abort(mq, write.transaction)
     for broker in services.brokers.values():
         folder = broker.store.directory / "raymq" / "staged" / write.transaction
         poll_until(lambda folder=folder: not list(folder.glob("*.chunk")), 30)
-    assert there(services) == 0
+    assert count_stored(services) == 0

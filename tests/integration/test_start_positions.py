@@ -1,4 +1,4 @@
-"""ConsumeFrom.LAST skips what was there before the group, and nothing that comes later, wherever it comes to."""
+"""Test that ConsumeFrom.LAST skips only messages older than the group, in any queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raymq.actors.naming import retry_topic
 from raymq.client import Admin, Connection, ConsumeFrom, ConsumeResult, Message, MessageQueue, Producer, PushConsumer
 from raymq.client.push import push_consumer_engine
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -22,19 +22,19 @@ QUEUES = [MessageQueue("t", broker, queue_id) for broker in ("broker-a", "broker
 
 
 @pytest.fixture(autouse=True)
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _rebalance_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push_consumer_engine, "REBALANCE_SECONDS", 2.0)
 
 
-def test_a_retry_that_waits_where_the_group_has_not_looked_yet_is_delivered(
+def test_retry_in_undiscovered_retry_topic_is_delivered(
     mq: Connection, admin: Admin, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The member hears of the group's retry topic only when the message that failed lies in it."""
-    taker = Taker(lambda message: ConsumeResult.RECONSUME_LATER if message.reconsume_times == 0 else None)
-    retried, routes, is_heard_of = retry_topic("g"), mq.routes.get, threading.Event()
+    """Let the member find the retry topic only after the failed message is stored."""
+    taker = RecordingListener(lambda message: ConsumeResult.RECONSUME_LATER if message.reconsume_times == 0 else None)
+    retried, routes, is_visible = retry_topic("g"), mq.routes.get, threading.Event()
 
     async def get(topic: str, **options: Any) -> Any:
-        if topic == retried and not is_heard_of.is_set():
+        if topic == retried and not is_visible.is_set():
             raise BrokerUnavailable("name servers", "none answers")
         return await routes(topic, **options)
 
@@ -43,18 +43,18 @@ def test_a_retry_that_waits_where_the_group_has_not_looked_yet_is_delivered(
         Producer(other, "p").send(Message("t", b"precious"))
         known = Admin(other)
 
-        def lies_in_the_retry_topic() -> bool:
+        def is_retry_stored() -> bool:
             return retried in known.topics(system=True) and any(
                 stats.max_offset for stats in known.topic_stats(retried).values()
             )
 
-        poll_until(lies_in_the_retry_topic, 20)
-        is_heard_of.set()
+        poll_until(is_retry_stored, 20)
+        is_visible.set()
         poll_until(lambda: taker.bodies == [b"precious"], 20)
 
 
-def test_what_is_sent_to_queues_that_are_added_is_delivered(mq: Connection, admin: Admin) -> None:
-    taker = Taker()
+def test_messages_in_added_queues_are_delivered(mq: Connection, admin: Admin) -> None:
+    taker = RecordingListener()
     producer = Producer(mq, "p")
     for queue in QUEUES:
         producer.send(Message("t", b"before the group"), queue=queue)
@@ -70,10 +70,10 @@ def test_what_is_sent_to_queues_that_are_added_is_delivered(mq: Connection, admi
     assert taker.bodies == sorted(sent)
 
 
-def test_what_is_sent_to_a_broker_that_joins_is_delivered(mq: Connection, admin: Admin, services: Services) -> None:
+def test_messages_on_joining_broker_are_delivered(mq: Connection, admin: Admin, services: Services) -> None:
     services.stop_broker("broker-b")
     poll_until(lambda: list(mq.run(mq.routes.get("t", fresh=True)).addresses) == ["broker-a"], 20)
-    taker = Taker()
+    taker = RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker, consume_from=LAST), Connection(mq.name_servers) as other:
         services.start_broker("broker-b")
         sent = [b"%d" % number for number in range(5)]
@@ -82,11 +82,11 @@ def test_what_is_sent_to_a_broker_that_joins_is_delivered(mq: Connection, admin:
         poll_until(lambda: taker.bodies == sent, 30)
 
 
-def test_members_that_start_together_begin_where_the_queues_end(mq: Connection, admin: Admin) -> None:
+def test_concurrently_started_members_begin_at_queue_end(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     for queue in QUEUES:
         producer.send(Message("t", b"before the group"), queue=queue)
-    takers = [Taker() for _ in range(3)]
+    takers = [RecordingListener() for _ in range(3)]
     members = [PushConsumer(mq, "g", {"t": "*"}, taker, consume_from=LAST) for taker in takers]
     starting = [threading.Thread(target=member.start) for member in members]
     for thread in starting:

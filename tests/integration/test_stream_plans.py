@@ -1,4 +1,4 @@
-"""How the tasks of a stream come to the plan of their batch, over real sockets, without Spark."""
+"""Test how tasks of a stream get the plan of their batch, over real sockets, without Spark."""
 
 from __future__ import annotations
 
@@ -33,42 +33,40 @@ def send(mq: Connection, count: int) -> None:
         producer.send_batch([Message("t", b"x")] * count, queue=QUEUE)
 
 
-def test_all_tasks_of_a_batch_take_one_plan_while_messages_come(mq: Connection, source: StreamSource) -> None:
-    async def of_many() -> list[tuple[int, int]]:
+def test_tasks_of_one_batch_share_one_plan(mq: Connection, source: StreamSource) -> None:
+    async def plan_concurrently() -> list[tuple[int, int]]:
         plans = await asyncio.gather(*(get_or_create_plan(mq, source, StreamBatch("q", 0, "start")) for _ in range(20)))
         return [plan.ranges[QUEUE] for plan in plans]
 
     send(mq, 5)
-    assert set(mq.run(of_many())) == {(0, 5)}
+    assert set(mq.run(plan_concurrently())) == {(0, 5)}
     send(mq, 5)
-    assert set(mq.run(of_many())) == {(0, 5)}
+    assert set(mq.run(plan_concurrently())) == {(0, 5)}
     assert mq.run(get_or_create_plan(mq, source, StreamBatch("q", 1, "start"))).ranges[QUEUE] == (5, 10)
     assert mq.run(get_or_create_plan(mq, source, StreamBatch("other", 0, "start"))).ranges[QUEUE] == (0, 10)
 
 
-def test_two_streams_of_one_query_that_have_one_name_are_refused(
-    mq: Connection, admin: Admin, source: StreamSource
-) -> None:
-    """The second one would be given the messages of the first."""
+def test_streams_of_equal_name_in_one_query_are_refused(mq: Connection, admin: Admin, source: StreamSource) -> None:
+    """Refuse the second stream, which would get the messages of the first."""
     admin.create_topic("u", queues=1)
     mq.run(get_or_create_plan(mq, source, StreamBatch("q", 0, "start")))
     other = replace(source, topics=("u",))
     with pytest.raises(InvalidInput, match="a name of its own for each stream"):
         mq.run(get_or_create_plan(mq, other, StreamBatch("q", 0, "start")))
-    # A later start of the query may read other topics; what was planned before is read as it was planned.
+    # A later start of the query may read other topics; batches planned before keep their plan.
     assert mq.run(get_or_create_plan(mq, other, StreamBatch("q", 0, "later"))).topics == {"t"}
     assert mq.run(get_or_create_plan(mq, other, StreamBatch("q", 1, "later"))).topics == {"u"}
 
 
-def test_a_number_that_is_left_out_leaves_no_message_out(mq: Connection, source: StreamSource) -> None:
-    """Some batches of Spark only tidy its state, and read nothing."""
+def test_skipped_batch_number_loses_no_message(mq: Connection, source: StreamSource) -> None:
+    """Skip a number, as Spark does for batches that only clean its state."""
     send(mq, 3)
     mq.run(get_or_create_plan(mq, source, StreamBatch("q", 0, "start")))
     send(mq, 4)
     assert mq.run(get_or_create_plan(mq, source, StreamBatch("q", 2, "start"))).ranges[QUEUE] == (3, 7)
 
 
-def test_a_query_that_nobody_knows_does_not_begin_anew(mq: Connection, source: StreamSource) -> None:
+def test_unknown_query_does_not_start_over(mq: Connection, source: StreamSource) -> None:
     with pytest.raises(StreamBroken, match="has no plan of the query q"):
         mq.run(get_or_create_plan(mq, source, StreamBatch("q", 5, "start")))
     for number in range(4):
@@ -77,9 +75,7 @@ def test_a_query_that_nobody_knows_does_not_begin_anew(mq: Connection, source: S
         mq.run(get_or_create_plan(mq, source, StreamBatch("q", 1, "start")))
 
 
-def test_a_plan_that_stands_is_refused_once_its_topic_is_another_one(
-    mq: Connection, admin: Admin, source: StreamSource
-) -> None:
+def test_plan_is_refused_after_topic_is_recreated(mq: Connection, admin: Admin, source: StreamSource) -> None:
     send(mq, 3)
     mq.run(get_or_create_plan(mq, source, StreamBatch("q", 0, "start")))
     admin.delete_topic("t")
@@ -92,7 +88,7 @@ def test_a_plan_that_stands_is_refused_once_its_topic_is_another_one(
             mq.run(get_or_create_plan(mq, source, StreamBatch("q", number, "start")))
 
 
-def test_what_a_loss_of_power_took_is_told_though_other_messages_have_its_offsets(
+def test_power_loss_is_reported_though_offsets_are_reused(
     services: Services, mq: Connection, source: StreamSource
 ) -> None:
     send(mq, 5)
@@ -101,27 +97,27 @@ def test_what_a_loss_of_power_took_is_told_though_other_messages_have_its_offset
     epochs = store._parts.epochs
 
     def lose_from(offset: int) -> None:
-        """What an opening does that finds the log shorter than it was."""
+        """Cut the queue at `offset`, like a start that finds a shorter log."""
         epochs.cut(int(store.entries("t", 0, offset, 1, written=True)[0][0]))
         store.epoch = epochs.current
 
     send(mq, 1)
-    services.loop.run(on_the_loop(lambda: lose_from(5)))
+    services.loop.run(run_on_loop(lambda: lose_from(5)))
     assert mq.run(get_or_create_plan(mq, source, StreamBatch("q", 0, "start"))).ranges[QUEUE] == (0, 5)
-    services.loop.run(on_the_loop(lambda: lose_from(4)))
+    services.loop.run(run_on_loop(lambda: lose_from(4)))
     for number in (0, 1):
         with pytest.raises(StreamBroken, match="power failure"):
             mq.run(get_or_create_plan(mq, source, StreamBatch("q", number, "start")))
 
 
-async def on_the_loop(call: Callable[[], None]) -> None:
+async def run_on_loop(call: Callable[[], None]) -> None:
     call()
 
 
-def test_a_broker_that_restarts_is_waited_for_and_none_of_its_messages_left_out(
+def test_planning_waits_for_restarting_broker(
     services: Services, mq: Connection, source: StreamSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a watermark would pass by what it holds."""
+    """Wait for the broker: without it a watermark would pass its messages."""
     name = next(name for name in map(str, range(99)) if rendezvous_choice(name, services.brokers) == "broker-b")
     source = replace(source, stream=name, home=mq.run(ensure_coordinator(mq, STREAM_KIND, name)))
     assert source.home == "broker-b"
@@ -137,7 +133,7 @@ def test_a_broker_that_restarts_is_waited_for_and_none_of_its_messages_left_out(
     assert mq.run(get_or_create_plan(mq, source, StreamBatch("q", 1, "start"))).ranges[QUEUE] == (3, 5)
 
 
-def test_while_the_home_of_the_plans_is_away_no_batch_goes_on_and_then_as_it_was_planned(
+def test_batches_wait_for_plan_coordinator_and_keep_plan(
     services: Services, mq: Connection, source: StreamSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(mq, 3)

@@ -1,4 +1,4 @@
-"""A rolling deployment that changes the subscription: the highest version of the connected members is in force."""
+"""Test rolling subscription changes: the highest version of the connected members is in force."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from raymq.client import (
 from raymq.client.members.membership import Membership
 from raymq.client.requests.broker_requests import ask
 from tests.integration.conftest import Services
-from tests.integration.taker import Taker
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -34,42 +34,40 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 
 @pytest.fixture
 def other(services: Services) -> Iterator[Connection]:
-    """The connection of another program."""
+    """Yield the connection of another program."""
     with Connection([services.name_server.address]) as made:
         yield made
 
 
-def says(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "raymq.consumer" and r.levelno == logging.WARNING]
 
 
 @pytest.mark.parametrize("options", [{}, {"ordered": True}, {"mode": "pop"}], ids=str)
-def test_a_push_consumer_of_a_lower_version_ends(
+def test_push_consumer_of_lower_version_ends(
     mq: Connection, other: Connection, admin: Admin, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
-    old = PushConsumer(mq, "g", {"t": "paid"}, old_taker := Taker(), **options)
+    old = PushConsumer(mq, "g", {"t": "paid"}, old_taker := RecordingListener(), **options)
     old.start()
     with Producer(mq, "p") as producer:
         producer.send(Message("t", b"1", tags="paid"))
         poll_until(lambda: old_taker.bodies == [b"1"])
-        with PushConsumer(other, "g", {"t": "*"}, new_taker := Taker(), subscription_version=1, **options):
+        with PushConsumer(other, "g", {"t": "*"}, new_taker := RecordingListener(), subscription_version=1, **options):
             for number in range(20):
                 producer.send(Message("t", b"new %d" % number, tags="shipped"))
             with pytest.raises(SubscriptionMismatch, match="version 1 is in force"):
                 old.wait(10.0)
             assert (old.health.running, old.health.ok) == (False, False)
             assert isinstance(old.health.ended_by, SubscriptionMismatch)
-            assert len([told for told in says(caplog) if "version 1 is in force" in told]) == 1
+            assert len([warning for warning in logged_warnings(caplog) if "version 1 is in force" in warning]) == 1
             sent = {b"new %d" % number for number in range(20)}
             poll_until(lambda: sent <= set(new_taker.bodies))
             assert set(old_taker.bodies) == {b"1"}
             with pytest.raises(SubscriptionMismatch, match="version 1 is in force"):
-                PushConsumer(mq, "g", {"t": "paid"}, Taker()).start()
+                PushConsumer(mq, "g", {"t": "paid"}, RecordingListener()).start()
 
 
-def test_what_a_lower_version_was_given_is_finished_and_committed(
-    mq: Connection, other: Connection, admin: Admin
-) -> None:
+def test_lower_version_finishes_and_commits_its_messages(mq: Connection, other: Connection, admin: Admin) -> None:
     began, may_end = threading.Event(), threading.Event()
 
     def slow(messages: list[ReceivedMessage]) -> ConsumeResult:
@@ -82,7 +80,7 @@ def test_what_a_lower_version_was_given_is_finished_and_committed(
     with Producer(mq, "p") as producer:
         producer.send(Message("t", b"held"), queue=QUEUE)
         assert began.wait(10.0)
-        with PushConsumer(other, "g", {"t": "*"}, taker := Taker(), subscription_version=7, ordered=True):
+        with PushConsumer(other, "g", {"t": "*"}, taker := RecordingListener(), subscription_version=7, ordered=True):
             poll_until(lambda: old.health.ended_by is not None)
             producer.send(Message("t", b"next"), queue=QUEUE)
             may_end.set()
@@ -92,10 +90,8 @@ def test_what_a_lower_version_was_given_is_finished_and_committed(
             assert taker.bodies == [b"next"], "what the old member had was committed"
 
 
-def test_a_failed_message_of_a_lower_version_goes_to_the_higher_one(
-    mq: Connection, other: Connection, admin: Admin
-) -> None:
-    """Also of a topic that the higher version does not subscribe to any more."""
+def test_failed_message_of_lower_version_goes_to_higher(mq: Connection, other: Connection, admin: Admin) -> None:
+    """Include a topic that the higher version no longer subscribes to."""
     admin.create_topic("dropped", queues=1)
     began, may_end = threading.Event(), threading.Event()
 
@@ -109,13 +105,13 @@ def test_a_failed_message_of_a_lower_version_goes_to_the_higher_one(
     with Producer(mq, "p") as producer:
         producer.send(Message("dropped", b"failed"))
     assert began.wait(10.0)
-    with PushConsumer(other, "g", {"t": "*"}, taker := Taker(), subscription_version=1):
+    with PushConsumer(other, "g", {"t": "*"}, taker := RecordingListener(), subscription_version=1):
         poll_until(lambda: old.health.ended_by is not None)
         may_end.set()
         poll_until(lambda: b"failed" in taker.bodies)
 
 
-def test_a_simple_consumer_of_a_lower_version_only_acknowledges(
+def test_simple_consumer_of_lower_version_only_acknowledges(
     mq: Connection, other: Connection, admin: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Producer(mq, "p") as producer, SimpleConsumer(mq, "g", {"t": "paid"}) as old:
@@ -126,7 +122,7 @@ def test_a_simple_consumer_of_a_lower_version_only_acknowledges(
             with pytest.raises(SubscriptionMismatch, match="version 1 is in force"):
                 old.receive(await_duration=0.0)
             assert (old.health.running, type(old.health.ended_by)) == (False, SubscriptionMismatch)
-            assert len(says(caplog)) == 1
+            assert len(logged_warnings(caplog)) == 1
             assert old.change_invisible_duration(message, 60.0)
             assert old.ack(message)
             (received,) = new.receive()
@@ -135,7 +131,7 @@ def test_a_simple_consumer_of_a_lower_version_only_acknowledges(
                 SimpleConsumer(mq, "g", {"t": "paid"})
 
 
-def test_an_idle_simple_consumer_learns_of_a_higher_version(mq: Connection, other: Connection, admin: Admin) -> None:
+def test_idle_simple_consumer_learns_of_higher_version(mq: Connection, other: Connection, admin: Admin) -> None:
     with SimpleConsumer(mq, "g", {"t": "paid"}) as old:
         refused = threading.Event()
 
@@ -151,56 +147,54 @@ def test_an_idle_simple_consumer_learns_of_a_higher_version(mq: Connection, othe
         waiting.join(5.0)
 
 
-def test_a_broadcast_member_of_a_lower_version_ends(mq: Connection, other: Connection, admin: Admin) -> None:
+def test_broadcast_member_of_lower_version_ends(mq: Connection, other: Connection, admin: Admin) -> None:
     model = MessageModel.BROADCASTING
-    old = PushConsumer(mq, "g", {"t": "paid"}, Taker(), model=model)
+    old = PushConsumer(mq, "g", {"t": "paid"}, RecordingListener(), model=model)
     old.start()
     with (
-        PushConsumer(other, "g", {"t": "*"}, Taker(), model=model, subscription_version=1),
+        PushConsumer(other, "g", {"t": "*"}, RecordingListener(), model=model, subscription_version=1),
         pytest.raises(SubscriptionMismatch),
     ):
         old.wait(10.0)
 
 
-def test_a_bad_version_is_rolled_back_by_stopping_its_members(mq: Connection, other: Connection, admin: Admin) -> None:
-    with PushConsumer(other, "g", {"t": "*"}, Taker(), subscription_version=5):
+def test_version_is_rolled_back_by_stopping_its_members(mq: Connection, other: Connection, admin: Admin) -> None:
+    with PushConsumer(other, "g", {"t": "*"}, RecordingListener(), subscription_version=5):
         pass
-    with PushConsumer(mq, "g", {"t": "paid"}, taker := Taker(), subscription_version=4):
+    with PushConsumer(mq, "g", {"t": "paid"}, taker := RecordingListener(), subscription_version=4):
         with Producer(mq, "p") as producer:
             producer.send(Message("t", b"x", tags="paid"))
         poll_until(lambda: taker.bodies == [b"x"])
 
 
-def test_a_version_is_in_force_for_two_seconds_after_its_last_member(
-    services: Services, mq: Connection, admin: Admin
-) -> None:
+def test_version_stays_in_force_two_seconds_after_last_member(services: Services, mq: Connection, admin: Admin) -> None:
     with Connection([services.name_server.address]) as lost:
-        PushConsumer(lost, "g", {"t": "*"}, Taker(), subscription_version=5).start()
+        PushConsumer(lost, "g", {"t": "*"}, RecordingListener(), subscription_version=5).start()
         lost.run(lost.pool.close())
         with pytest.raises(SubscriptionMismatch):
-            PushConsumer(mq, "g", {"t": "paid"}, Taker(), subscription_version=4).start()
+            PushConsumer(mq, "g", {"t": "paid"}, RecordingListener(), subscription_version=4).start()
 
 
-def test_equal_versions_must_subscribe_to_the_same(mq: Connection, other: Connection, admin: Admin) -> None:
-    with PushConsumer(mq, "g", {"t": "*"}, Taker(), subscription_version=2):
+def test_members_of_equal_version_need_equal_subscriptions(mq: Connection, other: Connection, admin: Admin) -> None:
+    with PushConsumer(mq, "g", {"t": "*"}, RecordingListener(), subscription_version=2):
         with pytest.raises(SubscriptionMismatch):
-            PushConsumer(other, "g", {"t": "paid"}, Taker(), subscription_version=2).start()
-        with PushConsumer(other, "g", {"t": "*"}, Taker(), subscription_version=2):
+            PushConsumer(other, "g", {"t": "paid"}, RecordingListener(), subscription_version=2).start()
+        with PushConsumer(other, "g", {"t": "*"}, RecordingListener(), subscription_version=2):
             pass
     for wrong in (-1, 1.5, "2", None, True):
         with pytest.raises(InvalidInput):
-            PushConsumer(mq, "g", {"t": "*"}, Taker(), subscription_version=wrong)  # type: ignore[arg-type]
+            PushConsumer(mq, "g", {"t": "*"}, RecordingListener(), subscription_version=wrong)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput):
             SimpleConsumer(mq, "g", {"t": "*"}, subscription_version=wrong)  # type: ignore[arg-type]
 
 
-def test_brokers_refuse_a_member_of_a_lower_version_that_goes_on(
+def test_brokers_refuse_continuing_member_of_lower_version(
     mq: Connection, other: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Membership, "supersede", lambda *_: None)  # the old members do not end
-    old = PushConsumer(mq, "g", {"t": "paid"}, old_taker := Taker())
+    old = PushConsumer(mq, "g", {"t": "paid"}, old_taker := RecordingListener())
     old.start()
-    new = PushConsumer(other, "g", {"t": "*"}, new_taker := Taker(), subscription_version=1)
+    new = PushConsumer(other, "g", {"t": "*"}, new_taker := RecordingListener(), subscription_version=1)
     new.start()
     with Producer(mq, "p") as producer:
         for number in range(40):

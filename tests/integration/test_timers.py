@@ -1,4 +1,4 @@
-"""Messages for a chosen time, and calling them back, over real sockets."""
+"""Test timed delivery of messages and their recall, over real sockets."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from raymq.client import (
     RecallStatus,
 )
 from tests.integration.conftest import Services
-from tests.integration.foreign import Foreign
-from tests.integration.taker import Taker
+from tests.integration.foreign_client import ForeignClient
+from tests.integration.recording_listener import RecordingListener
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.mark.long
-def test_an_administrator_who_has_old_files_deleted_deletes_nothing_that_waits(
+def test_delete_expired_keeps_files_of_waiting_timers(
     services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = services.brokers["broker-a"]
-    queue, taker = MessageQueue("t", "broker-a", 0), Taker()
+    queue, taker = MessageQueue("t", "broker-a", 0), RecordingListener()
     with Producer(mq, "p") as producer:
         due = time.time() + 6.0
         for number in range(10):
@@ -45,7 +45,7 @@ def test_an_administrator_who_has_old_files_deleted_deletes_nothing_that_waits(
     now_ms = broker.store._age.now_ms
     poll_until(lambda: broker.store._log.flushed_offset == broker.store.max_physical_offset)
     monkeypatch.setattr(broker.store._age, "now_ms", lambda: now_ms() + 73 * 3_600_000)
-    with Foreign(broker.address) as client:
+    with ForeignClient(broker.address) as client:
 
         def is_deleted() -> bool:
             client.done(Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
@@ -58,8 +58,8 @@ def test_an_administrator_who_has_old_files_deleted_deletes_nothing_that_waits(
         poll_until(lambda: len([body for body in taker.bodies if len(body) == 1]) == 10, 30)
 
 
-def test_a_message_comes_at_its_time_and_not_before(mq: Connection, admin: Admin) -> None:
-    producer, taker = Producer(mq, "p"), Taker()
+def test_timed_message_is_not_delivered_early(mq: Connection, admin: Admin) -> None:
+    producer, taker = Producer(mq, "p"), RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker):
         start = time.time()
         dues = {b"%d" % n: start + 2.0 + n * 0.1 for n in (3, 1, 2, 0)}
@@ -78,7 +78,7 @@ def test_a_message_comes_at_its_time_and_not_before(mq: Connection, admin: Admin
     assert taker.bodies == sorted(dues)
 
 
-def test_a_time_that_has_passed_is_now(mq: Connection, admin: Admin) -> None:
+def test_past_delivery_time_delivers_immediately(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     sent = producer.send(Message("t", b"late", deliver_at=time.time() - 10))
     assert sent.queue.topic == "t"
@@ -87,7 +87,7 @@ def test_a_time_that_has_passed_is_now(mq: Connection, admin: Admin) -> None:
     assert admin.query_by_id(sent.message_id).body == b"late"
 
 
-def test_times_that_are_refused(mq: Connection, admin: Admin) -> None:
+def test_invalid_delivery_times_are_refused(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     with pytest.raises(InvalidInput, match="40 days"):
         producer.send(Message("t", b"m", deliver_at=time.time() + 41 * 86_400))
@@ -102,8 +102,8 @@ def test_times_that_are_refused(mq: Connection, admin: Admin) -> None:
         producer.send_batch([Message("t", b"m", deliver_at=time.time() + 5)])
 
 
-def test_recall_says_definitely_what_became_of_a_message(mq: Connection, admin: Admin) -> None:
-    producer, taker = Producer(mq, "p"), Taker()
+def test_recall_reports_definite_status(mq: Connection, admin: Admin) -> None:
+    producer, taker = Producer(mq, "p"), RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker):
         soon = producer.send(Message("t", b"soon", deliver_at=time.time() + 2.0))
         gone = producer.send(Message("t", b"gone", deliver_at=time.time() + 2.1))
@@ -121,20 +121,18 @@ def test_recall_says_definitely_what_became_of_a_message(mq: Connection, admin: 
         producer.recall("no handle")
 
 
-def test_recall_reaches_the_copy_that_a_try_without_an_answer_stored(
-    mq: Connection, admin: Admin, services: Services
-) -> None:
+def test_recall_reaches_copy_of_unanswered_attempt(mq: Connection, admin: Admin, services: Services) -> None:
     deaf = services.brokers["broker-a"]._server
     handlers = deaf.handlers
 
-    def stores_and_says_nothing(connection: ServerConnection, request: Command) -> None:
+    def store_without_answer(connection: ServerConnection, request: Command) -> None:
         handlers[RequestCode.APPEND_RECORDS](connection, request)
 
-    deaf.handlers = {**handlers, RequestCode.APPEND_RECORDS: stores_and_says_nothing}
-    producer, taker = Producer(mq, "p", timeout=1.5, retries=1), Taker()
+    deaf.handlers = {**handlers, RequestCode.APPEND_RECORDS: store_without_answer}
+    producer, taker = Producer(mq, "p", timeout=1.5, retries=1), RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker):
         due = time.time() + 3.0
-        sent = [producer.send(Message("t", b"gone", deliver_at=due)) for _ in range(3)]  # two of four queues are deaf
+        sent = [producer.send(Message("t", b"gone", deliver_at=due)) for _ in range(3)]  # 2 of 4 queues do not answer
         assert {result.queue.broker for result in sent} == {"broker-b"}
         assert any("," in (result.recall_handle or "") for result in sent), "broker-a was not tried"
         deaf.handlers = handlers
@@ -144,39 +142,37 @@ def test_recall_reaches_the_copy_that_a_try_without_an_answer_stored(
     assert taker.bodies == [b"mark"]
 
 
-def test_a_try_that_is_under_way_when_its_message_is_recalled_stores_nothing(
-    mq: Connection, admin: Admin, services: Services
-) -> None:
+def test_pending_attempt_of_recalled_message_stores_nothing(mq: Connection, admin: Admin, services: Services) -> None:
     slow = services.brokers["broker-a"]._server
     handlers = slow.handlers
     under_way: list[tuple[ServerConnection, Command]] = []
 
-    def leaves_it_for_later(connection: ServerConnection, request: Command) -> None:
+    def hold_request(connection: ServerConnection, request: Command) -> None:
         under_way.append((connection, request))
 
-    async def goes_on() -> None:
+    async def release_requests() -> None:
         for connection, request in under_way:
             with pytest.raises(MessageIllegal, match="unique_key"):
                 handlers[RequestCode.APPEND_RECORDS](connection, request)
 
-    slow.handlers = {**handlers, RequestCode.APPEND_RECORDS: leaves_it_for_later}
-    producer, taker = Producer(mq, "p", timeout=1.5, retries=1), Taker()
+    slow.handlers = {**handlers, RequestCode.APPEND_RECORDS: hold_request}
+    producer, taker = Producer(mq, "p", timeout=1.5, retries=1), RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker):
         due = time.time() + 3.0
         sent = [producer.send(Message("t", b"gone", deliver_at=due)) for _ in range(3)]
         assert under_way, "broker-a was not tried"
         assert [producer.recall(result) for result in sent] == [RecallStatus.WITHDRAWN] * 3
         slow.handlers = handlers
-        services.loop.run(goes_on(), 10)
+        services.loop.run(release_requests(), 10)
         producer.send(Message("t", b"mark", deliver_at=due))
         poll_until(lambda: b"mark" in taker.bodies, 10)
     assert taker.bodies == [b"mark"]
 
 
-def test_a_broker_that_no_scheduler_asks_delivers_by_itself(mq: Connection, admin: Admin, services: Services) -> None:
+def test_broker_delivers_timers_without_scheduler(mq: Connection, admin: Admin, services: Services) -> None:
     services._stopped.set()
     services._clock.result(10)
-    producer, taker = Producer(mq, "p"), Taker()
+    producer, taker = Producer(mq, "p"), RecordingListener()
     with PushConsumer(mq, "g", {"t": "*"}, taker):
         due = time.time() + 0.5
         producer.send(Message("t", b"timer", deliver_at=due))
@@ -185,8 +181,8 @@ def test_a_broker_that_no_scheduler_asks_delivers_by_itself(mq: Connection, admi
     assert all(message.store_timestamp >= due - 0.001 for message in taker.taken)
 
 
-def test_what_waits_outlives_a_restart_of_its_broker(mq: Connection, admin: Admin, services: Services) -> None:
-    producer, taker = Producer(mq, "p"), Taker()
+def test_timers_survive_broker_restart(mq: Connection, admin: Admin, services: Services) -> None:
+    producer, taker = Producer(mq, "p"), RecordingListener()
     queue = MessageQueue("t", "broker-a", 1)
     at = time.time() + 3.0
     kept = producer.send(Message("t", b"kept", deliver_at=at), queue=queue)

@@ -1,4 +1,4 @@
-"""The wheels of `make dist`, installed in an empty environment, run the quick start."""
+"""Test that the wheels of `make dist`, installed in an empty environment, run the quick start."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_wheels_run_the_quick_start_in_an_empty_environment(repository: Path, tm
 
     try:
         for command in [*started, "python send.py"]:
-            told = run(command)
-        assert [line.partition(":")[0] for line in told.splitlines()] == [f"order-{number}" for number in range(1, 6)]
+            output = run(command)
+        assert [line.partition(":")[0] for line in output.splitlines()] == [f"order-{number}" for number in range(1, 6)]
         assert '"orders"' in run("raymq message query orders --key order-3 --json")
     finally:
         run("raymq cluster stop")

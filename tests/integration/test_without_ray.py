@@ -1,4 +1,4 @@
-"""A program in whose Python there is no Ray connects by name servers' addresses, sends, consumes and administrates."""
+"""Test a program that cannot import Ray: it connects by addresses, sends, consumes and administrates."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ print("done")
 """
 
 
-def test_everything_behind_connect_works_where_ray_cannot_be_imported(tmp_path: Path) -> None:
+def test_clients_work_where_ray_cannot_be_imported(tmp_path: Path) -> None:
     broker = BrokerProcess("broker-a", tmp_path)
     try:
         ended = subprocess.run(

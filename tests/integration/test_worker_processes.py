@@ -1,4 +1,4 @@
-"""Workers of multiprocessing and of process pools: what they send in the background is sent when they end."""
+"""Test that workers of multiprocessing and process pools send pending messages when they end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SCRIPT = """
         ("spawn", "process", "thread", 20),
     ],
 )
-def test_a_worker_that_ends_sends_what_is_on_its_way(
+def test_worker_process_sends_pending_messages_at_exit(
     services: Services, admin: Admin, tmp_path: Path, method: str, worker: str, who: str, sent: int
 ) -> None:
     script = tmp_path / "workers.py"

@@ -1,4 +1,4 @@
-"""The cluster that RocketMQ's own clients are driven against: two brokers on a Ray of the module's own."""
+"""The cluster for RocketMQ's own clients: two brokers on a Ray of the module's own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.ray_cluster import own_ray
 
 JAVA_SUITE = Path(__file__).resolve().parent / "java"
 
-#: What the suite's README asks of a cluster beyond the defaults.
+#: The settings that the suite's README requires beyond the defaults.
 CONFIG = {"auto_create_topics": True, "append_wait_ms": 3_000, "index_slots": 10_000, "index_entries": 1_000_000}
 
 
 @pytest.fixture(scope="module")
 def java_suite() -> Path:
-    """The folder of the Java suite, built; without Maven and a JDK the test is skipped and says so."""
+    """Return the built folder of the Java suite; skip the test without Maven and a JDK."""
     if shutil.which("mvn") is None or shutil.which("javac") is None:
         pytest.skip("mvn and a JDK (11 or newer) are needed to run RocketMQ's own clients")
     if not (JAVA_SUITE / "target" / "interop.jar").is_file() or not (JAVA_SUITE / "target" / "lib").is_dir():
@@ -33,7 +33,7 @@ def java_suite() -> Path:
 @pytest.fixture(scope="module")
 def mq(java_suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     root = tmp_path_factory.mktemp("interop")
-    # Java's 60 s per case are meant for a machine of its own; names of one run never meet those of another.
+    # Java's 60 s per case are meant for a machine of its own; names of different runs do not collide.
     os.environ.setdefault("INTEROP_TIMEOUT_S", "120")
     with own_ray(), cluster.start(brokers=2, root=root, namespace="interop", config=CONFIG) as started:
         yield started

@@ -1,4 +1,4 @@
-"""Java produces and Python consumes, and back: bodies, keys, tags, properties, ids and times arrive as sent."""
+"""Exchange messages between Java and Python: bodies, keys, tags, properties, ids and times arrive as sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(300)
 
 @dataclass(frozen=True)
 class Line:
-    """What the Java program told of one message."""
+    """The Java program's output for one message."""
 
     unique_key: str
     message_id: str
@@ -53,8 +53,8 @@ class Line:
         )
 
 
-def java(suite: Path, mode: str, mq: Cluster, topic: str) -> dict[bytes, Line]:
-    """Run the program; its messages by body."""
+def run_java(suite: Path, mode: str, mq: Cluster, topic: str) -> dict[bytes, Line]:
+    """Run the program; return its messages by body."""
     command = ["java", "-XX:TieredStopAtLevel=1", "-cp", "target/lib/*", str(EXCHANGE), mode]
     ran = subprocess.run(
         [*command, ";".join(mq.name_servers), topic, str(COUNT)],
@@ -83,10 +83,10 @@ def consume(mq: Cluster, topic: str) -> list[ReceivedMessage]:
 
 
 @pytest.mark.long
-def test_what_java_produces_python_consumes(mq: Cluster, java_suite: Path) -> None:
+def test_python_consumes_messages_of_java(mq: Cluster, java_suite: Path) -> None:
     Admin(mq).create_topic("from_java", queues=2)
     before = time.time()
-    sent = java(java_suite, "produce", mq, "from_java")
+    sent = run_java(java_suite, "produce", mq, "from_java")
     received = consume(mq, "from_java")
     assert sorted(message.body for message in received) == sorted(sent)
     for message in received:
@@ -100,7 +100,7 @@ def test_what_java_produces_python_consumes(mq: Cluster, java_suite: Path) -> No
 
 
 @pytest.mark.long
-def test_what_python_produces_java_consumes(mq: Cluster, java_suite: Path) -> None:
+def test_java_consumes_messages_of_python(mq: Cluster, java_suite: Path) -> None:
     Admin(mq).create_topic("from_python", queues=2)
     sent = {}
     with Producer(mq, group="exchange_python") as producer:
@@ -109,7 +109,7 @@ def test_what_python_produces_java_consumes(mq: Cluster, java_suite: Path) -> No
             properties = {"number": str(number), "text": "Grüße ☃"}
             message = Message("from_python", body, tags="ödd", keys=[f"key-{number}", "shared"], properties=properties)
             sent[body] = (message, producer.send(message))
-    received = java(java_suite, "consume", mq, "from_python")
+    received = run_java(java_suite, "consume", mq, "from_python")
     assert received.keys() == sent.keys()
     for body, line in received.items():
         message, result = sent[body]

@@ -1,4 +1,4 @@
-"""Apache's rocketmq-client-go (2.1.2) against a cluster of ours."""
+"""Test Apache's rocketmq-client-go (2.1.2) against a RayMQ cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.interop, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program of the folder go, built; without Go, or where its modules cannot be had, the test is skipped."""
+    """Return the built program of the folder go; skip the test without Go or its modules."""
     if shutil.which("go") is None:
         pytest.skip("Go (1.21 or newer) is needed to run rocketmq-client-go")
     built = tmp_path_factory.mktemp("go") / "interop"
@@ -43,27 +43,25 @@ def go_cluster(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield started
 
 
-def result(program: Path, mq: Cluster, case: str, topic: str) -> str:
-    """What the program saw in one case."""
+def run_case(program: Path, mq: Cluster, case: str, topic: str) -> str:
+    """Return the program's result in one case."""
     command = [str(program), ";".join(mq.name_servers), case, topic]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    told = [line.removeprefix("RESULT ") for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
+    results = [line.removeprefix("RESULT ") for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert len(told) == 1, ran.stdout + ran.stderr
-    return told[0]
+    assert len(results) == 1, ran.stdout + ran.stderr
+    return results[0]
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_a_consumer_that_starts_again_gets_no_finished_message_again(
-    program: Path, go_cluster: Cluster, number: int
-) -> None:
+def test_restarted_go_consumer_gets_no_finished_message(program: Path, go_cluster: Cluster, number: int) -> None:
     topic = f"restart_{number}"
     Admin(go_cluster).create_topic(topic, queues=4)
-    assert result(program, go_cluster, "restart", topic) == "again=0"
+    assert run_case(program, go_cluster, "restart", topic) == "again=0"
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_a_request_gets_its_reply(program: Path, go_cluster: Cluster, number: int) -> None:
+def test_go_request_gets_reply(program: Path, go_cluster: Cluster, number: int) -> None:
     topic = f"request_{number}"
     Admin(go_cluster).create_topic(topic, queues=4)
-    assert result(program, go_cluster, "request", topic) == "reply=answer to question"
+    assert run_case(program, go_cluster, "request", topic) == "reply=answer to question"

@@ -1,4 +1,4 @@
-"""RocketMQ's official Java client, admin client and `mqadmin` (5.3.3) against a cluster of ours: a test per family."""
+"""Run RocketMQ's Java client, admin client and `mqadmin` (5.3.3) against a RayMQ cluster: a test per family."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ FAMILIES = [
     "mqadmin",
 ]
 
-#: Cases whose semantics RayMQ does not have yet, with what brings them. A case that passes must leave this table.
-NOT_YET: dict[str, str] = dict.fromkeys(
+#: Cases that RayMQ does not support yet, with the missing feature. A passing case must leave this table.
+UNSUPPORTED: dict[str, str] = dict.fromkeys(
     ["transaction.commit", "transaction.rollback", "transaction.check_back_commit", "transaction.check_back_rollback"],
     "transactions",
 )
 
-#: Time-outs are made for a machine of its own: a case that fails is run once more, alone, and these so often. All runs
-#: are printed.
-#: lite.assign_seek_commit races against its own client: pause() may come after the next pull was parked, which then
-#: brings the message that must not come. On a busy machine that is not rare.
-AGAIN: dict[str, int] = {"lite.assign_seek_commit": 8} | dict.fromkeys(NOT_YET, 0)
+#: The time-outs are meant for a machine of its own: a failed case is run once more, alone, and these so often.
+#: All runs are printed. lite.assign_seek_commit races against its own client: pause() may come after the next pull was
+#: parked, which then returns the message that must not come. On a busy machine that is not rare.
+REPEATS: dict[str, int] = {"lite.assign_seek_commit": 8} | dict.fromkeys(UNSUPPORTED, 0)
 
 pytestmark = [pytest.mark.ray, pytest.mark.interop, pytest.mark.timeout(1200)]
 
@@ -45,21 +44,21 @@ _LINE = re.compile(r"^(PASS|FAIL) (\S+?):?(?: (.*))?$")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_family(mq: Cluster, java_suite: Path, family: str) -> None:
-    outcomes = outcomes_of(mq, java_suite, family)
-    for again in range(max(AGAIN.values())):
-        lost = [name for name, (word, _) in outcomes.items() if word == "FAIL" and again < AGAIN.get(name, 1)]
+def test_java_family_passes(mq: Cluster, java_suite: Path, family: str) -> None:
+    outcomes = run_cases(mq, java_suite, family)
+    for again in range(max(REPEATS.values())):
+        lost = [name for name, (word, _) in outcomes.items() if word == "FAIL" and again < REPEATS.get(name, 1)]
         if not lost:
             break
-        outcomes |= outcomes_of(mq, java_suite, *lost)
-    failed = {name: text for name, (word, text) in outcomes.items() if word == "FAIL" and name not in NOT_YET}
+        outcomes |= run_cases(mq, java_suite, *lost)
+    failed = {name: text for name, (word, text) in outcomes.items() if word == "FAIL" and name not in UNSUPPORTED}
     assert not failed, "\n".join(f"{name}: {text}" for name, text in failed.items())
-    surprises = [name for name, (word, _) in outcomes.items() if word == "PASS" and name in NOT_YET]
+    surprises = [name for name, (word, _) in outcomes.items() if word == "PASS" and name in UNSUPPORTED]
     assert not surprises, f"these pass and must leave the table: {surprises}"
 
 
-def outcomes_of(mq: Cluster, java_suite: Path, *cases: str) -> dict[str, tuple[str, str]]:
-    """PASS or FAIL and the reason, by case."""
+def run_cases(mq: Cluster, java_suite: Path, *cases: str) -> dict[str, tuple[str, str]]:
+    """Return PASS or FAIL and the reason, by case."""
     ran = subprocess.run(
         ["./run.sh", ";".join(mq.name_servers), *cases],
         cwd=java_suite,
@@ -69,7 +68,7 @@ def outcomes_of(mq: Cluster, java_suite: Path, *cases: str) -> dict[str, tuple[s
         check=False,
     )
     print(ran.stdout)
-    told = [_LINE.match(line) for line in ran.stdout.splitlines()]
-    outcomes = {match[2]: (match[1], match[3] or "") for match in told if match}
+    matches = [_LINE.match(line) for line in ran.stdout.splitlines()]
+    outcomes = {match[2]: (match[1], match[3] or "") for match in matches if match}
     assert outcomes, f"nothing ran: {ran.stdout}{ran.stderr}"
     return outcomes

@@ -1,6 +1,6 @@
 """One cluster and one Spark 4.2 on its Ray for all modules of this folder (`make test-spark4`).
 
-In the ordinary environment, which has Spark 3.5, nothing of it is collected.
+In the ordinary environment with Spark 3.5 no test of it is collected.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def new_topic(mq: cluster.Cluster) -> str:
 
 @pytest.fixture
 def send(mq: cluster.Cluster) -> Iterator[Any]:
-    """Sends messages with these bodies."""
+    """Return a function that sends messages with these bodies."""
     with Producer(mq, group="tests") as producer:
 
         def batch(topic: str, bodies: list[str]) -> None:
-            # A message of a batch goes where the batch goes: several batches fill all queues.
+            # A batch goes to one queue: several batches fill all queues.
             for start in range(0, len(bodies), 50):
                 producer.send_batch([Message(topic, body.encode()) for body in bodies[start : start + 50]])
 

@@ -1,4 +1,4 @@
-"""`spark.read.format("raymq")`: what a bounded read gives, and what it refuses."""
+"""Test bounded reads by `spark.read.format("raymq")`, and their refused options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 Send = Callable[[str, list[str]], None]
 
 
-def test_a_read_gives_what_the_bridges_own_read_gives(
+def test_source_read_equals_bridge_read(
     mq: cluster.Cluster, bridge: SparkBridge, spark: SparkSession, topic: str
 ) -> None:
     messages = [
@@ -38,7 +38,7 @@ def test_a_read_gives_what_the_bridges_own_read_gives(
     assert df.count() == 3
 
 
-def test_a_schema_chooses_columns_and_decodes_bodies(spark: SparkSession, topic: str, send: Send) -> None:
+def test_schema_selects_columns_and_decodes_bodies(spark: SparkSession, topic: str, send: Send) -> None:
     sent = ['{"id": 4611686018427387905, "name": "ü"}', '{"id": null}', "no JSON"]
     send(topic, sent)
     reader = spark.read.format("raymq").option("topic", topic)
@@ -50,7 +50,7 @@ def test_a_schema_chooses_columns_and_decodes_bodies(spark: SparkSession, topic:
     assert sorted(bytes(row.body).decode() for row in bodies) == sorted(sent)
 
 
-def test_where_it_starts_and_ends_and_which_messages_pass(mq: cluster.Cluster, spark: SparkSession, topic: str) -> None:
+def test_read_options_set_range_and_filter(mq: cluster.Cluster, spark: SparkSession, topic: str) -> None:
     with Producer(mq, group="tests") as producer:
         for number in range(10):
             tag = "even" if number % 2 == 0 else "odd"
@@ -72,9 +72,9 @@ def test_where_it_starts_and_ends_and_which_messages_pass(mq: cluster.Cluster, s
     assert len(bodies(start=place % 0, end=place % end)) == end
 
 
-def test_what_cannot_be_is_refused_by_its_name(spark: SparkSession, topic: str) -> None:
+def test_invalid_options_and_schemas_raise(spark: SparkSession, topic: str) -> None:
     reader = spark.read.format("raymq")
-    for wrong, schema, said in (
+    for wrong, schema, expected in (
         ({"topic": topic, "strat": "earliest"}, None, "'strat'"),
         ({}, None, "topic"),
         ({"topic": topic, "start": "soon"}, None, "'soon'"),
@@ -84,22 +84,22 @@ def test_what_cannot_be_is_refused_by_its_name(spark: SparkSession, topic: str) 
         ({"topic": topic}, "id BIGINT, body BINARY", "decoded from it"),
         ({"topic": "never-made"}, None, "TopicNotFound"),
     ):
-        asked = spark.read.format("raymq").options(**wrong)
-        asked = asked if schema is None else asked.schema(schema)
+        configured = spark.read.format("raymq").options(**wrong)
+        configured = configured if schema is None else configured.schema(schema)
         with pytest.raises(PySparkException) as raised:
-            asked.load().collect()
-        assert said in str(raised.value), wrong
+            configured.load().collect()
+        assert expected in str(raised.value), wrong
     assert reader.load(topic).collect() == []
 
 
-def test_a_topic_is_a_table_of_sql(spark: SparkSession, topic: str, send: Send) -> None:
+def test_topic_is_readable_as_sql_view(spark: SparkSession, topic: str, send: Send) -> None:
     send(topic, [str(number) for number in range(120)])
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW numbers USING raymq OPTIONS (topic '{topic}')")
     ((count, total),) = spark.sql("SELECT count(*), sum(cast(cast(body AS STRING) AS INT)) FROM numbers").collect()
     assert (count, total) == (120, 120 * 119 // 2)
 
 
-def test_every_action_on_a_dataframe_sees_what_its_first_one_saw(spark: SparkSession, topic: str, send: Send) -> None:
+def test_actions_of_one_dataframe_read_same_messages(spark: SparkSession, topic: str, send: Send) -> None:
     send(topic, ["a"])
     df = spark.read.format("raymq").load(topic)
     send(topic, ["b"])
@@ -110,9 +110,7 @@ def test_every_action_on_a_dataframe_sees_what_its_first_one_saw(spark: SparkSes
     assert spark.read.format("raymq").load(topic).count() == 4
 
 
-def test_a_topic_that_was_made_anew_is_an_error_and_not_another_topics_messages(
-    mq: cluster.Cluster, spark: SparkSession, topic: str, send: Send
-) -> None:
+def test_recreated_topic_fails_open_dataframe(mq: cluster.Cluster, spark: SparkSession, topic: str, send: Send) -> None:
     send(topic, ["a", "b"])
     df = spark.read.format("raymq").load(topic)
     assert df.count() == 2
@@ -124,7 +122,7 @@ def test_a_topic_that_was_made_anew_is_an_error_and_not_another_topics_messages(
         df.count()
 
 
-def test_the_source_is_registered_by_a_name_servers_address_alone(mq: cluster.Cluster, spark: SparkSession) -> None:
+def test_source_without_cluster_requires_name_servers(mq: cluster.Cluster, spark: SparkSession) -> None:
     register_source(spark)
     try:
         with pytest.raises(PySparkException, match="name_servers"):

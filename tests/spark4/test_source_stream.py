@@ -1,4 +1,4 @@
-"""`spark.readStream.format("raymq")`: batches with a limit, runs that end by themselves, and positions."""
+"""Test `spark.readStream.format("raymq")`: batches with a limit, runs that end by themselves, and positions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming import StreamingQuery
 
 from raymq import cluster
 from raymq.client import Admin
-from tests.integration.streamed import PATIENT, Batches, collecting, failure_of, running
+from tests.integration.streamed import PATIENT, Batches, collect_batches, query_failure, running_query
 from tests.polling import poll_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -31,7 +31,7 @@ def stream(spark: SparkSession, topic: str, **options: object) -> DataFrame:
 
 
 def ends(query: StreamingQuery, topic: str) -> list[int]:
-    """Of the queues that have messages, what the query has read of them."""
+    """Return how far the query has read each queue that has messages."""
     progress = query.lastProgress
     if progress is None:
         return []
@@ -40,17 +40,15 @@ def ends(query: StreamingQuery, topic: str) -> list[int]:
 
 
 def read_topics(query: StreamingQuery) -> list[str]:
-    """Of which topics the query has written down where it is."""
+    """Return the topics whose positions the query has recorded."""
     progress = query.lastProgress
     return [] if progress is None else list(json.loads(progress["sources"][0]["endOffset"])["ends"])
 
 
-def test_a_query_reads_what_comes_and_goes_on_from_its_checkpoint(
-    spark: SparkSession, topic: str, send: Send, tmp_path: Path
-) -> None:
+def test_query_continues_from_checkpoint(spark: SparkSession, topic: str, send: Send, tmp_path: Path) -> None:
     send(topic, numbers(0, 60))
     batches = Batches()
-    with running(collecting(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
         batches.wait_for(60, query)
         send(topic, numbers(60, 5))
         batches.wait_for(65, query)
@@ -59,15 +57,15 @@ def test_a_query_reads_what_comes_and_goes_on_from_its_checkpoint(
         (source,) = query.lastProgress["sources"]
         assert json.loads(source["latestOffset"])["ends"] == json.loads(source["endOffset"])["ends"]
     send(topic, numbers(65, 7))
-    with running(collecting(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
         batches.wait_for(72, query)
     assert batches.all == [(number,) for number in range(72)]
 
 
-def test_available_now_reads_what_was_there_when_it_began_in_batches_of_the_limit(
+def test_available_now_reads_existing_messages_in_small_batches(
     spark: SparkSession, topic: str, send: Send, tmp_path: Path
 ) -> None:
-    """And a second run what has come since."""
+    """A second run reads what arrived since."""
     send(topic, numbers(0, 950))
     batches = Batches()
     batches.before = lambda batch: send(topic, numbers(950, 100)) if batch == 0 else None
@@ -86,21 +84,17 @@ def test_available_now_reads_what_was_there_when_it_began_in_batches_of_the_limi
     assert batches.all == [(number,) for number in range(1050)]
 
 
-def test_latest_is_what_comes_after_the_query_has_begun(
-    spark: SparkSession, topic: str, send: Send, tmp_path: Path
-) -> None:
+def test_latest_reads_messages_after_query_start(spark: SparkSession, topic: str, send: Send, tmp_path: Path) -> None:
     send(topic, numbers(0, 70))
     batches = Batches()
-    with running(collecting(stream(spark, topic), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic), batches), tmp_path) as query:
         poll_until(lambda: query.lastProgress is not None or query.exception(), PATIENT, "its beginning")
         send(topic, numbers(70, 10))
         batches.wait_for(10, query)
     assert batches.all == [(number,) for number in range(70, 80)]
 
 
-def test_a_batch_that_is_run_again_reads_the_same_messages(
-    spark: SparkSession, topic: str, send: Send, tmp_path: Path
-) -> None:
+def test_repeated_batch_reads_same_messages(spark: SparkSession, topic: str, send: Send, tmp_path: Path) -> None:
     send(topic, numbers(0, 120))
     failed, batches = Batches(), Batches()
 
@@ -109,18 +103,16 @@ def test_a_batch_that_is_run_again_reads_the_same_messages(
         raise RuntimeError("the sink fails")
 
     failed.before = fail
-    assert "the sink fails" in failure_of(collecting(stream(spark, topic, start="earliest"), failed), tmp_path)
+    assert "the sink fails" in query_failure(collect_batches(stream(spark, topic, start="earliest"), failed), tmp_path)
     send(topic, numbers(120, 60))
-    with running(collecting(stream(spark, topic, start="earliest", tasks=3), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic, start="earliest", tasks=3), batches), tmp_path) as query:
         batches.wait_for(180, query)
     assert sorted(batches.rows[0]) == [(number,) for number in range(120)]
     assert batches.all == [(number,) for number in range(180)]
 
 
-def test_a_first_batch_that_is_run_again_begins_where_it_began(
-    spark: SparkSession, topic: str, send: Send, tmp_path: Path
-) -> None:
-    """Spark asks again where "latest" is, and that is behind what the batch has read."""
+def test_repeated_first_batch_keeps_its_start(spark: SparkSession, topic: str, send: Send, tmp_path: Path) -> None:
+    """Spark asks for "latest" again, which is then after the batch's messages."""
     send(topic, numbers(0, 30))
     failed, batches = Batches(), Batches()
 
@@ -128,12 +120,12 @@ def test_a_first_batch_that_is_run_again_begins_where_it_began(
         raise RuntimeError("the sink fails")
 
     failed.before = fail
-    with running(collecting(stream(spark, topic), failed), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic), failed), tmp_path) as query:
         poll_until(lambda: query.lastProgress is not None or query.exception(), PATIENT, "its beginning")
         send(topic, numbers(30, 50))
         poll_until(query.exception, PATIENT, "the failure of the sink")
     send(topic, numbers(80, 60))
-    with running(collecting(stream(spark, topic), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic), batches), tmp_path) as query:
         batches.wait_for(110, query)
     assert batches.all == [(number,) for number in range(30, 140)]
 
@@ -143,7 +135,7 @@ def test_new_queues_are_read_from_their_first_message(
 ) -> None:
     send(topic, numbers(0, 60))
     batches = Batches()
-    with running(collecting(stream(spark, topic, start="latest"), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic, start="latest"), batches), tmp_path) as query:
         poll_until(lambda: query.lastProgress is not None or query.exception(), PATIENT, "its beginning")
         with Admin(mq) as admin:
             admin.update_topic(topic, queues=4)
@@ -156,61 +148,61 @@ def test_new_queues_are_read_from_their_first_message(
     assert batches.all == [(number,) for number in range(60, sent)]
 
 
-def test_a_topic_that_is_added_begins_where_it_was_when_the_query_began_though_the_others_are_idle(
+def test_added_topic_starts_at_query_start_with_idle_topics(
     spark: SparkSession, topic: str, target: str, send: Send, tmp_path: Path
 ) -> None:
-    """With nothing to read the query wrote down no place of it, and "latest" was another one each time."""
+    """An idle query recorded no position of it, so that "latest" changed each time."""
     send(topic, numbers(0, 60))
     send(target, numbers(1_000, 60))
     batches = Batches()
-    with running(collecting(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
         batches.wait_for(60, query)
     both = f"{topic},{target}"
-    with running(collecting(stream(spark, both, start="latest"), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, both, start="latest"), batches), tmp_path) as query:
         poll_until(lambda: target in read_topics(query) or query.exception(), PATIENT, "its beginning")
         send(target, numbers(60, 5))
         batches.wait_for(65, query)
     assert batches.all == [(number,) for number in range(65)]
 
 
-def test_a_topic_that_is_made_anew_ends_the_query(
+def test_recreated_topic_ends_query(
     mq: cluster.Cluster, spark: SparkSession, topic: str, send: Send, tmp_path: Path
 ) -> None:
-    """Its offsets are of other messages then: nothing is passed over in silence."""
+    """Its offsets are of other messages then: no message is skipped silently."""
     send(topic, numbers(0, 60))
     batches = Batches()
-    with running(collecting(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
         batches.wait_for(60, query)
     with Admin(mq) as admin:
         admin.delete_topic(topic)
-        failure = failure_of(collecting(stream(spark, topic), Batches()), tmp_path)
+        failure = query_failure(collect_batches(stream(spark, topic), Batches()), tmp_path)
         assert "TopicNotFound" in failure, failure
         admin.create_topic(topic, queues=2)
     send(topic, numbers(0, 200))
-    failure = failure_of(collecting(stream(spark, topic), Batches()), tmp_path)
+    failure = query_failure(collect_batches(stream(spark, topic), Batches()), tmp_path)
     assert "StreamBroken" in failure, failure
 
 
-def test_a_query_may_skip_a_topic_that_is_made_anew(
+def test_query_with_skip_continues_after_recreated_topic(
     mq: cluster.Cluster, spark: SparkSession, topic: str, send: Send, tmp_path: Path
 ) -> None:
     send(topic, numbers(0, 60))
     batches = Batches()
     skipping = {"start": "earliest", "on_data_loss": "skip"}
-    with running(collecting(stream(spark, topic, **skipping), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic, **skipping), batches), tmp_path) as query:
         batches.wait_for(60, query)
         with Admin(mq) as admin:
             admin.delete_topic(topic)
             admin.create_topic(topic, queues=2)
         send(topic, numbers(100, 20))
         batches.wait_for(80, query)
-    with running(collecting(stream(spark, topic, **skipping), batches), tmp_path) as query:
+    with running_query(collect_batches(stream(spark, topic, **skipping), batches), tmp_path) as query:
         send(topic, numbers(120, 5))
         batches.wait_for(85, query)
     assert batches.all == [(number,) for number in [*range(60), *range(100, 125)]]
 
 
-def test_windows_watermarks_and_state_go_on_over_a_restart(
+def test_watermarks_and_state_continue_after_restart(
     spark: SparkSession, topic: str, send: Send, tmp_path: Path
 ) -> None:
     counts: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""`df.write` and `df.writeStream.format("raymq")`: all rows or none, and each batch once."""
+"""Test `df.write` and `df.writeStream.format("raymq")`: all rows or none, and each batch once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from raymq import cluster
 from raymq.client import Admin
 from raymq.spark_bridge import SparkBridge
-from tests.integration.streamed import PATIENT, running
+from tests.integration.streamed import PATIENT, running_query
 from tests.polling import poll_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -32,7 +32,7 @@ def content(bridge: SparkBridge, topic: str) -> Counter[str]:
     return Counter(bytes(row.body).decode() for row in bridge.read(topic).select("body").collect())
 
 
-def test_what_is_written_comes_back_with_all_its_parts(bridge: SparkBridge, spark: SparkSession, target: str) -> None:
+def test_written_rows_are_read_with_all_columns(bridge: SparkBridge, spark: SparkSession, target: str) -> None:
     df = spark.range(300).selectExpr(
         "named_struct('id', id, 'half', id / 2, 'none', cast(null AS INT)) AS body",
         "array(concat('k', id % 7), 'all') AS keys",
@@ -53,7 +53,7 @@ def test_what_is_written_comes_back_with_all_its_parts(bridge: SparkBridge, spar
     assert all(len(queues) == 1 for queues in by_key.values()), "rows of a key go to one queue"
 
 
-def test_a_task_that_fails_leaves_nothing(bridge: SparkBridge, spark: SparkSession, target: str) -> None:
+def test_failed_task_writes_no_row(bridge: SparkBridge, spark: SparkSession, target: str) -> None:
     df = spark.range(0, 20_000, 1, 4).selectExpr(
         "if(id = 19999, raise_error('row 19999 is bad'), cast(id AS STRING)) AS body"
     )
@@ -64,14 +64,14 @@ def test_a_task_that_fails_leaves_nothing(bridge: SparkBridge, spark: SparkSessi
     assert content(bridge, target).total() == 10
 
 
-def test_a_frame_without_rows_writes_none(bridge: SparkBridge, spark: SparkSession, target: str) -> None:
+def test_empty_dataframe_writes_no_row(bridge: SparkBridge, spark: SparkSession, target: str) -> None:
     spark.range(0).selectExpr("cast(id AS STRING) AS body").write.format("raymq").mode("append").save(target)
     assert content(bridge, target).total() == 0
 
 
-def test_what_cannot_be_written_is_refused_by_its_name(spark: SparkSession, target: str) -> None:
+def test_invalid_write_raises_with_column_name(spark: SparkSession, target: str) -> None:
     row = spark.range(1)
-    for df, mode, said in (
+    for df, mode, expected in (
         (row.selectExpr("'x' AS body"), "overwrite", "append"),
         (row.selectExpr("'x' AS value"), "append", "body"),
         (row.selectExpr("'x' AS body", "id AS keys"), "append", "array<string>"),
@@ -80,10 +80,10 @@ def test_what_cannot_be_written_is_refused_by_its_name(spark: SparkSession, targ
     ):
         with pytest.raises(PySparkException) as raised:
             df.write.format("raymq").mode(mode).save(target)
-        assert said in str(raised.value), df.schema
+        assert expected in str(raised.value), df.schema
 
 
-def test_a_batch_that_spark_runs_again_is_written_once(
+def test_repeated_batch_is_written_once(
     bridge: SparkBridge, spark: SparkSession, topic: str, target: str, send: Send, tmp_path: Path
 ) -> None:
     """As if it had died between the commit and its own note of it."""
@@ -107,22 +107,22 @@ def test_a_batch_that_spark_runs_again_is_written_once(
     assert int(max((tmp_path / "commits").glob("[0-9]*"), key=lambda path: int(path.name)).name) > int(newest.name)
 
 
-def test_two_sinks_of_one_query_have_names(
+def test_named_sink_writes_each_row_once(
     bridge: SparkBridge, spark: SparkSession, topic: str, target: str, send: Send, tmp_path: Path
 ) -> None:
-    """A sink's name keeps its series apart from the one of the bridge's own sink."""
+    """A sink's name separates its series from that of the bridge's own sink."""
     send(topic, ["a", "b", "c"])
     df = spark.readStream.format("raymq").option("start", "earliest").load(topic).select("body")
     writer = (
         df.writeStream.format("raymq").options(topic=target, name="left").trigger(processingTime="200 milliseconds")
     )
-    with running(writer, tmp_path) as query:
+    with running_query(writer, tmp_path) as query:
         poll_until(lambda: query.exception() or content(bridge, target).total() >= 3, PATIENT, "three messages")
         assert query.exception() is None
     assert content(bridge, target) == Counter("abc")
 
 
-#: Plain Spark, without Ray: the source needs the name servers' addresses only.
+#: Plain Spark, without Ray: the source needs only the name servers' addresses.
 PROGRAM = """
     import sys
     import time
@@ -171,10 +171,10 @@ def program(folder: Path, mq: cluster.Cluster, topic: str, target: str) -> Itera
 
 
 @pytest.mark.timeout(900)
-def test_topic_to_topic_is_exact_though_driver_and_jvm_and_a_broker_are_killed(
+def test_topic_to_topic_is_exact_over_kills_of_driver_and_broker(
     mq: cluster.Cluster, bridge: SparkBridge, topic: str, target: str, send: Send, tmp_path: Path
 ) -> None:
-    """With live producers: every message that was sent is in the other topic once."""
+    """With live producers every message is in the target topic once."""
     sent, killed = 0, list[int]()
 
     def batches() -> int:
@@ -201,10 +201,8 @@ def test_topic_to_topic_is_exact_though_driver_and_jvm_and_a_broker_are_killed(
     assert content(bridge, target) == Counter(map(str, range(sent)))
 
 
-def test_what_arrow_hands_over_is_bounded_however_large_a_partition_is(
-    bridge: SparkBridge, spark: SparkSession, target: str
-) -> None:
-    """40 MB in one partition: chunks are cut by size, and all of them are there."""
+def test_large_partition_is_written_in_bounded_chunks(bridge: SparkBridge, spark: SparkSession, target: str) -> None:
+    """40 MB in one partition: chunks are cut by size, and all of them are stored."""
     df = spark.range(0, 40_000, 1, 1).selectExpr("concat(cast(id AS STRING), '-', repeat('x', 1000)) AS body")
     df.write.format("raymq").mode("append").save(target)
     sizes = bridge.read(target).selectExpr("count(*) AS n", "count(DISTINCT body) AS d").collect()

@@ -1,4 +1,4 @@
-"""Unit tests run without a cluster: here nothing can start Ray."""
+"""Fixtures of the unit tests, which run without a cluster and cannot start Ray."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces ray.init, which a first remote call goes through too, by a function that fails the test."""
+    """Replace ray.init, which remote calls use too, by a function that fails the test."""
     monkeypatch.setattr(ray, "init", _refuse)

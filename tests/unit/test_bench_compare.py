@@ -1,4 +1,4 @@
-"""What `make bench-compare` makes of what two trees' benches have printed."""
+"""Test how `make bench-compare` compares the printed bench results of two trees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rows(rate: float, time: float) -> list[dict[str, Any]]:
     ]
 
 
-def test_more_messages_and_less_time_are_better() -> None:
+def test_higher_rate_and_lower_time_compare_as_better() -> None:
     batches, send = compared([rows(100, 50), rows(80, 70), rows(90, 60)], [rows(50, 100), rows(90, 40), rows(40, 90)])
     assert batches.told() == {
         "name": "batches",
@@ -31,7 +31,7 @@ def test_more_messages_and_less_time_are_better() -> None:
     assert (send.told()["median"], send.told()["median_ratio"]) == ((60.0, 90.0), 0.667)
 
 
-def test_a_row_that_one_side_lacks_is_left_out() -> None:
+def test_row_missing_on_one_side_is_left_out() -> None:
     one, other = rows(1, 1), [{"name": "new", "value": 1, "unit": "messages/s"}, *rows(1, 1)]
     assert [each.name for each in compared([one], [other])] == ["batches", "a send"]
     assert [each.name for each in compared([other], [one])] == ["batches", "a send"]

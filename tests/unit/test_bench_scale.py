@@ -1,4 +1,4 @@
-"""The sums of the bench of sizes: what follows for many hosts, and how much of a broker fits on a machine."""
+"""Test the calculations of the scale bench: costs on many hosts, and topics per machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.bench.scale.size import Size
         ({1: 5.0}, 5.0),
         ({1: 3.0, 2: 5.0, 4: 9.0}, 21.0),
         ({1: 4.0, 2: 4.0, 4: 4.0}, 4.0),
-        ({1: 6.0, 2: 4.0}, 5.0),  # what falls is noise: it will not go on to nothing
+        ({1: 6.0, 2: 4.0}, 5.0),  # a falling line is noise, so the mean is used
     ],
 )
-def test_a_line_through_what_was_measured(points: dict[int, float], at_10: float) -> None:
+def test_line_fits_the_measured_points(points: dict[int, float], at_10: float) -> None:
     assert Line.through(points).at(10) == pytest.approx(at_10)
 
 
@@ -31,18 +31,18 @@ def test_a_line_through_what_was_measured(points: dict[int, float], at_10: float
         (5_000, 65_530, 1),
     ],
 )
-def test_topics_of_a_broker_that_keeps_a_file_of_each_queue_open(files: int, mappings: int, topics: int) -> None:
+def test_topics_are_limited_by_open_files_and_mappings(files: int, mappings: int, topics: int) -> None:
     assert Size().with_a_file_for_each_queue(files, mappings).topics == topics
 
 
 @pytest.mark.parametrize(("topics", "messages", "batch"), [(10_000, 50_000_000, 157), (10, 1, 1), (10, 640, 2)])
-def test_every_queue_gets_as_many(topics: int, messages: int, batch: int) -> None:
+def test_messages_are_spread_evenly_over_queues(topics: int, messages: int, batch: int) -> None:
     size = Size(topics=topics, messages=messages)
     assert size.batch == batch
     assert size.sent == batch * size.rounds * topics * size.queues >= messages
 
 
-def measured() -> list[Row]:
+def measured_rows() -> list[Row]:
     rows = [
         Row("clusters", "scheduler", f"{n} broker{'s' * (n > 1)}", "CPU, no messages", 5.0 * n, "ms/s")
         for n in (1, 2, 4)
@@ -72,9 +72,9 @@ def measured() -> list[Row]:
     return rows
 
 
-def test_what_follows_for_100_hosts() -> None:
+def test_costs_are_extrapolated_to_100_hosts() -> None:
     assumed = Assumed(clients_per_host=10, topics=1_000, topics_of_a_client=3, members=20)
-    found = {(row.subject, row.name): row.value for row in extrapolated(measured(), assumed, 100)}
+    found = {(row.subject, row.name): row.value for row in extrapolated(measured_rows(), assumed, 100)}
 
     assert found == pytest.approx(
         {
@@ -94,7 +94,7 @@ def test_what_follows_for_100_hosts() -> None:
     )
 
 
-def test_what_was_not_measured_is_not_made_up() -> None:
-    without = [row for row in measured() if row.subject != "scheduler"]
+def test_missing_measurement_raises_key_error() -> None:
+    without = [row for row in measured_rows() if row.subject != "scheduler"]
     with pytest.raises(KeyError):
         list(extrapolated(without, Assumed(), 10))

@@ -1,4 +1,4 @@
-"""The sides of the Spark bench can be made: nothing else that a test runs makes them."""
+"""Test that the sides of the Spark bench can be instantiated; no other test does it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.bench.spark_sides import Side
 
 
 @pytest.mark.parametrize("side", Side.__subclasses__(), ids=lambda side: side.name)
-def test_a_side_is_whole(side: type[Side]) -> None:
+def test_each_spark_bench_side_is_complete(side: type[Side]) -> None:
     assert not inspect.isabstract(side)
     assert set(side.ways) <= {"out", "back"}

@@ -1,4 +1,4 @@
-"""docs/internals/tests-of-promises.md names the tests of what the documents promise: pages and tests exist."""
+"""Test that the pages and tests named in docs/internals/tests-of-promises.md exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 INTERNALS = Path(__file__).resolve().parents[2] / "docs" / "internals"
-#: How many promises of a page have tests at least; other pages may have none.
+#: The least number of promises with tests for each page; other pages may have none.
 PROMISES = {
     "producing": 70,
     "consuming": 90,
@@ -48,13 +48,13 @@ def rows() -> list[Row]:
     return found
 
 
-def test_each_promise_names_its_page_and_its_tests(rows: list[Row]) -> None:
+def test_each_promise_has_a_page_and_tests(rows: list[Row]) -> None:
     assert [row for row in rows if not (row.promise and row.tests)] == []
     assert {row.page for row in rows if not (INTERNALS / row.page).is_file()} == set()
     assert len({(row.promise, row.page) for row in rows}) == len(rows)
 
 
-def test_each_test_that_is_named_exists(repository: Path, rows: list[Row]) -> None:
+def test_each_named_test_exists(repository: Path, rows: list[Row]) -> None:
     named = {test for row in rows for test in row.tests}
     missing = set()
     defined: dict[str, set[str]] = {}
@@ -70,12 +70,12 @@ def test_each_test_that_is_named_exists(repository: Path, rows: list[Row]) -> No
 
 
 @pytest.mark.parametrize("page", sorted(PROMISES))
-def test_promises_of_a_page_have_tests(rows: list[Row], page: str) -> None:
+def test_each_page_has_enough_promises_with_tests(rows: list[Row], page: str) -> None:
     assert len([row for row in rows if Path(row.page).stem == page]) >= PROMISES[page]
 
 
-def test_sentences_for_users_name_no_test(repository: Path) -> None:
-    """Examples may: a page may show how a program of the user's is tested."""
+def test_user_pages_name_no_tests(repository: Path) -> None:
+    """Code examples may name tests, as pages may show tests of a user's program."""
     named = set()
     for path in (repository / "docs").rglob("*.md"):
         if INTERNALS not in path.parents:
@@ -84,7 +84,7 @@ def test_sentences_for_users_name_no_test(repository: Path) -> None:
     assert named == set()
 
 
-def test_files_of_tests_that_internal_pages_name_exist(repository: Path) -> None:
+def test_internal_pages_name_existing_test_files(repository: Path) -> None:
     known = {path.name for path in (repository / "tests").rglob("*.py")}
     for path in sorted(INTERNALS.glob("*.md")):
         named = set(re.findall(r"\btest_\w+\.py\b", path.read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""Errors cross processes: each survives pickle with all that it says. And the tree is the one that users catch by."""
+"""Test that errors survive pickle with all fields, and that the public hierarchy is as documented."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from raymq.actors.protocol import MessageQueue
 from raymq.storage.errors import InvalidInput, RayMQError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROOMS = ["storage", "actors", "client", "spark_bridge", "cluster", "demo"]
+FOLDERS = ["storage", "actors", "client", "spark_bridge", "cluster", "demo"]
 
-#: What a required argument of an error's constructor gets, by its annotation; text otherwise.
+#: Sample arguments for error constructors, by annotation; all others are text.
 SAMPLES: dict[str, Any] = {
     "int": 7,
     "int | None": 7,
@@ -33,18 +33,18 @@ SAMPLES: dict[str, Any] = {
 }
 
 
-#: What Spark 4.2's own classes are derived in; `spark_bridge.register_source` tells who has another Spark.
+#: Modules that derive from classes of Spark 4.2; with another Spark `spark_bridge.register_source` raises an error.
 OF_SPARK_4 = {f"raymq.spark_bridge.source.{name}" for name in ("data_source", "source_reader", "source_writer")}
 
 
 def all_modules() -> list[str]:
-    paths = [path for room in ROOMS for path in sorted((REPOSITORY / room).rglob("*.py"))]
+    paths = [path for folder in FOLDERS for path in sorted((REPOSITORY / folder).rglob("*.py"))]
     names = [".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in paths]
     return ["raymq." + name.removesuffix(".__init__") for name in names]
 
 
 def all_errors() -> list[type[RayMQError]]:
-    """RayMQError and every subclass in every module of every room."""
+    """Return RayMQError and every subclass in every module."""
     for module in all_modules():
         with contextlib.suppress(ImportError):  # which test_every_module_imports reports
             importlib.import_module(module)
@@ -57,8 +57,8 @@ def all_errors() -> list[type[RayMQError]]:
     return list(found)
 
 
-def example(error: type[RayMQError]) -> RayMQError:
-    """An instance with every argument given."""
+def example_error(error: type[RayMQError]) -> RayMQError:
+    """Return an instance with every argument given."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for parameter in inspect.signature(error).parameters.values():
@@ -70,7 +70,7 @@ def example(error: type[RayMQError]) -> RayMQError:
     return error(*positional, **named)
 
 
-def everything(error: BaseException) -> dict[str, Any]:
+def all_fields(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error),
         "text": str(error),
@@ -90,23 +90,23 @@ def test_every_module_imports(module: str) -> None:
 
 
 @pytest.mark.parametrize("error", all_errors(), ids=lambda error: f"{error.__module__}.{error.__qualname__}")
-def test_survives_pickle_with_all_fields(error: type[RayMQError]) -> None:
-    made = example(error)
+def test_error_survives_pickle_with_all_fields(error: type[RayMQError]) -> None:
+    made = example_error(error)
     made.add_note("seen by broker-a")
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
-        assert everything(pickle.loads(pickle.dumps(made, protocol))) == everything(made)
-    assert everything(copy.copy(made)) == everything(made)
+        assert all_fields(pickle.loads(pickle.dumps(made, protocol))) == all_fields(made)
+    assert all_fields(copy.copy(made)) == all_fields(made)
 
 
 @pytest.mark.parametrize("error", all_errors(), ids=lambda error: error.__qualname__)
-def test_says_what_it_is(error: type[RayMQError]) -> None:
+def test_error_has_code_docstring_and_text(error: type[RayMQError]) -> None:
     assert isinstance(error.retriable, bool)
     assert error.code is None
     assert error.__doc__
-    assert str(example(error))
+    assert str(example_error(error))
 
 
-def test_the_guard_sees_an_error_that_would_not_survive() -> None:
+def test_error_with_other_arguments_fails_to_unpickle() -> None:
     class Forgetful(Exception):
         def __init__(self, broker: str, queue: int) -> None:
             super().__init__(f"{broker} {queue}")
@@ -117,7 +117,7 @@ def test_the_guard_sees_an_error_that_would_not_survive() -> None:
         pickle.loads(pickle.dumps(Forgetful("broker-a", 1)))
 
 
-def test_the_tree_that_users_catch_by() -> None:
+def test_public_errors_have_the_documented_base_classes() -> None:
     from raymq.client import errors
 
     assert issubclass(errors.InvalidInput, ValueError)
@@ -131,7 +131,7 @@ def test_the_tree_that_users_catch_by() -> None:
     assert errors.InvalidInput is InvalidInput
 
 
-def test_fields_of_the_contract() -> None:
+def test_public_errors_have_the_documented_fields() -> None:
     from raymq.client import errors
 
     invalid = errors.InvalidInput("topic", "at most 127 characters", "x" * 300)

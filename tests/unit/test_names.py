@@ -1,4 +1,4 @@
-"""Names: a class's stands for one thing in all rooms, and numbers say their unit."""
+"""Test the names of classes, files and functions: unique, with units, in the words of the field."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOMS = ("storage", "actors", "client", "spark_bridge", "cluster")
-#: Two classes each, on purpose.
+FOLDERS = ("storage", "actors", "client", "spark_bridge", "cluster")
+#: Names that two classes have on purpose.
 TWICE = {
     "Producer": "what a program sends with, and the actor of that title that producers share",
     "Corruption": "what storage finds, and what crosses to a client that has no storage",
@@ -17,7 +17,7 @@ TWICE = {
 
 #: File stems that several folders have.
 STEMS_TWICE = {"__init__", "errors", "handlers", "service"}
-#: What an engineer of the field does not understand as a part of a name (docs/glossary.md has the words that are used).
+#: Words that names must not contain; docs/glossary.md has the words to use.
 REFUSED_WORDS = frozenset(
     {
         *("anew", "believe", "believes", "desk", "doors", "duties", "heard", "heed", "hears", "lived", "nobody"),
@@ -27,12 +27,12 @@ REFUSED_WORDS = frozenset(
 
 
 def sources(repository: Path) -> Iterator[tuple[str, str]]:
-    for room in ROOMS:
-        for path in sorted((repository / room).rglob("*.py")):
+    for folder in FOLDERS:
+        for path in sorted((repository / folder).rglob("*.py")):
             yield str(path.relative_to(repository)), path.read_text(encoding="utf-8")
 
 
-def test_a_class_name_stands_for_one_thing(repository: Path) -> None:
+def test_class_names_are_unique(repository: Path) -> None:
     found: dict[str, list[str]] = defaultdict(list)
     for path, source in sources(repository):
         for node in ast.walk(ast.parse(source)):
@@ -41,24 +41,24 @@ def test_a_class_name_stands_for_one_thing(repository: Path) -> None:
     assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in TWICE} == {}
 
 
-def test_seconds_are_written_out_and_bytes_are_no_octets(repository: Path) -> None:
+def test_names_use_seconds_and_bytes(repository: Path) -> None:
     wrong = re.compile(r"\b\w+_[Ss]\b(?= *(?::[^=\n]*)?=)|octets?(?![.]h)", re.IGNORECASE)
     for path, source in sources(repository):
         assert [found[0] for found in wrong.finditer(source)] == [], path
 
 
-def test_a_rooms_page_names_every_file_in_it(repository: Path) -> None:
-    """A page with "in the order to read it" is a map: whoever adds a file says there what it is for."""
+def test_package_docstrings_list_every_file(repository: Path) -> None:
+    """A docstring with "in the order to read it" describes every file of its package."""
     maps = 0
-    for room in ROOMS:
-        for page in (repository / room).rglob("__init__.py"):
-            told = ast.get_docstring(ast.parse(page.read_text(encoding="utf-8"))) or ""
-            assert told, f"{page} says nothing"
-            if "in the order to read it" not in told or page.parent.parent == repository:
+    for folder in FOLDERS:
+        for page in (repository / folder).rglob("__init__.py"):
+            docstring = ast.get_docstring(ast.parse(page.read_text(encoding="utf-8"))) or ""
+            assert docstring, f"{page} says nothing"
+            if "in the order to read it" not in docstring or page.parent.parent == repository:
                 continue
             maps += 1
             files = {path.stem for path in page.parent.glob("*.py")} - {"__init__"}
-            assert files <= set(re.findall(r"\w+", told)), page.parent.relative_to(repository)
+            assert files <= set(re.findall(r"\w+", docstring)), page.parent.relative_to(repository)
     assert maps > 20
 
 
@@ -73,7 +73,7 @@ def test_file_names_are_unique(repository: Path) -> None:
     assert {stem: paths for stem, paths in found.items() if len(paths) > 1 and stem not in STEMS_TWICE} == {}
 
 
-def test_names_of_files_classes_and_functions_use_the_words_of_the_field(repository: Path) -> None:
+def test_names_use_the_words_of_the_field(repository: Path) -> None:
     wrong = []
     for path, source in sources(repository):
         kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

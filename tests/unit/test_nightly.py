@@ -1,4 +1,4 @@
-"""`make test-nightly`: a line for each part, whatever becomes of the others."""
+"""Test `make test-nightly`: a result line for each part, even if others fail."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BAD = part("bad", "print('1 failed, 3 passed in 4.50s'); raise SystemExit(1)")
 LATER = part("later", "print('no counts')")
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def output_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_each_part_has_a_line_also_behind_one_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_part_has_a_line_even_after_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--logs", str(tmp_path)], [GOOD, BAD, LATER]) == 1
-    assert lines(capsys) == [
+    assert output_lines(capsys) == [
         f"good: passed, 3 passed, 1 skipped, 2 deselected, 0.0 min, {tmp_path / 'good.log'}",
         f"bad: FAILED, 1 failed, 3 passed, 0.0 min, {tmp_path / 'bad.log'}",
         f"later: passed, 0.0 min, {tmp_path / 'later.log'}",
@@ -34,33 +34,33 @@ def test_each_part_has_a_line_also_behind_one_that_fails(tmp_path: Path, capsys:
     assert "no counts" in (tmp_path / "later.log").read_text()
 
 
-def test_a_part_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_part_can_be_selected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--logs", str(tmp_path), "good"], [GOOD, BAD]) == 0
-    assert [line.partition(":")[0] for line in lines(capsys)] == ["good"]
+    assert [line.partition(":")[0] for line in output_lines(capsys)] == ["good"]
     with pytest.raises(SystemExit) as caught:
         main(["god"], [GOOD])
     assert caught.value.code == 2
 
 
-def test_a_part_without_its_tools_is_named_and_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_part_without_its_tools_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "made"
     code = f"open({str(made)!r}, 'w')"
     needs = [part("a", code, tools=("no-such-tool", "sh")), part("b", code, reason="no root")]
     assert main(["--logs", str(tmp_path)], needs) == 0
-    assert lines(capsys) == ["a: not run, no-such-tool not in PATH", "b: not run, no root"]
+    assert output_lines(capsys) == ["a: not run, no-such-tool not in PATH", "b: not run, no root"]
     assert not made.exists()
 
 
-def test_a_part_that_hangs_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hanging_part_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = "import time\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('still running: it')"
     assert main(["--logs", str(tmp_path)], [part("hangs", code, hours=2 / 3600), GOOD]) == 1
-    first, second = lines(capsys)
+    first, second = output_lines(capsys)
     assert first.startswith("hangs: FAILED, not done after 0.000555556 h, ")
     assert second.startswith("good: passed")
     assert "still running: it" in (tmp_path / "hangs.log").read_text()
 
 
-def test_arguments_of_the_make_outside_are_none_of_a_part(
+def test_arguments_of_make_do_not_reach_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("MAKEFLAGS", "MAKEOVERRIDES", "ARGS"):
@@ -72,9 +72,9 @@ def test_arguments_of_the_make_outside_are_none_of_a_part(
     assert (tmp_path / "good.log").read_text() == "set()\n"
 
 
-def test_all_parts_of_the_issue_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_expected_parts_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
-    names = {line.partition(":")[0] for line in lines(capsys)}
+    names = {line.partition(":")[0] for line in output_lines(capsys)}
     assert names >= {"numpy", "sweeps", "fuzz", "long", "soak", "chaos", "spark4"}
     assert names >= {"interop-java", "interop-go", "rocketmq", "rayup"}
     assert names >= {"python3.11", "python3.12", "python3.13"} - {f"python3.{sys.version_info[1]}"}

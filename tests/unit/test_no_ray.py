@@ -1,4 +1,4 @@
-"""Unit tests cannot start Ray, neither by ray.init nor by a first remote call."""
+"""Test that unit tests cannot start Ray by ray.init or by a first remote call."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 import ray
 
 
-def test_init_is_refused() -> None:
+def test_ray_init_is_refused() -> None:
     with pytest.raises(AssertionError, match="must not start Ray"):
         ray.init()
     assert not ray.is_initialized()
 
 
-def test_a_remote_call_does_not_start_ray_by_itself() -> None:
+def test_remote_call_does_not_start_ray() -> None:
     @ray.remote
     def task() -> int:
         return 1
@@ -22,7 +22,7 @@ def test_a_remote_call_does_not_start_ray_by_itself() -> None:
     assert not ray.is_initialized()
 
 
-def test_an_actor_does_not_start_ray_by_itself() -> None:
+def test_actor_creation_does_not_start_ray() -> None:
     @ray.remote
     class Actor:
         pass
@@ -32,7 +32,7 @@ def test_an_actor_does_not_start_ray_by_itself() -> None:
     assert not ray.is_initialized()
 
 
-def test_get_actor_does_not_start_ray_by_itself() -> None:
+def test_get_actor_does_not_start_ray() -> None:
     with pytest.raises(AssertionError, match="must not start Ray"):
         ray.get_actor("broker-a")
     assert not ray.is_initialized()

@@ -1,4 +1,4 @@
-"""Nothing is forgotten in the package, the lock file, the Makefile and the README."""
+"""Test that package list, lock files, Makefile and documents are complete and agree."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from packaging.utils import canonicalize_name
 from raymq.storage.records import native_kernels
 from raymq.storage.version import VERSION
 
-#: Folders at the root that hold Python or data, but no package.
+#: Folders at the root with Python or data that are not packages.
 NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data", "native"}
-#: What is imported under another name than it is installed by.
+#: Distributions whose import name differs from their own name.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
-#: Used where it is installed, never needed.
+#: Dependencies that are used if they are installed.
 OPTIONAL = {"urllib3", "uvloop", "raymq-native"}
 OPTIONAL_EXTRAS = {"etcd", "uvloop", "native"}
 PYTHONS = ["3.11", "3.12", "3.13"]
-#: Each lock file and the one of the two Sparks that it is of.
+#: Each lock file, with the extra of its Spark version.
 LOCKS = {"requirements.lock": "spark", "requirements-spark4.lock": "spark4"}
 
 
@@ -41,7 +41,7 @@ def project(repository: Path) -> dict[str, Any]:
 
 
 def python_folders(root: Path) -> set[str]:
-    """Every folder below the root, as `actors/wire`, that holds Python files and is to be installed."""
+    """Return every folder below the root with Python files to install, such as `actors/wire`."""
     return {
         path.parent.relative_to(root).as_posix()
         for folder in root.iterdir()
@@ -54,7 +54,7 @@ def python_folders(root: Path) -> set[str]:
 
 
 def packaged_folders(project: dict[str, Any]) -> set[str]:
-    """The folder of every package in pyproject.toml, by its own or its parent's mapping."""
+    """Return the folder of every package in pyproject.toml, by its own or its parent's mapping."""
     mapping = project["tool"]["setuptools"]["package-dir"]
     found = set()
     for package in project["tool"]["setuptools"]["packages"]:
@@ -73,29 +73,29 @@ def test_every_folder_with_python_files_is_packaged(repository: Path, project: d
     assert python_folders(repository) == packaged_folders(project)
 
 
-def test_a_forgotten_folder_would_be_found(tmp_path: Path, project: dict[str, Any]) -> None:
+def test_unpackaged_folder_is_detected(tmp_path: Path, project: dict[str, Any]) -> None:
     for folder in [*packaged_folders(project), "actors/wire/new", "tests/unit", ".hidden"]:
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / "module.py").touch()
     assert python_folders(tmp_path) - packaged_folders(project) == {"actors/wire/new"}
 
 
-def test_every_package_says_what_it_is(repository: Path, project: dict[str, Any]) -> None:
+def test_every_package_has_a_docstring(repository: Path, project: dict[str, Any]) -> None:
     for folder in packaged_folders(project):
         source = (repository / folder / "__init__.py").read_text(encoding="utf-8")
         assert ast.get_docstring(ast.parse(source)), folder
 
 
-def test_the_makefile_links_the_same_folders(repository: Path, project: dict[str, Any]) -> None:
+def test_makefile_lists_the_packaged_folders(repository: Path, project: dict[str, Any]) -> None:
     (folders,) = re.findall(r"^FOLDERS := (.*)$", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(folders.split()) == set(project["tool"]["setuptools"]["package-dir"].values())
 
 
-def test_the_version_is_said_twice_alike(project: dict[str, Any]) -> None:
+def test_project_version_equals_the_module_version(project: dict[str, Any]) -> None:
     assert project["project"]["version"] == VERSION
 
 
-def test_the_commands_exist(project: dict[str, Any]) -> None:
+def test_entry_points_exist(project: dict[str, Any]) -> None:
     entries = [*project["project"]["scripts"].values(), *project["project"]["entry-points"]["raymq.commands"].values()]
     for entry in entries:
         module, _, function = entry.partition(":")
@@ -112,8 +112,8 @@ def requirements(project: dict[str, Any], lock: str) -> list[Requirement]:
     return [Requirement(text) for each in lists for text in each]
 
 
-def locked(repository: Path, lock: str) -> list[tuple[Requirement, list[str]]]:
-    """Each requirement of a lock file with its hashes."""
+def locked_requirements(repository: Path, lock: str) -> list[tuple[Requirement, list[str]]]:
+    """Return each requirement of a lock file with its hashes."""
     text = (repository / lock).read_text(encoding="utf-8")
     found = []
     for block in re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ").splitlines():
@@ -126,7 +126,7 @@ def locked(repository: Path, lock: str) -> list[tuple[Requirement, list[str]]]:
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("lock", LOCKS)
-def test_the_lock_holds_every_dependency(
+def test_lock_file_has_every_dependency(
     repository: Path, project: dict[str, Any], python: str, machine: str, lock: str
 ) -> None:
     environment = {
@@ -135,7 +135,7 @@ def test_the_lock_holds_every_dependency(
         "platform_python_implementation": "CPython", "implementation_name": "cpython",
     }  # fmt: skip
     versions: dict[str, str] = {}
-    for requirement, _ in locked(repository, lock):
+    for requirement, _ in locked_requirements(repository, lock):
         if requirement.marker is None or requirement.marker.evaluate(environment):
             name = canonicalize_name(requirement.name)
             assert name not in versions, f"{name} twice"
@@ -152,8 +152,8 @@ def test_the_lock_holds_every_dependency(
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_the_lock_has_hashes_and_names_no_host(repository: Path, lock: str) -> None:
-    for requirement, hashes in locked(repository, lock):
+def test_lock_file_has_hashes_and_no_host(repository: Path, lock: str) -> None:
+    for requirement, hashes in locked_requirements(repository, lock):
         assert hashes, requirement
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each) for each in hashes), requirement
         assert requirement.url is None
@@ -175,7 +175,7 @@ def test_every_import_is_a_declared_dependency(repository: Path, project: dict[s
                     assert canonicalize_name(DISTRIBUTIONS.get(top, top)) in allowed, f"{path}:{node.lineno}: {top}"
 
 
-def test_the_compiled_companion_is_there_where_there_is_a_compiler(repository: Path, project: dict[str, Any]) -> None:
+def test_native_package_is_installed_if_there_is_a_compiler(repository: Path, project: dict[str, Any]) -> None:
     companion = tomllib.loads((repository / "native" / "pyproject.toml").read_text(encoding="utf-8"))
     name, version = companion["project"]["name"], companion["project"]["version"]
     assert project["project"]["optional-dependencies"]["native"] == [f"{name}=={version}"]
@@ -188,7 +188,7 @@ def test_the_compiled_companion_is_there_where_there_is_a_compiler(repository: P
 # The wheel
 
 
-def test_the_wheel_has_every_module_and_data_file_and_imports(
+def test_wheel_has_all_modules_and_data_and_can_be_imported(
     repository: Path, project: dict[str, Any], tmp_path: Path
 ) -> None:
     tree = tmp_path / "a tree"
@@ -241,12 +241,12 @@ def make_targets(repository: Path) -> set[str]:
     return set(re.findall(r"^([a-z][a-z0-9-]*):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def test_every_target_is_phony(repository: Path) -> None:
+def test_every_make_target_is_phony(repository: Path) -> None:
     (phony,) = re.findall(r"^\.PHONY: (help .*)$", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(phony.split()) == make_targets(repository)
 
 
-def test_the_make_commands_of_the_documents_exist(repository: Path) -> None:
+def test_documented_make_commands_exist(repository: Path) -> None:
     documents = [repository / "README.md", repository / "CHANGELOG.md", *sorted((repository / "docs").rglob("*.md"))]
     named = {
         (path.name, target)

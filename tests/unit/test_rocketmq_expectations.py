@@ -1,4 +1,4 @@
-"""The tables of what RocketMQ's own tests do here, and how what they print is read."""
+"""Test the tables of expected results of RocketMQ's own tests, and the reading of their output."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tests.interop.rocketmq.expectations import IN_THEIR_OWN_PROCESS, ON_PURPOSE
 DIFFERENCES = Path(__file__).resolve().parents[2] / "docs" / "internals" / "differences.md"
 
 
-def test_the_tables_name_classes_that_run() -> None:
+def test_tables_name_existing_test_classes() -> None:
     names = suite.names()
     assert len(names) == len(set(names)) == 59
     assert {*IN_THEIR_OWN_PROCESS, *ON_PURPOSE} <= set(names)
 
 
 @pytest.mark.parametrize("name", sorted(ON_PURPOSE))
-def test_what_differs_on_purpose_is_documented(name: str) -> None:
+def test_intended_differences_are_documented(name: str) -> None:
     text = DIFFERENCES.read_text()
     for method, words in ON_PURPOSE[name].items():
         assert words in text
         assert f"{name.rpartition('.')[2]}.{method}" in text
 
 
-def test_outcomes() -> None:
+def test_printed_outcomes_are_read() -> None:
     name = "offset.OffsetNotFoundIT"
     (known,) = expected_failures(name)
     done = f"done {known}\nfailed {known}: AssertionError expected\nresult run=2 failed=1 ignored=0\n"
@@ -41,7 +41,7 @@ def test_outcomes() -> None:
         assert not broken.is_as_expected
 
 
-def test_classes_are_chosen_by_a_part_of_their_names() -> None:
+def test_classes_are_selected_by_part_of_their_names() -> None:
     assert suite.chosen([]) == suite.names()
     assert suite.chosen(["popOrderly", "lagcalc"]) == ["client.consumer.pop.PopOrderlyIT", "offset.LagCalculationIT"]
     with pytest.raises(ValueError, match="'nothing'"):

@@ -1,4 +1,4 @@
-"""A suite that is stopped tells what was running."""
+"""Test that an interrupted test run reports which tests were running."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_hangs(): time.sleep(600)
 
 
 @pytest.mark.parametrize("processes", [(), ("-n", "1")], ids=["alone", "xdist"])
-def test_what_runs_at_ctrl_c_is_told(tmp_path: Path, repository: Path, processes: tuple[str, ...]) -> None:
+def test_ctrl_c_reports_the_running_test(tmp_path: Path, repository: Path, processes: tuple[str, ...]) -> None:
     if processes:
         pytest.importorskip("xdist")
     suite = tmp_path / "test_made.py"
@@ -46,6 +46,6 @@ def test_what_runs_at_ctrl_c_is_told(tmp_path: Path, repository: Path, processes
             run.wait(60)
         finally:
             run.kill()
-    told = output.read_text("utf-8")
-    assert "still running: test_made.py::test_hangs, since" in told
-    assert "still running: test_made.py::test_ends" not in told
+    text = output.read_text("utf-8")
+    assert "still running: test_made.py::test_hangs, since" in text
+    assert "still running: test_made.py::test_ends" not in text

@@ -1,4 +1,4 @@
-"""Temporary files are in memory where there is room; a full disk ends the suite instead of dozens of failures."""
+"""Test the folder of temporary files, and that a full disk ends the suite."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.temporary_files import ROOM_BYTES, ROOT_VARIABLE, has_room, reason_to
 
 
 @pytest.mark.parametrize(("used", "stops"), [(0, False), (50, False), (80, False), (81, True), (100, True)])
-def test_above_four_fifths_the_suite_stops(tmp_path: Path, used: int, stops: bool) -> None:
-    told = reason_to_stop(tmp_path, DiskUsage(used, 100 - used))
-    assert (told is not None) == stops
-    if told is not None:
-        assert str(tmp_path) in told
-        assert "TMPDIR" in told
+def test_suite_stops_above_80_percent_disk_use(tmp_path: Path, used: int, stops: bool) -> None:
+    reason = reason_to_stop(tmp_path, DiskUsage(used, 100 - used))
+    assert (reason is not None) == stops
+    if reason is not None:
+        assert str(tmp_path) in reason
+        assert "TMPDIR" in reason
 
 
-def test_it_ends_before_its_first_test(tmp_path: Path, repository: Path) -> None:
-    """As a whole run of its own, whose disk is said to be full."""
+def test_run_on_a_full_disk_ends_before_its_first_test(tmp_path: Path, repository: Path) -> None:
+    """Run pytest in a child process in which the disk appears to be full."""
     (tmp_path / "full.py").write_text(
         "from raymq.storage.log import retention\nretention.DiskUsage.of = classmethod(lambda cls, _: cls(95, 5))\n"
     )
@@ -43,7 +43,7 @@ def test_it_ends_before_its_first_test(tmp_path: Path, repository: Path) -> None
     assert "failed" not in done.stdout
 
 
-def test_memory_is_taken_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_used_if_it_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DiskUsage, "of", classmethod(lambda cls, _: DiskUsage(0, ROOM_BYTES)))
     assert has_room(tmp_path, 2 * ROOM_BYTES)
     assert not has_room(tmp_path, 2 * ROOM_BYTES - 1)
@@ -53,9 +53,7 @@ def test_memory_is_taken_where_there_is_room(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("named", [None, "TMPDIR", ROOT_VARIABLE])
-def test_a_place_that_the_user_has_named_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
-) -> None:
+def test_folder_named_by_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None) -> None:
     monkeypatch.setattr(temporary_files, "has_room", lambda *_: True)
     for name in ("TMPDIR", ROOT_VARIABLE):
         monkeypatch.delenv(name, raising=False)
@@ -65,7 +63,7 @@ def test_a_place_that_the_user_has_named_is_kept(
     assert os.environ.get(ROOT_VARIABLE) == {None: str(tmp_path), "TMPDIR": None, ROOT_VARIABLE: "/named"}[named]
 
 
-def test_the_folder_is_the_one_that_pytest_takes(tmp_path: Path) -> None:
-    told = temporary_files.folder(str(tmp_path / "gw0"), {})
-    assert told == tmp_path
+def test_folder_is_the_one_that_pytest_uses(tmp_path: Path) -> None:
+    folder = temporary_files.folder(str(tmp_path / "gw0"), {})
+    assert folder == tmp_path
     assert temporary_files.folder(None, {ROOT_VARIABLE: str(tmp_path)}) == tmp_path

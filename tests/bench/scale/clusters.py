@@ -25,10 +25,10 @@ from raymq.actors import actor_calls
 from raymq.actors.naming import COORDINATOR_NAME, SCHEDULER_NAME, is_broker_name, is_keeper_name, is_name_server_name
 from raymq.client import Admin
 from raymq.cluster import cluster_launch, ray_runtime
+from tests.bench.command_program import CommandProgram
 from tests.bench.processor_time import processor_us
 from tests.bench.scale.process_figures import processor_us_a_second
-from tests.bench.scale.rows import Row, Teller
-from tests.bench.told_program import ToldProgram
+from tests.bench.scale.rows import Row, RowCollector
 
 PART: Final = "clusters"
 BROKERS: Final = (1, 2, 4)
@@ -59,7 +59,7 @@ def stage_of_groups(groups: int) -> str:
     return f"{groups} group{'s' if groups > 1 else ''} of 2"
 
 
-def run(brokers: Sequence[int], seconds: float, folder: Path, teller: Teller) -> None:
+def run(brokers: Sequence[int], seconds: float, folder: Path, collector: RowCollector) -> None:
     """Clusters of so many brokers, each watched for `seconds` while it is idle, and under load for as long; and of as
     many groups of two replicas, as far as `GROUPS` has them.
     """
@@ -67,12 +67,12 @@ def run(brokers: Sequence[int], seconds: float, folder: Path, teller: Teller) ->
     try:
         logging.getLogger("ray").setLevel(logging.ERROR)
         for count in brokers:
-            with _cluster(count, 1, folder) as (name_servers, pids), teller.step(f"{count} brokers"):
-                teller.add(_loaded(count, name_servers, pids, seconds))
+            with _cluster(count, 1, folder) as (name_servers, pids), collector.step(f"{count} brokers"):
+                collector.add(_loaded(count, name_servers, pids, seconds))
         for groups in sorted(set(brokers) & set(GROUPS)):
-            with _cluster(groups, 2, folder) as (_, pids), teller.step(f"{groups} groups of 2 replicas"):
+            with _cluster(groups, 2, folder) as (_, pids), collector.step(f"{groups} groups of 2 replicas"):
                 time.sleep(min(seconds, _SETTLED_SECONDS))
-                teller.add(_idle(stage_of_groups(groups), pids, seconds))
+                collector.add(_idle(stage_of_groups(groups), pids, seconds))
     finally:
         ray.shutdown()
 
@@ -126,11 +126,11 @@ def _loaded(brokers: int, name_servers: str, pids: dict[str, int], seconds: floa
     stage = stage_of(brokers)
     with ExitStack() as stack, tempfile.TemporaryDirectory() as logs:
 
-        def clients(what: str, count: int) -> list[ToldProgram]:
+        def clients(what: str, count: int) -> list[CommandProgram]:
             made = []
             for number in range(count):
                 command = [sys.executable, str(Path(__file__).with_name("load_client.py")), what, name_servers, _TOPIC]
-                made.append(stack.enter_context(ToldProgram(command, Path(logs), Path(logs, f"{what}{number}"))))
+                made.append(stack.enter_context(CommandProgram(command, Path(logs), Path(logs, f"{what}{number}"))))
             return made
 
         consumers, producers = clients("consume", CONSUMERS), clients("produce", PRODUCERS)
@@ -156,7 +156,7 @@ def _loaded(brokers: int, name_servers: str, pids: dict[str, int], seconds: floa
         yield Row(PART, "all of RayMQ", stage, "messages a second", sent / took, "1/s")
 
 
-def _send(producers: list[ToldProgram], count: int, consumers: Iterable[ToldProgram]) -> int:
+def _send(producers: list[CommandProgram], count: int, consumers: Iterable[CommandProgram]) -> int:
     """Have so many sent and consumed; how many it were."""
     each = max(1, count // len(producers))
     until = _consumed(consumers) + each * len(producers)
@@ -172,7 +172,7 @@ def _send(producers: list[ToldProgram], count: int, consumers: Iterable[ToldProg
     return each * len(producers)
 
 
-def _consumed(consumers: Iterable[ToldProgram]) -> int:
+def _consumed(consumers: Iterable[CommandProgram]) -> int:
     found = 0
     for consumer in consumers:
         consumer.tell("consumed")

@@ -19,12 +19,12 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group_headers import GetConsumerListByGroup
 from raymq.actors.wire.headers.route_headers import GetRouteInfo, QueryDataVersion, RegisterBroker
 from raymq.storage.files.json_file import DataVersion
+from tests.bench.command_program import CommandProgram
 from tests.bench.processor_time import processor_us
 from tests.bench.scale.process_figures import memory_mib
-from tests.bench.scale.rows import Row, Teller
-from tests.bench.told_program import ToldProgram
+from tests.bench.scale.rows import Row, RowCollector
 from tests.broker_process import BrokerProcess
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 
 PART: Final = "control"
 TOPICS: Final = (100, 1_000, 10_000)
@@ -40,21 +40,23 @@ _REGISTRATIONS: Final = 5
 _ANSWER_SECONDS: Final = 60.0
 
 
-def run(samples: int, folder: Path, teller: Teller) -> None:
+def run(samples: int, folder: Path, collector: RowCollector) -> None:
     """All rows. `samples`: calls of each kind."""
-    with teller.step("name server"):
-        teller.add(_name_server(samples, folder))
-    with teller.step("members of groups"):
-        teller.add(_members(samples, folder))
+    with collector.step("name server"):
+        collector.add(_name_server(samples, folder))
+    with collector.step("members of groups"):
+        collector.add(_members(samples, folder))
 
 
 def _name_server(samples: int, folder: Path) -> Iterator[Row]:
     program = str(Path(__file__).with_name("name_server_process.py"))
     with ExitStack() as stack:
-        server = stack.enter_context(ToldProgram([sys.executable, program, str(folder)], folder, folder / "names.log"))
+        server = stack.enter_context(
+            CommandProgram([sys.executable, program, str(folder)], folder, folder / "names.log")
+        )
 
-        def connection() -> Foreign:
-            return stack.enter_context(Foreign(server.ready))
+        def connection() -> ForeignClient:
+            return stack.enter_context(ForeignClient(server.ready))
 
         def row(stage: str, name: str, value: float, unit: str) -> Row:
             return Row(PART, "name server", stage, name, value, unit)
@@ -67,12 +69,12 @@ def _name_server(samples: int, folder: Path) -> Iterator[Row]:
             before = memory_mib(server.pid)[_OWN]
             others = [connection() for _ in range(_REGISTRATIONS)]
             commands = [_registration(f"broker-{number}", topics)() for number in range(1, _REGISTRATIONS + 1)]
-            used = _processor_us(server.pid, (_asked(o, c) for o, c in zip(others, commands, strict=True)))
+            used = _processor_us(server.pid, (_send_request(o, c) for o, c in zip(others, commands, strict=True)))
             held = (memory_mib(server.pid)[_OWN] - before) * 2**20
             yield row(stage, "CPU of a registration", used / 1000, "ms")
             yield row(stage, "memory of a topic of a broker", held / _REGISTRATIONS / topics, "bytes")
-            beat = heartbeat_command(_who("broker-0", QueryDataVersion), _VERSION)
-            used = _processor_us(server.pid, (_asked(broker, beat) for _ in range(samples)))
+            beat = heartbeat_command(_broker_header("broker-0", QueryDataVersion), _VERSION)
+            used = _processor_us(server.pid, (_send_request(broker, beat) for _ in range(samples)))
             yield row(stage, "CPU of a heartbeat", used, "us")
         for width in WIDTHS:
             wide = [
@@ -81,7 +83,7 @@ def _name_server(samples: int, folder: Path) -> Iterator[Row]:
             for register, on in wide:
                 on.done(register())
             question = GetRouteInfo(f"wide{width}-0", raymq_limits=True, raymq_away=True).command()
-            used = _processor_us(server.pid, (_asked(broker, question) for _ in range(max(1, samples // 5))))
+            used = _processor_us(server.pid, (_send_request(broker, question) for _ in range(max(1, samples // 5))))
             yield row(f"a topic on {width}", "CPU of a route", used, "us")
 
 
@@ -90,15 +92,15 @@ def _members(samples: int, folder: Path) -> Iterator[Row]:
     try:
         told = json.loads((folder / "broker-a" / "raymq" / "broker.json").read_text())
         process.tell(f"topics 1 {_QUEUES}")
-        with Foreign(f"127.0.0.1:{told['port']}") as client:
+        with ForeignClient(f"127.0.0.1:{told['port']}") as client:
             for members in MEMBERS:
                 group, stage = f"group{members}", f"{members:,} members"
                 for number in range(members):
                     client.done(_heartbeat(group, number))
-                beats = (_asked(client, _heartbeat(group, number % members)) for number in range(samples))
+                beats = (_send_request(client, _heartbeat(group, number % members)) for number in range(samples))
                 yield Row(PART, "broker", stage, "CPU of a member's heartbeat", _processor_us(process.pid, beats), "us")
                 question = GetConsumerListByGroup(group, owners=True).command()
-                lists = (_asked(client, question) for _ in range(max(1, samples // 5)))
+                lists = (_send_request(client, question) for _ in range(max(1, samples // 5)))
                 yield Row(PART, "broker", stage, "CPU of a list of members", _processor_us(process.pid, lists), "us")
     finally:
         process.stop(60)
@@ -116,7 +118,7 @@ def _heartbeat(group: str, number: int) -> Command:
     return Command(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
 
 
-def _who(broker: str, header: Callable[[str, str, int, str], Any]) -> Any:
+def _broker_header(broker: str, header: Callable[[str, str, int, str], Any]) -> Any:
     port = 10_000 + sum(map(ord, broker)) + 100 * int(broker.rpartition("-")[2])
     return header(_CLUSTER, broker, 0, f"127.0.0.1:{port}")
 
@@ -124,10 +126,10 @@ def _who(broker: str, header: Callable[[str, str, int, str], Any]) -> Any:
 def _registration(broker: str, topics: int, prefix: str = "t") -> Callable[[], Command]:
     table = {f"{prefix}{number}": QueueData(broker, _QUEUES, _QUEUES) for number in range(topics)}
     part = topics_json(table)
-    return lambda: register_command(_who(broker, RegisterBroker), _VERSION, [part])
+    return lambda: register_command(_broker_header(broker, RegisterBroker), _VERSION, [part])
 
 
-def _asked(connection: Foreign, command: Command) -> None:
+def _send_request(connection: ForeignClient, command: Command) -> None:
     answer = connection.ask(command, _ANSWER_SECONDS)
     if answer.code != 0:
         raise RuntimeError(f"refused: {answer.code} {answer.remark}")

@@ -20,7 +20,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pull_headers import HAS_SUBSCRIPTION, PullMessage
 from raymq.actors.wire.headers.send_headers import SendBatchMessage, SendMessage, SendMessageV2
 from raymq.storage.records.record import encode_properties
-from tests.integration.foreign import Foreign
+from tests.integration.foreign_client import ForeignClient
 
 ANSWER_SECONDS: Final = 60.0
 #: Requests under way while many are sent.
@@ -33,7 +33,7 @@ class PlainClient:
     """Closed by the end of a `with` block."""
 
     def __init__(self, address: str, body_bytes: int) -> None:
-        self._connection = Foreign(address)
+        self._connection = ForeignClient(address)
         self._body = b"x" * body_bytes
         self._numbers = itertools.count(time.time_ns())
 

@@ -1,4 +1,4 @@
-"""What the bench tells: rows, which appear on standard error where somebody looks, and the line of what goes on."""
+"""Collect the rows of the bench, and show them and the current step on standard error of a terminal."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Row:
     unit: str
 
 
-class Teller:
-    """Collects rows. Used as a context manager: the line is gone behind it."""
+class RowCollector:
+    """Collects rows. A context manager: at its end the line of the current step is removed."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []

@@ -17,7 +17,7 @@ from tests.bench.processor_time import processor_us
 from tests.bench.scale.brokers import NAME, Broker, OwnBroker, held_connections
 from tests.bench.scale.plain_client import PlainClient
 from tests.bench.scale.process_figures import descriptors, mappings, memory_mib, processor_us_a_second
-from tests.bench.scale.rows import Row, Teller
+from tests.bench.scale.rows import Row, RowCollector
 from tests.bench.scale.size import Size
 from tests.polling import poll_until
 
@@ -33,10 +33,10 @@ _Queue = tuple[str, int]
 class Stages:
     """The rows of one broker."""
 
-    def __init__(self, broker: Broker, teller: Teller) -> None:
+    def __init__(self, broker: Broker, collector: RowCollector) -> None:
         self._broker = broker
         self._size: Size = broker.size
-        self._teller = teller
+        self._teller = collector
         self._random = random.Random(18)
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""One fault of a cluster, as a schedule of faults sees it."""
+"""One fault of a cluster, as a schedule of faults uses it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Broken = TypeVar("Broken", bound=LoadedCluster)
 
 @dataclass
 class Breaking(ABC, Generic[Broken]):
-    """It is made, begun and ended once; `chance` chooses its victim.
+    """A fault that is made, begun and ended once; `chance` chooses its victim.
 
     Attributes:
-        name: what the verdict calls it.
-        spared: the names of hosts that something else happens to.
-        target: what was chosen, once it has begun.
+        name: its name in the verdict.
+        spared: the names of hosts with another fault.
+        target: the chosen victim, once the fault has begun.
         holds: how long it lasts, in seconds, at least and at most.
-        loses: whether what a disk holds is lost.
+        loses: whether a disk's content is lost.
         spares_brokers: whether no broker, and no broker's host, is broken.
     """
 
@@ -37,13 +37,13 @@ class Breaking(ABC, Generic[Broken]):
 
     @classmethod
     def is_possible(cls, cluster: Broken) -> bool:
-        """Whether there is something that it could happen to."""
+        """Check whether the cluster has a possible victim."""
         return True
 
     @abstractmethod
     def begin(self) -> None:
-        """Let it happen."""
+        """Inject the fault."""
 
     @abstractmethod
     def end(self) -> None:
-        """Heal it."""
+        """Heal the fault."""

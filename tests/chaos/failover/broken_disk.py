@@ -1,4 +1,4 @@
-"""A machine's disk as a process finds it, which somebody else breaks and mends while it runs."""
+"""A machine's disk for one process; a fault breaks and mends it while the process runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MODES: Final = ("fine", "slow", "hang", "fail", "full")
 
 
 class BrokenDisk(FileCalls):
-    """Real calls, but for what `mode` says; any thread.
+    """Real calls that behave as `mode` says; for any thread.
 
-    slow: whatever waits for the disk takes `seconds` longer. hang: it does not return until the mode is another one.
-    fail: it raises EIO, and what it was to bring to disk may not be there. full: nothing grows.
+    slow: each sync takes `seconds` longer. hang: a sync does not return until the mode changes. fail: a sync raises
+    EIO, and its data may not be on disk. full: no file grows.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class BrokenDisk(FileCalls):
         self._news = threading.Condition()
 
     def become(self, mode: str, seconds: float = 0.0) -> None:
-        """Be so from now on, also for calls that hang."""
+        """Set the mode, also for calls that hang."""
         if mode not in MODES:
             raise ValueError(f"{mode} is none of {MODES}")
         with self._news:

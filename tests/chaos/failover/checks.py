@@ -1,7 +1,7 @@
-"""Whether what clients were told is true: one function per promise, over a whole run. No I/O.
+"""Check over a whole run what clients saw: one function per promise. No I/O.
 
-Each returns what breaks the promise, in words that name messages, places and times; nothing where it was kept. What
-they take for granted is only what clients saw: no broker is asked what it thinks it did.
+Each returns violations of its promise, in words that name messages, places and times; nothing if it was kept. They use
+only what clients saw: no broker is asked.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 
 from tests.chaos.failover.recorded import OK, REFUSED, Fault, Place, Recorded, Sent
 
-#: How long after a fault was healed its consequences may still show: connections made anew, a set that grows again.
+#: How long after a fault's end its effects may still show: new connections, a growing in-sync set.
 GRACE_SECONDS: Final = 15.0
-#: The name of the fault after which a broker's clock cannot be believed.
+#: The name of the fault after which a broker's clock is wrong.
 CLOCK_JUMP: Final = "clock jump"
-#: What the load asks for at most.
+#: The longest delay of the load's messages.
 LONGEST_DELAY_SECONDS: Final = 10.0
-#: Lending is looked at from so long before its end on.
+#: Pops are compared from so long before the end of their invisible time on.
 _LENT_SECONDS: Final = 20.0
 #: The most tries of one send, each of which may have stored a copy whose answer was lost.
 MAX_TRIES: Final = 3
@@ -27,36 +27,36 @@ Check = Callable[[Recorded], list[str]]
 
 
 def acknowledged_and_lost(run: Recorded) -> list[str]:
-    """Every message that was acknowledged is there at the end."""
+    """Check that every acknowledged message is stored at the end."""
     there = {each.number for each in run.stored}
-    return [f"{_told(each)} is nowhere" for each in run.sent if each.outcome == OK and each.number not in there]
+    return [f"{_text(each)} is nowhere" for each in run.sent if each.outcome == OK and each.number not in there]
 
 
 def acknowledged_and_moved(run: Recorded) -> list[str]:
-    """It lies where its producer was told, unless it waited for its time."""
+    """Check that an acknowledged message is at its acknowledged position, unless it was delayed."""
     at = {each.place: each.number for each in run.stored}
     return [
-        f"{_told(each)} was to lie at {_at(each.place)}, where {_number(at.get(each.place))} is"
+        f"{_text(each)} was to lie at {_at(each.place)}, where {_number(at.get(each.place))} is"
         for each in run.sent
         if each.outcome == OK and each.place is not None and at.get(each.place) != each.number
     ]
 
 
 def refused_and_there(run: Recorded) -> list[str]:
-    """What was refused is not there, and neither is what nobody sent."""
+    """Check that no refused and no unknown message is stored."""
     refused = {each.number: each for each in run.sent if each.outcome == REFUSED}
     sent = {each.number for each in run.sent}
     found = []
     for each in run.stored:
         if each.number in refused:
-            found.append(f"{_told(refused[each.number])} lies at {_at(each.place)}")
+            found.append(f"{_text(refused[each.number])} lies at {_at(each.place)}")
         elif each.number not in sent:
             found.append(f"message {each.number}, which nobody sent, lies at {_at(each.place)}")
     return found
 
 
 def unexplained_copies(run: Recorded) -> list[str]:
-    """There is one copy, but where a try was left without an answer, which only faults do; of some never another."""
+    """Check for one copy of each message, unless a try was unanswered in a fault; idempotent sends always have one."""
     copies = Counter(each.number for each in run.stored)
     found = []
     for each in run.sent:
@@ -64,16 +64,16 @@ def unexplained_copies(run: Recorded) -> list[str]:
         if count < 2:
             continue
         if each.once:
-            found.append(f"{_told(each)}, whose producer numbers what it sends, is there {count} times")
+            found.append(f"{_text(each)}, whose producer numbers what it sends, is there {count} times")
         elif count > MAX_TRIES:
-            found.append(f"{_told(each)} is there {count} times, which {MAX_TRIES} tries do not explain")
+            found.append(f"{_text(each)} is there {count} times, which {MAX_TRIES} tries do not explain")
         elif not in_fault(run.faults, each.began, each.ended):
-            found.append(f"{_told(each)} is there {count} times, although nothing was broken then")
+            found.append(f"{_text(each)} is there {count} times, although nothing was broken then")
     return found
 
 
 def order_of_keys(run: Recorded) -> list[str]:
-    """Of two acknowledged messages of a key in one queue, the one that was sent later lies behind the other."""
+    """Check that of two acknowledged messages of a key in one queue the later one has the larger offset."""
     last: dict[tuple[str, tuple[str, str, int]], Sent] = {}
     found = []
     for each in sorted((each for each in run.sent if each.key and each.outcome == OK), key=lambda each: each.began):
@@ -82,18 +82,18 @@ def order_of_keys(run: Recorded) -> list[str]:
         where = (each.key, each.place.line)
         before = last.get(where)
         if before is not None and before.place is not None and before.place.offset >= each.place.offset:
-            found.append(f"{_told(each)} at {_at(each.place)} is not behind {_told(before)} at {_at(before.place)}")
+            found.append(f"{_text(each)} at {_at(each.place)} is not behind {_text(before)} at {_at(before.place)}")
         last[where] = each
     return found
 
 
 def places_used_twice(run: Recorded) -> list[str]:
-    """No two messages were ever said to be at one place: that is what two masters at a time would do."""
+    """Check that no two messages were ever reported at one position, as two masters at a time would do."""
     known: dict[Place, tuple[int, str]] = {}
     found = []
-    told = [(each.place, each.number, f"{_told(each)} acknowledged") for each in run.sent if each.place is not None]
-    told += [(each.place, each.number, f"message {each.number} seen at {each.ended:.3f}") for each in run.seen]
-    for place, number, words in told:
+    reported = [(each.place, each.number, f"{_text(each)} acknowledged") for each in run.sent if each.place is not None]
+    reported += [(each.place, each.number, f"message {each.number} seen at {each.ended:.3f}") for each in run.seen]
+    for place, number, words in reported:
         assert place is not None
         other, by = known.setdefault(place, (number, words))
         if other != number:
@@ -102,7 +102,7 @@ def places_used_twice(run: Recorded) -> list[str]:
 
 
 def seen_and_gone(run: Recorded) -> list[str]:
-    """What a consumer was given is at its place at the end."""
+    """Check that every message that a consumer got is at its position at the end."""
     at = {each.place: each.number for each in run.stored}
     topics = {each.place.topic for each in run.stored}
     return [
@@ -114,7 +114,7 @@ def seen_and_gone(run: Recorded) -> list[str]:
 
 
 def offsets_that_go_back(run: Recorded) -> list[str]:
-    """Who reads a group's offset after it was written, or read by somebody, finds it there or further."""
+    """Check that a group's offset is never lower than one that was written or read before."""
     known: dict[tuple[str, str, str, int], list[tuple[float, int]]] = defaultdict(list)
     for each in sorted(run.committed, key=lambda each: each.ended):
         if each.outcome == OK and each.offset >= 0:
@@ -137,9 +137,9 @@ def offsets_that_go_back(run: Recorded) -> list[str]:
 
 
 def before_its_time(run: Recorded) -> list[str]:
-    """No delayed message is there before its time, by the clock of its consumer and that of its broker.
+    """Check that no delayed message is delivered early, by the clocks of its consumer and its broker.
 
-    A time that was chosen is one of the broker's wall clock: where somebody set that, it may come with it.
+    A delivery time is one of the broker's wall clock: a clock change may move the delivery.
     """
     set_clocks = [each for each in run.faults if CLOCK_JUMP in each.name]
     due = {
@@ -155,16 +155,16 @@ def before_its_time(run: Recorded) -> list[str]:
         if stored.number in due:
             earliest[stored.number] = min(stored.stored, earliest.get(stored.number, stored.stored))
     return [
-        f"{_told(due[number])} was to wait until {due[number].due:.3f} and was there at {at:.3f}"
+        f"{_text(due[number])} was to wait until {due[number].due:.3f} and was there at {at:.3f}"
         for number, at in earliest.items()
         if at < due[number].due - 0.001
     ]
 
 
 def done_and_given_again(run: Recorded) -> list[str]:
-    """What was acknowledged by who popped it is never given out by a call that begins later.
+    """Check that an acknowledged popped message is not delivered by a pop that begins later.
 
-    That is one copy's; of a message that lies there once also what was stored anew to be given out again.
+    This holds for one copy; of a message that is stored once also for its retry copies.
     """
     copies = Counter(each.number for each in run.stored)
 
@@ -188,17 +188,17 @@ def done_and_given_again(run: Recorded) -> list[str]:
 
 
 def popped_and_lost(run: Recorded) -> list[str]:
-    """Every acknowledged message of a topic that was popped was given out to each group that pops it."""
+    """Check that each group that pops a topic got every acknowledged message."""
     return _not_given(run, "pop")
 
 
 def pushed_and_lost(run: Recorded) -> list[str]:
-    """Every acknowledged message of a topic that a group listens to reached its listener."""
+    """Check that each group that listens to a topic got every acknowledged message."""
     return _not_given(run, "push")
 
 
 def pulled_and_lost(run: Recorded) -> list[str]:
-    """Who goes through a topic's queues from offset to offset is given every acknowledged message."""
+    """Check that a consumer that pulls a topic's queues in order got every acknowledged message."""
     return _not_given(run, "pull")
 
 
@@ -210,7 +210,7 @@ def _not_given(run: Recorded, how: str) -> list[str]:
             given[each.group].add(each.number)
             topics[each.group].add(each.place.topic)
     return [
-        f"{_told(each)} was never given to {group}"
+        f"{_text(each)} was never given to {group}"
         for group, numbers in given.items()
         for each in run.sent
         if each.topic in topics[group] and each.outcome == OK and each.number not in numbers
@@ -218,7 +218,7 @@ def _not_given(run: Recorded, how: str) -> list[str]:
 
 
 def lent_twice(run: Recorded) -> list[str]:
-    """What is lent to one consumer is nobody else's until its time is over, but where something broke meanwhile."""
+    """Check that a popped message is not delivered again within its invisible time, unless a fault happened."""
     given: dict[tuple[str, Place], float] = {}
     found = []
     for each in sorted((each for each in run.seen if each.how == "pop"), key=lambda each: each.ended):
@@ -232,7 +232,7 @@ def lent_twice(run: Recorded) -> list[str]:
 
 
 def readers_sent_back(run: Recorded) -> list[str]:
-    """No reader is told that it has read what is not there: it was confirmed when it was read."""
+    """Check that no reader's offset is reset: what it read had been confirmed."""
     return [
         f"{each.group} at {_at(Place(each.topic, each.broker, each.queue, each.offset))} was sent back at {each.at:.3f}"
         f": {each.why}"
@@ -241,7 +241,7 @@ def readers_sent_back(run: Recorded) -> list[str]:
 
 
 def two_masters(run: Recorded) -> list[str]:
-    """The register names one master for each epoch, and its epochs only rise."""
+    """Check that the register has one master for each epoch, and that epochs only grow."""
     masters: dict[tuple[str, int], int] = {}
     latest: dict[str, int] = {}
     found = []
@@ -254,7 +254,7 @@ def two_masters(run: Recorded) -> list[str]:
     return found
 
 
-#: All of them, by what is said where one finds something.
+#: All checks, by the title of their violations.
 CHECKS: Final[dict[str, Check]] = {
     "acknowledged and lost": acknowledged_and_lost,
     "not where it was told to be": acknowledged_and_moved,
@@ -276,22 +276,22 @@ CHECKS: Final[dict[str, Check]] = {
 
 
 def violations(run: Recorded) -> dict[str, list[str]]:
-    """What every check finds, without those that find nothing."""
+    """Return the violations of every check that found some."""
     found = {name: check(run) for name, check in CHECKS.items()}
-    return {name: told for name, told in found.items() if told}
+    return {name: texts for name, texts in found.items() if texts}
 
 
 def in_fault(faults: Iterable[Fault], began: float, ended: float) -> bool:
-    """Whether something was broken, or had been a moment before, at some time of an interval."""
+    """Check whether a fault lasted during an interval, or had ended shortly before it."""
     return any(each.began <= ended and began <= each.healed + GRACE_SECONDS for each in faults)
 
 
 def outside_of_faults(run: Recorded) -> Sequence[Sent]:
-    """Sends that failed although nothing was broken: an alarm, not a broken promise."""
+    """Return sends that failed without a fault: an alarm, not a violation."""
     return [each for each in run.sent if each.outcome != OK and not in_fault(run.faults, each.began, each.ended)]
 
 
-def _told(sent: Sent) -> str:
+def _text(sent: Sent) -> str:
     key = f" of key {sent.key}" if sent.key else ""
     return f"message {sent.number}{key} to {sent.topic} ({sent.outcome}, {sent.began:.3f} to {sent.ended:.3f})"
 

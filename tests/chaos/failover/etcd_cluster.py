@@ -1,4 +1,4 @@
-"""A cluster of replicas whose register is on an etcd of three or five servers, one on each of the first hosts."""
+"""A cluster of replicas whose register is on etcd with three or five servers, one on each of the first hosts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PEER_PORT: Final = 2380
 
 
 class EtcdCluster(ReplicatedCluster):
-    """What an etcd server keeps is on a disk of its own, which no host loses.
+    """An etcd server's data is on a disk of its own, which no fault loses.
 
-    One that has lost it must not come back as the member that it was: an operator has the others take in a new one.
+    A server that lost its data must not return as the same member: an operator has to add a new one.
     """
 
     def _place_register(self, hosts: Sequence[Host]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What can be done to a cluster of hosts, and how it is undone. Each is one object: made, begun, ended once."""
+"""The faults of a cluster of hosts. Each is an object: made, begun, ended once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FAR_SECONDS: Final = 3600
 
 @dataclass
 class HostBreaking(Breaking[HostCluster]):
-    """One fault of hosts and what is on them."""
+    """A fault of hosts and their servers."""
 
     @classmethod
     def is_possible(cls, cluster: HostCluster) -> bool:
         return any(host.has("broker") for host in cluster.hosts.values())
 
     def _broker_host(self) -> Host:
-        """One with a broker; a master's more often than not."""
+        """Choose a host with a broker, preferably one with a master."""
         hosts = self._hosts_with("broker")
         masters = [host for host in self.cluster.masters() if host in hosts]
         others = [host for host in hosts if host not in masters]
@@ -40,7 +40,7 @@ class HostBreaking(Breaking[HostCluster]):
 
 @dataclass
 class _OfProcess(HostBreaking):
-    """One of a server's process."""
+    """A fault of a server's process."""
 
     what: ClassVar[str] = "broker"
     _host: Host | None = None
@@ -115,7 +115,7 @@ class PauseEtcd(PauseBroker):
 
 
 class EmptyKeeper(_OfProcess):
-    """Its files are gone; the majority of the others has to take it in again."""
+    """Delete a keeper's files; the majority of the others has to admit it again."""
 
     name, what = "emptied keeper", "keeper"
     loses = spares_brokers = True
@@ -131,7 +131,7 @@ class EmptyKeeper(_OfProcess):
 
 
 class _OfHost(_OfProcess):
-    """One of all that is on a broker's host."""
+    """A fault of everything on a broker's host."""
 
     @property
     def host(self) -> Host:
@@ -153,7 +153,7 @@ class KillHost(_OfHost):
 
 
 class LoseHost(_OfHost):
-    """It is gone with its disk; an empty one takes its place."""
+    """Lose a host with its disk; an empty one replaces it."""
 
     name = "loss of a host"
     loses = True
@@ -175,7 +175,7 @@ class LoseHost(_OfHost):
 
 
 class PauseHost(_OfHost):
-    """As a machine that sleeps, or is moved."""
+    """Stop a host, as a machine that sleeps or is moved."""
 
     name = "a host stands still"
     holds = (1.0, 8.0)
@@ -189,7 +189,7 @@ class PauseHost(_OfHost):
 
 
 class SuspendHost(PauseHost):
-    """As a virtual machine that is suspended: for so long that everybody has gone on without it."""
+    """Stop a host as a suspended virtual machine, so long that the cluster has replaced its broker."""
 
     name = "a host is suspended"
     holds = (30.0, 45.0)
@@ -223,7 +223,7 @@ class Isolate(_OfNetwork):
 
 
 class Separate(_OfNetwork):
-    """Clients reach both sides."""
+    """Cut a host from the other hosts; clients reach both sides."""
 
     name = "partition: a host from hosts"
     holds = (2.0, 10.0)
@@ -238,7 +238,7 @@ class Separate(_OfNetwork):
 
 
 class Mute(_OfNetwork):
-    """It hears everybody, and nobody hears it."""
+    """Drop everything that a host sends; it still receives."""
 
     name = "partition: one way out"
     holds = (2.0, 10.0)
@@ -249,7 +249,7 @@ class Mute(_OfNetwork):
 
 
 class Deafen(_OfNetwork):
-    """It hears nobody, and everybody hears it."""
+    """Drop everything that a host receives; it still sends."""
 
     name = "partition: one way in"
     holds = (2.0, 10.0)
@@ -260,7 +260,7 @@ class Deafen(_OfNetwork):
 
 
 class OneWayBetween(_OfNetwork):
-    """Of two hosts one does not hear the other; all else is as it should be."""
+    """Drop one direction between two hosts; everything else works."""
 
     name = "partition: one way between two"
     holds = (2.0, 10.0)
@@ -277,7 +277,7 @@ class OneWayBetween(_OfNetwork):
 
 
 class ClientsCutOff(_OfNetwork):
-    """The master is well, and its clients cannot reach it."""
+    """Cut a working master off from its clients."""
 
     name = "partition: clients from a host"
     holds = (2.0, 6.0)
@@ -323,7 +323,7 @@ class FullDisk(_OfDisk):
 
 
 class FailingDisk(_OfDisk):
-    """What a failed flush was to bring to disk is not believed any more by the process: it is started again."""
+    """Fail syncs; the broker is restarted, as it refuses writes after a failed flush."""
 
     name, mode = "failing disk", "disk fail"
 
@@ -347,7 +347,7 @@ class ClockJump(_OfDisk):
 
 
 class CopiedDirectory(_OfHost):
-    """A copy of a replica's directory is started on another host, as if it were that replica."""
+    """Start a copy of a replica's directory on another host, as if it were that replica."""
 
     name = "copied directory"
     holds = (3.0, 6.0)
@@ -372,7 +372,7 @@ class CopiedDirectory(_OfHost):
 
 
 class Forget(_OfProcess):
-    """A planted bug, not a fault: the broker's directory becomes what it was a while ago, as if it had not written."""
+    """A planted bug, not a fault: reset a broker's directory to an earlier state, as if it had not written."""
 
     name = "a broker that forgets"
     holds = (2.0, 3.0)
@@ -391,7 +391,7 @@ class Forget(_OfProcess):
         self.host.start("broker")
 
 
-#: How often each is chosen, beside the others.
+#: How often each is chosen, relative to the others.
 WEIGHTS: Final[dict[type[HostBreaking], float]] = {
     KillBroker: 8,
     KillHost: 2,
@@ -421,5 +421,5 @@ WEIGHTS: Final[dict[type[HostBreaking], float]] = {
     CopiedDirectory: 1,
 }
 
-#: What takes long, and what is no fault at all, so that the checks have to find it: only who names it gets it.
+#: Faults that take long, and a planted bug that the checks have to find: used only by name.
 ONLY_BY_NAME: Final = (SuspendHost, Forget)

@@ -1,4 +1,4 @@
-"""What lies in a cluster's queues when all is whole again, read by a consumer as anybody would."""
+"""Read the content of a cluster's queues at the end, by an ordinary consumer."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _AT_ONCE: Final = 2_000
 
 
 def note_end(nemesis: Nemesis, path: Path) -> None:
-    """Write down what was broken, what the register said, and what lies in the queues now."""
+    """Record the faults, the register's states, and what is in the queues now."""
     history = HistoryFile(path)
     history.write(nemesis.faults)
     history.write(nemesis.cluster.reigned)
     try:
-        history.write(stored(nemesis.cluster.name_servers))
+        history.write(read_stored(nemesis.cluster.name_servers))
     except (AssertionError, RayMQError) as error:
         nemesis.stuck.append(f"nothing can be read at the end: {error}")
     history.close()
 
 
-def stored(name_servers: Sequence[str]) -> Iterator[Stored]:
-    """Every message of the load's topics."""
+def read_stored(name_servers: Sequence[str]) -> Iterator[Stored]:
+    """Yield every message of the load's topics."""
     mq = Connection(name_servers)
     try:
         with PullConsumer(mq, "chaos-final") as consumer:
             for topic in TOPICS:
                 for queue in poll_until(lambda t=topic: _queues(consumer, t), _PATIENCE_SECONDS, f"queues of {topic}"):  # type: ignore[misc]
-                    yield from _all(consumer, queue)
+                    yield from _read_queue(consumer, queue)
     finally:
         mq.close()
 
@@ -48,7 +48,7 @@ def _queues(consumer: PullConsumer, topic: str) -> list[MessageQueue]:
         return []
 
 
-def _all(consumer: PullConsumer, queue: MessageQueue) -> Iterator[Stored]:
+def _read_queue(consumer: PullConsumer, queue: MessageQueue) -> Iterator[Stored]:
     begin, end = poll_until(lambda: _ends(consumer, queue), _PATIENCE_SECONDS, f"the ends of {queue}")
     position, deadline = begin, time.monotonic() + _PATIENCE_SECONDS
     consumer.seek(queue, begin)
@@ -65,7 +65,7 @@ def _all(consumer: PullConsumer, queue: MessageQueue) -> Iterator[Stored]:
         if found:
             position, deadline = found[-1].queue_offset + 1, time.monotonic() + _PATIENCE_SECONDS
         elif time.monotonic() > deadline:
-            return  # what is missing is told by who compares
+            return  # the checks report missing messages
 
 
 def _ends(consumer: PullConsumer, queue: MessageQueue) -> tuple[int, int] | None:

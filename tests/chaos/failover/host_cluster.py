@@ -1,4 +1,4 @@
-"""A cluster without Ray on hosts of its own: name servers, brokers and what replicas need, as Ray would place them."""
+"""A cluster without Ray on simulated hosts: name servers, brokers, keepers and a coordinator."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Final
 from tests.chaos.failover.hosts import Host
 from tests.chaos.failover.loaded_cluster import LoadedCluster
 from tests.chaos.failover.network import Network
-from tests.chaos.failover.nursery import Nursery
+from tests.chaos.failover.server_spawner import ServerSpawner
 
 CLUSTER: Final = "chaos"
 CLIENTS: Final = "clients"
 NAMES_PORT: Final = 9876
-#: Small files, so that they are changed all the time; the disk of whoever runs this may be as full as it likes.
+#: Small files, which change all the time; the disk of the machine that runs this may be nearly full.
 STORE: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "commitlog_file_bytes": 1 << 22,
@@ -29,7 +29,7 @@ STORE: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 class HostCluster(LoadedCluster):
-    """`groups` brokers of one copy, one a host, with a name server on each of the first two."""
+    """`groups` brokers of one copy, one per host, with a name server on each of the first two."""
 
     def __init__(self, folder: Path, *, hosts: int, groups: int, store: Mapping[str, Any] = STORE) -> None:
         super().__init__(folder, [f"broker-{chr(ord('a') + number)}" for number in range(groups)])
@@ -50,7 +50,7 @@ class HostCluster(LoadedCluster):
         """Make the network and start everything."""
         self.network.__enter__()
         (self.folder / "logs").mkdir(exist_ok=True)
-        self._nursery = Nursery(self.folder / "logs" / "nursery.log")
+        self._nursery = ServerSpawner(self.folder / "logs" / "nursery.log")
         self.hosts = {name: Host(name, self.network, self._nursery, self.folder) for name in self._names}
         for index, host in enumerate(list(self.hosts.values())[:2]):
             host.give("names", {"index": index, "directory": str(host.disk), "host": host.address, "port": NAMES_PORT})
@@ -71,7 +71,7 @@ class HostCluster(LoadedCluster):
             host.give("broker", spec)
 
     def stop(self) -> list[str]:
-        """In good order; what did not end so."""
+        """Stop in order; return the servers that did not end with 0."""
         found = [
             f"{what} of {host.name} ended with {code}; see {host.logs}"
             for host in self.hosts.values()
@@ -83,21 +83,21 @@ class HostCluster(LoadedCluster):
         return found
 
     def masters(self) -> list[Host]:
-        """The hosts whose brokers are masters, as far as that is known."""
+        """Return the hosts whose brokers are masters, as far as known."""
         return [host for host in self.hosts.values() if host.has("broker")]
 
     def may_lose(self, host: Host) -> bool:
-        """Whether another host surely has all that was acknowledged; this one's servers are dead."""
+        """Check whether another host certainly has everything acknowledged, while this one's servers are dead."""
         return False
 
     def take_in_keepers(self) -> None:
-        """Give keepers that have lost their files a voice again; there are none."""
+        """Admit keepers that lost their files; this cluster has none."""
 
     def tell_where(self) -> None:
         for host in self.hosts.values():
             for what, process in host.up.items():
                 if not host.is_program(what):
-                    process.signal(signal.SIGUSR1)  # also one whose loop stands still
+                    process.signal(signal.SIGUSR1)  # also one whose event loop is blocked
                     process.signal(signal.SIGUSR2)
 
     def mend(self) -> None:

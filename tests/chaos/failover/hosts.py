@@ -1,4 +1,4 @@
-"""A host and its processes: started, killed, stopped for a while, and what its disk holds lost."""
+"""A host with its processes, which can be started, killed, paused and emptied."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.chaos.failover.network import Network
-from tests.chaos.failover.nursery import Nursery, Server
+from tests.chaos.failover.server_spawner import Server, ServerSpawner
 
 START_SECONDS: Final = 60.0
 
 
 class Process:
-    """A program on a host that prints lines of JSON and obeys lines on its standard input."""
+    """A program on a host that prints lines of JSON and reads commands from its standard input."""
 
     def __init__(self, process: Server | subprocess.Popen[str], log: Path) -> None:
-        """`log`: what it writes to its standard error."""
+        """`log`: the file of its standard error."""
         self._process = process
         self.log = log
-        #: What it has said last; empty before its first line.
+        #: Its last output; empty before its first line.
         self.said: dict[str, Any] = {}
         self._spoken = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -42,13 +42,13 @@ class Process:
         return self._process.poll() is not None
 
     def await_first_word(self, timeout: float = START_SECONDS) -> dict[str, Any]:
-        """Its first line; OSError if it ended without one, or says nothing."""
+        """Return its first line; OSError if it ended without one, or timed out."""
         if not self._spoken.wait(timeout) or not self.said:
             raise OSError(f"no word within {timeout} s, or it ended; see {self.log}: {tail(self.log)}")
         return self.said
 
     def tell(self, line: str) -> None:
-        """Nothing is told to one that is dead."""
+        """Send a command; a dead process gets none."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(line + "\n")
@@ -64,7 +64,7 @@ class Process:
         self._let_go()
 
     def stop(self, timeout: float = 60.0) -> int:
-        """Close its input and wait for it; its exit code."""
+        """Close its input and wait for it; return its exit code."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -93,9 +93,9 @@ class Process:
 
 
 class Host:
-    """A machine with a disk and some servers: "names", "keeper", "broker" or whatever else it was given."""
+    """A machine with a disk and some servers, such as "names", "keeper" and "broker"."""
 
-    def __init__(self, name: str, network: Network, nursery: Nursery, folder: Path) -> None:
+    def __init__(self, name: str, network: Network, nursery: ServerSpawner, folder: Path) -> None:
         self.name = name
         self.address = network.address(name)
         self.folder = folder / name
@@ -109,31 +109,31 @@ class Host:
 
     @property
     def disk(self) -> Path:
-        """What is on its disk."""
+        """Return the folder of its disk."""
         return self.folder
 
     def has(self, what: str) -> bool:
-        """Whether such a server belongs to it."""
+        """Check whether it has such a server."""
         return what in self._specs
 
     def is_program(self, what: str) -> bool:
-        """Whether it is a program of others, which is killed where it is to stop."""
+        """Check whether the server is an external program, which is stopped by a kill."""
         return "program" in self._specs[what]
 
     def spec(self, what: str) -> dict[str, Any]:
-        """What a server of it is started with."""
+        """Return the settings of a server."""
         return self._specs[what]
 
     def give(self, what: str, spec: Mapping[str, Any]) -> None:
-        """Let such a server belong to it from now on."""
+        """Add a server."""
         self._specs[what] = dict(spec)
 
     def take_away(self, what: str) -> None:
-        """The reverse of `give`."""
+        """Remove a server."""
         self._specs.pop(what, None)
 
     def begin(self, what: str, **changed: Any) -> Process:
-        """Start a server, and wait for nothing."""
+        """Start a server without waiting for it."""
         spec = {**self._specs[what], **changed}
         log = self.logs / f"{self.name}-{what}.log"
         made = self._nursery.make(self.name, "broker" if what == "copy" else what, spec, log)
@@ -141,7 +141,7 @@ class Host:
         return process
 
     def start(self, what: str) -> None:
-        """Start a server and wait until it serves. One whose address is not free yet is tried again."""
+        """Start a server and wait until it serves. Repeat it while its address is not free yet."""
         end = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -155,7 +155,7 @@ class Host:
                 return
 
     def start_all(self) -> None:
-        """Start all that are not up."""
+        """Start all servers that are not running."""
         for what in self._specs:
             if what not in self.up:
                 self.begin(what)
@@ -167,14 +167,14 @@ class Host:
                 self.start(what)
 
     def kill(self, what: str) -> None:
-        """SIGKILL; does nothing where it is not up."""
+        """Kill a server by SIGKILL, if it is running."""
         self.paused.discard(what)
         process = self.up.pop(what, None)
         if process is not None:
             process.kill()
 
     def kill_all(self) -> None:
-        """All at once, as when its power goes; what they wrote stays."""
+        """Kill all servers at once, as a power failure does; written files stay."""
         for process in self.up.values():
             process.signal(signal.SIGKILL)
         for what in list(self.up):
@@ -186,20 +186,20 @@ class Host:
             self.paused.add(what)
 
     def go_on(self) -> None:
-        """All that were paused."""
+        """Resume all paused servers."""
         for what in self.paused:
             if what in self.up:
                 self.up[what].signal(signal.SIGCONT)
         self.paused.clear()
 
     def wipe(self) -> None:
-        """Put another disk in; its servers are dead."""
+        """Replace the disk by an empty one; the servers must be dead."""
         assert not self.up, f"{self.name} still has {list(self.up)}"
         shutil.rmtree(self.folder)
         self.folder.mkdir()
 
     def stop_all(self) -> dict[str, int]:
-        """In good order, all at once; the exit codes."""
+        """Stop all servers in order, at once; return their exit codes."""
         self.go_on()
         programs = [what for what in self.up if self.is_program(what)]
         ended = {what: process.stop() for what, process in self.up.items() if what not in programs}
@@ -210,7 +210,7 @@ class Host:
 
 
 def tail(log: Path, lines: int = 12) -> str:
-    """The end of a log."""
+    """Return the last lines of a log."""
     if not log.exists():
         return ""
     return "\n" + "\n".join(log.read_text("utf-8", "replace").splitlines()[-lines:])

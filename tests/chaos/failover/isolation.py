@@ -1,4 +1,4 @@
-"""Running a program in namespaces of its own: what it makes of networks and processes ends with it."""
+"""Run a program in namespaces of its own, whose networks and processes end with it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import subprocess
 from collections.abc import Sequence
 from functools import cache
 
-#: What is done there first: `ip netns` keeps its names below /run, which is the machine's.
+#: Runs there first: `ip netns` keeps its names in /run, which would be the machine's.
 _BEFORE = 'mount -t tmpfs tmpfs /run && exec "$@"'
 
 
 def isolated(command: Sequence[str]) -> list[str]:
-    """`command` as a process that is the first of its own process, mount and network namespaces."""
+    """Return `command` as the first process of its own process, mount and network namespaces."""
     own = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--mount"]
     if os.geteuid():
         own += ["--user", "--map-root-user"]
@@ -22,7 +22,7 @@ def isolated(command: Sequence[str]) -> list[str]:
 
 @cache
 def reason_not_to() -> str | None:
-    """Why no such program can run here; None: it can."""
+    """Return why no such program can run here; None if it can."""
     for program in ("unshare", "ip"):
         if shutil.which(program) is None:
             return f"there is no program {program}"

@@ -1,10 +1,10 @@
-"""A program that loads a cluster until it is told to end, and writes down all that it was told.
+"""Load a cluster until the command to end, and record all answers.
 
     load.py NAME_SERVERS HISTORY SEED PAUSE
 
-It makes its topics, prints a line of JSON with its counts every quarter of a second, and obeys lines on its standard
-input: "quiet" ends the senders; "drain SECONDS" waits until every group has all that was acknowledged, at most for so
-long, and ends the program, as the end of the input does.
+It creates its topics, prints a line of JSON with its counts every quarter of a second, and reads commands from its
+standard input: "quiet" ends the senders; "drain SECONDS" waits until every group has all acknowledged messages, at most
+for so long, and ends the program, as the end of the input does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.chaos.failover.recorded import HistoryFile
 from tests.chaos.failover.senders import BATCHED, DELAYED, NUMBERED, ORDERED, POPPED, TOPICS, Senders, Tally
 from tests.polling import poll_until
 
-_TOLD_SECONDS = 0.25
+_REPORT_SECONDS = 0.25
 _BEGIN_SECONDS = 60.0
 
 
@@ -58,14 +58,14 @@ def main(name_servers: str, path: str, seed: int, pause: float) -> None:
     readers = Readers(connect, history, seed=seed)
     ended = threading.Event()
 
-    def tell() -> None:
-        while not ended.wait(_TOLD_SECONDS):
+    def report() -> None:
+        while not ended.wait(_REPORT_SECONDS):
             counts = dict(tally.outcomes) | {group: len(done) for group, done in list(readers.done.items())}
             print(json.dumps(counts | {"last_ok": dict(tally.last_ok), "troubles": readers.troubles[-3:]}), flush=True)
 
     senders.start()
     readers.start()
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=report, daemon=True).start()
     quiet = False
     for line in sys.stdin:
         match line.split():

@@ -1,4 +1,4 @@
-"""A cluster under load, as who breaks it and who judges it sees it: its clients, and whether all is well."""
+"""The interface of a cluster under load for faults and checks: its clients and its health."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LOAD: Final = Path(__file__).with_name("load.py")
 
 
 class LoadedCluster(ABC):
-    """What all of them have.
+    """The common parts of all clusters.
 
     Attributes:
-        folder: where its files are.
+        folder: the folder of its files.
         groups: the names of its broker groups.
-        load: the clients; None: they do not work now.
+        load: the clients; None: not running.
         replicas: how many copies there are of a group.
-        fewest_copies: how many copies there surely are of what was acknowledged.
-        reigned: what the register said; nothing where there is none.
+        fewest_copies: the minimum number of copies of an acknowledged message.
+        reigned: the states of the register; empty without one.
     """
 
     replicas: int = 1
@@ -38,11 +38,11 @@ class LoadedCluster(ABC):
     @property
     @abstractmethod
     def name_servers(self) -> list[str]:
-        """Where clients are told to look."""
+        """Return the addresses of the name servers."""
 
     @property
     def inside_clients(self) -> Sequence[str]:
-        """What a command begins with that is to run where the clients are."""
+        """Return the prefix of a command that runs on the clients' host."""
         return ()
 
     @property
@@ -51,11 +51,11 @@ class LoadedCluster(ABC):
 
     @property
     def history(self) -> Path:
-        """What the clients write."""
+        """Return the file of the clients' history."""
         return self.folder / "clients.history"
 
     def start_load(self, seed: int, pause: float) -> None:
-        """Let clients work."""
+        """Start the clients."""
         arguments = [";".join(self.name_servers), str(self.history), str(seed), str(pause)]
         log = self.folder / "logs" / "clients.log"
         with log.open("ab") as errors:
@@ -70,12 +70,12 @@ class LoadedCluster(ABC):
         self.load.await_first_word(120.0)
 
     def last_ok(self, group: str) -> float:
-        """When clients were told last that something is stored in that group."""
+        """Return when clients last got an acknowledgement from that group."""
         assert self.load is not None
         return float(self.load.said.get("last_ok", {}).get(group, 0.0))
 
     def stop_load(self, drain_seconds: float) -> None:
-        """Wait until consumers have all that was acknowledged, at most for so long."""
+        """Wait until consumers have everything acknowledged, at most for so long."""
         assert self.load is not None
         self.load.tell("quiet")
         self.load.tell(f"drain {drain_seconds}")
@@ -85,18 +85,18 @@ class LoadedCluster(ABC):
         self.load = None
 
     def is_well(self, since: float) -> bool:
-        """Whether clients were served after a moment, and all that should be there is."""
+        """Check whether clients were served after a moment, and everything is running."""
         return not self.why_not_well(since)
 
     def why_not_well(self, since: float) -> str:
-        """What is in the way of that; "" if nothing is."""
+        """Return what prevents that; "" if nothing does."""
         silent = [group for group in self.groups if self.last_ok(group) <= since]
         return f"nothing was acknowledged by {', '.join(silent)}" if silent else ""
 
     @abstractmethod
     def tell_where(self) -> None:
-        """Have each server write into its log where its threads and tasks are."""
+        """Have each server log the stacks of its threads and tasks."""
 
     @abstractmethod
     def mend(self) -> None:
-        """Undo whatever may be left of any fault."""
+        """Undo what is left of any fault."""

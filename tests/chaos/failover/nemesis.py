@@ -1,4 +1,4 @@
-"""Who breaks a cluster: a schedule made of a seed, faults alone and two at a time, each healed and waited for."""
+"""Inject faults by a schedule made from a seed, singly and in pairs; heal each and wait for recovery."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.chaos.failover.breaking import Breaking
-from tests.chaos.failover.crowding import Crowding
 from tests.chaos.failover.faults import WEIGHTS
 from tests.chaos.failover.loaded_cluster import LoadedCluster
 from tests.chaos.failover.recorded import Fault
+from tests.chaos.failover.slowdown_sampler import SlowdownSampler
 
-#: One of so many faults has a second one beside it.
+#: The share of faults that come in pairs.
 PAIR_SHARE: Final = 0.25
-#: A cluster that is not well so long after everything was healed does not come to itself any more.
+#: A cluster that is not well so long after a fault's end counts as stuck.
 PATIENCE_SECONDS: Final = 60.0
 
 
 @dataclass
 class Nemesis:
-    """Breaks one cluster. The same seed chooses the same faults in the same order, whatever else is different.
+    """Inject faults into one cluster. The same seed chooses the same faults in the same order.
 
     Attributes:
-        faults: all that was done.
-        together: comes with every other one, where the two may come together.
-        waits: how long it took after each was healed until all was well again.
-        slowdowns: how many times as long as by itself work took on this machine, from each one's beginning until then.
-        stuck: which were followed by no recovery.
+        faults: all injected faults.
+        together: a fault that accompanies every other one, where allowed.
+        waits: the recovery time after each fault's end.
+        slowdowns: the machine's slowdown from each fault's beginning to its recovery.
+        stuck: faults without a recovery.
     """
 
     cluster: LoadedCluster
@@ -44,11 +44,11 @@ class Nemesis:
     waits: list[float] = field(default_factory=list)
     slowdowns: list[float] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
-    crowding: Crowding = field(default_factory=Crowding)
+    crowding: SlowdownSampler = field(default_factory=SlowdownSampler)
     _turn: int = 0
 
     def turn(self) -> None:
-        """Break something, or two things; hold, heal, and wait until all is well."""
+        """Inject one or two faults, hold and heal them, and wait for recovery."""
         self._turn += 1
         chance = random.Random(f"{self.seed} {self._turn}")
         possible = [kind for kind in self.kinds if kind.is_possible(self.cluster)]
@@ -62,7 +62,7 @@ class Nemesis:
         self._break([kind(self.cluster, random.Random(f"{chance.random()}"), spared) for kind in kinds], chance)
 
     def _go_together(self, one: type[Breaking[Any]], other: type[Breaking[Any]]) -> bool:
-        """Whether nothing may be lost that was promised: not the last copy, and not a majority of the keepers."""
+        """Check that the pair loses nothing promised: neither the last copy nor a majority of the keepers."""
         if one.loses and other.loses:
             return False
         if not (one.loses or other.loses) or self.cluster.fewest_copies > 1:

@@ -1,11 +1,11 @@
-"""Hosts of one machine: network namespaces on a bridge, between which packets are lost as a test wants.
+"""Simulate hosts on one machine: network namespaces on a bridge, with controlled packet loss.
 
     with Network(["h1", "h2", "clients"]) as network:
-        network.cut("h1", "h2")      # nothing of h1 reaches h2, silently; what h2 sends still arrives
+        network.cut("h1", "h2")      # drops packets from h1 to h2; packets from h2 still arrive
         network.mend("h1", "h2")
 
-They are made in the network namespace of the caller, who has one of his own (`isolation`). A cut needs no packet
-filter: the sender is told a hardware address for its neighbour that nobody has, so that the bridge drops what it sends.
+They are made in the caller's own network namespace (`isolation`). A cut needs no packet filter: the sender gets a
+nonexistent hardware address for its neighbour, so that the bridge drops its packets.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Final, Self
 _BRIDGE: Final = "bridge0"
 _NET: Final = "10.77.0"
 _NOBODY: Final = "02:00:00:00:ff:ff"
-#: The caller's own place on the bridge: from there everybody can be reached at all times.
+#: The caller's own address on the bridge, from which every host is always reachable.
 OBSERVER: Final = f"{_NET}.254"
 
 
 class Network:
-    """The hosts, by name; numbered from 1 on in the order that was given."""
+    """The hosts by name, numbered from 1 in the given order."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = {name: number for number, name in enumerate(hosts, 1)}
-        #: Those whose packets to the other one are lost.
+        #: Pairs of sender and receiver whose packets are dropped.
         self.cuts: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Self:
@@ -59,25 +59,25 @@ class Network:
         _ip("link", "del", _BRIDGE)
 
     def address(self, host: str) -> str:
-        """Its IPv4 address."""
+        """Return the host's IPv4 address."""
         return f"{_NET}.{self.hosts[host]}"
 
     def inside(self, host: str) -> list[str]:
-        """What a command begins with that is to run there."""
+        """Return the prefix of a command that runs on the host."""
         return ["ip", "netns", "exec", host]
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Lose what the one sends to the other, without a word."""
+        """Drop packets from sender to receiver silently."""
         self.cuts.add((sender, receiver))
         _ip("-n", sender, *_neighbour(self.address(receiver), _NOBODY))
 
     def mend(self, sender: str, receiver: str) -> None:
-        """The reverse of `cut`."""
+        """Undo `cut`."""
         self.cuts.discard((sender, receiver))
         _ip("-n", sender, *_neighbour(self.address(receiver), _mac(self.hosts[receiver])))
 
     def slow(self, host: str, bits: str | None) -> None:
-        """Let it send no more than so many bits a second ("2mbit"); None: as many as it likes."""
+        """Limit a host's sending rate to so many bits a second ("2mbit"); None: no limit."""
         parts = ["root", "tbf", "rate", bits, "burst", "32k", "latency", "400ms"] if bits else ["root"]
         command = ["tc", "-n", host, "qdisc", "add" if bits else "del", "dev", "eth0", *parts]
         subprocess.run(command, check=True, capture_output=True)

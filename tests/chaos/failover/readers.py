@@ -1,4 +1,4 @@
-"""Consumers under load: one reads queues and commits, two pop and acknowledge, a group listens; all is noted."""
+"""Consume under load: one thread pulls and commits, two pop and acknowledge, a group listens; all is recorded."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tests.chaos.failover.recorded import (
 )
 from tests.chaos.failover.senders import BATCHED, DELAYED, NUMBERED, ORDERED, POPPED
 
-#: For how long a popped message is its consumer's.
+#: The invisible time of popped messages.
 LENT_SECONDS: Final = 8.0
-#: A popped message may have lain with its consumer for so long before a call returned it.
+#: The longest time between a delivery and the return of the call.
 _KEPT_SECONDS: Final = 3.0
 #: One of so many popped messages is not acknowledged the first time.
 _LEFT_ALONE: Final = 20
@@ -51,9 +51,9 @@ class Readers:
         self._mq = connect()
         self._stopped = threading.Event()
         self._seed = seed
-        #: What each group was given, and for a group that acknowledges what of it is done.
+        #: The messages that each group got, or acknowledged if it does.
         self.done: dict[str, set[int]] = defaultdict(set)
-        #: What nobody expected, which ends nothing.
+        #: Unexpected errors, which end nothing.
         self.troubles: list[str] = []
         self._threads = [
             threading.Thread(target=self._kept_alive, args=(work,), name=work.__name__, daemon=True)
@@ -77,7 +77,7 @@ class Readers:
         self._mq.close()
 
     def _kept_alive(self, work: Callable[[random.Random], None]) -> None:
-        """A consumer that ends with an error is made anew, as a program would be."""
+        """Recreate a consumer that ends with an error, as a program would."""
         chance = random.Random(f"{self._seed} {threading.get_ident()}")
         while not self._stopped.is_set():
             try:
@@ -89,9 +89,9 @@ class Readers:
     # -- pulling --------------------------------------------------------------------------------------------------
 
     def _pull(self, chance: random.Random) -> None:
-        """Go through three topics' queues in turn, and commit what was read.
+        """Read the queues of three topics in turn, and commit what was read.
 
-        A broker that is away when it is looked which queues there are is in no route, and comes back.
+        A broker that is down while the queues are listed is missing in the route, and returns later.
         """
         with PullConsumer(self._mq, "chaos-pull") as consumer:
             while not self._stopped.is_set():

@@ -1,7 +1,7 @@
-"""What clients did and were told while things were broken: plain values, and the file in which they survive a process.
+"""The events of a run as plain values, and the file in which they survive a process.
 
-Times are seconds of the machine's monotonic clock, which all processes of a run share; those of the wall clock are
-named so. A message's number is its body, and no two messages have the same.
+Times are seconds of the machine's monotonic clock, which all processes of a run share; wall clock times are
+named so. A message's number is its body, and each message has its own.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-#: How a call ended: it did what was asked; surely nothing; nobody knows. What was stored, but not as safely as it was
-#: asked for (FLUSH_SLAVE_TIMEOUT and the like), is unknown.
+#: How a call ended: done; certainly not done; unknown. A message stored with less safety than requested
+#: (FLUSH_SLAVE_TIMEOUT and the like) is unknown.
 OK: Final = "ok"
 REFUSED: Final = "refused"
 UNKNOWN: Final = "unknown"
-#: How the target of a loss of a host ends where its disk stayed, because nobody else surely had what it has.
+#: The end of a lost host's target text if its disk stayed, because it had the only certain copy.
 STAYS: Final = ", whose disk has the only copy and stays"
 
 
 class Place(NamedTuple):
-    """Where a message lies."""
+    """The position of a message."""
 
     topic: str
     broker: str
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
     @property
     def line(self) -> tuple[str, str, int]:
-        """Its queue."""
+        """Return its queue."""
         return self.topic, self.broker, self.queue
 
 
@@ -42,11 +42,11 @@ class Sent:
     """One message of one call of a producer.
 
     Attributes:
-        key: messages of one key are sent one after the other, each when the one before was answered; "" has no order.
-        due: the wall time before which it must not be there; 0: at once.
-        once: its producer promises that it is not stored twice.
-        place: where it was told to lie; None where it was not, or where a delayed one waits.
-        why: what the call said that ended it, where it was not "ok".
+        key: messages of one key are sent in order, each after the answer to the one before; "" has no order.
+        due: the wall time before which it must not be delivered; 0: no delay.
+        once: it is sent by an idempotent producer.
+        place: its acknowledged position; None without one, or if it is delayed.
+        why: the call's error, if the outcome is not "ok".
     """
 
     number: int
@@ -63,13 +63,13 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A consumer was given a message.
+    """A delivery of a message to a consumer.
 
     Attributes:
         how: "pull", "push" or "pop".
-        began: when the call that brought it began; of a push consumer when its listener was called.
-        wall: the wall time at which it was there.
-        until: of a popped one: until when at least it is nobody else's.
+        began: when the call that returned it began; for push, when the listener was called.
+        wall: the wall time of its delivery.
+        until: for pop, the earliest end of its invisible time.
     """
 
     number: int
@@ -84,7 +84,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A popped message was said to be done."""
+    """An acknowledgement of a popped message."""
 
     number: int
     place: Place
@@ -96,7 +96,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A group's offset was written (`writes`), or read; an offset of -1: the group is said to have none."""
+    """A write (`writes`) or read of a group's offset; -1: the group has none."""
 
     group: str
     topic: str
@@ -110,13 +110,13 @@ class Committed:
 
     @property
     def line(self) -> tuple[str, str, str, int]:
-        """Whose offset, and in which queue."""
+        """Return the group and the queue."""
         return self.group, self.topic, self.broker, self.queue
 
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """A reader was told that its place is none: what is there it has read, or never was."""
+    """A reader's position was refused as out of range."""
 
     group: str
     topic: str
@@ -129,7 +129,7 @@ class SentBack:
 
 @dataclass(frozen=True, slots=True)
 class Reigned:
-    """What the register of a group said."""
+    """A state of a group's register."""
 
     at: float
     group: str
@@ -140,7 +140,7 @@ class Reigned:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that was done to the cluster, and when it was undone."""
+    """A fault of the cluster, from its beginning to its end."""
 
     name: str
     target: str
@@ -150,7 +150,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message as it lies in its queue at the end."""
+    """A message in its queue at the end."""
 
     number: int
     place: Place
@@ -165,7 +165,7 @@ _KINDS: Final = {
 
 @dataclass(slots=True)
 class Recorded:
-    """All of a run, each kind in the order in which it was written down."""
+    """All events of a run, each kind in the order of its recording."""
 
     sent: list[Sent] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -174,11 +174,11 @@ class Recorded:
     sent_back: list[SentBack] = field(default_factory=list)
     reigned: list[Reigned] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    #: What readers found when all was whole again.
+    #: What the final read found after recovery.
     stored: list[Stored] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """Append it where it belongs."""
+        """Append the event to its list."""
         lists: dict[type, list[Any]] = {
             Sent: self.sent,
             Seen: self.seen,
@@ -193,7 +193,7 @@ class Recorded:
 
     @classmethod
     def of(cls, *events: Event) -> Recorded:
-        """Those of a made-up run."""
+        """Make a run of the given events."""
         made = cls()
         for event in events:
             made.add(event)
@@ -201,7 +201,7 @@ class Recorded:
 
     @classmethod
     def read(cls, *files: Path) -> Recorded:
-        """What `HistoryFile`s hold; a last line that a kill has cut off is left out."""
+        """Read `HistoryFile`s; a last line that a kill cut off is ignored."""
         made = cls()
         for file in files:
             with file.open(encoding="utf-8") as lines:
@@ -219,14 +219,14 @@ class HistoryFile:
         self._lock = threading.Lock()
 
     def write(self, events: Iterable[Event]) -> None:
-        """Note them."""
+        """Write the events."""
         lines = [json.dumps([type(event).__name__, *_values(event)], separators=(",", ":")) for event in events]
         if lines:
             with self._lock:
                 self._file.write("\n".join(lines) + "\n")
 
     def close(self) -> None:
-        """Bring all to the file."""
+        """Flush and close the file."""
         with self._lock:
             self._file.close()
 

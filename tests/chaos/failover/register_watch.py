@@ -1,4 +1,4 @@
-"""Looks at the register all the time, from where all hosts can be reached, and notes what it says of each group."""
+"""Watch the register continuously from a point that reaches all hosts, and record each group's states."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from raymq.actors.wire.connection_pool import ConnectionPool
 from tests.chaos.failover.recorded import Reigned
 
 _LOOK_SECONDS: Final = 0.2
-#: What one change of the set of keepers may take: it waits for leases to end.
+#: The longest change of the set of keepers, which waits for leases to end.
 _CHANGE_SECONDS: Final = 20.0
 _STATUS_SECONDS: Final = 1.0
 
 
 class RegisterWatch:
-    """Watches one group, from its making until `stop`; any thread.
+    """Watch one group from construction until `stop`; for any thread.
 
     Attributes:
-        reigned: each change that was seen.
-        state: what was seen last, and when.
+        reigned: each change of the state.
+        state: the last state, and when it was read.
     """
 
     def __init__(self, register_at: Mapping[str, Any], group: str) -> None:
@@ -51,7 +51,7 @@ class RegisterWatch:
         self._loop.stop()
 
     def settled_in_sync(self) -> frozenset[int]:
-        """Who is in sync, after which no change that was asked for before can be made; empty: it cannot be said."""
+        """Return the in-sync set after settling, when no earlier change can succeed; empty if unknown."""
         try:
             value = self._loop.run(self._open.register.settle(self._group), _CHANGE_SECONDS).value
         except (RegisterError, TimeoutError):
@@ -59,7 +59,7 @@ class RegisterWatch:
         return value.in_sync if isinstance(value, GroupState) else frozenset()
 
     def master_status(self) -> ReplicaStatus | None:
-        """What the group's master says of itself; None: nothing."""
+        """Return the status of the group's master; None if it does not answer."""
         state = self.state
         if state is None or state.master is None:
             return None
@@ -71,9 +71,9 @@ class RegisterWatch:
             return None
 
     def take_in(self, number: int, address: str, begin_anew: Callable[[str], None]) -> bool:
-        """Take in a keeper that has lost its file by the majority of the others; whether that was done.
+        """Admit a keeper that lost its file by the majority of the others; return whether that worked.
 
-        `begin_anew` is called in between, with what the keeper is to begin with.
+        `begin_anew` is called in between, with the keeper's new incarnation.
         """
         try:
             self._loop.run(self._take_in(number, address, begin_anew), _CHANGE_SECONDS)
@@ -110,6 +110,6 @@ class RegisterWatch:
         await register.add_keeper(number, KeeperMember(address, incarnation))
 
 
-def founded(cluster: str, addresses: Mapping[int, str]) -> KeeperSet:
-    """A set of keepers that is new."""
+def new_keeper_set(cluster: str, addresses: Mapping[int, str]) -> KeeperSet:
+    """Make a new set of keepers."""
     return KeeperSet(1, {number: KeeperMember(address, uuid.uuid4().hex) for number, address in addresses.items()})

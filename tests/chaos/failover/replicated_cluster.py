@@ -1,4 +1,4 @@
-"""A cluster whose brokers have copies on several hosts: keepers, coordinators, a register to look at."""
+"""A cluster whose brokers have replicas on several hosts, with keepers, coordinators and a watched register."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raymq.actors.keeper.keeper_record import KeeperRecord
 from tests.chaos.failover.host_cluster import CLUSTER, HostCluster
 from tests.chaos.failover.hosts import Host
 from tests.chaos.failover.recorded import Reigned
-from tests.chaos.failover.register_watch import RegisterWatch, founded
+from tests.chaos.failover.register_watch import RegisterWatch, new_keeper_set
 from tests.polling import poll_until
 from tests.store_replication import log_content
 
@@ -23,7 +23,7 @@ _ANSWER_SECONDS: Final = 5.0
 
 
 class ReplicatedCluster(HostCluster):
-    """Groups of replicas, each replica on a host of its own, keepers as a cluster on Ray would place them.
+    """Groups of replicas, each replica on a host of its own; keepers are placed as on Ray.
 
     The first hosts have the first group's replicas; coordinators are on the last hosts.
     """
@@ -40,7 +40,7 @@ class ReplicatedCluster(HostCluster):
         coordinators: int = 2,
         flush: str = "async",
     ) -> None:
-        """More hosts are made where there are fewer than replicas."""
+        """Make more hosts if there are fewer than replicas."""
         super().__init__(folder, hosts=max(hosts, groups * replicas), groups=groups)
         self.replicas = replicas
         self.fewest_copies = min_in_sync
@@ -65,17 +65,19 @@ class ReplicatedCluster(HostCluster):
 
     def _place_brokers(self) -> None:
         hosts = list(self.hosts.values())
-        self._register_at = told = self._place_register(hosts[: 5 if len(hosts) >= 5 else 3])
+        self._register_at = register_at = self._place_register(hosts[: 5 if len(hosts) >= 5 else 3])
         places = [(group, replica) for group in self.groups for replica in range(self.replicas)]
         for (group, replica), host in zip(places, hosts, strict=False):
             self._replica_of[host.name] = group, replica + 1
-            host.give("broker", {**self._broker_spec(host, group, replica), "keepers": told})
+            host.give("broker", {**self._broker_spec(host, group, replica), "keepers": register_at})
         for host in hosts[-self._coordinators :]:
-            host.give("coordinator", {"cluster": CLUSTER, "keepers": told, "groups": self.groups, **self._policy})
+            host.give(
+                "coordinator", {"cluster": CLUSTER, "keepers": register_at, "groups": self.groups, **self._policy}
+            )
 
     def _place_register(self, hosts: Sequence[Host]) -> dict[str, Any]:
-        """Give its servers to hosts; where it is."""
-        keepers = founded(CLUSTER, {n: f"{host.address}:{_KEEPER_PORT}" for n, host in enumerate(hosts, 1)})
+        """Place the register's servers on hosts; return its location."""
+        keepers = new_keeper_set(CLUSTER, {n: f"{host.address}:{_KEEPER_PORT}" for n, host in enumerate(hosts, 1)})
         for number, host in enumerate(hosts, 1):
             file = DurableKeeperFile(host.disk / f"keeper-{number}.record")
             file.save(KeeperRecord(CLUSTER, number, keepers.members[number].incarnation, keepers))
@@ -105,7 +107,7 @@ class ReplicatedCluster(HostCluster):
         return bool(self._watches[group].settled_in_sync() - {number})
 
     def take_in_keepers(self) -> None:
-        """Give keepers that have lost their files a voice again; what is not done now is done by the next call."""
+        """Admit keepers that lost their files again; the next call does the rest."""
         watch = self._watches[self.groups[0]]
         for host in self._keeper_hosts():
             if self._is_empty(host):
@@ -124,7 +126,7 @@ class ReplicatedCluster(HostCluster):
         self._asked(host, f"keeper anew {incarnation}")
 
     def _asked(self, host: Host, question: str) -> dict[str, Any]:
-        """What the host's keeper answers; {} where it does not."""
+        """Send the host's keeper a command; return its answer, {} without one."""
         keeper = host.up.get("keeper")
         if keeper is None or "keeper" in host.paused:
             return {}
@@ -149,8 +151,8 @@ class ReplicatedCluster(HostCluster):
         if state.master is None:
             return f"{group} has no master in epoch {state.epoch}"
         if len(state.in_sync) < self.replicas:
-            told = f"master {state.master}, epoch {state.epoch}"
-            return f"only {sorted(state.in_sync)} of {self.replicas} of {group} are in sync, {told}"
+            epoch_text = f"master {state.master}, epoch {state.epoch}"
+            return f"only {sorted(state.in_sync)} of {self.replicas} of {group} are in sync, {epoch_text}"
         status = watch.master_status()
         if status is None or not status.serves:
             return f"master {state.master} of {group} does not serve"
@@ -165,7 +167,7 @@ class ReplicatedCluster(HostCluster):
         return self._missing(since) or super().why_not_well(since)
 
     def stop(self) -> list[str]:
-        """Coordinators first, then all else; what did not end well, and copies that are not alike."""
+        """Stop coordinators first, then the rest; return failed stops and differing copies."""
         for host in self.hosts.values():
             host.kill("coordinator")
         for watch in self._watches.values():
@@ -178,12 +180,12 @@ class ReplicatedCluster(HostCluster):
 
 
 def differences(logs: Mapping[str, Mapping[str, bytes]]) -> list[str]:
-    """Where logs that should be one log are not alike."""
+    """Return where logs that should be equal differ."""
     found = []
     [(first, log), *others] = logs.items()
     for name, other in others:
         for file in sorted(log.keys() & other.keys()):
-            one, another = log[file].rstrip(b"\0"), other[file].rstrip(b"\0")  # one may have less than the other
+            one, another = log[file].rstrip(b"\0"), other[file].rstrip(b"\0")  # one may be shorter than the other
             if not (one.startswith(another) or another.startswith(one)):
                 at = next(i for i, (a, b) in enumerate(zip(one, another, strict=False)) if a != b)
                 found.append(f"the logs of {first} and {name} differ at {int(file) + at}")

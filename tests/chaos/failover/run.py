@@ -1,9 +1,8 @@
-"""Chaos, and the verdict on it: a cluster of hosts under load, a nemesis, checkers.
+"""Run faults against a loaded cluster of hosts, and judge the result by checks.
 
     python -m tests.chaos.failover.run --seed 7 --faults 20
 
-It runs in namespaces of its own, needs no Ray, leaves nothing behind but its folder, and exits with 1 where a promise
-was broken.
+It runs in namespaces of its own, needs no Ray, leaves only its folder, and exits with 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -58,45 +57,45 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """What runs this in namespaces of its own."""
+    """Return the command that runs this in namespaces of its own."""
     return isolated([sys.executable, "-m", "tests.chaos.failover.run", *arguments])
 
 
-def named(names: str) -> list[type[Breaking[Any]]]:
-    """The kinds of faults whose names have one of these parts."""
+def fault_kinds(names: str) -> list[type[Breaking[Any]]]:
+    """Return the kinds of faults whose names contain one of these parts."""
     parts = [part.strip() for part in names.split(",") if part.strip()]
     return [kind for kind in (*WEIGHTS, *ONLY_BY_NAME) if any(part in kind.name for part in parts)]
 
 
-def run(told: argparse.Namespace, folder: Path) -> Verdict:
-    """One run. Everything that it makes is in `folder`, or ends with the caller's namespaces."""
+def run(args: argparse.Namespace, folder: Path) -> Verdict:
+    """Run once. Everything it makes is in `folder`, or ends with the caller's namespaces."""
     began = time.monotonic()
-    cluster = made(told, folder)
+    cluster = make_cluster(args, folder)
     cluster.start()
-    cluster.start_load(told.seed, told.pause)
+    cluster.start_load(args.seed, args.pause)
     nemesis = Nemesis(
         cluster,
-        told.seed,
-        kinds=(named(told.only) or [*WEIGHTS]) + named(told.also),
+        args.seed,
+        kinds=(fault_kinds(args.only) or [*WEIGHTS]) + fault_kinds(args.also),
         say=say,
-        pair_share=told.pairs,
-        together=next(iter(named(told.together)), None),
+        pair_share=args.pairs,
+        together=next(iter(fault_kinds(args.together)), None),
     )
-    while _goes_on(told, nemesis, began):
+    while _continues(args, nemesis, began):
         nemesis.turn()
     nemesis.crowding.stop()
     cluster.mend()
-    cluster.stop_load(told.drain)
+    cluster.stop_load(args.drain)
     note_end(nemesis, folder / "nemesis.history")
     besides = [("the end", cluster.stop())]
     recorded = Recorded.read(cluster.history, folder / "nemesis.history")
     seconds = time.monotonic() - began
     return judge(
         recorded,
-        seed=told.seed,
-        settings=in_words(told),
+        seed=args.seed,
+        settings=describe_settings(args),
         seconds=seconds,
-        is_sync=told.replicas == 1 or told.replication == "sync",
+        is_sync=args.replicas == 1 or args.replication == "sync",
         waits=nemesis.waits,
         slowdowns=nemesis.slowdowns,
         stuck=nemesis.stuck,
@@ -104,39 +103,39 @@ def run(told: argparse.Namespace, folder: Path) -> Verdict:
     )
 
 
-def made(told: argparse.Namespace, folder: Path) -> HostCluster:
-    """The cluster that was asked for."""
-    if told.replicas == 1:
-        return HostCluster(folder, hosts=told.hosts, groups=2)
-    return (EtcdCluster if told.register == "etcd" else ReplicatedCluster)(
+def make_cluster(args: argparse.Namespace, folder: Path) -> HostCluster:
+    """Make the requested cluster."""
+    if args.replicas == 1:
+        return HostCluster(folder, hosts=args.hosts, groups=2)
+    return (EtcdCluster if args.register == "etcd" else ReplicatedCluster)(
         folder,
-        hosts=told.hosts,
-        groups=told.groups,
-        replicas=told.replicas,
-        replication=told.replication,
-        min_in_sync=told.min_in_sync,
-        flush=told.flush,
+        hosts=args.hosts,
+        groups=args.groups,
+        replicas=args.replicas,
+        replication=args.replication,
+        min_in_sync=args.min_in_sync,
+        flush=args.flush,
     )
 
 
-def in_words(told: argparse.Namespace) -> str:
-    """What cluster was asked for."""
-    if told.replicas == 1:
-        return f"2 brokers of one copy on {told.hosts} hosts"
-    groups = "1 group" if told.groups == 1 else f"{told.groups} groups"
+def describe_settings(args: argparse.Namespace) -> str:
+    """Describe the requested cluster."""
+    if args.replicas == 1:
+        return f"2 brokers of one copy on {args.hosts} hosts"
+    groups = "1 group" if args.groups == 1 else f"{args.groups} groups"
     return (
-        f"{groups} of {told.replicas} replicas on {max(told.hosts, told.groups * told.replicas)} hosts, "
-        f"{told.replication}, min_in_sync {told.min_in_sync}, flush {told.flush}"
-        f"{', the register on etcd' if told.register == 'etcd' else ''}"
+        f"{groups} of {args.replicas} replicas on {max(args.hosts, args.groups * args.replicas)} hosts, "
+        f"{args.replication}, min_in_sync {args.min_in_sync}, flush {args.flush}"
+        f"{', the register on etcd' if args.register == 'etcd' else ''}"
     )
 
 
-def _goes_on(told: argparse.Namespace, nemesis: Nemesis, began: float) -> bool:
-    if time.monotonic() - began > told.seconds:
+def _continues(args: argparse.Namespace, nemesis: Nemesis, began: float) -> bool:
+    if time.monotonic() - began > args.seconds:
         return False
-    if told.kills:
-        return sum("SIGKILL of a broker" in each.name for each in nemesis.faults) < told.kills
-    return len(nemesis.faults) < told.faults
+    if args.kills:
+        return sum("SIGKILL of a broker" in each.name for each in nemesis.faults) < args.kills
+    return len(nemesis.faults) < args.faults
 
 
 def say(line: str) -> None:
@@ -149,16 +148,16 @@ def main() -> int:
             say(reason)
             return 2
         return subprocess.run(command(sys.argv[1:]), env=os.environ | {_INSIDE: "1"}, check=False).returncode
-    told = options()
-    folder = told.folder or Path(tempfile.mkdtemp(prefix="raymq-chaos-"))
+    args = options()
+    folder = args.folder or Path(tempfile.mkdtemp(prefix="raymq-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"seed {told.seed}, files in {folder}")
-    verdict = run(told, folder)
+    say(f"seed {args.seed}, files in {folder}")
+    verdict = run(args, folder)
     (folder / "verdict.json").write_text(as_json(verdict), "utf-8")
     say(verdict.table())
-    if told.json:
+    if args.json:
         say(as_json(verdict))
-    if verdict.is_good and told.folder is None:
+    if verdict.is_good and args.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if verdict.is_good else 1
 

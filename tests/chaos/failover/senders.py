@@ -1,4 +1,4 @@
-"""Producers under load: each thread sends one kind of messages, call after call, and notes what it was told."""
+"""Send under load: each thread sends one kind of messages, call after call, and records the outcomes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.chaos.failover.recorded import OK, REFUSED, UNKNOWN, HistoryFile, Pla
 
 ORDERED, BATCHED, DELAYED, POPPED, NUMBERED = "ordered", "batched", "delayed", "popped", "numbered"
 TOPICS: Final = (ORDERED, BATCHED, DELAYED, POPPED, NUMBERED)
-#: Numbers of different threads are so far apart.
+#: The distance of the message numbers of two threads.
 _APART: Final = 100_000_000
 _NOT_STORED: Final = (NotStored, InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What all threads were told so far. Thread-safe by being written by one thread a key."""
+    """The outcomes of all threads so far. Thread-safe."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    #: When each broker has acknowledged something last.
+    #: When each broker last acknowledged something.
     last_ok: dict[str, float] = field(default_factory=dict)
-    #: The numbers that were acknowledged, by topic.
+    #: The acknowledged numbers, by topic.
     acknowledged: dict[str, set[int]] = field(default_factory=lambda: {topic: set() for topic in TOPICS})
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -49,7 +49,7 @@ class Senders:
     def __init__(
         self, connect: Callable[[], Connection], history: HistoryFile, tally: Tally, *, pause: float, seed: int
     ) -> None:
-        """`pause` is the seconds between two calls of a thread, about."""
+        """`pause`: the approximate seconds between two calls of a thread."""
         self._history = history
         self._tally = tally
         self._pause = pause
@@ -82,7 +82,7 @@ class Senders:
             yield
 
     def _ordered(self, numbers: Iterator[int], chance: random.Random) -> None:
-        """A few keys in turn; a key's next message goes when its last one was answered."""
+        """Send with a few keys in turn; a key's next message follows the answer to its last one."""
         keys = [f"{threading.get_ident()}-{each}" for each in range(4)]
         with Producer(self._mq, "chaos-ordered") as producer:
             for _ in self._turns(chance):
@@ -114,7 +114,7 @@ class Senders:
                 self._note([number], POPPED, lambda n=number: [producer.send(_message(POPPED, n, chance))])
 
     def _numbered(self, numbers: Iterator[int], chance: random.Random) -> None:
-        """Batches that the producer numbers, so that its own tries store nothing twice."""
+        """Send batches of an idempotent producer, whose own retries store nothing twice."""
         with Producer(self._mq, "chaos-numbered", idempotent=True, timeout=10.0) as producer:
             for _ in self._turns(chance):
                 batch = [next(numbers) for _ in range(chance.choice((1, 3, 20)))]
@@ -140,7 +140,7 @@ class Senders:
             outcome, why = UNKNOWN, f"{error}"
         except _NOT_STORED as error:
             outcome, why = REFUSED, f"{type(error).__name__}: {error}"
-        except Exception as error:  # noqa: BLE001 - what is no promise either way
+        except Exception as error:  # noqa: BLE001 - any other error promises nothing
             outcome, why = UNKNOWN, f"unexpected {error!r}"
         else:
             if not due:

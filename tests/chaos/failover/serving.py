@@ -1,11 +1,11 @@
-"""One server of a cluster without Ray, in a process of its own, with a disk and a clock that can be broken.
+"""Run one server of a cluster without Ray in a process of its own, with a controllable disk and clock.
 
-It prints a line of JSON with its address once it serves, and obeys lines on its standard input until that is closed:
+It prints a line of JSON with its address once it serves, and reads commands from its standard input until its end:
 
     disk MODE [SECONDS]   see `BrokenDisk`
-    clock SECONDS         set the wall clock so far ahead, or back
-    keeper status         of a keeper: says its state
-    keeper anew MADE      of one that has lost its file: begin with that incarnation; says its state
+    clock SECONDS         move the wall clock ahead, or back
+    keeper status         for a keeper: print its state
+    keeper anew MADE      for a keeper that lost its file: begin with that incarnation; print its state
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tests.chaos.failover.broken_disk import BrokenDisk
 from tests.chaos.failover.set_clock import SetClock
 
 
-async def started(what: str, spec: dict[str, Any]) -> Any:
-    """The server that `spec` is of; it has an address, and a `stop`."""
+async def start_server(what: str, spec: dict[str, Any]) -> Any:
+    """Start the server of `spec`; it has an address and a `stop`."""
     if what == "names":
         return await NameServerService.start(NameServerSpec(**spec))
     if what == "keeper":
@@ -45,12 +45,12 @@ async def started(what: str, spec: dict[str, Any]) -> Any:
     return await (ReplicaService if made.replicas > 1 else BrokerService).start(made, "node")
 
 
-def say(**told: Any) -> None:
-    print(json.dumps(told), flush=True)
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
 
 
-def tell_where() -> None:
-    """Write where each thread and task is, for whoever wants to know why nothing goes on."""
+def log_stacks() -> None:
+    """Log the stacks of all threads and tasks, to debug a hanging server."""
     faulthandler.dump_traceback(all_threads=True)
     for task in asyncio.all_tasks():
         task.print_stack(limit=12)
@@ -60,8 +60,8 @@ def tell_where() -> None:
 async def serve(what: str, spec: dict[str, Any], disk: BrokenDisk, clock: SetClock) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR2, tell_where)
-    service = await started(what, spec)
+    loop.add_signal_handler(signal.SIGUSR2, log_stacks)
+    service = await start_server(what, spec)
     tune_gc()
     ended = asyncio.Event()
 
@@ -71,7 +71,7 @@ async def serve(what: str, spec: dict[str, Any], disk: BrokenDisk, clock: SetClo
         say(state=service.keeper.status.state)
 
     def obey() -> None:
-        """On a thread of its own: the loop may wait for the disk that is to be mended."""
+        """Read commands on a thread of its own: the loop may wait for the disk that a command repairs."""
         for line in sys.stdin:
             match line.split():
                 case ["disk", mode]:

@@ -1,4 +1,4 @@
-"""A machine's clock as a process finds it, which somebody else sets while it runs. It imports nothing of ours."""
+"""A process's view of the machine's clock, which a fault sets at runtime. Imports no RayMQ module."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 
 
 class SetClock:
-    """The clock of the wall, which `step` sets forward or back; that which nobody can set goes on as it does.
+    """A wall clock that `step` sets forward or back; the monotonic clock is unchanged.
 
-    `install` comes before anything is imported that keeps one of these functions.
+    `install` must precede the import of modules that keep one of these functions.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class SetClock:
         time.clock_gettime = self.clock_gettime
 
     def step(self, seconds: float) -> None:
-        """Set it; 0.0 sets it right."""
+        """Set the offset; 0.0 sets the right time."""
         self._ahead_ns = int(seconds * 1e9)
 
     def time_ns(self) -> int:

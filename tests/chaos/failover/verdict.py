@@ -1,4 +1,4 @@
-"""What a run came to: counts, how long it took to recover from each kind of fault, and what broke a promise."""
+"""The result of a run: counts, recovery times of each kind of fault, and violations."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
+from tests.chaos.failover.allowed_losses import without_allowed_losses
 from tests.chaos.failover.checks import outside_of_faults, violations
-from tests.chaos.failover.excuses import excused
 from tests.chaos.failover.recorded import OK, STAYS, Fault, Recorded
 
-#: So many of each kind of violation are told.
-_TOLD: Final = 5
-#: What clients may have to wait for, in seconds, by how a fault's name begins.
+#: The maximum number of printed violations of each kind.
+_MAX_PRINTED: Final = 5
+#: The longest wanted pause of clients, in seconds, by the beginning of a fault's name.
 GOALS: Final = {"SIGKILL of a broker": 5.0, "loss of a host": 10.0, "a host's": 10.0, "partition": 10.0}
 
 
-#: What is counted, by how a fault's name begins.
+#: The counted faults, by the beginning of a fault's name.
 _COUNTED: Final = {
     "SIGKILL of a broker": "broker kills",
     "a host's processes": "kills of all on a host",
@@ -31,14 +31,14 @@ _COUNTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a kind of fault costs.
+    """The effects of a kind of fault.
 
     Attributes:
-        pauses: for each, the longest time for which one of the brokers acknowledged nothing.
-        afters: for each, how long after its healing one of them still acknowledged nothing: what broke all copies costs
-            its own time, and this.
-        slowdowns: for each, how many times as long as by itself work took on the machine meanwhile.
-        waits: for each, seconds from its healing until all copies were there again.
+        pauses: for each fault, the longest time without an acknowledgement of some broker.
+        afters: for each fault, the longest time without an acknowledgement after its end; if all copies were
+            affected, the fault's own time adds to it.
+        slowdowns: for each fault, the machine's slowdown meanwhile.
+        waits: for each fault, seconds from its end until all copies were in sync.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Recovery:
 
     @property
     def goal(self) -> float | None:
-        """The longest pause that is wanted; None: there is none, or the fault came with another one."""
+        """Return the longest wanted pause; None without a goal, or for a pair of faults."""
         return goal_of(self.name) if self.has_copies else None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All that is told of a run. It was good if there are no violations, and nothing got stuck."""
+    """The verdict on a run. It is good without violations and stuck faults."""
 
     seed: int
     settings: str
@@ -74,7 +74,7 @@ class Verdict:
         return not self.violations and not self.stuck
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "seed": self.seed,
             "settings": self.settings,
@@ -97,25 +97,25 @@ class Verdict:
             },
             "violations": self.violations,
             "stuck": self.stuck,
-            "alarms": self.alarms[:_TOLD],
+            "alarms": self.alarms[:_MAX_PRINTED],
         }
 
     def table(self) -> str:
-        """For a terminal."""
+        """Return the text for a terminal."""
         counted = ", ".join(f"{number} {what}" for what, number in self.counts.items())
         lines = [f"seed {self.seed}, {self.settings}, {self.seconds:.0f} s: {counted}", title()]
         lines += [row(each) for each in self.recoveries]
-        for name, told in self.violations.items():
-            lines.append(f"  VIOLATION {name}: {len(told)}")
-            lines += [f"    {each}" for each in told[:_TOLD]]
+        for name, texts in self.violations.items():
+            lines.append(f"  VIOLATION {name}: {len(texts)}")
+            lines += [f"    {each}" for each in texts[:_MAX_PRINTED]]
         lines += [f"  STUCK {each}" for each in self.stuck]
-        lines += [f"  alarm: failed although nothing was broken: {each}" for each in self.alarms[:_TOLD]]
+        lines += [f"  alarm: failed although nothing was broken: {each}" for each in self.alarms[:_MAX_PRINTED]]
         lines.append(f"  {'all promises kept' if self.is_good else 'NOT GOOD'}: seed {self.seed}")
         return "\n".join(lines)
 
 
 def title() -> str:
-    """What is above the rows."""
+    """Return the heading of the rows."""
     return (
         f"  {'fault':58} {'times':>5} {'pause s: median':>16} {'longest':>8} {'goal':>5} {'once healed':>12}"
         f" {'whole again s':>14} {'slowed':>7}"
@@ -123,19 +123,19 @@ def title() -> str:
 
 
 def row(of: Recovery) -> str:
-    """One line about a kind of fault."""
+    """Return one line about a kind of fault."""
     goal, longest = "" if of.goal is None else f"{of.goal:.0f}", max(of.pauses)
     missed = sum(pause > of.goal for pause in of.pauses) if of.goal is not None else 0
     slowed = f"{median(of.slowdowns):.1f}x" if of.slowdowns else ""
-    said = f" missed {missed} times" if missed else ""
+    note = f" missed {missed} times" if missed else ""
     return (
         f"  {of.name:58.58} {len(of.pauses):5d} {median(of.pauses):16.2f} {longest:8.2f} {goal:>5} "
-        f"{max(of.afters, default=0.0):12.2f} {max(of.waits, default=0.0):14.2f} {slowed:>7}{said}"
+        f"{max(of.afters, default=0.0):12.2f} {max(of.waits, default=0.0):14.2f} {slowed:>7}{note}"
     )
 
 
 def goal_of(name: str) -> float | None:
-    """The longest pause that is wanted of a fault where there are copies; None: there is none, or there are two."""
+    """Return the longest wanted pause of a fault with copies; None without a goal, or for a pair of faults."""
     return None if " + " in name else next((goal for begins, goal in GOALS.items() if name.startswith(begins)), None)
 
 
@@ -151,18 +151,18 @@ def judge(
     stuck: Sequence[str] = (),
     besides: Sequence[tuple[str, Sequence[str]]] = (),
 ) -> Verdict:
-    """The verdict on a run.
+    """Judge a run.
 
     Args:
-        settings: what it was, in words.
+        settings: a description of the cluster.
         is_sync: whether an acknowledgement waits for replicas.
-        besides: violations that were not found in what clients saw.
+        besides: violations from other sources than the clients' history.
     """
-    left, lost = (run, 0) if is_sync else excused(run)
+    left, lost = (run, 0) if is_sync else without_allowed_losses(run)
     found = violations(left)
-    for name, told in besides:
-        if told:
-            found[name] = list(told)
+    for name, texts in besides:
+        if texts:
+            found[name] = list(texts)
     outcomes = Counter(each.outcome for each in run.sent)
     counts = {
         "sent": len(run.sent),
@@ -190,7 +190,7 @@ def judge(
 
 
 def _done(run: Recorded) -> dict[str, int]:
-    """How often what is counted was done, alone or with something else."""
+    """Count the counted faults, alone or in a pair."""
     counts: Counter[str] = Counter()
     for fault in run.faults:
         for name, target in zip(fault.name.split(" + "), fault.target.split(" + "), strict=False):
@@ -201,14 +201,14 @@ def _done(run: Recorded) -> dict[str, int]:
 
 
 def elections(run: Recorded) -> int:
-    """How many masters there were, beyond each group's first."""
+    """Return the number of masters after each group's first."""
     reigns = {(each.group, each.epoch) for each in run.reigned if each.master}
     return len(reigns) - len({group for group, _ in reigns})
 
 
 def recoveries(run: Recorded, waits: Sequence[float] = (), slowdowns: Sequence[float] = ()) -> list[Recovery]:
-    """Of each kind of fault, in the order in which they came first."""
-    has_copies = bool(run.reigned)  # else there is no register
+    """Return the recoveries by kind of fault, in the order of first occurrence."""
+    has_copies = bool(run.reigned)  # without states there is no register
     acknowledged: dict[str, list[float]] = defaultdict(list)
     for each in run.sent:
         if each.outcome == OK and each.place is not None:
@@ -231,21 +231,21 @@ def recoveries(run: Recorded, waits: Sequence[float] = (), slowdowns: Sequence[f
 
 
 def pause(times: Sequence[float], fault: Fault, until: float) -> float:
-    """The longest time without an acknowledgement between a fault's beginning and the next one's."""
+    """Return the longest time without an acknowledgement between a fault's beginning and the next one's."""
     longest, before = 0.0, fault.began
     for at in times:
         if at < fault.began:
             continue
         if before >= until:
             break
-        # What goes on when the next fault begins is that one's, unless nothing was acknowledged since this one began.
+        # A pause that continues into the next fault counts for that one, unless this one had no acknowledgement at all.
         longest = max(longest, (at if before == fault.began else min(at, until)) - before)
         before = at
     return longest if before > fault.began else float("inf")
 
 
 def silence(times: Sequence[float], since: float, until: float) -> float:
-    """How long after a moment nothing was acknowledged, at most until another one."""
+    """Return how long nothing was acknowledged after a moment, at most until another one."""
     following = bisect_left(times, since)
     return (min(times[following], until) if following < len(times) else until) - since
 
@@ -255,5 +255,5 @@ def _rounded(seconds: float) -> float | None:
 
 
 def as_json(verdict: Verdict) -> str:
-    """One line."""
+    """Return the verdict as one line of JSON."""
     return json.dumps(verdict.to_json())

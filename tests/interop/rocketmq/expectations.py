@@ -1,12 +1,12 @@
-"""Which methods of RocketMQ's own tests do not pass on a cluster of ours, and why. One that passes has to leave."""
+"""List the methods of RocketMQ's own tests that fail on a RayMQ cluster, and why. Passing ones must be removed."""
 
 from __future__ import annotations
 
 #: The prefix of all classes.
 PACKAGE = "org.apache.rocketmq.test."
 
-#: They look into the objects of brokers or name servers that run in their own process, or want three of them: nor do
-#: they pass on a cluster of RocketMQ's that runs outside.
+#: They inspect brokers or name servers in their own process, or need three of them: they fail on an external RocketMQ
+#: cluster, too.
 IN_THEIR_OWN_PROCESS: dict[str, frozenset[str]] = {
     "client.producer.batch.BatchSendIT": frozenset(
         ["testBatchSend_ViewMessage", "testBatchSend_SysInnerBatch", "testBatchSend_SysOuterBatch"]
@@ -27,7 +27,7 @@ IN_THEIR_OWN_PROCESS: dict[str, frozenset[str]] = {
     "smoke.NormalMessageSendAndRecvIT": frozenset(["testSynSendMessageWhenEnableBuildConsumeQueueConcurrently"]),
 }
 
-#: They expect what RayMQ does otherwise on purpose; docs/internals/differences.md says so in these words.
+#: They expect what RayMQ does differently by design; docs/internals/differences.md uses these words.
 ON_PURPOSE: dict[str, dict[str, str]] = {
     "client.consumer.pop.PopOrderlyIT": {
         "testPopMessageOrderlyThenChangeInvisibleTimeMidMessage": "In order, what was acknowledged does not come again",
@@ -41,5 +41,5 @@ ON_PURPOSE: dict[str, dict[str, str]] = {
 
 
 def expected_failures(name: str) -> frozenset[str]:
-    """The methods of a class that do not pass; `name` is without the prefix."""
+    """Return the failing methods of a class; `name` is without the prefix."""
     return IN_THEIR_OWN_PROCESS.get(name, frozenset()) | ON_PURPOSE.get(name, {}).keys()

@@ -1,9 +1,9 @@
-"""Run RocketMQ's own tests, all or some of their classes, against a cluster of ours or another one.
+"""Run RocketMQ's own tests, all or some of their classes, against a RayMQ cluster or another one.
 
     make test-rocketmq [ARGS="--list"] [ARGS="pop OffsetResetIT"] [ARGS="--name-servers 10.0.0.1:9876"]
 
-A class that does not do as expected runs once more, alone: its time-outs are made for a machine of its own. Leaves with
-0 where all do as expected, 1 where one does not, 2 where nothing could run.
+A class with unexpected results runs once more, alone: its time-outs are meant for a machine of its own. Exits with
+0 if all results are as expected, 1 if not, 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tests.ray_cluster import own_ray
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Return the exit status."""
     parser = argparse.ArgumentParser(prog="test-rocketmq", description="RocketMQ's own tests against a cluster.")
     parser.add_argument("classes", nargs="*", help="only classes whose names hold one of these")
     parser.add_argument("--list", action="store_true", help="the classes, and what is known not to pass; runs nothing")
     parser.add_argument("--name-servers", help="an outside cluster, host:port[;host:port]; else one is started")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        names = suite.chosen(asked.classes)
-        if asked.list:
+        names = suite.chosen(options.classes)
+        if options.list:
             for name in names:
                 print(name, *(f"(not {method})" for method in sorted(expected_failures(name))))
             return 0
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, suite.CannotBuild) as error:
         print(error, file=sys.stderr)
         return 2
-    with _cluster(asked.name_servers) as name_servers:
+    with _cluster(options.name_servers) as name_servers:
         wrong = [name for name in names if not _run(name, name_servers)]
         wrong = [name for name in wrong if not _run(name, name_servers)]
     print(f"{len(names) - len(wrong)} classes do as expected, {len(wrong)} do not")
@@ -60,13 +60,15 @@ def _cluster(name_servers: str | None) -> Iterator[str]:
 
 
 def _run(name: str, name_servers: str) -> bool:
-    """Run one class and print what became of it; whether that was expected."""
+    """Run one class and print its results; return whether they were expected."""
     begun = time.monotonic()
     outcome = suite.run(name, name_servers)
-    told = [f"{outcome.run} run"]
+    counts = [f"{outcome.run} run"]
     if known := len(outcome.failed) - len(outcome.unexpected):
-        told.append(f"{known} known not to pass")
-    print("PASS" if outcome.is_as_expected else "FAIL", name, f"({', '.join(told)}, {time.monotonic() - begun:.0f} s)")
+        counts.append(f"{known} known not to pass")
+    print(
+        "PASS" if outcome.is_as_expected else "FAIL", name, f"({', '.join(counts)}, {time.monotonic() - begun:.0f} s)"
+    )
     for method, why in outcome.unexpected.items():
         print(f"    {method}: {why}")
     for method in outcome.surprises:

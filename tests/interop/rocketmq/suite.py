@@ -1,4 +1,4 @@
-"""RocketMQ's own test module, built from its source release with our two base classes; each class has its own JVM."""
+"""Build RocketMQ's own test module from its source release with RayMQ's two base classes; run each class in a JVM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 TARGET = HERE / "target"
 HARNESS = HERE / "harness"
 RUNNER = "RunClass"
-#: One class, on a machine that does other things, too.
+#: The time limit of one class, on a machine with other work.
 CLASS_SECONDS = 300
 _BUILD_SECONDS = 900
 
@@ -26,22 +26,22 @@ _OPENED = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("
 
 
 class CannotBuild(Exception):
-    """What is needed is not there, or RocketMQ's source does not compile here."""
+    """A tool is missing, or RocketMQ's source does not compile here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one class did. `failed` are its methods that failed, with the reason."""
+    """The results of one class. `failed` has its failed methods with their reasons."""
 
     name: str
     run: int
     failed: dict[str, str] = field(default_factory=dict)
-    #: Why it did not come to its end, if it did not.
+    #: Why the run did not complete, if so.
     broke_off: str = ""
 
     @classmethod
     def read(cls, name: str, printed: str, broke_off: str = "") -> Outcome:
-        """From what RunClass printed."""
+        """Parse the output of RunClass."""
         result = _RESULT.search(printed)
         if result is None and not broke_off:
             broke_off = "it told no result"
@@ -49,27 +49,27 @@ class Outcome:
 
     @property
     def unexpected(self) -> dict[str, str]:
-        """Methods that failed and should pass."""
+        """Return the methods that failed and should pass."""
         return {method: why for method, why in self.failed.items() if method not in expected_failures(self.name)}
 
     @property
     def surprises(self) -> list[str]:
-        """Methods that passed and should fail."""
+        """Return the methods that passed and should fail."""
         return [] if self.broke_off else sorted(expected_failures(self.name) - self.failed.keys())
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether exactly those failed that should."""
+        """Return whether exactly the expected methods failed."""
         return not (self.unexpected or self.surprises or self.broke_off)
 
 
 def names() -> list[str]:
-    """All classes that run from outside, without their prefix."""
+    """Return all classes that can run from outside, without their prefix."""
     return (HERE / "classes.txt").read_text().split()
 
 
 def chosen(wanted: Iterable[str]) -> list[str]:
-    """The classes whose names hold one of the texts, in any case; all without one. ValueError: one is in no name."""
+    """Return the classes whose names contain one of the texts, in any case; all without texts. ValueError: no match."""
     texts = list(wanted)
     for text in texts:
         if not any(text.lower() in name.lower() for name in names()):
@@ -78,7 +78,7 @@ def chosen(wanted: Iterable[str]) -> list[str]:
 
 
 def build() -> None:
-    """Fetch RocketMQ's test module and what it needs, and compile it where that was not done. Raises CannotBuild."""
+    """Fetch and compile RocketMQ's test module and its dependencies, if not done yet. Raises CannotBuild."""
     made = TARGET / "classes" / ".made"
     sources = [HERE / "pom.xml", HERE / "classes.txt", *HARNESS.rglob("*.java")]
     if made.is_file() and made.stat().st_mtime > max(source.stat().st_mtime for source in sources):
@@ -94,7 +94,7 @@ def build() -> None:
         [
             *("javac", "-nowarn", "-proc:none", "-implicit:class", "-encoding", "UTF-8"),
             *("-d", str(TARGET / "classes"), "-cp", f"{TARGET / 'lib'}/*"),
-            # Our base classes stand before RocketMQ's.
+            # RayMQ's base classes replace RocketMQ's.
             *("-sourcepath", os.pathsep.join(map(str, (HARNESS, module / "main" / "java", tests)))),
             str(HARNESS / f"{RUNNER}.java"),
             *(str(tests / f"{(PACKAGE + name).replace('.', '/')}.java") for name in names()),
@@ -106,13 +106,20 @@ def build() -> None:
 
 def run(name: str, name_servers: str) -> Outcome:
     """Run one class against a cluster; `name_servers` is "host:port", several joined by ";"."""
-    home = TARGET / "home"
-    home.mkdir(exist_ok=True)
-    command = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *_OPENED, f"-Duser.home={home}"]
+    work_folder = TARGET / "home"
+    work_folder.mkdir(exist_ok=True)
+    command = [
+        "java",
+        "-Xmx512m",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        *_OPENED,
+        f"-Duser.home={work_folder}",
+    ]
     command += ["-cp", f"{TARGET / 'classes'}{os.pathsep}{TARGET / 'lib'}/*", RUNNER, PACKAGE + name]
     ran = subprocess.Popen(
         command,
-        cwd=home,
+        cwd=work_folder,
         env={**os.environ, "NAMESRV_ADDR": name_servers},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

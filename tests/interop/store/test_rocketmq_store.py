@@ -1,4 +1,4 @@
-"""RocketMQ's own store code opens directories that ours wrote, and ours goes on where RocketMQ has appended."""
+"""Test that RocketMQ's store code opens RayMQ's directories, and that RayMQ continues after RocketMQ's appends."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class RocketMQ:
     scratch: Path
 
     def read(self, directory: Path, **queries: list[list[Any]]) -> Answer:
-        """Everything that `DefaultMessageStore` reads after `load()`. This may change the directory."""
+        """Read everything that `DefaultMessageStore` reads after `load()`. This may change the directory."""
         return self._run(directory, queries={"by_key": [], "by_time": [], "get": [], **queries})
 
     def append(self, directory: Path, messages: list[Answer]) -> list[Answer]:
-        """Load, start, put, stop properly; the results of the puts."""
+        """Load, start, put, stop properly; return the results of the puts."""
         answer = self._run(directory, append=messages)
         assert answer["clean"]
         results: list[Answer] = answer["results"]
@@ -112,7 +112,7 @@ def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> RocketMQ:
 
 
 def fill(store: Store, first: int, count: int) -> None:
-    """Messages of all kinds: one by one and in batches, with and without tags, keys, IPv6 hosts, compressed flags."""
+    """Store messages of all kinds: singly and in batches, with and without tags, keys, IPv6 hosts, compressed flags."""
     number = first
     while number < first + count:
         batch = []
@@ -146,11 +146,11 @@ def settings(store: Store) -> None:
     store.delay_offsets.commit(5, 7, store.max_physical_offset)
 
 
-def shown(record: Record) -> Answer:
-    """A record as the Java program shows it."""
+def record_as_java(record: Record) -> Answer:
+    """Return a record in the Java program's form."""
     content = decompress(record.body, record.sys_flag)
     return {
-        **golden.shown(record),
+        **golden.record_fields(record),
         "content_length": len(content),
         "content_sha256": hashlib.sha256(content).hexdigest(),
         "properties": record.properties,
@@ -158,7 +158,7 @@ def shown(record: Record) -> Answer:
 
 
 def compare(store: Store, rocketmq: RocketMQ, copy: Path) -> None:
-    """Everything that both can say about the same bytes."""
+    """Compare everything that both can read from the same bytes."""
     records = list(store.walk(0))
     topic_queues = {(topic, queue_id) for topic in store.topics() for queue_id in store.queues(topic)}
     times = sorted({record.store_timestamp_ms for record in records})
@@ -181,13 +181,13 @@ def compare(store: Store, rocketmq: RocketMQ, copy: Path) -> None:
         assert (queue["min"], queue["max"]) == (store.min_offset(*at), store.max_offset(*at))
         entries = store.entries(*at, queue["min"], 1 << 20)
         assert queue["entries"] == [list(entry) for entry in zip(*(part.tolist() for part in entries), strict=True)]
-    assert theirs["messages"] == [shown(record) for record in records]
+    assert theirs["messages"] == [record_as_java(record) for record in records]
     for (topic, queue_id, moment), (lower, upper) in zip(by_time, theirs["by_time"], strict=True):
         assert store.offset_at_time(topic, queue_id, moment) == lower
         assert store.offset_at_time(topic, queue_id, moment, boundary="upper") == upper
     for (topic, key, begin, end, limit), found in zip(by_key, theirs["by_key"], strict=True):
         ours = [record.physical_offset for record in store.query(topic, key, begin, end, limit)]
-        # RocketMQ's limit counts keys of equal hash too (`Aa`, `BB`), and it leaves these to its clients.
+        # RocketMQ's limit also counts keys of equal hash (`Aa`, `BB`), and its clients filter these.
         kept = [place for place in sorted(set(found), reverse=True) if place in ours or len(found) == limit]
         assert set(ours) <= set(found) or len(found) == limit
         assert len(found) == limit or kept == ours
@@ -213,13 +213,13 @@ def compare_settings(store: Store, theirs: Answer) -> None:
     for name, group in store.group_configs.all().items():
         assert groups[name]["retryMaxTimes"] == group.retry_max_times
         assert groups[name]["consumeBroadcastEnable"] == group.consume_broadcast_enable
-    if "consumer_offsets" in theirs:  # Of a killed store they are in our journal.
+    if "consumer_offsets" in theirs:  # in a killed store they are in RayMQ's journal
         assert theirs["consumer_offsets"]["offsetTable"] == {"orders@g_billing": {"0": 10, "1": 11, "2": 12}}
         assert theirs["delay_offsets"]["offsetTable"] == {"5": 7}
 
 
 def write_and_be_killed(directory: Path) -> None:
-    """A process that fills the store, says so and is killed."""
+    """Run a process that fills the store, reports it and is killed."""
     program = textwrap.dedent(
         f"""
         import sys
@@ -242,8 +242,8 @@ def write_and_be_killed(directory: Path) -> None:
     child.communicate()
 
 
-def message(number: int) -> Answer:
-    """One for RocketMQ to put."""
+def message_to_put(number: int) -> Answer:
+    """Return a message for RocketMQ to put."""
     topic, queue_id = TOPIC_QUEUES[number % 4]
     return {
         "topic": topic,
@@ -256,7 +256,7 @@ def message(number: int) -> Answer:
 
 
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["closed", "killed"])
-def test_rocketmq_reads_what_we_wrote_and_we_what_it_appended(tmp_path: Path, rocketmq: RocketMQ, killed: bool) -> None:
+def test_rocketmq_and_raymq_read_each_others_messages(tmp_path: Path, rocketmq: RocketMQ, killed: bool) -> None:
     directory, copy = tmp_path / "store", tmp_path / "copy"
     if killed:
         write_and_be_killed(directory)
@@ -269,7 +269,7 @@ def test_rocketmq_reads_what_we_wrote_and_we_what_it_appended(tmp_path: Path, ro
     assert len(list((directory / "index").iterdir())) > 3
 
     shutil.copytree(directory, copy)
-    if killed:  # Ours reads what was recovered; RocketMQ recovers the same bytes by itself.
+    if killed:  # RayMQ reads the recovered store; RocketMQ recovers the same bytes by itself.
         reference = tmp_path / "reference"
         shutil.copytree(directory, reference)
         with Store.open(reference, CONFIG) as store:
@@ -278,17 +278,17 @@ def test_rocketmq_reads_what_we_wrote_and_we_what_it_appended(tmp_path: Path, ro
         with Store.open(directory, CONFIG, read_only=True) as store:
             compare(store, rocketmq, copy)
 
-    # RocketMQ goes on with what we wrote ...
+    # RocketMQ continues after RayMQ's messages ...
     with Store.open(directory, CONFIG) as store:
         maxima = {at: store.max_offset(*at) for at in TOPIC_QUEUES}
         end = store.max_physical_offset
-    added = [message(number) for number in range(300)]
+    added = [message_to_put(number) for number in range(300)]
     results = rocketmq.append(directory, added)
     for put, result in zip(added, results, strict=True):
         at = put["topic"], put["queue"]
         assert (result["status"], result["queue_offset"]) == ("PUT_OK", maxima[at])
         maxima[at] += 1
-    # ... and we with what it wrote.
+    # ... and RayMQ after RocketMQ's.
     with Store.open(directory, CONFIG) as store:
         assert store.recovery.clean
         assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
@@ -309,7 +309,7 @@ def test_rocketmq_reads_what_we_wrote_and_we_what_it_appended(tmp_path: Path, ro
         compare(store, rocketmq, copy)
 
 
-def test_rocketmq_reads_a_store_whose_oldest_files_were_deleted(tmp_path: Path, rocketmq: RocketMQ) -> None:
+def test_rocketmq_reads_store_without_expired_files(tmp_path: Path, rocketmq: RocketMQ) -> None:
     directory, copy = tmp_path / "store", tmp_path / "copy"
     now_ms = 1_800_000_000_000
     with Store.open(directory, replace(CONFIG, delete_at_hour="*"), now_ms=lambda: now_ms) as store:
@@ -328,19 +328,21 @@ def test_rocketmq_reads_a_store_whose_oldest_files_were_deleted(tmp_path: Path, 
     shutil.copytree(directory, copy)
     with Store.open(directory, CONFIG, read_only=True) as store:
         compare(store, rocketmq, copy)
-    results = rocketmq.append(directory, [message(number) | {"topic": "idle", "queue": 0} for number in range(3)])
+    results = rocketmq.append(
+        directory, [message_to_put(number) | {"topic": "idle", "queue": 0} for number in range(3)]
+    )
     assert [result["queue_offset"] for result in results] == [70, 71, 72]
     with Store.open(directory, CONFIG) as store:
         assert (store.min_offset("idle", 0), store.max_offset("idle", 0)) == (70, 73)
 
 
-def test_each_refuses_a_directory_that_the_other_has_open(tmp_path: Path, rocketmq: RocketMQ) -> None:
+def test_directory_lock_excludes_rocketmq_and_raymq(tmp_path: Path, rocketmq: RocketMQ) -> None:
     directory = tmp_path / "store"
     with Store.open(directory, CONFIG) as store:
         fill(store, 0, 10)
         with pytest.raises(AssertionError, match="Lock failed"):
-            rocketmq.append(directory, [message(0)])
-    # RocketMQ's own hold is a record lock of another process.
+            rocketmq.append(directory, [message_to_put(0)])
+    # RocketMQ itself locks by a record lock of another process.
     program = textwrap.dedent(
         f"""
         import fcntl, sys

@@ -1,4 +1,4 @@
-"""A broker's core over a real store, for tests: its clock is ours, and it can be killed."""
+"""Provide a broker core over a real store, with a fake clock and simulated crashes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
 
 
 class Bench:
-    """A core over a store in `directory` that can be killed and opened again."""
+    """Run a broker core over a store in `directory` that can crash and reopen."""
 
     def __init__(self, directory: Path, config: StoreConfig = CONFIG) -> None:
         self.directory = directory
@@ -42,7 +42,7 @@ class Bench:
         self.core.on_arrival = self.arrivals.extend
 
     def crash(self) -> None:
-        """What a SIGKILL leaves: the abort file stays, nothing is flushed by us."""
+        """Simulate SIGKILL: the abort file stays and nothing more is flushed."""
         self.store._flusher.stop()
         self.store._abandon()
         self.open()

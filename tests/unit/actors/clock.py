@@ -1,10 +1,10 @@
-"""A clock that a test sets."""
+"""Provide a clock that a test sets by hand."""
 
 from __future__ import annotations
 
 
 class FakeClock:
-    """Seconds; call it for the time, `advance` it."""
+    """Count seconds: call the clock for the time, `advance` to move it."""
 
     def __init__(self, now: float = 1_000.0) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""Tests that are coroutine functions run on an event loop of their own; the broker's core that many tests use."""
+"""Run coroutine tests on an event loop of their own, and provide the shared fixtures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.actors.clock import FakeClock
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine function to its end; anything else is pytest's."""
+    """Run a coroutine test to its end; leave any other test to pytest."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
@@ -27,13 +27,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """The clock of what is tested, which only the test moves on."""
+    """Return a clock that moves only when the test advances it."""
     return FakeClock()
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """A core with the topic "t" of two queues."""
+    """Yield a broker core with the topic "t" of two queues."""
     made = Bench(tmp_path / "broker-a")
     made.core.topics.create("t", 2)
     yield made
@@ -43,6 +43,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """What is to be on disk is not waited for: no power is lost."""
+    """Skip fsync, because the test simulates no power loss."""
     with replaced(UnsyncedCalls()):
         yield

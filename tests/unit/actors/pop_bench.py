@@ -1,4 +1,4 @@
-"""A core over a real store, for tests of pop: consumers in short words, a clock of ours, kills."""
+"""Provide a broker core for pop tests, with a fake clock and kills."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.actors.clock import FakeClock
 
 @dataclass(frozen=True)
 class Handle:
-    """One delivery, as a consumer holds it."""
+    """Represent one delivery, as a consumer holds it."""
 
     queue_id: int
     offset: int
@@ -30,7 +30,7 @@ class Handle:
 
 
 class PopBench:
-    """Topic t of `queues` queues, group g. Every call checks the invariants."""
+    """Run topic t of `queues` queues with group g; each call checks the invariants."""
 
     def __init__(self, directory: Path, queues: int = 1) -> None:
         self.directory = directory
@@ -49,7 +49,7 @@ class PopBench:
         self.pop.on_ready = lambda *queue: self.ready.append(queue)
 
     def kill(self) -> None:
-        """What a SIGKILL leaves is opened again."""
+        """Simulate SIGKILL, and reopen what it leaves."""
         self.store._flusher.stop()
         self.store._abandon()
         self.open()
@@ -132,7 +132,7 @@ class PopBench:
     def settle(
         self, handle: Handle, action: SettleAction, argument: float = 0, reason: str = "", topic: str = "t"
     ) -> SettleOutcome:
-        """`argument` is seconds, or a delay level."""
+        """Settle one delivery; `argument` is in seconds, or a delay level."""
         number = int(argument) if action is SettleAction.RETRY else int(argument * 1000)
         wanted = Settlement(topic, handle.queue_id, handle.offset, handle.pop_time_ms, action, number, reason)
         ((outcome, self.delay_ms),) = self.pop.settle("g", [wanted])

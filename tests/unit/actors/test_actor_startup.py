@@ -1,4 +1,4 @@
-"""What is done to a process that hosts a service."""
+"""Test how a process that hosts a service starts, retries and stops."""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ print(pa.array([1, 2]).to_pylist(), "pandas" in sys.modules)
 """
 
 
-def test_arrays_are_made_without_pandas() -> None:
+def test_pyarrow_arrays_work_without_pandas() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "[1, 2] False\n"
 
 
-def test_a_name_server_that_could_not_keep_its_address_once_comes_up_at_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a start that failed left listening was in the way of all later ones."""
+def test_name_server_restarts_on_its_address_after_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard against a failed start whose listening socket blocks all later starts."""
     spec = NameServerSpec(0, str(tmp_path), "127.0.0.1", 0)
     first = HostedService("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
     address = first.wait(20.0, 5.0).address
@@ -57,8 +55,8 @@ def test_a_name_server_that_could_not_keep_its_address_once_comes_up_at_it(
     again.stop()
 
 
-def test_nobody_waits_for_one_that_was_stopped(tmp_path: Path) -> None:
-    """A start that met the broker of a machine that had left waited for two minutes, and failed then."""
+def test_wait_on_stopped_service_fails_at_once(tmp_path: Path) -> None:
+    """Guard against waiting two minutes for the stopped broker of a machine that left."""
     spec = NameServerSpec(0, str(tmp_path), "127.0.0.1", 0)
     hosted = HostedService("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
     hosted.wait(20.0, 5.0)
@@ -69,8 +67,8 @@ def test_nobody_waits_for_one_that_was_stopped(tmp_path: Path) -> None:
         hosted.wait(60.0, 5.0)
 
 
-class Listening:
-    """A service that is up."""
+class RunningService:
+    """Represent a running service."""
 
     address = "127.0.0.1:1"
 
@@ -78,27 +76,27 @@ class Listening:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()])
-def test_whatever_a_start_raises_it_is_told_and_tried_again(error: BaseException) -> None:
+def test_each_start_error_is_reported_and_retried(error: BaseException) -> None:
     tries: list[int] = []
     goes = threading.Event()
 
-    async def start() -> Listening:
+    async def start() -> RunningService:
         tries.append(1)
         if not goes.is_set():
             raise error
-        return Listening()
+        return RunningService()
 
     hosted = HostedService("broker-a", EventLoopThread("broker-a"), start)
     poll_until(lambda: len(tries) > 1, what="it is tried again")
     with pytest.raises(BrokerUnavailable, match=f"does not start: {type(error).__name__}"):
         hosted.get()
     goes.set()
-    assert hosted.wait(20.0, 20.0).address == Listening.address
+    assert hosted.wait(20.0, 20.0).address == RunningService.address
     hosted.stop()
 
 
 @pytest.mark.parametrize("name_server", ["127.0.0.1:99999", "127.0.0.1:-5", "a..b:9876", "nowhere", ""])
-def test_a_broker_starts_whatever_its_name_servers_are_called(tmp_path: Path, name_server: str) -> None:
+def test_broker_starts_with_invalid_name_server_address(tmp_path: Path, name_server: str) -> None:
     spec = BrokerSpec("broker-a", "test", str(tmp_path), "127.0.0.1", (name_server,))
     hosted = HostedService("broker-a", EventLoopThread("broker-a"), lambda: BrokerService.start(spec, "node"))
     broker = hosted.wait(30.0, 1.0)
@@ -106,9 +104,7 @@ def test_a_broker_starts_whatever_its_name_servers_are_called(tmp_path: Path, na
     hosted.stop()
 
 
-def test_a_start_that_fails_behind_the_listening_leaves_nothing_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_failing_after_listen_releases_its_resources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = BrokerSpec("broker-a", "test", str(tmp_path), "127.0.0.1", ())
     announce, failed = BrokerService.announce, []
 

@@ -1,4 +1,4 @@
-"""Each bound of a broker's appends, and what is refused beyond it."""
+"""Test each limit of a broker's appends, and the refusal beyond it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def admission(clock: FakeClock) -> Iterator[Admission]:
         yield made
 
 
-def test_the_number_of_appends_under_way_is_bounded(admission: Admission) -> None:
+def test_appends_under_way_are_bounded(admission: Admission) -> None:
     for _ in range(3):
         admission.enter(1)
     with pytest.raises(ServerBusy) as caught:
@@ -32,7 +32,7 @@ def test_the_number_of_appends_under_way_is_bounded(admission: Admission) -> Non
     admission.enter(1)
 
 
-def test_the_bytes_under_way_are_bounded(admission: Admission) -> None:
+def test_bytes_under_way_are_bounded(admission: Admission) -> None:
     admission.enter(600)
     with pytest.raises(ServerBusy) as caught:
         admission.enter(401)
@@ -41,13 +41,13 @@ def test_the_bytes_under_way_are_bounded(admission: Admission) -> None:
     assert (admission.bytes_under_way, admission.appends_under_way) == (1_000, 2)
 
 
-def test_one_append_is_let_in_however_large(admission: Admission) -> None:
+def test_single_append_of_any_size_is_admitted(admission: Admission) -> None:
     admission.enter(5_000)
     admission.leave(5_000)
 
 
 @pytest.mark.parametrize(("late", "refused"), [(0.0, False), (0.199, False), (0.201, True), (5.0, True)])
-def test_what_may_have_waited_too_long_is_refused(
+def test_requests_that_waited_too_long_are_refused(
     admission: Admission, clock: FakeClock, late: float, refused: bool
 ) -> None:
     admission.beat()
@@ -55,7 +55,7 @@ def test_what_may_have_waited_too_long_is_refused(
     if refused:
         with pytest.raises(ServerBusy, match="requests wait"):
             admission.enter(1)
-        admission.beat()  # late: what waited meanwhile is looked at only now
+        admission.beat()  # late: waiting requests are looked at only now
         with pytest.raises(ServerBusy, match="requests wait"):
             admission.enter(1)
         clock.advance(BEAT_SECONDS)
@@ -64,7 +64,7 @@ def test_what_may_have_waited_too_long_is_refused(
     admission.leave(1)
 
 
-def test_a_stalled_append_is_blamed_on_the_page_cache(admission: Admission, clock: FakeClock) -> None:
+def test_stalled_append_reports_busy_page_cache(admission: Admission, clock: FakeClock) -> None:
     admission.beat()
     admission.enter(1)
     began = clock()
@@ -80,13 +80,13 @@ def test_a_stalled_append_is_blamed_on_the_page_cache(admission: Admission, cloc
         admission.leave(1)
 
 
-def test_without_a_loop_nothing_is_late(admission: Admission, clock: FakeClock) -> None:
+def test_admission_without_beats_accepts_late_appends(admission: Admission, clock: FakeClock) -> None:
     clock.advance(1_000)
     admission.enter(1)
     admission.leave(1)
 
 
-def test_a_refused_append_leaves_no_trace(admission: Admission) -> None:
+def test_refused_append_changes_no_counters(admission: Admission) -> None:
     admission.enter(1_000)
     before = (admission.bytes_under_way, admission.appends_under_way)
     with pytest.raises(ServerBusy):
@@ -104,5 +104,5 @@ def test_a_refused_append_leaves_no_trace(admission: Admission) -> None:
         (TopicNotFound("t"), "TOPIC_NOT_EXIST"),
     ],
 )
-def test_what_a_refusal_is_counted_under(refusal: RayMQError, cause: str) -> None:
+def test_refusal_cause_of_each_error(refusal: RayMQError, cause: str) -> None:
     assert refusal_cause(refusal) == cause

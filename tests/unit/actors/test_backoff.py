@@ -1,4 +1,4 @@
-"""Waits between tries: they grow, stay below their cap, and go on doing so however often something fails."""
+"""Test that waits between tries grow up to their cap, after any number of failures."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ def test_waits_grow_up_to_the_cap() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.6, 2.0, 10.0])
-def test_the_wait_after_any_number_of_failures_is_the_cap(factor: float) -> None:
-    """2.0 to the 1,024th is no float any more: that ended every thread and task that had failed so often."""
+def test_wait_stays_at_cap_after_thousands_of_failures(factor: float) -> None:
+    """Guard against a float overflow after 1,024 failures.
+
+    2.0 to the 1,024th exceeds a float, which ended each thread and task that had failed so often.
+    """
     backoff = Backoff(first=0.25, factor=factor, cap=60.0, rng=random.Random(1))
     for _ in range(5_000):
         delay = backoff.next_delay()
     assert 48.0 <= delay <= 60.0
 
 
-def test_a_success_begins_anew() -> None:
+def test_reset_restarts_waits() -> None:
     backoff = Backoff(jitter=0.0)
     for _ in range(3_000):
         backoff.next_delay()

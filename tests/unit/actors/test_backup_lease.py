@@ -1,4 +1,4 @@
-"""What a broker holds for a backup, and for how long."""
+"""Test what a broker retains for a backup, and for how long."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """One whose first files have expired."""
+    """Yield a store whose first files have expired."""
     now = [START_MS]
     config = replace(EXPIRING, commitlog_file_bytes=1 << 14)
     with Store.open(tmp_path, config, now_ms=lambda: now[0]) as store:
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_no_file_goes_that_a_backup_reads(store: Store, clock: FakeClock) -> None:
+def test_backup_lease_blocks_file_deletion(store: Store, clock: FakeClock) -> None:
     core = BrokerCore("b", store, elapsed=clock)
     core.backups = BackupLeases(store, clock)
     lease = core.backups.begin()
@@ -55,7 +55,7 @@ def test_no_file_goes_that_a_backup_reads(store: Store, clock: FakeClock) -> Non
     assert core.delete_expired().log_files > 1
 
 
-def test_a_disk_that_is_too_full_counts_more(store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_overrides_backup_lease(store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     core = BrokerCore("b", store, elapsed=clock)
     core.backups = BackupLeases(store, clock)
     core.backups.begin()
@@ -70,7 +70,7 @@ def test_a_disk_that_is_too_full_counts_more(store: Store, clock: FakeClock, mon
     core.backups.end()
 
 
-def test_a_lease_falls_by_itself(store: Store, clock: FakeClock) -> None:
+def test_backup_lease_expires(store: Store, clock: FakeClock) -> None:
     plain = file_calls.current
     backups = BackupLeases(store, clock)
     lease = backups.begin()

@@ -1,4 +1,4 @@
-"""What a client sent before its connection ended is carried out, however it ended; what only it waited for is not."""
+"""Test that requests sent before a connection breaks are carried out, but waits end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTE, SLOW, WAIT, POP = 1, 2, 3, 4
 
 
 class Bench:
-    """A server's handlers, and what they did."""
+    """Hold a server's handlers, and record their calls."""
 
     def __init__(self) -> None:
         self.noted: list[int] = []
@@ -63,12 +63,12 @@ class Bench:
 
 
 def burst(code: int, count: int, *, flag: int = 0, body: bytes = b"") -> bytes:
-    """So many requests, numbered."""
+    """Encode `count` numbered requests."""
     return b"".join(encode_frame(Command(code, {"n": str(n)}, body, opaque=n + 1, flag=flag)) for n in range(count))
 
 
-async def connected(address: str) -> socket.socket:
-    """A client's socket that the server has accepted and served."""
+async def open_connection(address: str) -> socket.socket:
+    """Connect a client socket that the server has accepted and served."""
     host, _, port = address.rpartition(":")
     made = socket.create_connection((host, int(port)))
     made.setblocking(False)
@@ -79,9 +79,9 @@ async def connected(address: str) -> socket.socket:
 
 
 def reset(made: socket.socket) -> None:
-    """Close as the system does where a program leaves answers unread: by a reset, when all that was sent has arrived.
+    """Close by a reset, as the system does when a program leaves answers unread.
 
-    The server's loop, which is this thread's, stands still meanwhile.
+    All sent bytes have arrived by then. The server's event loop, which runs in this thread, stands still meanwhile.
     """
     poll_until(lambda: fcntl.ioctl(made, termios.TIOCOUTQ, bytes(4)) == bytes(4), 10)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -90,16 +90,16 @@ def reset(made: socket.socket) -> None:
 
 async def until(predicate: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
-        while not predicate():  # noqa: ASYNC110 - what is waited for has no event
+        while not predicate():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("flag", [0, FLAG_ONEWAY], ids=["answered", "one-way"])
-async def test_what_came_before_a_reset_is_carried_out(flag: int) -> None:
-    """Fault 14.17: the first answer that could not be written cost all requests behind it."""
+async def test_requests_before_reset_are_carried_out(flag: int) -> None:
+    """Guard against losing all requests after the first failed answer (fault 14.17)."""
     bench = Bench()
     async with serving(bench.handlers()) as (server, address):
-        client = await connected(address)
+        client = await open_connection(address)
         client.setblocking(True)
         client.sendall(burst(NOTE, 200, flag=flag))
         reset(client)
@@ -107,13 +107,13 @@ async def test_what_came_before_a_reset_is_carried_out(flag: int) -> None:
     assert bench.noted == [-1, *range(200)]
 
 
-async def test_what_came_before_a_reset_of_a_tls_connection_is_carried_out(tmp_path: Path) -> None:
+async def test_requests_before_tls_reset_are_carried_out(tmp_path: Path) -> None:
     files, client_files = certificates(tmp_path)
     bench = Bench()
     async with serving(bench.handlers(), tls=server_context(files)) as (server, address):
         host, _, port = address.rpartition(":")
 
-        def said() -> ssl.SSLSocket:
+        def open_tls_socket() -> ssl.SSLSocket:
             made = (
                 client_context(client_files)
                 .now()
@@ -123,14 +123,14 @@ async def test_what_came_before_a_reset_of_a_tls_connection_is_carried_out(tmp_p
             made.recv(1000)
             return made
 
-        client = await asyncio.to_thread(said)
+        client = await asyncio.to_thread(open_tls_socket)
         client.sendall(burst(NOTE, 200))
         reset(client)
         await until(lambda: not server.connections)
     assert bench.noted == [-1, *range(200)]
 
 
-async def test_a_request_that_takes_its_time_goes_on_when_the_client_has_gone() -> None:
+async def test_slow_requests_finish_after_client_disconnects() -> None:
     bench = Bench()
     async with serving(bench.handlers()) as (server, address):
         peer = await Peer.connect(address)
@@ -144,14 +144,14 @@ async def test_a_request_that_takes_its_time_goes_on_when_the_client_has_gone() 
     assert bench.noted == [0, 1, 2]
 
 
-async def test_what_only_the_client_waits_for_ends_with_it() -> None:
+async def test_waits_are_cancelled_when_client_disconnects() -> None:
     bench = Bench()
     async with serving(bench.handlers()) as (server, address):
-        client = await connected(address)
+        client = await open_connection(address)
         await asyncio.get_running_loop().sock_sendall(client, burst(WAIT, 1))
         await until(lambda: bench.parked)
         client.setblocking(True)
-        # An answer that fails to be written, a message taken for nobody, a wait for nobody, a last word.
+        # Answers that fail to be written, a pop and a wait without a client, and final notes.
         client.sendall(burst(NOTE, 2) + burst(POP, 1) + burst(WAIT, 1) + burst(NOTE, 3))
         reset(client)
         await until(lambda: not server.connections)
@@ -160,18 +160,18 @@ async def test_what_only_the_client_waits_for_ends_with_it() -> None:
 
 
 @contextlib.asynccontextmanager
-async def of_little_room(bench: Bench) -> AsyncIterator[tuple[Server, socket.socket]]:
-    """A server that takes few bytes of requests of a connection, and one to it."""
+async def serving_with_small_limits(bench: Bench) -> AsyncIterator[tuple[Server, socket.socket]]:
+    """Serve with a small limit of request bytes per connection; yield server and client."""
     limits = ServerLimits(connection_request_bytes=10_000)
     async with serving(bench.handlers(), limits=limits) as (server, address):
-        client = await connected(address)
+        client = await open_connection(address)
         client.setblocking(True)
         yield server, client
 
 
-async def test_what_a_broken_connection_brought_keeps_to_its_limits() -> None:
+async def test_requests_of_broken_connection_obey_limits() -> None:
     bench = Bench()
-    async with of_little_room(bench) as (server, client):
+    async with serving_with_small_limits(bench) as (server, client):
         client.sendall(burst(NOTE, 2) + burst(SLOW, 40, body=b"x" * 1000))
         reset(client)
         await until(lambda: bench.begun)
@@ -181,11 +181,11 @@ async def test_what_a_broken_connection_brought_keeps_to_its_limits() -> None:
     assert bench.noted == [-1, 0, 1, *range(40)]
 
 
-async def test_what_nobody_had_read_when_the_connection_broke_is_carried_out() -> None:
+async def test_unread_requests_are_carried_out_after_reset() -> None:
     bench = Bench()
-    async with of_little_room(bench) as (server, client):
+    async with serving_with_small_limits(bench) as (server, client):
         client.sendall(burst(SLOW, 40, body=b"x" * 1000))
-        await until(lambda: bench.begun)  # and no more is read of it, until some of these are done
+        await until(lambda: bench.begun)  # the server reads no more until some of these are done
         client.sendall(burst(NOTE, 20))
         reset(client)
         bench.gate.set()
@@ -193,33 +193,33 @@ async def test_what_nobody_had_read_when_the_connection_broke_is_carried_out() -
     assert sorted(bench.noted) == sorted([-1, *range(20), *range(40)])
 
 
-async def test_who_looks_for_the_end_of_a_connection_is_told_once_and_after_it_too() -> None:
+async def test_close_callback_runs_once_even_if_added_late() -> None:
     bench = Bench()
-    told: list[str] = []
+    calls: list[str] = []
     kept: list[ServerConnection] = []
 
     def watch(connection: ServerConnection, request: Command) -> Command:
         kept.append(connection)
-        connection.add_close_callback(lambda: told.append("at the end"))
+        connection.add_close_callback(lambda: calls.append("at the end"))
         return request.response(0)
 
     async with serving({**bench.handlers(), 9: watch}) as (server, address):
-        client = await connected(address)
+        client = await open_connection(address)
         client.setblocking(True)
         client.sendall(burst(NOTE, 2) + burst(9, 1))
         reset(client)
         await until(lambda: not server.connections)
-        assert told == ["at the end"]
-        kept[0].add_close_callback(lambda: told.append("later"))
-    assert told == ["at the end", "later"]
+        assert calls == ["at the end"]
+        kept[0].add_close_callback(lambda: calls.append("later"))
+    assert calls == ["at the end", "later"]
 
 
-async def test_descriptors_of_broken_connections_are_given_back() -> None:
+async def test_broken_connections_release_descriptors() -> None:
     bench = Bench()
     async with serving(bench.handlers()) as (server, address):
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
-            client = await connected(address)
+            client = await open_connection(address)
             client.setblocking(True)
             client.sendall(burst(NOTE, 5))
             reset(client)

@@ -1,4 +1,4 @@
-"""The broker's core over a real store, with a clock of ours: topics, appends, delays, retries, staged writes."""
+"""Test the broker core over a real store: topics, appends, delays, retries, staged writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench, encoded
 
 
-def test_a_topic_is_made_once_and_kept(bench: Bench) -> None:
+def test_topic_is_created_once_and_survives_crash(bench: Bench) -> None:
     assert not bench.core.topics.create("t", 2, exclusive=True)
     with pytest.raises(TopicExists, match="2 queues"):
         bench.core.topics.create("t", 3, exclusive=True)
@@ -41,7 +41,7 @@ def test_a_topic_is_made_once_and_kept(bench: Bench) -> None:
         ("SCHEDULE_TOPIC_XXXX", 0, InvalidInput),
     ],
 )
-def test_refused_appends_leave_no_trace(bench: Bench, topic: str, queue_id: int, error: type[Exception]) -> None:
+def test_refused_append_writes_nothing(bench: Bench, topic: str, queue_id: int, error: type[Exception]) -> None:
     records, sizes = encoded(Message("t", b"x"))
     before = bench.store.max_physical_offset
     with pytest.raises(error):
@@ -49,7 +49,7 @@ def test_refused_appends_leave_no_trace(bench: Bench, topic: str, queue_id: int,
     assert bench.store.max_physical_offset == before
 
 
-def test_records_of_another_queue_than_said_are_refused(bench: Bench) -> None:
+def test_records_of_other_queue_raise_invalid_input(bench: Bench) -> None:
     records, sizes = encoded(Message("t", b"x"), queue_id=1)
     with pytest.raises(InvalidInput, match="records"):
         bench.core.append("t", 0, memoryview(records), sizes)
@@ -59,7 +59,7 @@ def test_records_of_another_queue_than_said_are_refused(bench: Bench) -> None:
     assert bench.store.max_physical_offset == 0
 
 
-def test_a_topic_without_permission_is_neither_written_nor_read(bench: Bench) -> None:
+def test_topic_without_permission_denies_append_and_fetch(bench: Bench) -> None:
     bench.append(Message("t", b"x"))
     bench.store.topic_configs.put(TopicConfig("t", 2, 2, 0))
     with pytest.raises(PermissionDenied):
@@ -68,7 +68,7 @@ def test_a_topic_without_permission_is_neither_written_nor_read(bench: Bench) ->
     assert isinstance(part.error, PermissionDenied)
 
 
-def test_a_delayed_message_waits_for_its_level(bench: Bench) -> None:
+def test_delayed_message_arrives_after_its_level(bench: Bench) -> None:
     placed = bench.append(Message("t", b"late", delay_level=2), delayed=True)
     assert (placed.topic, placed.queue_ids.tolist()) == ("SCHEDULE_TOPIC_XXXX", [1])
     report = bench.core.schedule.deliver_due()
@@ -83,7 +83,7 @@ def test_a_delayed_message_waits_for_its_level(bench: Bench) -> None:
     assert bench.core.schedule.deliver_due().next_due_ms is None
 
 
-def test_what_waits_in_a_level_that_the_table_has_no_more_comes(bench: Bench) -> None:
+def test_message_of_removed_delay_level_is_delivered(bench: Bench) -> None:
     bench.append(Message("t", b"late", delay_level=4), delayed=True)
     bench.store.close()
     bench.config = replace(bench.config, delay_levels="1s 5s")
@@ -93,17 +93,17 @@ def test_what_waits_in_a_level_that_the_table_has_no_more_comes(bench: Bench) ->
     assert bench.bodies("t") == [b"late"]
 
 
-def test_a_level_above_the_table_is_its_last(bench: Bench) -> None:
+def test_delay_level_above_table_uses_last_level(bench: Bench) -> None:
     assert bench.append(Message("t", b"x", delay_level=99), delayed=True).queue_ids.tolist() == [3]
 
 
-def test_lateness_is_reported(bench: Bench) -> None:
+def test_delivery_lateness_is_reported(bench: Bench) -> None:
     bench.append(Message("t", b"x", delay_level=1), delayed=True)
     bench.clock.advance(3.5)
     assert bench.core.schedule.deliver_due().lateness_ms == 2_500
 
 
-def test_a_clock_that_was_set_back_holds_messages_for_no_more_than_their_delay(bench: Bench) -> None:
+def test_clock_set_back_does_not_extend_delay(bench: Bench) -> None:
     bench.append(Message("t", b"x", delay_level=1), delayed=True)
     bench.clock.advance(-3_600)
     assert bench.core.schedule.deliver_due().delivered == 0
@@ -111,7 +111,7 @@ def test_a_clock_that_was_set_back_holds_messages_for_no_more_than_their_delay(b
     assert bench.core.schedule.deliver_due().delivered == 1
 
 
-def test_progress_survives_a_crash(bench: Bench) -> None:
+def test_delivery_progress_survives_crash(bench: Bench) -> None:
     for number in range(3):
         bench.append(Message("t", b"%d" % number, delay_level=1), delayed=True)
     bench.clock.advance(2)
@@ -121,9 +121,7 @@ def test_progress_survives_a_crash(bench: Bench) -> None:
     assert bench.bodies("t") == [b"0", b"1", b"2"]
 
 
-def test_a_crash_between_delivery_and_progress_delivers_nothing_twice(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_before_progress_commit_duplicates_no_delivery(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
         bench.append(Message("t", b"%d" % number, delay_level=1 + number % 2), delayed=True)
     bench.clock.advance(2)
@@ -143,7 +141,7 @@ def test_a_crash_between_delivery_and_progress_delivers_nothing_twice(
 
 
 @pytest.mark.parametrize("forged", ["1:29", "2:9", "1:999", "0:5", "9:0"])
-def test_a_copy_that_nobody_delivered_is_not_believed(bench: Bench, forged: str) -> None:
+def test_forged_delivery_property_is_ignored(bench: Bench, forged: str) -> None:
     for number in range(30):
         bench.append(Message("t", b"%d" % number, delay_level=1), delayed=True)
     record = decode(encoded(Message("t", b"forged"))[0])
@@ -154,7 +152,7 @@ def test_a_copy_that_nobody_delivered_is_not_believed(bench: Bench, forged: str)
     assert bench.core.schedule.deliver_due().delivered == 30
 
 
-def test_a_message_whose_topic_is_gone_holds_up_nobody(bench: Bench) -> None:
+def test_message_of_deleted_topic_does_not_block_delivery(bench: Bench) -> None:
     bench.append(Message("t", b"x", delay_level=1), delayed=True)
     bench.core.topics.delete("t")
     bench.clock.advance(2)
@@ -162,7 +160,7 @@ def test_a_message_whose_topic_is_gone_holds_up_nobody(bench: Bench) -> None:
     assert bench.core.schedule.deliver_due().delivered == 0
 
 
-def test_staged_records_are_seen_after_the_commit_only_and_once(bench: Bench) -> None:
+def test_staged_records_appear_once_after_commit(bench: Bench) -> None:
     records, sizes = encoded(*[Message("t", b"%d" % n) for n in range(20)])
     for part in ("won", "lost"):
         bench.core.staging.stage("tx-1", part, 0, ("t", 0), memoryview(records), sizes)
@@ -176,9 +174,7 @@ def test_staged_records_are_seen_after_the_commit_only_and_once(bench: Bench) ->
     assert bench.bodies("t") == [b"%d" % n for n in range(20)]
 
 
-def test_a_commit_that_died_half_way_is_finished_without_duplicates(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_commit_finishes_without_duplicates(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = [encoded(*[Message("t", b"%d" % (chunk * 20 + n)) for n in range(20)]) for chunk in range(3)]
     for number, (records, sizes) in enumerate(chunks):
         bench.core.staging.stage("tx-1", "p", number, ("t", 0), memoryview(records), sizes)
@@ -200,8 +196,11 @@ def test_a_commit_that_died_half_way_is_finished_without_duplicates(
     assert bench.bodies("t") == [b"%d" % n for n in range(60)]
 
 
-def test_the_marks_of_staged_writes_that_are_over_go_after_a_while(bench: Bench) -> None:
-    """Until then they refuse who stages late; what is not over stays for ever, until its home has decided."""
+def test_marks_of_finished_staged_writes_expire(bench: Bench) -> None:
+    """Check that marks refuse late staging until they expire, and that open writes stay.
+
+    An open write stays until its home broker has decided.
+    """
     records, sizes = encoded(Message("t", b"x"))
     staging, folder = bench.core.staging, bench.directory / "raymq" / "staged"
     for name in ("open", "given-up", "done"):
@@ -215,7 +214,7 @@ def test_the_marks_of_staged_writes_that_are_over_go_after_a_while(bench: Bench)
             staging.stage(name, "p", 1, ("t", 0), memoryview(records), sizes, "home")
     assert staging.sweep() is None
     bench.elapsed.advance(FINISHED_MARK_SECONDS + 1)
-    for gone in ("given-up", "done"):  # whose home has to be told first
+    for gone in ("given-up", "done"):  # removable after its home is notified
         remove = staging.sweep()
         assert remove is not None
         remove()
@@ -225,8 +224,8 @@ def test_the_marks_of_staged_writes_that_are_over_go_after_a_while(bench: Bench)
     assert sum(staging.commit("open", ["p"])) == 1
 
 
-def test_nothing_is_staged_on_a_disk_that_is_too_full(tmp_path: Path) -> None:
-    """Fault 13.18: staging asks what an append asks."""
+def test_staging_on_full_disk_raises_store_full(tmp_path: Path) -> None:
+    """Check that staging obeys the disk limit of appends (fault 13.18)."""
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
     bench.config = replace(bench.config, disk_refuse_ratio=0.000001)
@@ -238,7 +237,7 @@ def test_nothing_is_staged_on_a_disk_that_is_too_full(tmp_path: Path) -> None:
     bench.store.close()
 
 
-def test_an_aborted_transaction_is_gone(bench: Bench) -> None:
+def test_aborted_staged_write_is_removed(bench: Bench) -> None:
     records, sizes = encoded(Message("t", b"x"))
     bench.core.staging.stage("tx-1", "p", 0, ("t", 0), memoryview(records), sizes)
     bench.core.staging.abort("tx-1")
@@ -252,7 +251,7 @@ def test_an_aborted_transaction_is_gone(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])
-def test_what_is_longer_than_messages_may_be_by_now_comes_all_the_same(tmp_path: Path, count: int) -> None:
+def test_waiting_messages_survive_smaller_size_limit(tmp_path: Path, count: int) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
     bench.core.ensure_group("g")

@@ -1,4 +1,4 @@
-"""What waits a delay level comes at its time, whatever table of levels the next start has, and holds up nobody."""
+"""Test that delayed messages keep their delivery times when the delay level table changes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MINUTE = 60.0
 
 
 class Broker(Bench):
-    """One broker whose delay levels can be changed between its starts."""
+    """Run a broker whose delay levels may change between its starts."""
 
-    def start_again(self, table: str, how: str) -> None:
-        """Stop it cleanly or not, with the queues left or lost, and start it with another table."""
+    def restart(self, table: str, how: str) -> None:
+        """Restart with another table after a clean stop or kill, maybe without queues."""
         self.config = replace(self.config, delay_levels=table)
         if how != "killed":
             self.core.timers.close()
@@ -42,22 +42,22 @@ class Broker(Bench):
     def send(self, body: str, level: int) -> None:
         self.append(Message("t", body.encode(), delay_level=level), delayed=True)
 
-    def come(self) -> list[str]:
-        """What has come until now, in the end."""
+    def deliver_all(self) -> list[str]:
+        """Deliver everything due; return all messages delivered so far."""
         report = self.core.deliver_due()
         while report.delivered or (report.next_due_ms or 1 << 62) <= self.clock.now * 1000:
             report = self.core.deliver_due()
         return sorted(body.decode() for body in self.bodies("t"))
 
 
-def comes_at_its_times(broker: Broker, times: dict[str, float]) -> None:
-    """Each comes then, in seconds from now, not a millisecond earlier or later."""
+def assert_delivery_times(broker: Broker, times: dict[str, float]) -> None:
+    """Check that each message arrives exactly at its time, in seconds from now."""
     begin = broker.clock.now
     for due in sorted(set(times.values())):
         broker.clock.advance(begin + due - 0.001 - broker.clock.now)
-        assert broker.come() == sorted(body for body, at in times.items() if at < due)
+        assert broker.deliver_all() == sorted(body for body, at in times.items() if at < due)
         broker.clock.advance(0.001)
-        assert broker.come() == sorted(body for body, at in times.items() if at <= due)
+        assert broker.deliver_all() == sorted(body for body, at in times.items() if at <= due)
 
 
 @pytest.fixture
@@ -72,101 +72,99 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.mark.parametrize("how", ["stopped", "killed", "without its queues"])
 @pytest.mark.parametrize("table", TABLES)
-def test_what_waits_comes_at_its_time_whatever_became_of_the_table(broker: Broker, table: str, how: str) -> None:
-    """Its entries are made anew by the table that it was stored under, and what is new does not wait behind it."""
+def test_messages_keep_delivery_times_after_table_change(broker: Broker, table: str, how: str) -> None:
+    """Check that old entries follow their old table, and do not delay new messages."""
     for level in range(1, 5):
         broker.send(f"old {level}", level)
     broker.clock.advance(20.0)
-    broker.start_again(table, how)
+    broker.restart(table, how)
     new_s = broker.store.config.delays_ms
     for level in range(1, len(new_s) + 1):
         broker.send(f"new {level}", level)
     times = {f"old {level}": level * MINUTE - 20.0 for level in range(1, 5)}
-    comes_at_its_times(broker, times | {f"new {level}": delay / 1000 for level, delay in enumerate(new_s, 1)})
+    assert_delivery_times(broker, times | {f"new {level}": delay / 1000 for level, delay in enumerate(new_s, 1)})
 
 
-def test_several_tables_one_after_the_other(broker: Broker) -> None:
+def test_several_table_changes_keep_delivery_times(broker: Broker) -> None:
     broker.send("first", 4)
-    broker.start_again("1h", "stopped")
+    broker.restart("1h", "stopped")
     broker.send("second", 1)
-    broker.start_again("1s 5s", "killed")
+    broker.restart("1s 5s", "killed")
     broker.send("third", 2)
-    broker.start_again(OLD, "without its queues")
+    broker.restart(OLD, "without its queues")
     broker.send("fourth", 1)
-    comes_at_its_times(broker, {"third": 5.0, "fourth": 60.0, "first": 240.0, "second": 3600.0})
+    assert_delivery_times(broker, {"third": 5.0, "fourth": 60.0, "first": 240.0, "second": 3600.0})
 
 
-def test_what_moves_to_the_timers_comes_once_if_the_broker_dies_before_it_has_noted_it(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_while_moving_to_timers_duplicates_no_message(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
         broker.send(f"{number:02}", 4)
-    broker.start_again("1s", "stopped")
+    broker.restart("1s", "stopped")
 
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(broker.store.delay_offsets, "commit", dies)
-    broker.start_again("1s 2s 3s 1s", "stopped")
+    broker.restart("1s 2s 3s 1s", "stopped")
     monkeypatch.setattr(broker.store.delay_offsets, "commit", dies)
     with pytest.raises(KeyboardInterrupt):
         broker.core.deliver_due()
     monkeypatch.undo()
-    broker.start_again("1s 2s 3s 1s", "killed")
+    broker.restart("1s 2s 3s 1s", "killed")
     assert broker.core.schedule.first_log_position() is None, "all of them wait for their time"
-    comes_at_its_times(broker, {f"{number:02}": 240.0 for number in range(30)})
-    broker.start_again(OLD, "killed")
+    assert_delivery_times(broker, {f"{number:02}": 240.0 for number in range(30)})
+    broker.restart(OLD, "killed")
     assert broker.core.deliver_due().delivered == 0
 
 
-def test_what_names_itself_a_withdrawal_is_none_after_it_moved(broker: Broker) -> None:
+def test_moved_message_with_recall_properties_is_delivered(broker: Broker) -> None:
     record = decode(encoded(Message("t", b"x", delay_level=4))[0])
     made = reencode(record, "t", 0, {**record.properties, "TIMER_DEL_UNIQKEY": "t_x", "TIMER_OUT_MS": "7"})
     broker.core.append("t", 0, memoryview(made), np.array([len(made)], np.int32), delayed=True)
-    broker.start_again("1s 2s 3s 1s", "stopped")
-    comes_at_its_times(broker, {"x": 240.0})
+    broker.restart("1s 2s 3s 1s", "stopped")
+    assert_delivery_times(broker, {"x": 240.0})
 
 
-def test_the_copies_look_as_ever_to_who_gets_them(broker: Broker) -> None:
+def test_moved_message_keeps_its_properties(broker: Broker) -> None:
     broker.append(Message("t", b"x", tags="a", keys=["k"], delay_level=4, properties={"mine": "1"}), delayed=True)
-    broker.start_again("1s 2s 3s 1s", "stopped")
+    broker.restart("1s 2s 3s 1s", "stopped")
     broker.clock.advance(4 * MINUTE)
-    broker.come()
+    broker.deliver_all()
     [record] = broker.records("t")
     assert (record.tags, record.properties["KEYS"], record.properties["mine"]) == ("a", "k", "1")
     assert (record.queue_id, record.properties["DELAY"]) == (0, "4")
 
 
-def test_a_start_without_what_was_noted_of_the_tables_delivers_all(broker: Broker, tmp_path: Path) -> None:
+def test_damaged_level_file_still_delivers_all(broker: Broker, tmp_path: Path) -> None:
     for level in range(1, 5):
         broker.send(f"old {level}", level)
     for path in (tmp_path / "raymq").glob("delay_levels.json*"):
         path.write_bytes(b"\xff{")
-    broker.start_again("10s 20s", "stopped")
+    broker.restart("10s 20s", "stopped")
     broker.clock.advance(4 * MINUTE)
-    assert broker.come() == [f"old {level}" for level in range(1, 5)]
+    assert broker.deliver_all() == [f"old {level}" for level in range(1, 5)]
 
 
-def test_a_store_opened_for_reading_writes_nothing_down(broker: Broker, tmp_path: Path) -> None:
+def test_read_only_store_keeps_level_file(broker: Broker, tmp_path: Path) -> None:
     before = (tmp_path / "raymq" / "delay_levels.json").read_bytes()
     Store.open(tmp_path, replace(CONFIG, delay_levels="7s"), read_only=True).close()
     assert (tmp_path / "raymq" / "delay_levels.json").read_bytes() == before
 
 
-def test_rows_that_were_staged_for_a_level_that_the_table_has_no_more_come_when_they_are_committed(
+def test_staged_rows_of_removed_delay_level_are_delivered(
     tmp_path: Path,
 ) -> None:
-    """Nobody looked after their queue, which was not there at the start, until the next one."""
+    """Guard against a delay queue created after the start that is never served."""
     broker = Broker(tmp_path / "broker-a", replace(CONFIG, delay_levels=OLD))
     broker.core.topics.create("t", 1)
     core = broker.core
     records, sizes = encoded(Message("t", b"a", delay_level=4))
     chunk = run_steps(delay_chunk_steps(core.schedule, core.timers, ("t", 0), memoryview(records), sizes))
     core.staging.stage("write", "part", 0, *chunk, home="broker-a")
-    broker.start_again("1m", "closed")
+    broker.restart("1m", "closed")
     for _ in broker.core.staging.commit("write", ["part"], 1):
         pass
     broker.store.flush()
     broker.core.staging.close("write")
-    comes_at_its_times(broker, {"a": MINUTE})
+    assert_delivery_times(broker, {"a": MINUTE})
     broker.store.close()

@@ -1,4 +1,4 @@
-"""Nothing that waits for a while is ended early, held up or doubled by a step of the wall clock."""
+"""Test that a step of the wall clock neither shortens, extends nor duplicates waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MINUTE, HOUR, DAY = 60.0, 3_600.0, 86_400.0
 
 
 class Machine:
-    """A machine's clocks: the wall clock can be set, the other one cannot."""
+    """Provide a machine's clocks: a wall clock that can be set, and a steady clock."""
 
     def __init__(self, wall: FakeClock) -> None:
         self.wall = wall
@@ -36,7 +36,7 @@ class Machine:
         self.elapsed.advance(seconds)
 
     def set_wall(self, seconds: float) -> None:
-        """Step the wall clock by so much."""
+        """Step the wall clock by this many seconds."""
         self.wall.advance(seconds)
 
     def open(self, directory: Path, config: StoreConfig) -> tuple[Store, BrokerCore]:
@@ -48,7 +48,7 @@ class Machine:
 
 
 class SteppedBench(Bench):
-    """Delay levels on such a machine: 1 minute, 2 minutes, 3 minutes, 4 minutes."""
+    """Run delay levels of 1, 2, 3 and 4 minutes on such a machine."""
 
     def __init__(self, directory: Path) -> None:
         self.machine: Machine | None = None
@@ -60,15 +60,15 @@ class SteppedBench(Bench):
         self.core.on_arrival = lambda _: None
 
     @property
-    def hands(self) -> Machine:
+    def clocks(self) -> Machine:
         assert self.machine is not None
         return self.machine
 
     def delivered_after(self, seconds: float) -> bool:
-        """Whether the next message comes when so much has passed, not a millisecond earlier."""
-        self.hands.sleep(seconds - 0.002)
+        """Return whether the next message arrives exactly after this time."""
+        self.clocks.sleep(seconds - 0.002)
         early = self.core.deliver_due().delivered
-        self.hands.sleep(0.004)
+        self.clocks.sleep(0.004)
         return (early, self.core.deliver_due().delivered) == (0, 1)
 
 
@@ -86,15 +86,15 @@ def delay(bench: SteppedBench, level: int) -> None:
 
 
 def stop_store_times(bench: SteppedBench) -> None:
-    """One append while the clock is a day ahead: store times, which never go back, stand still for a day."""
-    bench.hands.set_wall(DAY)
+    """Append once with the clock a day ahead: store times, which never go back, freeze."""
+    bench.clocks.set_wall(DAY)
     bench.append(Message("t", b"from tomorrow"))
-    bench.hands.set_wall(-DAY)
+    bench.clocks.set_wall(-DAY)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_delays_last_as_long_as_they_should_while_store_times_stand_still(bench: SteppedBench, restarted: bool) -> None:
-    """Fault 13.20."""
+def test_delays_are_exact_while_store_times_stand_still(bench: SteppedBench, restarted: bool) -> None:
+    """Reproduce fault 13.20."""
     stop_store_times(bench)
     if restarted:
         bench.store.close()
@@ -105,8 +105,8 @@ def test_delays_last_as_long_as_they_should_while_store_times_stand_still(bench:
     assert len({record.store_timestamp_ms for record in bench.records("t")}) == 1, "as long as the day lasts"
 
 
-def test_the_ladder_does_not_collapse_while_store_times_stand_still(bench: SteppedBench) -> None:
-    """Fault 13.20: each retry waits its level, and the message does not rush into the dead letters."""
+def test_retry_ladder_waits_while_store_times_stand_still(bench: SteppedBench) -> None:
+    """Check that each retry waits its level before the dead letter queue (fault 13.20)."""
     stop_store_times(bench)
     place = bench.records("t")[-1].physical_offset
     for minutes in (3, 4, 4):
@@ -117,40 +117,40 @@ def test_the_ladder_does_not_collapse_while_store_times_stand_still(bench: Stepp
 
 
 @pytest.mark.parametrize("step", [-DAY, -HOUR, HOUR, DAY])
-def test_a_step_while_a_message_waits_changes_nothing(bench: SteppedBench, step: float) -> None:
+def test_clock_step_does_not_change_delay(bench: SteppedBench, step: float) -> None:
     delay(bench, 2)
-    bench.hands.sleep(MINUTE)
-    bench.hands.set_wall(step)
+    bench.clocks.sleep(MINUTE)
+    bench.clocks.set_wall(step)
     assert bench.core.deliver_due().delivered == 0
     assert bench.delivered_after(MINUTE)
 
 
 @pytest.mark.parametrize("step", [-HOUR, HOUR])
-def test_a_step_leaves_no_broker_unasked(bench: SteppedBench, step: float) -> None:
-    """Fault 13.29: after a step of -1 h the scheduler asked nobody for an hour."""
+def test_clock_step_does_not_delay_scheduler_polls(bench: SteppedBench, step: float) -> None:
+    """Guard against a scheduler that polls no broker for an hour (fault 13.29)."""
     delay(bench, 2)
-    pace = PollSchedule(bench.hands.elapsed)
+    pace = PollSchedule(bench.clocks.elapsed)
     report = bench.core.deliver_due()
     assert report.wait_ms == 2 * MINUTE * 1000
     pace.answered(report)
-    bench.hands.set_wall(step)
+    bench.clocks.set_wall(step)
     assert pace.wait() <= IDLE_SECONDS + 0.001
     assert bench.core.deliver_due().wait_ms == report.wait_ms
 
 
-def test_what_was_stored_by_a_clock_that_was_ahead_waits_its_whole_delay_after_a_restart(bench: SteppedBench) -> None:
-    bench.hands.set_wall(DAY)
+def test_message_stored_by_fast_clock_waits_full_delay(bench: SteppedBench) -> None:
+    bench.clocks.set_wall(DAY)
     bench.store.close()
     bench.open()
     delay(bench, 1)
     delay(bench, 1)
-    bench.hands.set_wall(-DAY)
+    bench.clocks.set_wall(-DAY)
     bench.crash()
     assert bench.core.deliver_due().delivered == 0, "not early"
-    bench.hands.sleep(MINUTE - 0.001)
+    bench.clocks.sleep(MINUTE - 0.001)
     assert bench.core.deliver_due().delivered == 0
     delay(bench, 1)
-    bench.hands.sleep(0.001)
+    bench.clocks.sleep(0.001)
     assert bench.core.deliver_due().delivered == 2, "nor a day late"
     assert bench.delivered_after(MINUTE - 0.001)
 
@@ -159,20 +159,20 @@ def test_what_was_stored_by_a_clock_that_was_ahead_waits_its_whole_delay_after_a
     ("begin", "told_s", "now_s", "due_s"),
     [
         (0, [5, 6], 0, [5, 6]),
-        (0, [10, 11], 0, [10, 10]),  # what is further off than the delay waits it from now on
+        (0, [10, 11], 0, [10, 10]),  # an entry further off than the delay waits the delay from now on
         (0, [99, 3, 98], 0, [10, 3, 10]),
         (2, [5, 99], 4, [5, 14]),
     ],
 )
-def test_due_times(begin: int, told_s: list[int], now_s: int, due_s: list[int]) -> None:
-    """A table; the level waits 10 s."""
-    told_ms = np.array(told_s, np.int64) * 1000
+def test_due_times_are_capped_by_level_delay(begin: int, told_s: list[int], now_s: int, due_s: list[int]) -> None:
+    """Use a table whose level waits 10 s."""
+    requested_ms = np.array(told_s, np.int64) * 1000
     delays_ms = np.full(len(told_s), 10_000, np.int64)
-    due_ms = DueTimes().of(begin, told_ms, delays_ms, begin + len(told_s), now_s * 1000)
+    due_ms = DueTimes().of(begin, requested_ms, delays_ms, begin + len(told_s), now_s * 1000)
     assert (due_ms // 1000).tolist() == due_s
 
 
-def test_due_times_that_cannot_be_are_counted_from_when_they_were_seen() -> None:
+def test_impossible_due_times_count_from_first_sight() -> None:
     due_times = DueTimes()
     far, delay = np.array([99_000], np.int64), np.array([10_000], np.int64)
     assert due_times.of(0, far, delay, 1, 1_000).tolist() == [11_000]
@@ -182,16 +182,16 @@ def test_due_times_that_cannot_be_are_counted_from_when_they_were_seen() -> None
     assert due_times.of(1, far, delay, 2, 2_000).tolist() == [12_000], "never longer than the delay"
 
 
-def test_each_entry_is_held_to_the_delay_that_it_was_stored_with() -> None:
-    told, delays = np.array([99_000, 20_000], np.int64), np.array([98_500, 10_000], np.int64)
-    assert DueTimes().of(0, told, delays, 2, 1_000).tolist() == [99_000, 11_000]
+def test_due_time_is_capped_by_delay_of_its_entry() -> None:
+    requested, delays = np.array([99_000, 20_000], np.int64), np.array([98_500, 10_000], np.int64)
+    assert DueTimes().of(0, requested, delays, 2, 1_000).tolist() == [99_000, 11_000]
 
 
 # -- pop -----------------------------------------------------------------------------------------------------------
 
 
 class SteppedPopBench(PopBench):
-    """Pop on such a machine."""
+    """Run pop on such a machine."""
 
     machine: Machine | None = None
 
@@ -203,7 +203,7 @@ class SteppedPopBench(PopBench):
         self.pop.on_ready = lambda *queue: self.ready.append(queue)
 
     @property
-    def hands(self) -> Machine:
+    def clocks(self) -> Machine:
         assert self.machine is not None
         return self.machine
 
@@ -216,44 +216,40 @@ def pops(tmp_path: Path) -> Iterator[SteppedPopBench]:
 
 
 @pytest.mark.parametrize("step", [-DAY, -HOUR, HOUR, DAY])
-def test_a_step_neither_hides_nor_doubles_what_is_lent(pops: SteppedPopBench, step: float) -> None:
-    """Fault 13.29."""
+def test_clock_step_keeps_invisible_duration(pops: SteppedPopBench, step: float) -> None:
+    """Reproduce fault 13.29."""
     pops.send(b"0", b"1")
     first, second = pops.receive(invisible=30.0)
-    pops.hands.sleep(10.0)
-    pops.hands.set_wall(step)
+    pops.clocks.sleep(10.0)
+    pops.clocks.set_wall(step)
     assert not pops.receive(), "it is still with its consumer"
     assert pops.ack(first) == [True]
-    pops.hands.sleep(20.0)
+    pops.clocks.sleep(20.0)
     assert bodies(pops.receive()) == [b"1"]
     assert pops.ack(second) == [False]
 
 
 @pytest.mark.parametrize("step", [-DAY, -HOUR])
-def test_after_a_restart_with_an_earlier_clock_a_delivery_lasts_no_longer_than_it_was_given_for(
-    pops: SteppedPopBench, step: float
-) -> None:
-    """Fault 13.29."""
+def test_restart_with_earlier_clock_keeps_invisible_duration(pops: SteppedPopBench, step: float) -> None:
+    """Reproduce fault 13.29 after a restart."""
     pops.send(b"0")
     pops.receive(invisible=30.0)
-    pops.hands.set_wall(step)
+    pops.clocks.set_wall(step)
     for _ in range(2):
         pops.kill()
         assert not pops.receive()
-    pops.hands.sleep(30.0)
+    pops.clocks.sleep(30.0)
     assert bodies(pops.receive()) == [b"0"]
 
 
 @pytest.mark.parametrize("how", ["as it was", "renewed", "after a reset"])
 @pytest.mark.parametrize("behind", [[DAY], [DAY, 3 * HOUR]])
-def test_what_is_lent_after_a_clock_that_was_ahead_comes_again_when_its_time_is_over(
-    pops: SteppedPopBench, behind: list[float], how: str
-) -> None:
-    """Names of deliveries stay ahead then; how long a message is hidden does not follow them."""
+def test_invisible_duration_is_exact_after_fast_clock(pops: SteppedPopBench, behind: list[float], how: str) -> None:
+    """Check that invisible durations do not follow pop times, which stay ahead."""
     pops.send(b"0")
     (handle,) = pops.receive(invisible=30.0)
     for step in behind:
-        pops.hands.set_wall(-step)
+        pops.clocks.set_wall(-step)
         pops.kill()
     if how == "renewed":
         renewed = pops.change(handle, 30.0)
@@ -263,24 +259,24 @@ def test_what_is_lent_after_a_clock_that_was_ahead_comes_again_when_its_time_is_
         pops.core.ensure_group("g")
         pops.core.reset_offset("g", "t", 0, 0)
         (handle,) = pops.receive(invisible=30.0)
-    pops.hands.sleep(29.0)
+    pops.clocks.sleep(29.0)
     assert not pops.receive()
-    pops.hands.sleep(1.0)
+    pops.clocks.sleep(1.0)
     assert bodies(pops.receive()) == [b"0"]
     assert pops.ack(handle) == [False]
 
 
-def test_after_a_clock_that_was_ahead_each_delivery_still_has_a_name_of_its_own(pops: SteppedPopBench) -> None:
-    """An old handle must not end a later delivery of the same message."""
+def test_receipt_handles_stay_unique_after_fast_clock(pops: SteppedPopBench) -> None:
+    """Guard against an old handle that ends a later delivery of the same message."""
     pops.send(b"0")
     handles = pops.receive()
-    pops.hands.set_wall(-DAY)
+    pops.clocks.set_wall(-DAY)
     pops.kill()
     pops.core.ensure_group("g")
     pops.core.reset_offset("g", "t", 0, 0)
     for _ in range(3):
         handles += pops.receive(invisible=30.0)
-        pops.hands.sleep(30.0)
+        pops.clocks.sleep(30.0)
     (newest,) = pops.receive(invisible=30.0)
     assert len(handles) == 4
     assert pops.ack(*handles) == [False] * 4

@@ -1,4 +1,4 @@
-"""The loop on a thread of its own: calls beside it, and the end of its program."""
+"""Test the event loop thread: calls beside the loop, waiting threads, and program exit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ atexit.register(last)
 """
 
 
-def test_blocking_calls_are_made_also_when_the_program_ends() -> None:
+def test_blocking_calls_work_at_program_exit() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert ended.stderr == ""
     assert ended.stdout.splitlines() == ["called", "True", "invalid literal for int() with base 10: 'x'"]
@@ -57,7 +57,7 @@ def thread() -> Iterator[EventLoopThread]:
 
 
 def begin(thread: EventLoopThread, call: Callable[[], None]) -> None:
-    """As soon as it can be: there has to be a thread that stands by."""
+    """Run the call as soon as a standby thread exists."""
 
     async def once() -> bool:
         return thread.run_on_loop_thread(call)
@@ -69,7 +69,7 @@ async def name() -> str:
     return threading.current_thread().name
 
 
-def test_a_call_is_made_by_the_loops_thread_and_not_on_the_loop(thread: EventLoopThread) -> None:
+def test_call_runs_on_loop_thread_outside_loop(thread: EventLoopThread) -> None:
     seen: list[object] = []
     made = threading.Event()
 
@@ -86,7 +86,7 @@ def test_a_call_is_made_by_the_loops_thread_and_not_on_the_loop(thread: EventLoo
     assert thread.run(name(), 10) in ("test", "raymq-standby")
 
 
-def test_a_call_that_takes_long_holds_up_nobody(thread: EventLoopThread) -> None:
+def test_long_call_does_not_block_loop(thread: EventLoopThread) -> None:
     for loops, calls in (("raymq-standby", "test"), ("test", "raymq-standby")):
         began, go_on, made = threading.Event(), threading.Event(), threading.Event()
         by: list[str] = []
@@ -111,7 +111,7 @@ def test_a_call_that_takes_long_holds_up_nobody(thread: EventLoopThread) -> None
         assert made.wait(10)
 
 
-def test_what_a_call_raises_ends_nothing(thread: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_of_call_is_logged(thread: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
     def call() -> None:
         raise ValueError("its own")
 
@@ -121,7 +121,7 @@ def test_what_a_call_raises_ends_nothing(thread: EventLoopThread, caplog: pytest
     assert "its own" in caplog.text
 
 
-def test_the_end_does_not_wait_for_a_call(thread: EventLoopThread) -> None:
+def test_stop_does_not_wait_for_call(thread: EventLoopThread) -> None:
     began, go_on = threading.Event(), threading.Event()
 
     def call() -> None:
@@ -136,7 +136,7 @@ def test_the_end_does_not_wait_for_a_call(thread: EventLoopThread) -> None:
     go_on.set()
 
 
-def test_a_call_may_end_the_loop(thread: EventLoopThread) -> None:
+def test_call_may_stop_loop(thread: EventLoopThread) -> None:
     made = threading.Event()
 
     def call() -> None:
@@ -148,7 +148,7 @@ def test_a_call_may_end_the_loop(thread: EventLoopThread) -> None:
     assert thread.loop.is_closed()
 
 
-def test_many_calls_one_after_the_other_and_the_loop_between_them(thread: EventLoopThread) -> None:
+def test_many_calls_alternate_with_loop(thread: EventLoopThread) -> None:
     begin(thread, lambda: None)
     made: list[int] = []
 
@@ -160,11 +160,11 @@ def test_many_calls_one_after_the_other_and_the_loop_between_them(thread: EventL
     assert made == taken
 
 
-# -- what comes out of somebody's task or callback ------------------------------------------------------------------
+# -- errors of tasks and callbacks -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()], ids=repr)
-def test_what_ends_a_loop_from_within_ends_only_its_task(thread: EventLoopThread, error: BaseException) -> None:
+def test_exit_error_ends_only_its_task(thread: EventLoopThread, error: BaseException) -> None:
     async def ends() -> None:
         await asyncio.sleep(0)
         raise error
@@ -192,13 +192,13 @@ def test_what_ends_a_loop_from_within_ends_only_its_task(thread: EventLoopThread
 
 
 class Interrupted(BaseException):
-    """What a signal handler raises, anywhere."""
+    """Stand for an exception that a signal handler raises anywhere."""
 
 
-def test_an_interrupt_within_the_lock_of_a_result_does_not_stop_the_loop(
+def test_interrupt_inside_future_lock_does_not_stop_loop(
     thread: EventLoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Future's condition stayed locked for ever, and the loop with it, which wanted to tell the result."""
+    """Guard against a Future's condition that stays locked, and blocks the loop forever."""
     caller = threading.get_ident()
     enter = threading.Condition.__enter__
 
@@ -217,7 +217,7 @@ def test_an_interrupt_within_the_lock_of_a_result_does_not_stop_the_loop(
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # interrupted before it was handed over
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_signals_at_any_moment_leave_the_loop_to_others(thread: EventLoopThread) -> None:
+def test_signals_at_random_moments_do_not_stop_loop(thread: EventLoopThread) -> None:
     def interrupt(*_: object) -> None:
         raise Interrupted
 
@@ -239,7 +239,7 @@ def test_signals_at_any_moment_leave_the_loop_to_others(thread: EventLoopThread)
     assert thread.run(asyncio.sleep(0, "goes on"), 10) == "goes on"
 
 
-def test_a_call_that_is_given_up_is_cancelled(thread: EventLoopThread) -> None:
+def test_timed_out_call_is_cancelled(thread: EventLoopThread) -> None:
     cancelled = threading.Event()
 
     async def waits() -> None:
@@ -257,9 +257,12 @@ def test_a_call_that_is_given_up_is_cancelled(thread: EventLoopThread) -> None:
 
 
 @pytest.mark.parametrize("round_", range(40))
-def test_who_waits_for_a_loop_that_ends_is_told(thread: EventLoopThread, round_: int) -> None:
-    """What was handed over while the loop ended, and what had just been done: their callers waited for ever."""
-    told: list[BaseException] = []
+def test_stopping_loop_raises_in_waiting_threads(thread: EventLoopThread, round_: int) -> None:
+    """Guard against callers that wait forever while the loop stops.
+
+    Their work had been handed over meanwhile, or had just been done.
+    """
+    errors: list[BaseException] = []
     calls = 0
 
     def wait() -> None:
@@ -268,8 +271,8 @@ def test_who_waits_for_a_loop_that_ends_is_told(thread: EventLoopThread, round_:
             while True:
                 thread.run(asyncio.sleep(0))
                 calls += 1
-        except BaseException as error:  # noqa: BLE001 - whatever it is
-            told.append(error)
+        except BaseException as error:  # noqa: BLE001 - any error counts
+            errors.append(error)
 
     waiting = [threading.Thread(target=wait, daemon=True) for _ in range(4)]
     for each in waiting:
@@ -278,12 +281,12 @@ def test_who_waits_for_a_loop_that_ends_is_told(thread: EventLoopThread, round_:
     thread.stop()
     for each in waiting:
         each.join(10)
-    assert len(told) == 4
-    assert all(isinstance(error, RuntimeError | CancelledError) for error in told)
+    assert len(errors) == 4
+    assert all(isinstance(error, RuntimeError | CancelledError) for error in errors)
 
 
 @pytest.mark.parametrize("error", [ValueError(), SystemExit(1), KeyboardInterrupt()], ids=repr)
-def test_what_a_call_beside_the_loop_raises_does_not_end_it(thread: EventLoopThread, error: BaseException) -> None:
+def test_loop_survives_errors_of_calls(thread: EventLoopThread, error: BaseException) -> None:
     def call() -> None:
         raise error
 

@@ -1,4 +1,4 @@
-"""Tag expressions as a broker reads them."""
+"""Test how a broker parses tag expressions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raymq.storage.records.java_hash import tags_code
 
 
 @pytest.mark.parametrize("expression", ["*", "", " ", " * "])
-def test_all(expression: str) -> None:
+def test_match_all_expressions(expression: str) -> None:
     assert parse_filter("TAG", expression).tags_codes is None
 
 
@@ -25,16 +25,16 @@ def test_all(expression: str) -> None:
         ("Grüße||数据", ["Grüße", "数据"]),
     ],
 )
-def test_tags(expression: str, tags: list[str]) -> None:
+def test_tag_expressions(expression: str, tags: list[str]) -> None:
     assert parse_filter("TAG", expression).tags_codes == set(map(tags_code, tags))
     assert parse_filter("", expression).tags_codes == set(map(tags_code, tags))
 
 
-def test_equal_hashes_both_pass() -> None:
+def test_tags_with_equal_hashes_both_match() -> None:
     assert parse_filter("TAG", "Aa").tags_codes == parse_filter("TAG", "BB").tags_codes
 
 
 @pytest.mark.parametrize(("kind", "expression"), [("TAG", "||"), ("TAG", " || || "), ("SQL92", "a > > 1"), ("X", "a")])
-def test_refused(kind: str, expression: str) -> None:
+def test_invalid_expressions_raise_bad_subscription(kind: str, expression: str) -> None:
     with pytest.raises(BadSubscription):
         parse_filter(kind, expression)

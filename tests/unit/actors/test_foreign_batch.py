@@ -1,4 +1,4 @@
-"""Batches of RocketMQ's clients: every message with its own key and at its own place, or nothing at all."""
+"""Test batches of RocketMQ clients: messages keep their own keys, or none is stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from raymq.actors.broker.core.appending.batch_body import BatchMember, split
 from raymq.actors.errors import InvalidInput, MessageIllegal, PermissionDenied, RayMQError, TopicNotFound
-from tests.unit.actors.taking_in import CLUSTER, Intake, member
+from tests.unit.actors.foreign_intake import CLUSTER, Intake, member
 
 BATCH = {"UNIQ_KEY": "BATCH", "WAIT": "true"}
 
@@ -25,7 +25,7 @@ def intake(tmp_path: Path) -> Iterator[Intake]:
 
 # Twelve are appended one by one, thirteen by NumPy.
 @pytest.mark.parametrize("count", [1, 2, 12, 13, 40])
-def test_each_message_keeps_what_it_said(intake: Intake, count: int) -> None:
+def test_each_message_keeps_its_fields(intake: Intake, count: int) -> None:
     told = [{"UNIQ_KEY": f"KEY{i:02}", "KEYS": f"k{i}", "TAGS": "even" if i % 2 == 0 else "odd"} for i in range(count)]
     members = [member(f"body {i}".encode(), told[i], flag=i) for i in range(count)]
     accepted = intake.accept_batch(*members, queue_id=1, properties=dict(BATCH), sys_flag=2, reconsume_times=1)
@@ -41,7 +41,7 @@ def test_each_message_keeps_what_it_said(intake: Intake, count: int) -> None:
     assert len(intake.core.query("t", told[-1]["UNIQ_KEY"], 0, 1 << 60, 10)) == 1
 
 
-def test_a_message_wins_over_its_batch(intake: Intake) -> None:
+def test_message_properties_override_batch_properties(intake: Intake) -> None:
     intake.accept_batch(
         member(b"a", {"UNIQ_KEY": "A", "p": "own"}),
         member(b"b", {"UNIQ_KEY": "B"}),
@@ -58,7 +58,7 @@ def test_a_message_wins_over_its_batch(intake: Intake) -> None:
     "told",
     [b"", b"p\x01v\x02", b"p\x01v", b"MY_UNIQ_KEY\x01v", b"UNIQ_KEY\x01\x02", b"UNIQ_KEY\x01", b"UNIQ_KEY", b"no pair"],
 )
-def test_a_unique_key_is_made_where_there_is_none(intake: Intake, told: bytes) -> None:
+def test_missing_unique_key_is_generated(intake: Intake, told: bytes) -> None:
     intake.accept_batch(member(b"a", told), member(b"b", told))
     first, second = intake.records()
     assert first.unique_key
@@ -67,18 +67,18 @@ def test_a_unique_key_is_made_where_there_is_none(intake: Intake, told: bytes) -
     assert {**first.properties, "UNIQ_KEY": ""} == {**second.properties, "UNIQ_KEY": ""}
 
 
-def test_properties_without_their_last_separator(intake: Intake) -> None:
+def test_properties_without_last_separator_are_read(intake: Intake) -> None:
     intake.accept_batch(member(b"a", b"UNIQ_KEY\x01A\x02p\x01v"))
     assert intake.records()[0].properties == {"UNIQ_KEY": "A", "p": "v", "CLUSTER": CLUSTER}
 
 
-def test_only_the_schedule_says_that_it_delivered(intake: Intake) -> None:
+def test_forged_delivery_property_is_dropped(intake: Intake) -> None:
     forged = {"RAYMQ_DELIVERED_FROM": "1:99", "p": "v"}
     intake.accept_batch(member(b"a", {"UNIQ_KEY": "A", **forged}), properties=dict(forged))
     assert intake.records()[0].properties == {"UNIQ_KEY": "A", "p": "v", "CLUSTER": CLUSTER}
 
 
-def test_a_body_may_look_like_properties(intake: Intake) -> None:
+def test_body_may_look_like_properties(intake: Intake) -> None:
     body = b"\x02DELAY\x013\x02TRAN_MSG\x01true\x02"
     intake.accept_batch(member(body, {"UNIQ_KEY": "A"}))
     assert intake.records()[0].body == body
@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[list[bytes], dict[str, Any], type[RayMQError]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_one_bad_message_refuses_the_batch(intake: Intake, name: str) -> None:
+def test_bad_message_refuses_whole_batch(intake: Intake, name: str) -> None:
     members, changes, error = REFUSED[name]
     before = intake.state()
     with pytest.raises(error) as refused:
@@ -121,19 +121,19 @@ def test_one_bad_message_refuses_the_batch(intake: Intake, name: str) -> None:
 
 
 class TestSplitting:
-    def test_the_parts(self) -> None:
+    def test_split_returns_members(self) -> None:
         packed = member(b"a", b"x", flag=7) + member(b"bc", b"")
         assert split(packed) == [BatchMember(7, b"a", b"x"), BatchMember(0, b"bc", b"")]
 
     @pytest.mark.parametrize("at", [0, 16])
     @pytest.mark.parametrize("value", [-(1 << 31), -1, 0, 1, 21, 1 << 20, (1 << 31) - 1])
-    def test_no_length_is_believed(self, at: int, value: int) -> None:
+    def test_wrong_lengths_raise_message_illegal(self, at: int, value: int) -> None:
         packed = bytearray(GOOD + GOOD)
         struct.pack_into(">i", packed, at, value)
         with pytest.raises(MessageIllegal):
             split(bytes(packed))
 
-    def test_every_cut_is_seen(self) -> None:
+    def test_truncated_batch_raises_message_illegal(self) -> None:
         for end in range(len(GOOD)):
             with pytest.raises(MessageIllegal):
                 split(GOOD[:end])

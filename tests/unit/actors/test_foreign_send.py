@@ -1,4 +1,4 @@
-"""Messages of RocketMQ's clients on their way in: what is stored, what is refused, which way they go."""
+"""Test messages sent by RocketMQ clients: storage, refusals, and kinds of messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raymq.actors.errors import (
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.records.record import pack_host
 from raymq.storage.tables.topic_config import TopicConfig
-from tests.unit.actors.taking_in import BORN_HOST, CLUSTER, UNIQUE_KEY, Intake
+from tests.unit.actors.foreign_intake import BORN_HOST, CLUSTER, UNIQUE_KEY, Intake
 
 HALF = {"TRAN_MSG": "true"}
 
@@ -33,7 +33,7 @@ def intake(tmp_path: Path) -> Iterator[Intake]:
     made.store.close()
 
 
-def test_everything_that_the_sender_said_is_stored(intake: Intake) -> None:
+def test_all_fields_of_message_are_stored(intake: Intake) -> None:
     told = {"UNIQ_KEY": UNIQUE_KEY, "KEYS": "k1 ключ", "TAGS": "тег", "WAIT": "true", "имя": "значение \U0001f600"}
     accepted = intake.accept(
         queue_id=2, properties=dict(told), flag=0x1234, sys_flag=0x1 | 2 << 8, body=b"\x00packed", reconsume_times=3
@@ -49,17 +49,17 @@ def test_everything_that_the_sender_said_is_stored(intake: Intake) -> None:
     assert (accepted.messages, accepted.size) == (1, record.size)
 
 
-def test_offsets_are_those_of_the_queue(intake: Intake) -> None:
+def test_offsets_count_per_queue(intake: Intake) -> None:
     assert [intake.accept(queue_id=queue_id).queue_offset for queue_id in (0, 1, 0, 0)] == [0, 0, 1, 2]
 
 
-def test_a_unique_key_is_made_where_there_is_none(intake: Intake) -> None:
+def test_missing_unique_key_is_generated(intake: Intake) -> None:
     keys = [intake.accept(properties=dict(told)).unique_key for told in ({}, {"UNIQ_KEY": ""}, {})]
     assert len(set(keys)) == 3
     assert [record.unique_key for record in intake.records()] == keys
 
 
-def test_a_sender_with_an_ipv6_address(intake: Intake) -> None:
+def test_ipv6_sender_address_is_stored(intake: Intake) -> None:
     accepted = intake.accept(born_host=pack_host("fe80::1", 80), properties={"UNIQ_KEY": "A" * 56})
     (record,) = intake.records()
     assert record.born_host == "[fe80:0:0:0:0:0:0:1]:80"
@@ -68,23 +68,23 @@ def test_a_sender_with_an_ipv6_address(intake: Intake) -> None:
     assert accepted.unique_key == "A" * 56
 
 
-def test_who_sends_too_much_learns_the_limit_and_what_can_be_done(intake: Intake) -> None:
+def test_oversized_body_error_names_limit_and_setting(intake: Intake) -> None:
     with pytest.raises(MessageIllegal, match=r"1 to 4000 bytes; got 4001 .*raise max_message_bytes"):
         intake.accept(body=b"x" * 4_001)
 
 
 @pytest.mark.parametrize(("asked", "got"), [(-1, 3), (-99, 3), (0, 0), (3, 3)])
-def test_below_zero_is_any_queue(intake: Intake, asked: int, got: int) -> None:
+def test_negative_queue_id_chooses_any_queue(intake: Intake, asked: int, got: int) -> None:
     assert intake.accept(queue_id=asked).queue_id == got
 
 
-def test_a_queue_that_may_only_be_read_takes_messages_too(intake: Intake) -> None:
+def test_read_only_queue_accepts_messages(intake: Intake) -> None:
     intake.store.topic_configs.put(TopicConfig("shrinking", read_queues=8, write_queues=2))
     assert intake.accept(topic="shrinking", queue_id=7).queue_id == 7
     assert intake.accept(topic="shrinking", queue_id=-1).queue_id == 1
 
 
-def test_a_topic_of_many_tags_marks_its_messages(intake: Intake) -> None:
+def test_multi_tag_topic_marks_its_messages(intake: Intake) -> None:
     intake.store.topic_configs.put(TopicConfig("tags", 1, 1, others={"topicFilterType": "MULTI_TAG"}))
     intake.accept(topic="tags")
     assert intake.records("tags")[0].sys_flag == 0x2
@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[RayMQError], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_leaves_nothing_behind(intake: Intake, name: str) -> None:
+def test_refused_message_changes_nothing(intake: Intake, name: str) -> None:
     changes, error, code = REFUSED[name]
     before = intake.state()
     with pytest.raises(error) as refused:
@@ -132,7 +132,7 @@ def test_what_is_refused_leaves_nothing_behind(intake: Intake, name: str) -> Non
     assert intake.state() == before
 
 
-def test_a_topic_without_write_permission(intake: Intake) -> None:
+def test_topic_without_write_permission_denies_message(intake: Intake) -> None:
     intake.store.topic_configs.put(TopicConfig("read-only", 1, 1, perm=4))
     before = intake.state()
     with pytest.raises(PermissionDenied):
@@ -140,7 +140,7 @@ def test_a_topic_without_write_permission(intake: Intake) -> None:
     assert intake.state() == before
 
 
-def test_a_full_disk(intake: Intake) -> None:
+def test_full_disk_raises_store_full(intake: Intake) -> None:
     intake.store._writer._disk_checked_at = float("inf")
     intake.store._writer._disk_full = "full"
     with pytest.raises(StoreFull) as refused:
@@ -148,7 +148,7 @@ def test_a_full_disk(intake: Intake) -> None:
     assert refused.value.wire_code == "SERVICE_NOT_AVAILABLE"
 
 
-class TestTopicsThatAMessageMakes:
+class TestAutoCreatedTopics:
     @pytest.fixture
     def creating(self, tmp_path: Path) -> Iterator[Intake]:
         made = Intake(tmp_path, auto_create_topics=True)
@@ -156,9 +156,7 @@ class TestTopicsThatAMessageMakes:
         made.store.close()
 
     @pytest.mark.parametrize(("asked", "queues"), [(1, 1), (4, 4), (8, 8), (100, 8)])
-    def test_with_as_many_queues_as_asked_for_and_as_the_model_has(
-        self, creating: Intake, asked: int, queues: int
-    ) -> None:
+    def test_queue_count_is_limited_by_default_topic(self, creating: Intake, asked: int, queues: int) -> None:
         creating.accept(topic="new", queue_id=0, default_queues=asked)
         config = creating.core.topic("new")
         assert (config.read_queues, config.write_queues, config.perm) == (queues, queues, 6)
@@ -177,7 +175,7 @@ class TestTopicsThatAMessageMakes:
             ({"properties": HALF}, PermissionDenied),
         ],
     )
-    def test_not_by_a_message_that_is_refused(
+    def test_refused_message_creates_no_topic(
         self, creating: Intake, changes: dict[str, Any], error: type[Exception]
     ) -> None:
         before = creating.state()
@@ -185,7 +183,7 @@ class TestTopicsThatAMessageMakes:
             creating.accept(topic="new", **changes)
         assert creating.state() == before
 
-    def test_only_where_the_configuration_allows_it(self, intake: Intake) -> None:
+    def test_disabled_auto_creation_creates_no_topic(self, intake: Intake) -> None:
         assert "TBW102" not in intake.core.topics
         for model in ("TBW102", CLUSTER):
             with pytest.raises(TopicNotFound):
@@ -212,12 +210,12 @@ class TestTopicsThatAMessageMakes:
         ({"TRAN_MSG": "true"}, 1, MessageKind.HALF),
     ],
 )
-def test_what_properties_ask_for(told: dict[str, str], reconsume_times: int, kind: MessageKind) -> None:
+def test_message_kind_follows_properties(told: dict[str, str], reconsume_times: int, kind: MessageKind) -> None:
     assert kind_of(told, reconsume_times) is kind
 
 
 class TestDelayLevels:
-    def test_it_waits_and_comes(self, intake: Intake) -> None:
+    def test_message_is_delivered_after_its_level(self, intake: Intake) -> None:
         told = {"UNIQ_KEY": UNIQUE_KEY, "DELAY": "2", "TIMER_DELAY_SEC": "7", "TAGS": "a"}
         accepted = intake.accept(queue_id=3, properties=told)
 
@@ -233,23 +231,23 @@ class TestDelayLevels:
         assert record.properties["DELAY"] == "2"
         assert "TIMER_DELAY_SEC" not in record.properties
 
-    def test_more_than_there_are_is_the_last(self, intake: Intake) -> None:
+    def test_level_above_table_uses_last_level(self, intake: Intake) -> None:
         intake.accept(properties={"DELAY": "99"})
         assert intake.records(SCHEDULE_TOPIC, 3)[0].properties["DELAY"] == "4"
 
-    def test_only_the_schedule_says_that_it_delivered(self, intake: Intake) -> None:
+    def test_forged_delivery_property_is_dropped(self, intake: Intake) -> None:
         intake.accept(properties={"RAYMQ_DELIVERED_FROM": "1:99"})
         intake.accept(properties={"RAYMQ_DELIVERED_FROM": "garbage", "DELAY": "1"})
         for topic in ("t", SCHEDULE_TOPIC):
             assert "RAYMQ_DELIVERED_FROM" not in intake.records(topic)[0].properties
 
 
-class TestRetriesThatAClientSends:
+class TestClientRetries:
     @pytest.fixture(autouse=True)
     def group(self, intake: Intake) -> None:
         intake.core.ensure_group("g")
 
-    def test_come_again_after_their_level(self, intake: Intake) -> None:
+    def test_retry_is_delivered_after_its_level(self, intake: Intake) -> None:
         told = {"DELAY": "1", "RETRY_TOPIC": "t", "UNIQ_KEY": UNIQUE_KEY}
         intake.accept(topic="%RETRY%g", properties=told, reconsume_times=16)
         intake.clock.advance(1.0)
@@ -260,7 +258,7 @@ class TestRetriesThatAClientSends:
     @pytest.mark.parametrize(
         ("times", "limit", "dead"), [(17, None, True), (16, None, False), (3, 2, True), (2, 2, False), (17, 20, False)]
     )
-    def test_go_to_the_dead_letters_once_too_often(
+    def test_exhausted_retry_goes_to_dead_letter_queue(
         self, intake: Intake, times: int, limit: int | None, dead: bool
     ) -> None:
         intake.accept(topic="%RETRY%g", properties={"DELAY": "1"}, reconsume_times=times, max_reconsume_times=limit)
@@ -269,13 +267,13 @@ class TestRetriesThatAClientSends:
         assert [record.properties["DELAY"] for record in letters] == ["0"] * dead
         assert len(intake.records(SCHEDULE_TOPIC)) == (not dead)
 
-    def test_of_an_ordered_consumer_are_what_it_gave_up(self, intake: Intake) -> None:
+    def test_retry_of_ordered_consumer_goes_to_dead_letter_queue(self, intake: Intake) -> None:
         intake.core.locks.lock("g", "client", [("t", 0)])
         intake.accept(topic="%RETRY%g", reconsume_times=1)
         assert len(intake.records("%DLQ%g")) == 1
 
 
-def test_a_service_takes_its_kind_of_messages(intake: Intake) -> None:
+def test_put_message_hook_handles_its_kind(intake: Intake) -> None:
     def prepare(draft: InboundMessage) -> None:
         draft.properties |= {"REAL_TOPIC": draft.topic, "REAL_QID": str(draft.queue_id)}
         draft.topic, draft.queue_id, draft.sys_flag = "RMQ_SYS_TRANS_HALF_TOPIC", 0, 0

@@ -1,4 +1,4 @@
-"""The frame codec: literal bytes, both header forms, cuts at every byte, garbage."""
+"""Test the frame codec: literal bytes, both header forms, cuts at each byte, garbage."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_literal_json_header() -> None:
 
 @pytest.mark.parametrize("serialization", list(Serialization))
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 10_000])
-def test_any_cut_of_the_stream_gives_the_same_commands(serialization: Serialization, step: int) -> None:
+def test_stream_in_chunks_yields_same_commands(serialization: Serialization, step: int) -> None:
     sent = [
         Command(10, {"a": "1", "ü": "ß"}, b"x" * n, opaque=n, remark="r" if n else None, serialization=serialization)
         for n in range(4)
@@ -58,7 +58,7 @@ def test_any_cut_of_the_stream_gives_the_same_commands(serialization: Serializat
 @pytest.mark.parametrize(
     ("code", "folded"), [(200_050, 3442), (200_051, 3443), (200_053, 3445), (200_054, 3446), (200_151, 3543)]
 )
-def test_codes_of_pop_come_through_the_16_bits_of_the_binary_form(code: int, folded: int) -> None:
+def test_pop_codes_round_trip_in_binary_header(code: int, folded: int) -> None:
     encoded = frame.encode(Command(code, serialization=Serialization.ROCKETMQ))
     assert struct.unpack_from(">H", encoded, 8) == (folded,)
     assert decode_all(encoded, 99)[0].code == code
@@ -67,7 +67,7 @@ def test_codes_of_pop_come_through_the_16_bits_of_the_binary_form(code: int, fol
     assert decode_all(frame.encode(Command(0xFFFE, serialization=Serialization.ROCKETMQ)), 99)[0].code == 0xFFFE
 
 
-def test_an_answer_has_its_requests_opaque_and_form() -> None:
+def test_answer_keeps_opaque_and_serialization_of_request() -> None:
     request = Command(1, opaque=-5, serialization=Serialization.MSGPACK)
     answer = request.response(0, {"n": 1})
     assert (answer.opaque, answer.serialization, answer.is_response) == (-5, Serialization.MSGPACK, True)
@@ -90,12 +90,12 @@ def test_an_answer_has_its_requests_opaque_and_form() -> None:
         pytest.param(struct.pack(">iI", 7, (2 << 24) | 3) + b"abc", id="msgpack garbage"),
     ],
 )
-def test_garbage_ends_the_connection(data: bytes) -> None:
+def test_garbage_raises_protocol_error(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         list(FrameReader().feed(data))
 
 
-def test_a_large_frame_is_refused_before_memory_is_taken() -> None:
+def test_oversized_frame_is_refused_before_allocation() -> None:
     reader = FrameReader(max_frame_bytes=100)
     with pytest.raises(ProtocolError, match=r"1\.\.100"):
         list(reader.feed(struct.pack(">i", 101)))

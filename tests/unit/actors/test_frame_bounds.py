@@ -1,4 +1,4 @@
-"""How long frames may be: what follows from how long messages may be, and that nothing is held for an announcement."""
+"""Test frame limits, which follow from message limits, and that memory follows received bytes."""
 
 from __future__ import annotations
 
@@ -42,21 +42,19 @@ def give(_: ServerConnection, request: Command) -> Command:
         (MAX_MESSAGE_BYTES, 76 * MIB),
     ],
 )
-def test_a_frame_is_longer_than_rocketmqs_by_what_a_message_is_longer_than_its_default(
-    max_message_bytes: int, expected: int
-) -> None:
+def test_frame_limit_grows_with_message_limit(max_message_bytes: int, expected: int) -> None:
     assert frame_bytes(max_message_bytes) == expected
-    # The longest frame of all: an answer that is full but for one byte, the longest message behind it, and the header.
+    # The longest frame: an answer that is full but for one byte, then the longest message, and the header.
     record = max_message_bytes + MAX_RECORD_OVERHEAD
     assert MAX_ANSWER_BYTES + record + ServerLimits().header_bytes < expected <= MESSAGE_FRAME_BYTES < 1 << 31
 
 
-def test_what_is_said_to_be_beside_a_body_is_what_a_record_has_at_most() -> None:
+def test_record_overhead_limit_covers_largest_header() -> None:
     longest_head = max(struct.size for struct in HEADERS.values())
     assert longest_head + 2 + MAX_TOPIC_BYTES + 2 + MAX_PROPERTIES_BYTES + 8 <= MAX_RECORD_OVERHEAD
 
 
-def test_with_the_default_setting_every_limit_of_a_server_is_what_it_was() -> None:
+def test_default_setting_keeps_server_limits() -> None:
     assert ServerLimits(frame_bytes=frame_bytes(DEFAULT_MESSAGE_BYTES)) == ServerLimits(
         frame_bytes=16 * MIB,
         answer_bytes=16 * MIB,
@@ -75,7 +73,7 @@ def test_with_the_default_setting_every_limit_of_a_server_is_what_it_was() -> No
 
 
 @pytest.mark.parametrize("setting", [DEFAULT_MESSAGE_BYTES, 5 * MIB])
-async def test_a_frame_at_its_bound_is_served_and_one_byte_more_closes_the_connection(setting: int) -> None:
+async def test_frame_above_limit_closes_connection(setting: int) -> None:
     most = frame_bytes(setting)
     async with serving({ECHO: echo}, limits=ServerLimits(frame_bytes=most, answer_bytes=most)) as (_, address):
         pool = ConnectionPool(max_frame_bytes=most + MIB)
@@ -90,7 +88,7 @@ async def test_a_frame_at_its_bound_is_served_and_one_byte_more_closes_the_conne
 
 
 @pytest.mark.parametrize("most", [16 * MIB, 32 * MIB])
-async def test_an_answer_that_is_longer_than_the_server_may_write_becomes_an_error(most: int) -> None:
+async def test_oversized_answer_becomes_error(most: int) -> None:
     async with serving({GIVE: give}, limits=ServerLimits(answer_bytes=most)) as (_, address):
         pool = ConnectionPool(max_frame_bytes=MESSAGE_FRAME_BYTES)
         assert len((await pool.request(address, Command(GIVE, {"n": most - 1000}), 20.0)).body) == most - 1000
@@ -99,7 +97,7 @@ async def test_an_answer_that_is_longer_than_the_server_may_write_becomes_an_err
         await pool.close()
 
 
-async def test_who_may_not_read_long_frames_closes_at_their_announcement() -> None:
+async def test_client_closes_connection_on_oversized_frame() -> None:
     async with serving({GIVE: give}, limits=ServerLimits(answer_bytes=MESSAGE_FRAME_BYTES)) as (_, address):
         pool = ConnectionPool()
         with pytest.raises(Exception, match="connection lost"):
@@ -107,8 +105,8 @@ async def test_who_may_not_read_long_frames_closes_at_their_announcement() -> No
         await pool.close()
 
 
-async def test_a_server_holds_of_long_frames_about_what_has_arrived_however_much_is_announced() -> None:
-    """Fault 13.21: also where a setting allows the longest ones."""
+async def test_server_memory_follows_received_bytes() -> None:
+    """Check this also where the setting allows the longest frames (fault 13.21)."""
     limits = ServerLimits(frame_bytes=MESSAGE_FRAME_BYTES)
     async with serving({ECHO: echo}, limits=limits) as (server, address):
         peers = [await Peer.connect(address) for _ in range(20)]
@@ -123,7 +121,7 @@ async def test_a_server_holds_of_long_frames_about_what_has_arrived_however_much
         server.room.validate()
 
 
-def test_the_memory_of_the_longest_frame_follows_what_has_arrived_of_it() -> None:
+def test_reader_memory_follows_received_bytes() -> None:
     reader = FrameReader(MESSAGE_FRAME_BYTES)
     data = memoryview(struct.pack(">iI", MESSAGE_FRAME_BYTES, 0) + bytes(3 * MIB))
     arrived = 0

@@ -1,4 +1,4 @@
-"""Appends that wait for one flush: what they are told when it cannot be done yet."""
+"""Test what appends that wait for one flush report when the flush fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, WriteUnknow
 
 
 class Disk:
-    """Flushes that fail, one after the other, with these errors."""
+    """Fail flushes with these errors, one after the other."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -24,28 +24,28 @@ class Disk:
             raise self.errors.pop(0)
 
 
-async def test_a_lack_of_descriptors_is_no_refusal_of_what_is_stored() -> None:
+async def test_busy_store_is_retried_until_flushed() -> None:
     disk = Disk(StoreBusy("none left"), StoreBusy("none left"))
-    told: list[int] = []
+    flush_counts: list[int] = []
     commits = GroupCommit(disk.flush, 30)
-    commits.on_flushed = lambda: told.append(disk.flushes)
+    commits.on_flushed = lambda: flush_counts.append(disk.flushes)
     assert await commits.wait() is SendStatus.SEND_OK
-    assert told == [3]
+    assert flush_counts == [3]
 
 
-async def test_who_waits_too_long_for_descriptors_is_told_that_it_is_not_on_disk_yet() -> None:
+async def test_long_busy_store_returns_flush_disk_timeout() -> None:
     commits = GroupCommit(Disk(*[StoreBusy("none left")] * 10_000).flush, 0.2)
     assert await commits.wait() is SendStatus.FLUSH_DISK_TIMEOUT
 
 
-async def test_a_disk_that_fails_leaves_it_unknown() -> None:
+async def test_failed_disk_raises_write_unknown() -> None:
     with pytest.raises(WriteUnknown):
         await GroupCommit(Disk(StoreFailed("EIO")).flush, 30).wait()
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
-async def test_who_waits_is_told_whatever_a_flush_has_failed_by(error: Exception) -> None:
-    """Also who waits for arrivals: there need not be another append that would have it flushed."""
+async def test_unexpected_flush_error_is_retried(error: Exception) -> None:
+    """Check that `on_flushed` is called even without another append."""
     disk = Disk(error, error)
     flushed = asyncio.Event()
     commits = GroupCommit(disk.flush, 30)
@@ -56,7 +56,7 @@ async def test_who_waits_is_told_whatever_a_flush_has_failed_by(error: Exception
     assert await commits.wait() is SendStatus.SEND_OK
 
 
-async def test_a_store_that_is_closed_ends_it() -> None:
+async def test_closed_store_raises_store_error() -> None:
     disk = Disk(StoreError("the store is closed"))
     with pytest.raises(StoreError, match="closed"):
         await GroupCommit(disk.flush, 30).wait()

@@ -18,8 +18,8 @@ def groups(bench: Bench) -> ClientRegistry:
     return ClientRegistry(bench.elapsed)
 
 
-def test_a_group_with_a_late_commit_stays_for_a_minute(bench: Bench, groups: ClientRegistry) -> None:
-    """Refuse what a client did not see: the commit may come behind its look."""
+def test_group_with_recent_commit_is_not_deleted(bench: Bench, groups: ClientRegistry) -> None:
+    """Refuse a deletion when a commit arrived after the client's own check."""
     remover = GroupRemover(bench.core, groups)
     bench.core.ensure_group("g")
     bench.append(Message("t", b"x"))
@@ -33,7 +33,7 @@ def test_a_group_with_a_late_commit_stays_for_a_minute(bench: Bench, groups: Cli
     assert "g" not in bench.core.group_settings
 
 
-def test_a_group_with_a_member_stays(bench: Bench, groups: ClientRegistry) -> None:
+def test_group_with_member_is_not_deleted(bench: Bench, groups: ClientRegistry) -> None:
     remover = GroupRemover(bench.core, groups)
     bench.core.ensure_group("g")
     groups.register_client("x", "c1", "PYTHON", 0)

@@ -1,4 +1,4 @@
-"""Clients, and the groups that they consume and produce in."""
+"""Test clients, and the consumer and producer groups that they are in."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.validation import validated
 
 
 class Groups(ClientRegistry):
-    """A table with a heartbeat in one call."""
+    """Extend the registry with a heartbeat in one call."""
 
     def heartbeat(
         self, client_id: str, connection: str, group: str = "g", strict: bool = False, **topics: str | tuple[str, int]
     ) -> bool:
-        """Topics are given as name=expression, or name=(expression, version)."""
+        """Register a client with topics, given as name=expression or name=(expression, version)."""
         self.register_client(client_id, connection, "JAVA", 479)
         wanted = {}
-        for topic, told in topics.items():
-            expression, version = (told, 0) if isinstance(told, str) else told
+        for topic, spec in topics.items():
+            expression, version = (spec, 0) if isinstance(spec, str) else spec
             wanted[topic] = Subscription(topic, expression, version=version)
         return self.register_consumer(client_id, ConsumerData(group, wanted), strict=strict)
 
     def joins(self, client_id: str, expression: str, version: int | None) -> bool:
-        """Topic t, over a connection of its own, with the version of its subscription."""
+        """Subscribe to topic t over a separate connection, with a subscription version."""
         self.register_client(client_id, f"connection of {client_id}")
         return self.register_consumer(
             client_id, ConsumerData("g", {"t": Subscription("t", expression)}, version=version), strict=True
@@ -42,7 +42,7 @@ def groups(clock: FakeClock) -> Iterator[Groups]:
         yield made
 
 
-def test_members_are_told_apart_by_client_id(groups: Groups) -> None:
+def test_members_are_distinguished_by_client_id(groups: Groups) -> None:
     assert groups.heartbeat("x", "c1", t="*")
     assert groups.heartbeat("y", "c2", t="*")
     assert not groups.heartbeat("x", "c1", t="*")
@@ -50,14 +50,14 @@ def test_members_are_told_apart_by_client_id(groups: Groups) -> None:
     assert set(groups.connections("g")) == {"c1", "c2"}
 
 
-def test_a_connection_is_new_once(groups: Groups) -> None:
+def test_connection_is_new_only_once(groups: Groups) -> None:
     assert groups.register_client("x", "c1")
     assert not groups.register_client("x", "c1")
     assert not groups.register_client("y", "c1"), "one connection may serve several clients"
     assert groups.register_client("x", "c2")
 
 
-def test_a_closed_connection_ends_membership_after_the_grace_time(groups: Groups, clock: FakeClock) -> None:
+def test_closed_connection_ends_membership_after_grace_time(groups: Groups, clock: FakeClock) -> None:
     groups.heartbeat("x", "c1", t="*")
     groups.register_producer("x", "p")
     groups.connection_closed("c1")
@@ -73,7 +73,7 @@ def test_a_closed_connection_ends_membership_after_the_grace_time(groups: Groups
     assert groups.producers("p") == []
 
 
-def test_a_client_that_comes_back_in_time_stays(groups: Groups, clock: FakeClock) -> None:
+def test_client_reconnecting_in_grace_time_stays_member(groups: Groups, clock: FakeClock) -> None:
     groups.heartbeat("x", "c1", t="*")
     groups.connection_closed("c1")
     clock.advance(SESSION_GRACE_SECONDS - 0.1)
@@ -83,7 +83,7 @@ def test_a_client_that_comes_back_in_time_stays(groups: Groups, clock: FakeClock
     assert groups.connection_of("x") == "c2"
 
 
-def test_one_of_two_connections_may_close(groups: Groups, clock: FakeClock) -> None:
+def test_client_keeps_membership_over_second_connection(groups: Groups, clock: FakeClock) -> None:
     groups.heartbeat("x", "c1", t="*")
     groups.heartbeat("x", "c2", t="*")
     assert groups.connection_of("x") == "c2"
@@ -93,7 +93,7 @@ def test_one_of_two_connections_may_close(groups: Groups, clock: FakeClock) -> N
     assert groups.connection_of("x") == "c1"
 
 
-def test_a_membership_that_no_heartbeat_renews_goes(groups: Groups, clock: FakeClock) -> None:
+def test_membership_without_heartbeat_expires(groups: Groups, clock: FakeClock) -> None:
     groups.heartbeat("x", "c1", "g", t="*")
     groups.heartbeat("x", "c1", "h", t="*")
     clock.advance(CHANNEL_EXPIRY_SECONDS - 1)
@@ -104,14 +104,14 @@ def test_a_membership_that_no_heartbeat_renews_goes(groups: Groups, clock: FakeC
     assert groups.members("h") == ["x"]
 
 
-def test_leaving_in_good_order(groups: Groups) -> None:
+def test_unregister_consumer_removes_member(groups: Groups) -> None:
     groups.heartbeat("x", "c1", t="*")
     assert groups.unregister_consumer("x", "g")
     assert not groups.unregister_consumer("x", "g")
     assert groups.clients("g") == []
 
 
-def test_producers(groups: Groups, clock: FakeClock) -> None:
+def test_producer_groups_register_and_expire(groups: Groups, clock: FakeClock) -> None:
     groups.register_client("x", "c1", "GO", 400)
     groups.register_producer("x", "p")
     assert [(c.client_id, c.language, c.version, c.connections) for c in groups.producers("p")] == [
@@ -126,32 +126,32 @@ def test_producers(groups: Groups, clock: FakeClock) -> None:
     assert groups.producer_groups() == {}
 
 
-def test_a_strict_member_is_refused_naming_both_subscriptions(groups: Groups) -> None:
+def test_strict_member_mismatch_names_both_subscriptions(groups: Groups) -> None:
     groups.heartbeat("x", "c1", t="paid")
     with pytest.raises(SubscriptionMismatch, match=r"y subscribes to t \[shipped\].*x subscribes to t \[paid\]"):
         groups.heartbeat("y", "c2", strict=True, t="shipped")
     assert groups.members("g") == ["x"]
 
 
-def test_a_strict_member_that_is_in_stays_in(groups: Groups) -> None:
+def test_existing_strict_member_stays(groups: Groups) -> None:
     groups.heartbeat("x", "c1", strict=True, t="paid")
     groups.heartbeat("y", "c2", t="shipped")
     assert not groups.heartbeat("x", "c1", strict=True, t="paid")
 
 
-def test_the_retry_topic_makes_no_difference(groups: Groups) -> None:
+def test_retry_topic_is_ignored_in_subscription_comparison(groups: Groups) -> None:
     groups.heartbeat("x", "c1", **{"t": "paid", "%RETRY%g": "*"})
     assert groups.heartbeat("y", "c2", strict=True, t="paid")
 
 
-def test_the_last_member_may_change_its_subscription(groups: Groups) -> None:
+def test_last_member_may_change_its_subscription(groups: Groups) -> None:
     groups.heartbeat("x", "c1", strict=True, t="paid")
     assert groups.heartbeat("x", "c1", strict=True, t="shipped"), "the others would have to be told"
     groups.connection_closed("c1")
     assert groups.heartbeat("y", "c2", strict=True, t="other")
 
 
-def test_the_last_heartbeat_says_what_the_group_wants(groups: Groups) -> None:
+def test_last_heartbeat_sets_group_subscription(groups: Groups) -> None:
     groups.heartbeat("x", "c1", t=("paid", 5))
     groups.heartbeat("y", "c2", t=("shipped", 6))
     assert groups.subscription("g", "t") == Subscription("t", "shipped", version=6)
@@ -160,7 +160,7 @@ def test_the_last_heartbeat_says_what_the_group_wants(groups: Groups) -> None:
         groups.subscription("nobody", "t")
 
 
-def test_a_heartbeat_without_subscriptions_changes_none(groups: Groups, clock: FakeClock) -> None:
+def test_heartbeat_without_subscriptions_keeps_them(groups: Groups, clock: FakeClock) -> None:
     groups.heartbeat("x", "c1", t="paid")
     clock.advance(CHANNEL_EXPIRY_SECONDS - 1)
     assert not groups.register_consumer("x", ConsumerData("g", None))
@@ -179,8 +179,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_made_up_client_ids_are_bounded(groups: Groups, clock: FakeClock) -> None:
-    """Each id that a connection made up was kept while the connection lived."""
+def test_client_ids_are_bounded(groups: Groups, clock: FakeClock) -> None:
+    """Guard against keeping each invented client id while its connection lives."""
     for number in range(4):
         groups.register_client(f"{number}", "c1")
     with pytest.raises(InvalidInput, match="4 client ids"):
@@ -199,7 +199,7 @@ def test_made_up_client_ids_are_bounded(groups: Groups, clock: FakeClock) -> Non
 
 
 @pytest.mark.usefixtures("small")
-def test_what_clients_say_that_they_are_in_is_bounded(groups: Groups, clock: FakeClock) -> None:
+def test_memberships_are_bounded(groups: Groups, clock: FakeClock) -> None:
     groups.register_client("x", "c1", "J" * 1_000)
     assert len(groups._clients["x"].language) < 100
     for number in range(6):
@@ -225,8 +225,8 @@ def test_what_clients_say_that_they_are_in_is_bounded(groups: Groups, clock: Fak
     assert groups._weight == 0
 
 
-def test_what_the_heartbeats_of_one_connection_may_keep_is_bounded(groups: Groups, clock: FakeClock) -> None:
-    """Fifty heartbeats of 3.9 MB held 198 MB while their clients lived."""
+def test_heartbeat_memory_per_connection_is_bounded(groups: Groups, clock: FakeClock) -> None:
+    """Guard against fifty heartbeats of 3.9 MB that hold 198 MB for their clients."""
     expression = "x" * 1_000_000
     for number in range(4):
         groups.heartbeat(f"x{number}", "c1", f"g{number}", t=f"{expression}{number}")
@@ -245,7 +245,7 @@ def test_what_the_heartbeats_of_one_connection_may_keep_is_bounded(groups: Group
     groups.heartbeat("x9", "c1", "g9", t=expression)
 
 
-def test_who_comes_over_another_connection_brings_along_what_he_holds(groups: Groups) -> None:
+def test_second_connection_counts_memory_of_its_client(groups: Groups) -> None:
     groups.heartbeat("x", "c1", "g", t="x" * 3_000_000)
     groups.register_client("x", "c2")
     with pytest.raises(InvalidInput, match="memberships of a connection"):
@@ -253,14 +253,14 @@ def test_who_comes_over_another_connection_brings_along_what_he_holds(groups: Gr
     groups.validate()
 
 
-def test_members_that_subscribe_alike_share_one_subscription(groups: Groups) -> None:
+def test_members_with_equal_subscriptions_share_one_object(groups: Groups) -> None:
     for number in range(3):
         groups.heartbeat(f"x{number}", f"c{number}", "g", t="paid")
     members = groups.consumer_group("g").members.values()
     assert len({id(member.subscriptions) for member in members}) == 1
 
 
-def test_words_of_a_heartbeat_are_no_texts(groups: Groups) -> None:
+def test_heartbeat_words_are_limited_to_64_characters(groups: Groups) -> None:
     groups.register_client("x", "c1")
     for words in ({"consume_type": "x" * 65}, {"message_model": "x" * 65}, {"consume_from_where": "x" * 65}):
         with pytest.raises(InvalidInput, match="64 characters"):
@@ -269,8 +269,11 @@ def test_words_of_a_heartbeat_are_no_texts(groups: Groups) -> None:
         groups.register_consumer("x", ConsumerData("g", {"t": Subscription("t", "*", "x" * 65)}))
 
 
-def test_a_newer_version_of_the_same_subscription_counts(clock: FakeClock) -> None:
-    """A Java client pulls by its newest version, and is refused while its heartbeats' is not known."""
+def test_newer_version_of_same_subscription_is_used(clock: FakeClock) -> None:
+    """Cover a Java client that pulls by its newest version.
+
+    Its pulls are refused while the version of its heartbeats is unknown.
+    """
     table = ClientRegistry(clock)
     for version in (1, 2):
         table.register_client("a", 1)
@@ -278,7 +281,7 @@ def test_a_newer_version_of_the_same_subscription_counts(clock: FakeClock) -> No
         assert table.consumer_groups()["g"].subscriptions["t"].version == version
 
 
-def test_a_higher_version_takes_the_group_over(groups: Groups) -> None:
+def test_higher_version_takes_over_group(groups: Groups) -> None:
     groups.joins("old", "paid", 0)
     groups.record_fetch("g", "old", [("t", 0)])
     assert groups.joins("new", "*", 1), "the old member is told"
@@ -296,7 +299,7 @@ def test_a_higher_version_takes_the_group_over(groups: Groups) -> None:
     assert not groups.joins("new", "*", 1)
 
 
-def test_equal_versions_must_subscribe_alike(groups: Groups) -> None:
+def test_equal_versions_require_equal_subscriptions(groups: Groups) -> None:
     groups.joins("a", "paid", 3)
     groups.joins("b", "paid", 3)
     with pytest.raises(SubscriptionMismatch) as caught:
@@ -306,7 +309,9 @@ def test_equal_versions_must_subscribe_alike(groups: Groups) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(None, 1), (1, None), (None, None)])
-def test_members_without_a_version_must_subscribe_alike(groups: Groups, first: int | None, second: int | None) -> None:
+def test_members_without_version_require_equal_subscriptions(
+    groups: Groups, first: int | None, second: int | None
+) -> None:
     groups.joins("a", "paid", first)
     with pytest.raises(SubscriptionMismatch):
         groups.joins("b", "*", second)
@@ -314,7 +319,7 @@ def test_members_without_a_version_must_subscribe_alike(groups: Groups, first: i
     assert groups.members("g") == ["a", "c"]
 
 
-def test_a_version_is_in_force_as_long_as_a_member_has_it(groups: Groups, clock: FakeClock) -> None:
+def test_version_is_in_force_while_a_member_has_it(groups: Groups, clock: FakeClock) -> None:
     groups.joins("bad", "*", 2)
     groups.joins("worse", "*", 2)
     with pytest.raises(SubscriptionMismatch):

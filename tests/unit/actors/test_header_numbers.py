@@ -1,4 +1,4 @@
-"""Numbers in requests are within the range of RocketMQ's fields: nothing behind a header sees another (fault 13.7)."""
+"""Test that headers refuse numbers outside the range of RocketMQ's fields (fault 13.7)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from raymq.actors.wire.headers.header import Long
 from raymq.actors.wire.headers.pop_headers import PopMessage, ReceiptHandle
 
 
-def numbers() -> Iterator[tuple[type[Header], str, str, int]]:
-    """Each number of each request: the header, the attribute, its name on the wire, its bits."""
+def number_fields() -> Iterator[tuple[type[Header], str, str, int]]:
+    """Yield each number field of each request: header, attribute, name on the wire, bits."""
     for header in REQUESTS.values():
         hints = typing.get_type_hints(header, include_extras=True)
         sample = dict.fromkeys(field.name for field in dataclasses.fields(header))
@@ -28,9 +28,9 @@ def numbers() -> Iterator[tuple[type[Header], str, str, int]]:
                 yield header, attribute, name, 64 if Long in kinds else 32
 
 
-@pytest.mark.parametrize(("header", "attribute", "name", "bits"), list(numbers()))
-def test_a_number_of_another_range_is_refused(header: type[Header], attribute: str, name: str, bits: int) -> None:
-    others = {other: "1" for _, _, other, _ in numbers()}
+@pytest.mark.parametrize(("header", "attribute", "name", "bits"), list(number_fields()))
+def test_number_out_of_range_is_refused(header: type[Header], attribute: str, name: str, bits: int) -> None:
+    others = {other: "1" for _, _, other, _ in number_fields()}
     texts = dict.fromkeys(header(**dict.fromkeys(f.name for f in dataclasses.fields(header))).fields(), "x")
     end = 1 << (bits - 1)
     for good in (-end, 0, end - 1):
@@ -42,12 +42,12 @@ def test_a_number_of_another_range_is_refused(header: type[Header], attribute: s
         assert len(str(refused.value)) < 300
 
 
-def test_times_and_offsets_are_longs() -> None:
-    kinds = {(header, attribute): bits for header, attribute, _, bits in numbers()}
+def test_invisible_time_is_long_and_reconsume_times_is_int() -> None:
+    kinds = {(header, attribute): bits for header, attribute, _, bits in number_fields()}
     assert kinds[PopMessage, "invisible_time"] == 64
     assert kinds[PopMessage, "max_reconsume_times"] == 32
 
 
-def test_a_handle_with_a_number_that_cannot_be_is_none() -> None:
+def test_receipt_handle_with_number_out_of_range_is_refused() -> None:
     with pytest.raises(ProtocolError):
         ReceiptHandle.read(f"0 {2**70} 1000 0 0 broker-a 0 0")

@@ -1,4 +1,4 @@
-"""What a broker remembers of its producers: repeats, gaps, epochs, expiry, snapshots."""
+"""Test the broker's producer state: duplicates, sequence gaps, epochs, expiry, snapshots."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def table(clock: FakeClock) -> Iterator[ProducerStateTable]:
         yield made
 
 
-def up_to(log_end: int) -> Callable[[StoredBatch], int]:
-    """A queue that ends there."""
+def count_below(log_end: int) -> Callable[[StoredBatch], int]:
+    """Return a function that counts a batch's messages below `log_end`."""
     return lambda stored: min(stored.count, log_end - stored.offset)
 
 
-ALL = up_to(1 << 60)
+ALL = count_below(1 << 60)
 
 
 def sequence(first: int, count: int = 1, epoch: int = 0) -> ProducerSequence:
@@ -51,7 +51,7 @@ def store(
     return stored
 
 
-def test_a_repeated_batch_gets_the_first_result(table: ProducerStateTable) -> None:
+def test_duplicate_batch_returns_first_result(table: ProducerStateTable) -> None:
     batches = {first: store(table, first, 2) for first in (0, 2, 4)}
     assert {first: table.check(LANE, sequence(first, 2)) for first in batches} == batches
 
@@ -67,7 +67,7 @@ def test_a_repeated_batch_gets_the_first_result(table: ProducerStateTable) -> No
         pytest.param(sequence(2, 2, epoch=3), id="what the old epoch stored is not the new one's"),
     ],
 )
-def test_a_gap_is_an_error_and_changes_nothing(table: ProducerStateTable, wrong: ProducerSequence) -> None:
+def test_sequence_gap_raises_and_keeps_state(table: ProducerStateTable, wrong: ProducerSequence) -> None:
     for first in (0, 2, 4):
         store(table, first, 2, epoch=2)
     before = table.rows(table.lanes())
@@ -76,26 +76,26 @@ def test_a_gap_is_an_error_and_changes_nothing(table: ProducerStateTable, wrong:
     assert table.rows(table.lanes()) == before
 
 
-def test_an_unknown_producer_begins_at_0(table: ProducerStateTable) -> None:
+def test_unknown_producer_must_start_at_sequence_0(table: ProducerStateTable) -> None:
     with pytest.raises(SequenceGap):
         table.check(LANE, sequence(1))
     assert table.check(LANE, sequence(0)) is None
 
 
-def test_lanes_know_nothing_of_each_other(table: ProducerStateTable) -> None:
+def test_lanes_are_independent(table: ProducerStateTable) -> None:
     store(table, 0)
     for other in [("q", "t", 0), ("p", "u", 0), ("p", "t", 1)]:
         assert table.check(other, sequence(0)) is None
 
 
-def test_a_new_epoch_begins_at_0_and_ends_the_old_one(table: ProducerStateTable) -> None:
+def test_new_epoch_starts_at_0_and_fences_old_epoch(table: ProducerStateTable) -> None:
     store(table, 0, 5)
     store(table, 0, 1, epoch=1)
     with pytest.raises(SequenceGap):
         table.check(LANE, sequence(5))
 
 
-def test_the_oldest_results_are_not_kept(table: ProducerStateTable) -> None:
+def test_oldest_results_are_evicted(table: ProducerStateTable) -> None:
     for first in range(KEPT_RESULTS + 1):
         store(table, first)
     with pytest.raises(SequenceGap):
@@ -103,7 +103,7 @@ def test_the_oldest_results_are_not_kept(table: ProducerStateTable) -> None:
     assert table.check(LANE, sequence(1)) is not None
 
 
-def test_silent_lanes_expire_and_their_number_is_bounded(table: ProducerStateTable, clock: FakeClock) -> None:
+def test_idle_lanes_expire_and_lane_count_is_bounded(table: ProducerStateTable, clock: FakeClock) -> None:
     for number in range(5):
         store(table, 0, lane=("p", "t", number))
         clock.advance(1)
@@ -116,7 +116,7 @@ def test_silent_lanes_expire_and_their_number_is_bounded(table: ProducerStateTab
     assert len(table) == 0
 
 
-def test_a_deleted_topic_is_forgotten(table: ProducerStateTable) -> None:
+def test_deleted_topic_drops_producer_state(table: ProducerStateTable) -> None:
     store(table, 0)
     store(table, 0, lane=("p", "u", 0))
     table.forget_topic("t")
@@ -124,7 +124,7 @@ def test_a_deleted_topic_is_forgotten(table: ProducerStateTable) -> None:
     assert table.check(("p", "u", 0), sequence(0)) is not None
 
 
-def test_a_snapshot_brings_everything_back(table: ProducerStateTable, clock: FakeClock) -> None:
+def test_snapshot_restores_producer_state(table: ProducerStateTable, clock: FakeClock) -> None:
     for first in range(0, 14, 2):
         store(table, first, 2)
     again = ProducerStateTable(clock)
@@ -134,11 +134,11 @@ def test_a_snapshot_brings_everything_back(table: ProducerStateTable, clock: Fak
     assert again.check(LANE, sequence(12, 2)) == StoredBatch("t", 0, 112, 2)
 
 
-def test_what_the_log_lost_never_was(table: ProducerStateTable, clock: FakeClock) -> None:
+def test_batches_beyond_log_end_are_dropped(table: ProducerStateTable, clock: FakeClock) -> None:
     for first in range(4):
         store(table, first)
     again = ProducerStateTable(clock)
-    again.load(table.rows(table.lanes()), up_to(102))
+    again.load(table.rows(table.lanes()), count_below(102))
     again.validate()
     assert again.check(LANE, sequence(1)) is not None
     assert again.check(LANE, sequence(2)) is None
@@ -147,20 +147,20 @@ def test_what_the_log_lost_never_was(table: ProducerStateTable, clock: FakeClock
 @pytest.mark.parametrize(
     ("log_end", "here"), [(110, 10), (109, 9), (101, 1), pytest.param(100, None, id="nothing of it")]
 )
-def test_of_a_batch_that_was_cut_it_is_known_what_is_here(
+def test_truncated_batch_reports_stored_count(
     table: ProducerStateTable, clock: FakeClock, log_end: int, here: int | None
 ) -> None:
-    """By the journal and what the log has left of it; as a row, too, that a later start reads."""
+    """Load a journal row against a truncated log, then load the resulting row again."""
     store(table, 0, 10)
     for _ in range(2):
         again = ProducerStateTable(clock)
-        again.load(json.loads(json.dumps(table.rows(table.lanes()))), up_to(log_end))
+        again.load(json.loads(json.dumps(table.rows(table.lanes()))), count_below(log_end))
         again.validate()
         assert again.check(LANE, sequence(0, 10)) == (None if here is None else StoredBatch("t", 0, 100, here))
         table = again
 
 
-def test_what_is_missing_of_a_cut_batch_is_all_that_may_follow_it(table: ProducerStateTable) -> None:
+def test_truncated_batch_must_be_completed_before_next_batch(table: ProducerStateTable) -> None:
     table.replay(LANE, sequence(0, 10), StoredBatch("t", 0, 100, 4), 1_000.0)
     for wrong in (sequence(4), sequence(4, 6), sequence(10), sequence(0, 4), sequence(0, 9), sequence(4, 10)):
         with pytest.raises(SequenceGap):
@@ -175,8 +175,8 @@ def test_what_is_missing_of_a_cut_batch_is_all_that_may_follow_it(table: Produce
     assert table.check(LANE, sequence(0, 1, epoch=1)) is None
 
 
-#: What a log has of a lane, in its order: first number, count that the first record tells, offset, messages there.
-#: What is known then: which message comes next, how many are missing before it, and the places of the last batch.
+#: The log of a lane, in log order: first sequence, count that the first record states, offset, messages stored.
+#: Then the expected state: next sequence, messages missing before it, and the places of the last batch.
 REPLAYED = {
     "whole": ([(0, 10, 100, 10)], 10, 0, [(100, 10)]),
     "cut": ([(0, 10, 100, 4)], 4, 6, [(100, 4)]),
@@ -193,7 +193,7 @@ REPLAYED = {
 
 
 @pytest.mark.parametrize("case", REPLAYED)
-def test_what_the_log_says_of_batches_that_were_cut(table: ProducerStateTable, clock: FakeClock, case: str) -> None:
+def test_replay_of_truncated_batches(table: ProducerStateTable, clock: FakeClock, case: str) -> None:
     found, following, missing, places = REPLAYED[case]
     for first, count, offset, there in found:
         table.replay(LANE, sequence(first, count), StoredBatch("t", 0, offset, there), 1_000.0)
@@ -202,30 +202,30 @@ def test_what_the_log_says_of_batches_that_were_cut(table: ProducerStateTable, c
     again.load(json.loads(json.dumps(table.rows(table.lanes()))), ALL)
     again.validate()
     for each in (table, again):
-        ((_, _, _, _, told_next, _, results, told_missing),) = each.rows([LANE])
-        assert (told_next, told_missing) == (following, missing)
+        ((_, _, _, _, next_sequence, _, results, missing_count),) = each.rows([LANE])
+        assert (next_sequence, missing_count) == (following, missing)
         assert [tuple(results[-1][at : at + 2]) for at in range(3, len(results[-1]), 4)] == places
 
 
-def test_of_a_completed_batch_the_log_may_lose_the_end_again(table: ProducerStateTable, clock: FakeClock) -> None:
+def test_completed_batch_may_be_truncated_again(table: ProducerStateTable, clock: FakeClock) -> None:
     table.replay(LANE, sequence(0, 10), StoredBatch("t", 0, 100, 4), 1_000.0)
     table.complete(LANE, StoredBatch("t", 0, 200, 6))
     for log_end, here in ((206, 10), (203, 7), (200, 4), (150, 4), (102, 2)):
         again = ProducerStateTable(clock)
-        again.load(table.rows(table.lanes()), up_to(log_end))
+        again.load(table.rows(table.lanes()), count_below(log_end))
         again.validate()
         known = again.check(LANE, sequence(0, 10))
         assert known is not None
         assert known.total == here
 
 
-def test_rows_of_an_older_journal_are_read(table: ProducerStateTable) -> None:
+def test_rows_of_older_journal_are_loaded(table: ProducerStateTable) -> None:
     table.load([["p", "t", 0, 3, 12, 1_000.0, [[10, "t", 0, 100, 2]]]], ALL)
     assert table.check(LANE, sequence(10, 2, epoch=3)) == StoredBatch("t", 0, 100, 2)
     assert table.check(LANE, sequence(12, epoch=3)) is None
 
 
-def test_the_log_is_believed_and_its_copies_are_not(table: ProducerStateTable) -> None:
+def test_replay_ignores_duplicate_batches(table: ProducerStateTable) -> None:
     table.replay(LANE, sequence(6, 2), StoredBatch("t", 0, 50, 2), 1_000.0)
     table.replay(LANE, sequence(8, 1), StoredBatch("t", 0, 52, 1), 1_000.0)
     table.replay(LANE, sequence(6, 2), StoredBatch("t", 0, 60, 2), 1_000.0)
@@ -233,7 +233,7 @@ def test_the_log_is_believed_and_its_copies_are_not(table: ProducerStateTable) -
     assert table.check(LANE, sequence(9)) is None
 
 
-def test_a_producers_lane_counts_what_was_stored_and_begins_anew_when_in_doubt() -> None:
+def test_partition_sequence_counts_and_restarts_with_epoch() -> None:
     lanes = PartitionSequences("p")
     lane = lanes.of(MessageQueue("t", "a", 0))
     assert lane.sequence(3) == lane.sequence(3) == sequence(0, 3)
@@ -244,10 +244,8 @@ def test_a_producers_lane_counts_what_was_stored_and_begins_anew_when_in_doubt()
     assert PartitionSequences().producer != PartitionSequences().producer
 
 
-def test_a_lane_that_was_used_while_the_clock_was_ahead_does_not_stop_the_expiry_of_all(
-    table: ProducerStateTable, clock: FakeClock
-) -> None:
-    """Fault 13.29."""
+def test_lane_used_with_clock_ahead_does_not_block_expiry(table: ProducerStateTable, clock: FakeClock) -> None:
+    """Cover fault 13.29."""
     month = 30 * 86_400.0
     clock.advance(month)
     store(table, 0, lane=("ahead", "t", 0))

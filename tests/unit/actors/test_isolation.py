@@ -1,4 +1,4 @@
-"""Each isolation strategy as a table: what is reported when, and the rank after each step."""
+"""Test each isolation strategy with tables of reported outcomes and the rank after each step."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_ranks_after_each_step(make: Callable[[FakeClock], Isolation], steps: li
     assert isolation.rank("another") == 0
 
 
-def test_least_failures_remembers_a_bounded_number() -> None:
+def test_least_failures_history_is_bounded() -> None:
     isolation = LeastFailuresIsolation(FakeClock())
     for _ in range(5_000):
         isolation.report("a", SILENT, 0)

@@ -1,4 +1,4 @@
-"""Queue locks: who holds what, and when it ends."""
+"""Test queue locks: grants, renewal, release and expiry."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def locks(clock: FakeClock) -> Iterator[RebalanceLockManager]:
         yield made
 
 
-def test_only_what_is_free_is_given(locks: RebalanceLockManager) -> None:
+def test_only_free_queues_are_locked(locks: RebalanceLockManager) -> None:
     assert set(locks.lock("g", "x", [Q0, Q1])) == {Q0, Q1}
     assert set(locks.lock("g", "y", [Q1, Q2])) == {Q2}
     assert set(locks.lock("h", "y", [Q0])) == {Q0}, "another group has locks of its own"
     assert [locks.holder("g", *queue) for queue in (Q0, Q1, Q2)] == ["x", "x", "y"]
 
 
-def test_asking_again_renews(locks: RebalanceLockManager, clock: FakeClock) -> None:
+def test_repeated_lock_request_renews_lease(locks: RebalanceLockManager, clock: FakeClock) -> None:
     locks.lock("g", "x", [Q0])
     clock.advance(LEASE_SECONDS - 1)
     assert set(locks.lock("g", "x", [Q0])) == {Q0}
@@ -40,7 +40,7 @@ def test_asking_again_renews(locks: RebalanceLockManager, clock: FakeClock) -> N
     assert set(locks.lock("g", "x", [Q0])) == set()
 
 
-def test_only_the_holder_gives_back(locks: RebalanceLockManager) -> None:
+def test_only_holder_can_unlock(locks: RebalanceLockManager) -> None:
     locks.lock("g", "x", [Q0, Q1])
     locks.unlock("g", "y", [Q0])
     assert locks.holder("g", *Q0) == "x"
@@ -48,7 +48,7 @@ def test_only_the_holder_gives_back(locks: RebalanceLockManager) -> None:
     assert [locks.holder("g", *queue) for queue in (Q0, Q1)] == [None, "x"]
 
 
-def test_leaving_a_group_and_being_forgotten(locks: RebalanceLockManager) -> None:
+def test_leave_and_forget_release_locks(locks: RebalanceLockManager) -> None:
     for group in ("g", "h"):
         locks.lock(group, "x", [Q0])
         locks.lock(group, "y", [Q1])
@@ -59,7 +59,7 @@ def test_leaving_a_group_and_being_forgotten(locks: RebalanceLockManager) -> Non
     assert [locks.holder(group, *Q1) for group in ("g", "h")] == ["y", "y"]
 
 
-def test_a_group_consumes_in_order_while_a_lock_lasts(locks: RebalanceLockManager, clock: FakeClock) -> None:
+def test_group_has_locks_until_lease_expires(locks: RebalanceLockManager, clock: FakeClock) -> None:
     assert not locks.has_locks("g")
     locks.lock("g", "x", [Q0])
     assert locks.has_locks("g")
@@ -68,7 +68,7 @@ def test_a_group_consumes_in_order_while_a_lock_lasts(locks: RebalanceLockManage
     assert not locks.has_locks("g")
 
 
-def test_a_lock_has_another_term_whenever_it_passes_to_a_client(locks: RebalanceLockManager, clock: FakeClock) -> None:
+def test_lock_term_changes_with_holder(locks: RebalanceLockManager, clock: FakeClock) -> None:
     first = locks.lock("g", "x", [Q0, Q1])
     assert first[Q0] != first[Q1]
     clock.advance(LEASE_SECONDS + 1)
@@ -80,9 +80,7 @@ def test_a_lock_has_another_term_whenever_it_passes_to_a_client(locks: Rebalance
     assert RebalanceLockManager(clock).lock("g", "x", [Q0])[Q0] not in first.values(), "a broker that started anew"
 
 
-def test_a_broker_that_was_here_before_rests_until_its_old_locks_are_over(
-    locks: RebalanceLockManager, clock: FakeClock
-) -> None:
+def test_restarted_broker_blocks_grants_until_old_locks_expire(locks: RebalanceLockManager, clock: FakeClock) -> None:
     assert locks.blocked_seconds == 0
     locks.block_grants(2.0)
     clock.advance(0.5)
@@ -91,15 +89,13 @@ def test_a_broker_that_was_here_before_rests_until_its_old_locks_are_over(
     assert locks.blocked_seconds == 0
 
 
-def test_nothing_asked_nothing_kept(locks: RebalanceLockManager) -> None:
+def test_empty_lock_request_locks_nothing(locks: RebalanceLockManager) -> None:
     assert set(locks.lock("g", "x", [])) == set()
     locks.unlock("nobody", "x", [Q0])
 
 
-def test_there_are_at_most_so_many_locks(
-    locks: RebalanceLockManager, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Locks of groups and queues that a client made up were kept while its connection lived."""
+def test_lock_count_is_bounded(locks: RebalanceLockManager, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound the locks that a client may hold on invented groups and queues."""
     monkeypatch.setattr("raymq.actors.broker.core.groups.rebalance_lock_manager.MAX_LOCKS", 3)
     locks.lock("g", "x", [Q0, Q1])
     locks.lock("h", "x", [Q0])

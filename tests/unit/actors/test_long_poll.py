@@ -1,4 +1,4 @@
-"""Parked requests: woken by arrivals, deadlines and their session's next request, each once."""
+"""Test that arrivals, deadlines and newer requests of a session wake each parked request once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wake(woken: list[str]) -> Callable[[str], Callable[[], None]]:
 Wake = Callable[[str], Callable[[], None]]
 
 
-def test_an_arrival_wakes_who_waits_for_that_queue(
+def test_arrival_wakes_request_parked_on_queue(
     polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     first = polls.park([("t", 0), ("t", 1)], clock.now + 15, wake("a"))
@@ -42,7 +42,7 @@ def test_an_arrival_wakes_who_waits_for_that_queue(
     assert len(polls) == 1
 
 
-def test_a_standing_one_is_woken_once_for_what_it_has_not_taken(
+def test_standing_request_is_woken_once_until_it_takes(
     polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     parked = polls.park([("t", 0), ("t", 1)], clock.now + 15, wake("a"), standing=True)
@@ -60,7 +60,7 @@ def test_a_standing_one_is_woken_once_for_what_it_has_not_taken(
     assert list(parked.take_arrivals()) == [("t", 0)]
 
 
-def test_what_is_offered_is_taken_by_one_and_is_no_news_to_it(
+def test_offered_message_is_taken_by_one_request(
     polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     offers: list[tuple[str, int]] = []
@@ -94,7 +94,7 @@ def test_what_is_offered_is_taken_by_one_and_is_no_news_to_it(
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.04, 0.1, 5.0, 15.0])
-def test_the_deadline_wakes_never_before_and_at_most_a_tick_late(
+def test_deadline_never_wakes_early_and_at_most_a_tick_late(
     polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake, seconds: float
 ) -> None:
     deadline = clock.now + seconds
@@ -106,7 +106,7 @@ def test_the_deadline_wakes_never_before_and_at_most_a_tick_late(
     assert clock.now >= deadline
 
 
-def test_a_sweep_that_comes_late_wakes_all_that_are_over(
+def test_late_sweep_wakes_all_expired_requests(
     polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     for number in range(5):
@@ -116,7 +116,7 @@ def test_a_sweep_that_comes_late_wakes_all_that_are_over(
     assert woken == ["0", "1", "2"]
 
 
-def test_a_newer_request_of_the_session_ends_the_older_one(
+def test_newer_request_of_session_supersedes_older(
     polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
     first = polls.park([("t", 0)], clock.now + 15, wake("a"), session="s", standing=True)
@@ -131,7 +131,7 @@ def test_a_newer_request_of_the_session_ends_the_older_one(
     assert len(polls) == 0
 
 
-def test_who_is_woken_may_park_again_at_once(polls: LongPollingService, clock: FakeClock, woken: list[str]) -> None:
+def test_woken_request_may_park_again_at_once(polls: LongPollingService, clock: FakeClock, woken: list[str]) -> None:
     def again() -> None:
         woken.append("a")
         polls.park([("t", 0)], clock.now + 15, again)
@@ -145,10 +145,10 @@ def test_who_is_woken_may_park_again_at_once(polls: LongPollingService, clock: F
     assert len(polls) == 1
 
 
-def test_who_waits_for_all_queues_of_a_topic_is_woken_by_any_of_them(
+def test_request_parked_on_topic_is_woken_by_any_queue(
     polls: LongPollingService, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
-    """It costs what one queue costs: a pop of 1,024 queues was parked, and taken out again, 2,048 times."""
+    """Park a topic as one entry: a pop of 1,024 queues was parked 2,048 times."""
     for name in ("a", "b"):
         polls.park([], clock.now + 15, wake(name), topics=["t", "t@g"])
     polls.park([("t", 3)], clock.now + 15, wake("c"))
@@ -165,7 +165,7 @@ def test_who_waits_for_all_queues_of_a_topic_is_woken_by_any_of_them(
 
 
 class Turns:
-    """Turns of a loop that a test gives."""
+    """Run deferred calls turn by turn, when the test says so."""
 
     def __init__(self) -> None:
         self._waiting: list[Callable[[], None]] = []
@@ -174,7 +174,7 @@ class Turns:
         self._waiting.append(call)
 
     def give(self) -> bool:
-        """One turn; False if nobody wants any."""
+        """Run one turn; return False when no call was waiting."""
         calls, self._waiting = self._waiting, []
         for call in calls:
             call()
@@ -187,7 +187,7 @@ def turns() -> Turns:
 
 
 @pytest.fixture
-def many(clock: FakeClock, turns: Turns) -> Iterator[LongPollingService]:
+def stepped_polls(clock: FakeClock, turns: Turns) -> Iterator[LongPollingService]:
     with validated(LongPollingService(clock, turns.later)) as made:
         yield made
 
@@ -195,28 +195,30 @@ def many(clock: FakeClock, turns: Turns) -> Iterator[LongPollingService]:
 MAX_PER_TURN = 4_000
 
 
-def test_very_many_are_woken_in_several_turns(many: LongPollingService, clock: FakeClock, turns: Turns) -> None:
-    """100,000 that waited for one queue held the loop up for 0.2 s with each message."""
+def test_many_requests_are_woken_over_several_turns(
+    stepped_polls: LongPollingService, clock: FakeClock, turns: Turns
+) -> None:
+    """Guard against loop stops of 0.2 s per message with 100,000 requests on a queue."""
     woken: list[int] = []
     for number in range(20_000):
-        many.park([("t", 0)], clock.now + 15, lambda number=number: woken.append(number))  # type: ignore[misc]
-    many.arrived([("t", 0)])
+        stepped_polls.park([("t", 0)], clock.now + 15, lambda number=number: woken.append(number))  # type: ignore[misc]
+    stepped_polls.arrived([("t", 0)])
     most = [len(woken)]
     while turns.give():
         most.append(len(woken) - sum(most))
     assert sorted(woken) == list(range(20_000))
     assert max(most) <= MAX_PER_TURN
-    assert len(many) == 0
+    assert len(stepped_polls) == 0
 
 
-def test_who_parks_again_meanwhile_is_woken_by_what_arrives_then(
-    many: LongPollingService, clock: FakeClock, turns: Turns
+def test_request_parked_again_is_woken_by_later_arrival(
+    stepped_polls: LongPollingService, clock: FakeClock, turns: Turns
 ) -> None:
-    """Once, however much arrives: what waits to be woken does not grow with the arrivals."""
+    """Wake a request once however much arrives: pending wakeups do not grow with arrivals."""
     woken = [0] * 10_000
 
     def park(number: int) -> None:
-        many.park([("t", 0)], clock.now + 15, lambda: wake(number))
+        stepped_polls.park([("t", 0)], clock.now + 15, lambda: wake(number))
 
     def wake(number: int) -> None:
         woken[number] += 1
@@ -225,64 +227,66 @@ def test_who_parks_again_meanwhile_is_woken_by_what_arrives_then(
     for number in range(len(woken)):
         park(number)
     for _ in range(50):
-        many.arrived([("t", 0)])
+        stepped_polls.arrived([("t", 0)])
     while turns.give():
         pass
     assert set(woken) == {2}
-    many.arrived([("t", 0), ("u", 0)])
+    stepped_polls.arrived([("t", 0), ("u", 0)])
     while turns.give():
         pass
     assert set(woken) == {3}
-    assert not many._waking
-    assert not many._again
+    assert not stepped_polls._waking
+    assert not stepped_polls._again
 
 
-def test_of_other_queues_nobody_waits_for_them(many: LongPollingService, clock: FakeClock, turns: Turns) -> None:
+def test_wakeups_of_one_queue_do_not_delay_others(
+    stepped_polls: LongPollingService, clock: FakeClock, turns: Turns
+) -> None:
     woken: list[str] = []
     for _ in range(10_000):
-        many.park([("t", 0)], clock.now + 15, lambda: None)
-    many.park([("u", 0)], clock.now + 15, lambda: woken.append("u"))
-    many.arrived([("t", 0)])
-    many.arrived([("u", 0)])
+        stepped_polls.park([("t", 0)], clock.now + 15, lambda: None)
+    stepped_polls.park([("u", 0)], clock.now + 15, lambda: woken.append("u"))
+    stepped_polls.arrived([("t", 0)])
+    stepped_polls.arrived([("u", 0)])
     assert woken == ["u"]
     while turns.give():
         pass
 
 
-def test_those_whose_time_is_over_are_woken_in_several_turns(
-    many: LongPollingService, clock: FakeClock, turns: Turns
+def test_expired_requests_are_woken_over_several_turns(
+    stepped_polls: LongPollingService, clock: FakeClock, turns: Turns
 ) -> None:
     woken: list[int] = []
     queues = [("t", number) for number in range(100)]
     for number in range(500):
-        many.park(queues, clock.now + 15, lambda number=number: woken.append(number))  # type: ignore[misc]
+        stepped_polls.park(queues, clock.now + 15, lambda number=number: woken.append(number))  # type: ignore[misc]
     clock.advance(16)
-    many.expire()
+    stepped_polls.expire()
     first = len(woken)
-    many.expire()  # the next sweep comes before it is done
+    stepped_polls.expire()  # the next sweep begins before the wakeups are done
     assert first == len(woken) <= MAX_PER_TURN // 100
     while turns.give():
         pass
     assert sorted(woken) == list(range(500))
 
 
-def test_a_message_is_offered_to_some_of_those_who_wait(polls: LongPollingService, clock: FakeClock) -> None:
-    asked: list[int] = []
+def test_message_is_offered_to_limited_number_of_requests(polls: LongPollingService, clock: FakeClock) -> None:
+    offered: list[int] = []
 
     def refuse(_: QueueKey, offset: int, __: int, ___: int) -> bool:
-        asked.append(offset)
+        offered.append(offset)
         return False
 
     for _ in range(1_000):
         polls.park([("t", 0)], clock.now + 15, lambda: None, standing=True, take_next=refuse)
     polls.offer(("t", 0), 7, 0, 100)
-    assert 1 <= len(asked) <= 100
+    assert 1 <= len(offered) <= 100
 
 
-def test_whoever_cannot_be_woken_the_others_of_all_queues_are(
-    many: LongPollingService, clock: FakeClock, turns: Turns
+def test_failing_wakeup_does_not_stop_other_queues(
+    stepped_polls: LongPollingService, clock: FakeClock, turns: Turns
 ) -> None:
-    """Where it was among those of the first step nobody else of its queue was woken, nor of the queues behind."""
+    """Guard against a failure in the first step that stopped this and all later queues."""
     woken: list[str] = []
 
     def fails() -> None:
@@ -290,22 +294,24 @@ def test_whoever_cannot_be_woken_the_others_of_all_queues_are(
         raise MemoryError
 
     for queue in (0, 1):
-        many.park([("t", queue)], clock.now + 15, fails)
+        stepped_polls.park([("t", queue)], clock.now + 15, fails)
         for _ in range(2):
-            many.park([("t", queue)], clock.now + 15, lambda: woken.append("woken"))
+            stepped_polls.park([("t", queue)], clock.now + 15, lambda: woken.append("woken"))
     failures = 0
-    for wakes in (lambda: many.arrived([("t", 0), ("t", 1), ("t", 0)]), *[turns.give] * 4):
+    for wakes in (lambda: stepped_polls.arrived([("t", 0), ("t", 1), ("t", 0)]), *[turns.give] * 4):
         try:
             wakes()
         except MemoryError:
             failures += 1
     assert failures == 2
     assert sorted(woken) == ["fails"] * 2 + ["woken"] * 4
-    assert not many._waking
-    assert not many._again
+    assert not stepped_polls._waking
+    assert not stepped_polls._again
 
 
-def test_one_that_cannot_be_woken_holds_up_no_other(many: LongPollingService, clock: FakeClock, turns: Turns) -> None:
+def test_failing_wakeup_does_not_stop_other_requests(
+    stepped_polls: LongPollingService, clock: FakeClock, turns: Turns
+) -> None:
     woken: list[int] = []
 
     def wake(number: int) -> None:
@@ -314,10 +320,10 @@ def test_one_that_cannot_be_woken_holds_up_no_other(many: LongPollingService, cl
             raise MemoryError
 
     for number in range(10_000):
-        many.park([("t", 0)], clock.now + 15, lambda number=number: wake(number))  # type: ignore[misc]
+        stepped_polls.park([("t", 0)], clock.now + 15, lambda number=number: wake(number))  # type: ignore[misc]
     failures = 0
     try:
-        many.arrived([("t", 0)])
+        stepped_polls.arrived([("t", 0)])
     except MemoryError:
         failures += 1
     while True:

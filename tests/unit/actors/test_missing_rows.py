@@ -1,4 +1,4 @@
-"""What of a committed write is missing on a broker is counted, said to who commits, and kept for who asks later."""
+"""Test how a staged commit counts, reports and records the rows that a broker lost."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from raymq.storage.tables.write_transactions import WriteTransactionStore
 from tests.unit.actors.bench import Bench
 
 
-def bench_with(directory: Path, chunks: int = 3, rows: int = 5) -> Bench:
+def make_bench(directory: Path, chunks: int = 3, rows: int = 5) -> Bench:
     bench = Bench(directory)
     bench.core.topics.create("t", 1)
     for number in range(chunks):
-        stage(bench, number, [row(b"%d %d" % (number, each)) for each in range(rows)])
+        stage(bench, number, [encode_row(b"%d %d" % (number, each)) for each in range(rows)])
     return bench
 
 
-def row(body: bytes) -> bytes:
+def encode_row(body: bytes) -> bytes:
     return encode("t", 0, body, b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
 
 
@@ -37,7 +37,7 @@ def stage(bench: Bench, number: int, rows: list[bytes]) -> None:
     bench.core.staging.stage("write", "p", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
 
 
-def chunk(bench: Bench, number: int) -> Path:
+def chunk_path(bench: Bench, number: int) -> Path:
     return bench.store.directory / "raymq" / "staged" / "write" / f"p.{number:06d}.chunk"
 
 
@@ -72,11 +72,11 @@ def flip_a_record(path: Path) -> None:
         (flip_a_record, 1, "CRC"),
     ],
 )
-def test_a_commit_says_how_many_rows_are_missing_and_says_the_same_when_it_is_repeated(
+def test_repeated_commit_reports_same_missing_rows(
     tmp_path: Path, damage: Callable[[Path], None], missing: int, reason: str
 ) -> None:
-    bench = bench_with(tmp_path)
-    damage(chunk(bench, 1))
+    bench = make_bench(tmp_path)
+    damage(chunk_path(bench, 1))
     done = commit(bench, 15)
     assert done.added == len(bench.bodies("t")) == 15 - missing
     assert done.missing is not None
@@ -87,34 +87,34 @@ def test_a_commit_says_how_many_rows_are_missing_and_says_the_same_when_it_is_re
     assert commit(bench, 15) == (0, done.missing)
 
 
-def test_a_commit_without_damage_misses_nothing(tmp_path: Path) -> None:
-    bench = bench_with(tmp_path)
+def test_undamaged_commit_has_no_missing_rows(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
     assert commit(bench, 15) == (15, None)
     assert commit(bench, 15) == (0, None)
 
 
 @pytest.mark.parametrize("done", [0, 1, 2])
-def test_what_a_crash_finds_lost_is_counted_once(tmp_path: Path, done: int) -> None:
-    """Some was found missing before the crash, one chunk is damaged while the broker is down."""
-    bench = bench_with(tmp_path, chunks=4)
-    chunk(bench, 0).unlink()
-    cut_records(chunk(bench, 1))
+def test_rows_lost_around_crash_are_counted_once(tmp_path: Path, done: int) -> None:
+    """Lose chunks before a crash, and damage one more while the broker is down."""
+    bench = make_bench(tmp_path, chunks=4)
+    chunk_path(bench, 0).unlink()
+    cut_records(chunk_path(bench, 1))
     steps = bench.core.staging.commit("write", {"p": 20}, 20)
     for _ in range(done):
         next(steps)
     bench.crash()
-    cut_header(chunk(bench, 3))
-    told = commit(bench, 20)
-    assert told.missing is not None
-    assert (told.missing.rows, len(bench.bodies("t"))) == (15, 5)
+    cut_header(chunk_path(bench, 3))
+    reported = commit(bench, 20)
+    assert reported.missing is not None
+    assert (reported.missing.rows, len(bench.bodies("t"))) == (15, 5)
 
 
-def test_a_row_that_is_damaged_is_told_once_and_its_chunk_stored_once_by_a_commit_that_was_killed(
+def test_killed_commit_reports_damaged_row_once(
     tmp_path: Path,
 ) -> None:
-    """A chunk that lost rows is looked at again: nothing says that it is done."""
-    bench = bench_with(tmp_path)
-    flip_a_record(chunk(bench, 1))
+    """Read a chunk that lost rows again: it has no completion mark."""
+    bench = make_bench(tmp_path)
+    flip_a_record(chunk_path(bench, 1))
     steps = bench.core.staging.commit("write", {"p": 15}, 15)
     assert [next(steps) for _ in range(2)] == [5, 4]
     bench.crash()
@@ -125,51 +125,51 @@ def test_a_row_that_is_damaged_is_told_once_and_its_chunk_stored_once_by_a_commi
     assert len(bench.core.set_aside.notes()) == 1
 
 
-def test_rows_of_a_topic_that_was_deleted_are_missing(tmp_path: Path) -> None:
-    bench = bench_with(tmp_path)
+def test_rows_of_deleted_topic_are_missing(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
     bench.core.topics.delete("t")
     done = commit(bench, 15)
     assert done.missing == (15, "topic t was deleted")
 
 
-def test_nothing_is_made_for_a_write_of_which_nothing_is_here_and_all_of_it_is_missing(tmp_path: Path) -> None:
-    bench = bench_with(tmp_path, chunks=0)
+def test_commit_without_staged_rows_creates_no_files(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, chunks=0)
     for _ in range(2):
         assert commit(bench, 15) == (0, (15, "no row of the write is on this broker"))
     assert commit(bench, 0) == (0, None)
     assert not (tmp_path / "raymq" / "staged").exists()
 
 
-def test_the_home_is_told_what_is_missing_and_keeps_it(tmp_path: Path) -> None:
-    bench = bench_with(tmp_path / "broker-a")
-    cut_records(chunk(bench, 1))
+def test_coordinator_records_missing_rows(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path / "broker-a")
+    cut_records(chunk_path(bench, 1))
     commit(bench, 15)
-    home = TransactionCoordinator(WriteTransactionStore(tmp_path / "home"), bench.clock)
-    home.open("write", "t")
-    home.commit("write", {"broker-a": {"p": 15}, "b": {"q": 1}})
-    told: list[Command] = []
+    coordinator = TransactionCoordinator(WriteTransactionStore(tmp_path / "home"), bench.clock)
+    coordinator.open("write", "t")
+    coordinator.commit("write", {"broker-a": {"p": 15}, "b": {"q": 1}})
+    reported: list[Command] = []
 
     def ask(broker: str, command: Command, seconds: float) -> Coroutine[Any, Any, Command]:
         async def answer() -> Command:
-            told.append(command)
+            reported.append(command)
             return command
 
         return answer()
 
     asyncio.run(InDoubtResolver(bench.core, StagedCommits(bench.core, None), ask).turn())
-    [done] = [command for command in told if command.fields.get("transactions")]
+    [done] = [command for command in reported if command.fields.get("transactions")]
     [[name, rows, reason]] = done.fields["missing"]
     assert (name, rows) == ("write", 5)
-    home.mark_finished(name, "broker-a", (rows, reason))
-    home.mark_finished("write", "b")
-    for each in (home, TransactionCoordinator(WriteTransactionStore(tmp_path / "home"), bench.clock)):
+    coordinator.mark_finished(name, "broker-a", (rows, reason))
+    coordinator.mark_finished("write", "b")
+    for each in (coordinator, TransactionCoordinator(WriteTransactionStore(tmp_path / "home"), bench.clock)):
         record = each.transaction_status("write").record
         assert record is not None
         assert record.missing == {"broker-a": (5, reason)}
         assert record.unfinished == []
 
 
-def test_an_answer_about_missing_rows_that_is_none_is_refused() -> None:
+def test_malformed_missing_rows_answer_is_refused() -> None:
     from raymq.actors.errors import ProtocolError
 
     good = Command(0, {"missing": 3, "reason": "why", "added": 0})

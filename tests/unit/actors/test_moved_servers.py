@@ -1,4 +1,4 @@
-"""Servers whose machines have other addresses now are reached by the addresses that they are known by."""
+"""Test that clients reach servers whose machines have changed their addresses."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from raymq.actors.wire.commands.keeper_commands import keepers_command
 from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.reconnecting_channel import ReconnectingChannel
 
-#: Nobody has it: it is reserved for documents.
+#: Reserved for documentation: no server has this address.
 GONE = "192.0.2.1:9876"
 
 
 @pytest.fixture(autouse=True)
-def _nobody_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_moved_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address_resolution, "_addresses", {})
 
 
 @pytest.fixture
-def listening() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(5.0)
-        yield listening
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(5.0)
+        yield listener
 
 
 @pytest.fixture
-def server(listening: socket.socket) -> str:
-    return f"127.0.0.1:{listening.getsockname()[1]}"
+def server(listener: socket.socket) -> str:
+    return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_connections_go_where_a_server_is_now(listening: socket.socket, server: str) -> None:
+def test_connections_use_moved_address(listener: socket.socket, server: str) -> None:
     address_resolution.moved(GONE, server)
 
     async def connect() -> None:
@@ -47,22 +47,22 @@ def test_connections_go_where_a_server_is_now(listening: socket.socket, server: 
         assert connection.is_open
         await pool.close()
         channel = ReconnectingChannel(GONE)
-        with pytest.raises(Timeout):  # it is connected to somebody who says nothing
+        with pytest.raises(Timeout):  # the connected listener does not answer
             await channel.request(keepers_command(), 0.2)
         channel.close()
 
     asyncio.run(connect())
     for _ in range(2):
-        listening.accept()[0].close()
+        listener.accept()[0].close()
 
 
-def test_an_address_of_this_machine_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_loopback_address_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.1.2.3")
     assert resolve_own_address("127.0.0.1") == "127.0.0.1"
     assert resolve_own_address("192.0.2.1") == "10.1.2.3"
 
 
-def test_name_servers_and_keepers_are_known_by_the_addresses_of_the_start() -> None:
+def test_servers_are_named_by_start_addresses() -> None:
     keepers = KeeperSet(1, {2: KeeperMember("10.0.0.2:77", "x")}).to_json()
     assert names_by_address(["10.0.0.1:9876", "10.0.0.3:9877"], keepers) == {
         "10.0.0.1:9876": "name-server-0",
@@ -72,11 +72,11 @@ def test_name_servers_and_keepers_are_known_by_the_addresses_of_the_start() -> N
     assert names_by_address([], None) == {}
 
 
-def test_who_does_not_answer_any_more_is_looked_up(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_unreachable_server_address_is_refreshed(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups = []
 
     def call(name: str, *_: object, **__: object) -> str:
-        asked.append(name)
+        lookups.append(name)
         return server
 
     monkeypatch.setattr(address_watch.actor_calls, "find", lambda *_: None)
@@ -85,4 +85,4 @@ def test_who_does_not_answer_any_more_is_looked_up(server: str, monkeypatch: pyt
         gone = f"127.0.0.1:{ended.getsockname()[1]}"
     assert refresh_address(gone, "name-server-0", "raymq") == address_resolution.now(gone) == server
     assert refresh_address(gone, "name-server-0", "raymq") is None
-    assert asked == ["name-server-0"]
+    assert lookups == ["name-server-0"]

@@ -1,4 +1,4 @@
-"""The route table: registration, expiry, routes, a start from nothing."""
+"""Test a name server's route table: registration, expiry, routes and startup."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def register(table: RouteTable, broker: str, address: str = "h:1", queues: int =
     table.register("c", broker, replica, address, {"t": QueueData(broker, queues, queues)})
 
 
-def test_a_route_names_every_broker_that_has_the_topic(table: RouteTable) -> None:
+def test_route_names_every_broker_of_topic(table: RouteTable) -> None:
     register(table, "b", "h:2", queues=1)
     register(table, "a", "h:1")
     route = table.route("t")
@@ -46,7 +46,7 @@ def test_a_route_names_every_broker_that_has_the_topic(table: RouteTable) -> Non
     assert table.topics() == ["t"]
 
 
-def test_a_silent_broker_leaves_the_routes(table: RouteTable, clock: FakeClock) -> None:
+def test_silent_broker_leaves_routes(table: RouteTable, clock: FakeClock) -> None:
     register(table, "a")
     clock.advance(EXPIRY_SECONDS / 2)
     register(table, "b")
@@ -64,7 +64,7 @@ def test_expiry_is_below_the_promised_5_seconds() -> None:
     assert EXPIRY_SECONDS < 5.0
 
 
-def test_a_young_name_server_does_not_deny_what_it_may_not_have_heard(clock: FakeClock) -> None:
+def test_new_name_server_raises_busy_for_unknown_topic(clock: FakeClock) -> None:
     table = RouteTable(clock)
     with pytest.raises(ServerBusy):
         table.route("t")
@@ -75,9 +75,11 @@ def test_a_young_name_server_does_not_deny_what_it_may_not_have_heard(clock: Fak
         table.route("other")
 
 
-def test_a_young_name_server_tells_no_route_that_may_lack_a_broker(clock: FakeClock) -> None:
-    """A client that had no route yet sent the keys of a broker elsewhere that was not heard of again for some tenths of
-    a second, where later messages overtook what lay on it.
+def test_new_name_server_withholds_incomplete_route(clock: FakeClock) -> None:
+    """Guard against reordered messages of a key after a name server's start.
+
+    A broker registered again some tenths of a second late. A client without a route sent the broker's keys elsewhere,
+    where later messages overtook those that the broker still held.
     """
     table = RouteTable(clock)
     serve = handlers(table, lambda _: None, lambda: ("a", "b"))[RequestCode.GET_ROUTEINFO_BY_TOPIC]
@@ -89,11 +91,11 @@ def test_a_young_name_server_tells_no_route_that_may_lack_a_broker(clock: FakeCl
     assert cast("Command", serve(connection, rocketmqs)).code == ResponseCode.SUCCESS
     register(table, "b", "h:2")
     assert cast("Command", serve(connection, ours)).code == ResponseCode.SUCCESS
-    table.unregister("b", 0)  # what it had is known now
+    table.unregister("b", 0)  # its topics are known now
     assert cast("Command", serve(connection, ours)).code == ResponseCode.SUCCESS
 
 
-def test_a_replica_that_follows_does_not_say_what_its_group_has(clock: FakeClock) -> None:
+def test_replica_registration_does_not_complete_group(clock: FakeClock) -> None:
     table = RouteTable(clock)
     register(table, "a")
     table.register("c", "b", 2, "h:3", {})
@@ -103,7 +105,7 @@ def test_a_replica_that_follows_does_not_say_what_its_group_has(clock: FakeClock
     table.check_all_known(("a", "b"))
 
 
-def test_it_waits_for_nobody_any_more_once_it_is_there_for_a_while(clock: FakeClock) -> None:
+def test_missing_brokers_are_ignored_after_learning_time(clock: FakeClock) -> None:
     table = RouteTable(clock)
     register(table, "a")
     with pytest.raises(ServerBusy):
@@ -112,21 +114,21 @@ def test_it_waits_for_nobody_any_more_once_it_is_there_for_a_while(clock: FakeCl
     table.check_all_known(("a", "b"))
 
 
-def test_a_registration_replaces_the_one_before(table: RouteTable) -> None:
+def test_registration_replaces_previous_one(table: RouteTable) -> None:
     register(table, "a", "h:1")
     register(table, "a", "h:9", queues=5)
     assert table.route("t").addresses == {"a": "h:9"}
     assert len(table.route("t").writable()) == 5
 
 
-def test_a_topic_that_is_deleted_goes_at_once(table: RouteTable) -> None:
+def test_deleted_topic_leaves_routes_at_once(table: RouteTable) -> None:
     register(table, "a")
     table.delete_topic("t")
     with pytest.raises(TopicNotFound):
         table.route("t")
 
 
-def test_the_view_names_the_master(table: RouteTable) -> None:
+def test_cluster_view_names_master(table: RouteTable) -> None:
     register(table, "a", "h:1")
     register(table, "a", "h:2", replica=1)
     assert table.view().masters == {"a": "h:1"}
@@ -134,13 +136,13 @@ def test_the_view_names_the_master(table: RouteTable) -> None:
     assert table.view().brokers == {"a": ("c", {1: "h:2"})}
 
 
-def test_queues_without_permission_are_not_offered(table: RouteTable) -> None:
+def test_queues_without_write_permission_are_not_writable(table: RouteTable) -> None:
     table.register("c", "a", 0, "h:1", {"t": QueueData("a", 1, 1, perm=4)})
     assert table.route("t").writable() == []
     assert table.route("t").readable() == [MessageQueue("t", "a", 0)]
 
 
-def test_a_heartbeat_keeps_a_broker_and_tells_whether_its_topics_are_known(table: RouteTable, clock: FakeClock) -> None:
+def test_heartbeat_keeps_broker_and_reports_known_topics(table: RouteTable, clock: FakeClock) -> None:
     assert not table.heartbeat("a", 0, "h:1", ONE)
     table.register("c", "a", 0, "h:1", topics("t"), ONE)
     for _ in range(3):
@@ -151,21 +153,21 @@ def test_a_heartbeat_keeps_a_broker_and_tells_whether_its_topics_are_known(table
     assert not table.heartbeat("a", 0, "h:9", ONE)
 
 
-def test_a_change_is_told_alone(table: RouteTable) -> None:
+def test_topic_change_is_applied_incrementally(table: RouteTable) -> None:
     table.register("c", "a", 0, "h:1", topics("kept", "gone"), ONE)
     assert table.amend("a", 0, ONE, TWO, topics("new"), ["gone"])
     assert table.topics() == ["kept", "new"]
     assert table.heartbeat("a", 0, "h:1", TWO)
 
 
-def test_a_change_of_another_table_is_refused(table: RouteTable) -> None:
+def test_topic_change_with_other_base_version_is_refused(table: RouteTable) -> None:
     assert not table.amend("a", 0, ONE, TWO, topics("new"), [])
     table.register("c", "a", 0, "h:1", topics("kept"), ONE)
     assert not table.amend("a", 0, TWO, THREE, topics("new"), ["kept"])
     assert table.topics() == ["kept"]
 
 
-def test_a_broker_whose_connection_closed_is_suspected(table: RouteTable, clock: FakeClock) -> None:
+def test_broker_with_closed_connection_expires_sooner(table: RouteTable, clock: FakeClock) -> None:
     first, second = object(), object()
     table.register("c", "a", 0, "h:1", topics("t"), ONE, first)
     table.register("c", "b", 0, "h:2", topics("t"), ONE, second)
@@ -175,7 +177,7 @@ def test_a_broker_whose_connection_closed_is_suspected(table: RouteTable, clock:
     assert list(table.route("t").addresses) == ["b"]
 
 
-def test_a_suspected_broker_that_is_heard_again_is_trusted_again(table: RouteTable, clock: FakeClock) -> None:
+def test_heartbeat_clears_suspicion(table: RouteTable, clock: FakeClock) -> None:
     first, second = object(), object()
     table.register("c", "a", 0, "h:1", topics("t"), ONE, first)
     table.connection_closed(first)
@@ -198,7 +200,7 @@ def test_write_permission_stays_wiped_over_registrations(table: RouteTable) -> N
     assert not table._read_only, "names that somebody makes up are not kept"
 
 
-def test_a_topic_that_its_broker_still_has_comes_back(table: RouteTable) -> None:
+def test_broker_must_register_again_after_topic_delete(table: RouteTable) -> None:
     table.register("c", "a", 0, "h:1", topics("t"), ONE)
     table.delete_topic("t", "another cluster")
     assert table.heartbeat("a", 0, "h:1", ONE)
@@ -207,7 +209,7 @@ def test_a_topic_that_its_broker_still_has_comes_back(table: RouteTable) -> None
     assert not table.heartbeat("a", 0, "h:1", ONE), "it has to register, and so to say what it really has"
 
 
-def test_topics_of_a_cluster(table: RouteTable) -> None:
+def test_topics_are_listed_by_cluster(table: RouteTable) -> None:
     table.register("one", "a", 0, "h:1", topics("t"))
     table.register("two", "b", 0, "h:2", topics("u"))
     assert table.topics("one") == ["t"]

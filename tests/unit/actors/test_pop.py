@@ -1,4 +1,4 @@
-"""Pop over a real store, with a clock of ours: lending, acknowledging, renewing, dying, surviving kills."""
+"""Test pop with a real store and a fake clock: delivery, acks, renewal, dead letters, kills."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bench(tmp_path: Path) -> Iterator[PopBench]:
         yield made
 
 
-def test_a_message_is_with_one_consumer_at_a_time(bench: PopBench) -> None:
+def test_message_is_with_one_consumer_at_a_time(bench: PopBench) -> None:
     bench.send(b"a", b"b", b"c")
     assert bodies(bench.receive(2)) == [b"a", b"b"]
     assert bodies(bench.receive(2)) == [b"c"]
@@ -35,7 +35,7 @@ def test_a_message_is_with_one_consumer_at_a_time(bench: PopBench) -> None:
     assert bodies(bench.receive(group="other")) == [b"a", b"b", b"c"]
 
 
-def test_what_is_acknowledged_never_comes_again(bench: PopBench) -> None:
+def test_acknowledged_message_is_not_redelivered(bench: PopBench) -> None:
     bench.send(b"a", b"b")
     assert bench.ack(*bench.receive()) == [True, True]
     bench.clock.advance(100)
@@ -43,7 +43,7 @@ def test_what_is_acknowledged_never_comes_again(bench: PopBench) -> None:
     assert bench.committed() == 2
 
 
-def test_what_is_not_acknowledged_comes_again_when_its_time_is_over(bench: PopBench) -> None:
+def test_unacknowledged_message_is_redelivered_after_timeout(bench: PopBench) -> None:
     bench.send(b"a", b"b", b"c")
     first = bench.receive(invisible=10)
     bench.ack(first[1])
@@ -60,7 +60,7 @@ def test_what_is_not_acknowledged_comes_again_when_its_time_is_over(bench: PopBe
     assert bench.ack(*again) == [True, True]
 
 
-def test_the_handle_of_a_message_whose_time_is_over_is_stale(bench: PopBench) -> None:
+def test_handle_is_stale_after_invisible_time(bench: PopBench) -> None:
     bench.send(b"a")
     (handle,) = bench.receive(invisible=1)
     bench.clock.advance(1)
@@ -69,7 +69,7 @@ def test_the_handle_of_a_message_whose_time_is_over_is_stale(bench: PopBench) ->
     assert bodies(bench.receive()) == [b"a"]
 
 
-def test_the_offset_moves_over_what_is_done_from_the_front_on(bench: PopBench) -> None:
+def test_committed_offset_moves_over_contiguous_acks(bench: PopBench) -> None:
     bench.send(b"a", b"b", b"c", b"d")
     a, b, c, d = bench.receive()
     seen = []
@@ -79,7 +79,7 @@ def test_the_offset_moves_over_what_is_done_from_the_front_on(bench: PopBench) -
     assert seen == [0, 1, 1, 4]
 
 
-def test_a_renewed_handle_replaces_the_former(bench: PopBench) -> None:
+def test_renewed_handle_replaces_former_one(bench: PopBench) -> None:
     bench.send(b"a")
     (handle,) = bench.receive(invisible=10)
     renewed = bench.change(handle, 50)
@@ -92,7 +92,7 @@ def test_a_renewed_handle_replaces_the_former(bench: PopBench) -> None:
     assert bench.ack(renewed) == [True]
 
 
-def test_renewing_may_shorten(bench: PopBench) -> None:
+def test_renewal_may_shorten_invisible_time(bench: PopBench) -> None:
     bench.send(b"a")
     (handle,) = bench.receive(invisible=3600)
     bench.change(handle, 1)
@@ -100,7 +100,7 @@ def test_renewing_may_shorten(bench: PopBench) -> None:
     assert [h.reconsume_times for h in bench.receive()] == [1]
 
 
-def test_what_is_given_back_unseen_has_not_been_tried(bench: PopBench) -> None:
+def test_undelivered_message_keeps_reconsume_times(bench: PopBench) -> None:
     bench.send(b"a")
     for number in range(5):
         (handle,) = bench.receive(invisible=10, maximum=1)
@@ -122,7 +122,7 @@ def test_what_is_given_back_unseen_has_not_been_tried(bench: PopBench) -> None:
     assert [record.body for record in bench.dead_letters()] == [b"a"]
 
 
-def test_after_the_maximum_a_message_is_a_dead_letter(bench: PopBench) -> None:
+def test_message_becomes_dead_letter_after_maximum_retries(bench: PopBench) -> None:
     bench.send(b"bad", b"good")
     seen = []
     for _ in range(4):
@@ -142,9 +142,7 @@ def test_after_the_maximum_a_message_is_a_dead_letter(bench: PopBench) -> None:
     assert bench.committed() == 2
 
 
-def test_dead_letters_are_logged_once_a_second_with_the_count_of_the_others(
-    bench: PopBench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dead_letters_are_logged_once_a_second_with_count(bench: PopBench, caplog: pytest.LogCaptureFixture) -> None:
     for count in (3, 1, 1):
         bench.send(*[b"bad"] * count)
         bench.receive(invisible=1, maximum=0)
@@ -159,7 +157,7 @@ def test_dead_letters_are_logged_once_a_second_with_the_count_of_the_others(
     assert "topic t queue 0 offset 3 " in logged[1]
 
 
-def test_dead_letters_wait_for_room(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_wait_for_disk_space(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.send(b"bad", b"next")
     bench.receive(1, invisible=1, maximum=0)
     bench.clock.advance(1)
@@ -176,7 +174,7 @@ def test_dead_letters_wait_for_room(bench: PopBench, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_death_whose_end_was_not_written_down_is_buried_once(
+def test_dead_letter_is_written_once_if_commit_fails(
     bench: PopBench, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     bench.send(b"first", b"second")
@@ -199,7 +197,7 @@ def test_a_death_whose_end_was_not_written_down_is_buried_once(
     assert bench.committed() == 2
 
 
-def test_what_dies_again_after_a_reset_is_another_dead_letter(bench: PopBench) -> None:
+def test_message_after_reset_becomes_second_dead_letter(bench: PopBench) -> None:
     bench.core.ensure_group("g")
     bench.send(b"bad")
     for _ in range(2):
@@ -210,7 +208,7 @@ def test_what_dies_again_after_a_reset_is_another_dead_letter(bench: PopBench) -
     assert [record.body for record in bench.dead_letters()] == [b"bad", b"bad"]
 
 
-def test_unwanted_tags_are_passed_over_for_good(bench: PopBench) -> None:
+def test_filtered_messages_are_committed(bench: PopBench) -> None:
     for tag in ("x", "y", "x", "y"):
         bench.send(tag.encode(), tags=tag)
     found = bench.receive(wanted=parse_filter("TAG", "y"))
@@ -224,7 +222,7 @@ def test_unwanted_tags_are_passed_over_for_good(bench: PopBench) -> None:
     assert bench.committed() == 5
 
 
-def test_a_new_group_begins_where_it_wants(bench: PopBench) -> None:
+def test_new_group_starts_at_chosen_position(bench: PopBench) -> None:
     bench.send(b"old")
     assert bench.receive(from_end=True, group="late") == []
     assert bench.committed(group="late") == 1
@@ -233,13 +231,13 @@ def test_a_new_group_begins_where_it_wants(bench: PopBench) -> None:
     assert bodies(bench.receive()) == [b"old", b"new"]
 
 
-def test_what_is_retried_is_popped_from_its_beginning(bench: PopBench) -> None:
+def test_retry_topic_is_popped_from_beginning(bench: PopBench) -> None:
     bench.store.topic_configs.put(TopicConfig("%RETRY%g", 1, 1))
     append(bench.store, make_record(b"failed", topic="%RETRY%g"))
     assert bodies(bench.receive(from_end=True, topic="%RETRY%g")) == [b"failed"]
 
 
-def test_limits_of_one_pop(bench: PopBench) -> None:
+def test_pop_limits_messages_and_bytes(bench: PopBench) -> None:
     bench.send(*(b"%d" % n + bytes(300) for n in range(10)))
     assert len(bench.receive(3)) == 3
     assert len(bench.receive(max_bytes=900)) == 2
@@ -249,8 +247,8 @@ def test_limits_of_one_pop(bench: PopBench) -> None:
     assert [h.offset for h in bench.receive(100)] == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_what_finds_no_space_behind_a_long_message_comes_with_the_next_pop(bench: PopBench) -> None:
-    """It counted as gone, and so as done: more was used than there was, and a read of less than nothing is empty."""
+def test_message_over_pop_size_comes_with_next_pop(bench: PopBench) -> None:
+    """Guard against a negative remaining size, whose empty read marked the message as done."""
     long = b"long" * 500
     bench.send(long, b"done", b"a", b"b")
     handles = bench.receive(invisible=10)
@@ -263,7 +261,7 @@ def test_what_finds_no_space_behind_a_long_message_comes_with_the_next_pop(bench
     assert bench.committed() == 2
 
 
-def test_messages_of_all_queues(tmp_path: Path) -> None:
+def test_pop_covers_all_queues(tmp_path: Path) -> None:
     bench = PopBench(tmp_path, queues=3)
     for queue_id in range(3):
         bench.send(b"%d" % queue_id, queue_id=queue_id)
@@ -272,7 +270,7 @@ def test_messages_of_all_queues(tmp_path: Path) -> None:
     bench.close()
 
 
-def test_in_order_a_queue_waits_for_what_is_out(bench: PopBench) -> None:
+def test_ordered_pop_waits_for_unacknowledged_messages(bench: PopBench) -> None:
     bench.send(*(b"%d" % n for n in range(5)))
     first = bench.receive(2, ordered=True, invisible=10)
     assert bodies(first) == [b"0", b"1"]
@@ -289,7 +287,7 @@ def test_in_order_a_queue_waits_for_what_is_out(bench: PopBench) -> None:
     assert [(h.body, h.reconsume_times) for h in third] == [(b"2", 1), (b"3", 1), (b"4", 0)]
 
 
-def test_in_order_a_part_that_ran_out_waits_for_the_other(bench: PopBench) -> None:
+def test_ordered_pop_waits_for_renewed_message(bench: PopBench) -> None:
     bench.send(b"0", b"1", b"2")
     first = bench.receive(2, ordered=True, invisible=10)
     renewed = bench.change(first[0], 60)
@@ -300,7 +298,7 @@ def test_in_order_a_part_that_ran_out_waits_for_the_other(bench: PopBench) -> No
     assert bodies(bench.receive(ordered=True)) == [b"1", b"2"]
 
 
-def test_an_attempt_that_is_repeated_gets_the_same(bench: PopBench) -> None:
+def test_repeated_attempt_gets_same_messages(bench: PopBench) -> None:
     bench.send(b"0", b"1", b"2")
     bench.receive(2, ordered=True, attempt_id="one")
     assert bench.receive(2, ordered=True, attempt_id="two") == []
@@ -309,8 +307,8 @@ def test_an_attempt_that_is_repeated_gets_the_same(bench: PopBench) -> None:
     assert bench.ack(*again) == [True, True]
 
 
-def test_an_attempt_that_is_repeated_is_not_another_try(bench: PopBench) -> None:
-    """Fault 14.16: the reconsume times stay, whether the first answer got lost or its time ran out."""
+def test_repeated_attempt_keeps_reconsume_times(bench: PopBench) -> None:
+    """Cover fault 14.16: reconsume times stay if the first answer was lost or expired."""
     bench.send(b"0", b"1")
 
     def times(attempt_id: str | None) -> list[int]:
@@ -327,7 +325,7 @@ def test_an_attempt_that_is_repeated_is_not_another_try(bench: PopBench) -> None
     assert times(None) == [3, 3], "who tells no attempt tries anew each time"
 
 
-def test_a_reset_makes_handles_void(bench: PopBench) -> None:
+def test_reset_invalidates_handles(bench: PopBench) -> None:
     bench.send(b"a", b"b")
     before = bench.receive()
     bench.store.consumer_offsets.commit("g", "t", 0, 0)
@@ -340,7 +338,7 @@ def test_a_reset_makes_handles_void(bench: PopBench) -> None:
 
 
 @pytest.mark.parametrize(("offset", "left"), [(0, []), (2, [b"c"]), (4, [])])
-def test_an_offset_that_others_move_ends_deliveries(bench: PopBench, offset: int, left: list[bytes]) -> None:
+def test_external_offset_commit_ends_deliveries(bench: PopBench, offset: int, left: list[bytes]) -> None:
     bench.send(b"a", b"b", b"c", b"d")
     a, b, c, _ = [*bench.receive(3), Handle(0, 3, 0, b"d", 0)]
     bench.ack(a)
@@ -350,7 +348,7 @@ def test_an_offset_that_others_move_ends_deliveries(bench: PopBench, offset: int
     assert bodies(bench.receive()) == expected
 
 
-def test_messages_that_expired_are_done(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_messages_are_committed(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.send(*(b"%03d" % n for n in range(100)))
     bench.receive(50, invisible=1)
     bench.clock.advance(1)
@@ -363,7 +361,7 @@ def test_messages_that_expired_are_done(bench: PopBench, monkeypatch: pytest.Mon
     assert bench.committed() == low
 
 
-def test_a_damaged_message_hides_no_other(bench: PopBench, tmp_path: Path) -> None:
+def test_damaged_message_does_not_hide_others(bench: PopBench, tmp_path: Path) -> None:
     bench.send(b"first" * 3)
     bench.send(b"second" * 3)
     handles = bench.receive(1, invisible=1)
@@ -377,8 +375,8 @@ def test_a_damaged_message_hides_no_other(bench: PopBench, tmp_path: Path) -> No
     assert bench.core.set_aside.counts["pop"] == 1
 
 
-def test_damaged_new_messages_do_not_stop_their_queue(bench: PopBench, tmp_path: Path) -> None:
-    """Fault 14.5, for pop: told, counted, passed over; each group is told of it once."""
+def test_damaged_new_messages_do_not_stop_queue(bench: PopBench, tmp_path: Path) -> None:
+    """Cover fault 14.5 for pop: skip damaged messages, and note them once for each group."""
     for number in range(4):
         bench.send(b"message %d" % number)
     for number in (0, 2):
@@ -398,10 +396,10 @@ def test_damaged_new_messages_do_not_stop_their_queue(bench: PopBench, tmp_path:
     assert bench.receive() == []
 
 
-def test_what_can_be_no_dead_letter_holds_up_no_other_queue(bench: PopBench) -> None:
-    """Fault 13.6: the sweep stopped for all queues behind one message that could not be copied."""
-    told = b"p\x01a\x01b\x02"  # no property can be written so
-    append(bench.store, encode("t", 0, b"forged", told, born_timestamp_ms=1, born_host=b"\x7f\0\0\1" * 2))
+def test_uncopyable_message_does_not_stop_dead_letters(bench: PopBench) -> None:
+    """Cover fault 13.6: one uncopyable message stopped the sweep of all queues."""
+    forged = b"p\x01a\x01b\x02"  # not a valid encoding of properties
+    append(bench.store, encode("t", 0, b"forged", forged, born_timestamp_ms=1, born_host=b"\x7f\0\0\1" * 2))
     bench.send(b"sound")
     bench.receive(10, invisible=1, maximum=0, max_bytes=1 << 22)
     bench.receive(10, invisible=1, maximum=0, group="h", max_bytes=1 << 22)
@@ -414,10 +412,10 @@ def test_what_can_be_no_dead_letter_holds_up_no_other_queue(bench: PopBench) -> 
 
 
 @pytest.mark.parametrize("error", [StoreFull("no room"), OverflowError("Python int too large to convert")], ids=repr)
-def test_a_pop_that_cannot_be_written_down_gives_nothing_and_hides_nothing(
+def test_failed_delivery_write_keeps_messages_ready(
     bench: PopBench, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Fault 13.7: after an exception of an unexpected kind what was ready stayed taken until the restart."""
+    """Cover fault 13.7: an unexpected exception kept ready messages taken until a restart."""
     bench.send(b"a", b"b")
     bench.receive(2, invisible=1)
     bench.clock.advance(2)
@@ -433,8 +431,8 @@ def test_a_pop_that_cannot_be_written_down_gives_nothing_and_hides_nothing(
     assert bodies(bench.receive()) == [b"a", b"b"]
 
 
-def test_what_could_not_be_acknowledged_comes_again(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group's offset had passed it by then, so that it was done for the broker alone."""
+def test_message_is_redelivered_after_failed_ack(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard against a committed offset behind which the message was lost for the group."""
     bench.send(b"a", b"b")
     handles = bench.receive(invisible=10)
     with monkeypatch.context() as patched:
@@ -447,8 +445,8 @@ def test_what_could_not_be_acknowledged_comes_again(bench: PopBench, monkeypatch
 
 
 @pytest.mark.parametrize("times", [-(2**31), -5, 2**31 - 1])
-def test_reconsume_times_that_a_record_made_up_are_counted_on(bench: PopBench, times: int) -> None:
-    """Fault 13.5."""
+def test_forged_reconsume_times_are_counted_on(bench: PopBench, times: int) -> None:
+    """Cover fault 13.5."""
     append(bench.store, make_record(b"a", topic="t", reconsume_times=times))
     for _ in range(3):
         bench.pop.receive(PopRequest("g", "t", range(1), 1, 1 << 20, 1_000, 2**31 - 1))
@@ -458,7 +456,7 @@ def test_reconsume_times_that_a_record_made_up_are_counted_on(bench: PopBench, t
     assert len(bench.dead_letters()) == 0
 
 
-def test_a_group_with_too_much_out_gets_no_more(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_at_in_flight_limit_gets_no_messages(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pop_service, "MAX_IN_FLIGHT", 3)
     bench.send(*(b"%d" % n for n in range(5)))
     handles = bench.receive(3)
@@ -467,7 +465,7 @@ def test_a_group_with_too_much_out_gets_no_more(bench: PopBench, monkeypatch: py
     assert bodies(bench.receive()) == [b"3", b"4"]
 
 
-def test_whether_there_are_messages(bench: PopBench) -> None:
+def test_has_messages_sees_new_and_expired_deliveries(bench: PopBench) -> None:
     def has(*, ordered: bool = False) -> bool:
         return bench.pop.has_messages("g", "t", range(1), ordered=ordered)
 
@@ -484,7 +482,7 @@ def test_whether_there_are_messages(bench: PopBench) -> None:
     assert bench.ready == [("g", "t", 0)], "others who wait learn it as well"
 
 
-def test_deleting_the_topic_ends_all(bench: PopBench) -> None:
+def test_topic_delete_invalidates_handles(bench: PopBench) -> None:
     bench.send(b"a")
     handles = bench.receive()
     bench.core.topics.delete("t")

@@ -1,4 +1,4 @@
-"""Pop in order: nothing passes what comes again, whatever keeps that from coming with the others."""
+"""Test that ordered pop delivers no message before earlier messages that are redelivered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bench(tmp_path: Path) -> Iterator[PopBench]:
         yield made
 
 
-def test_a_new_message_does_not_pass_one_that_found_no_space(bench: PopBench) -> None:
+def test_new_message_does_not_overtake_one_over_size_limit(bench: PopBench) -> None:
     long = [number * 400 for number in (b"0", b"1")]
     bench.send(*long)
     bench.receive(2, ordered=True, invisible=10)
@@ -33,7 +33,7 @@ def test_a_new_message_does_not_pass_one_that_found_no_space(bench: PopBench) ->
     assert bodies(bench.receive(ordered=True)) == [long[1], b"2"]
 
 
-def test_a_new_message_does_not_pass_those_behind_one_that_cannot_be_read(bench: PopBench, tmp_path: Path) -> None:
+def test_new_message_does_not_overtake_after_damaged_one(bench: PopBench, tmp_path: Path) -> None:
     bench.send(b"damaged", b"1", b"2", b"3")
     bench.receive(3, ordered=True, invisible=10)
     bench.clock.advance(10)
@@ -45,26 +45,24 @@ def test_a_new_message_does_not_pass_those_behind_one_that_cannot_be_read(bench:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_who_met_only_what_cannot_be_read_looks_on_for_what_comes_again(
-    bench: PopBench, tmp_path: Path, ordered: bool
-) -> None:
+def test_pop_of_only_damaged_messages_reports_has_more(bench: PopBench, tmp_path: Path, ordered: bool) -> None:
     bench.send(b"damaged", b"1")
     bench.receive(2, ordered=ordered, invisible=10)
     bench.clock.advance(10)
     bench.kill()
     log = log_file(tmp_path)
     flip_byte(log, log.read_bytes().index(b"damaged"))
-    asked = PopRequest("g", "t", range(1), 1, 1 << 20, 30_000, 16, ordered=ordered)
-    popped = bench.pop.receive(asked)
+    request = PopRequest("g", "t", range(1), 1, 1 << 20, 30_000, 16, ordered=ordered)
+    popped = bench.pop.receive(request)
     assert not popped.queues
     assert popped.has_more, "nobody wakes a parked pop for what is ready already"
-    assert [queue.taken.offsets for queue in bench.pop.receive(asked).queues] == [[1]]
+    assert [queue.taken.offsets for queue in bench.pop.receive(request).queues] == [[1]]
 
 
-def test_a_handle_of_an_attempt_that_was_repeated_is_void_though_its_message_did_not_come_with_the_others(
+def test_handle_of_repeated_attempt_is_stale(
     bench: PopBench,
 ) -> None:
-    """It ended a message that waited to be taken again: others got what was behind it, and the next pop failed."""
+    """Guard against a stale handle that acknowledged a message waiting for redelivery."""
     bench.send(b"0", b"1", b"2")
     lost = bench.receive(ordered=True, attempt_id="one")
     bench.clock.advance(1)

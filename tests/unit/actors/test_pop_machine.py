@@ -1,4 +1,4 @@
-"""Pop against a model in plain Python: sends, pops, acknowledgements, renewals, resets, kills, waits in any order."""
+"""Test pop against a model: sends, pops, acks, renewals, resets, kills, waits in any order."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAXIMUM = 2
 
 
 @dataclass
-class Known:
-    """What the model knows of one message: `out_until` is None unless a consumer has, or had, it last."""
+class ModelMessage:
+    """Hold the model's state of a message; `out_until` is set while it is in flight."""
 
     out_until: float | None = None
     handle: Handle | None = None
@@ -29,7 +29,7 @@ class Known:
 
 
 class PopMachine(RuleBasedStateMachine):
-    """One queue, one group."""
+    """Test one queue with one group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class PopMachine(RuleBasedStateMachine):
         self.calls = replaced(UnsyncedCalls())
         self.calls.__enter__()
         self.bench = PopBench(self.root)
-        self.messages: list[Known] = []
+        self.messages: list[ModelMessage] = []
         self.next = 0
         self.handles: list[Handle] = []
         self.dead = 0
@@ -50,7 +50,7 @@ class PopMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def send(self, count: int) -> None:
         self.bench.send(*(b"%d" % (len(self.messages) + n) for n in range(count)))
-        self.messages += [Known() for _ in range(count)]
+        self.messages += [ModelMessage() for _ in range(count)]
 
     @rule(count=st.integers(1, 5), invisible=st.sampled_from([1.0, 5.0, 60.0]))
     def receive(self, count: int, invisible: float) -> None:
@@ -111,7 +111,7 @@ class PopMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         self.bench.kill()
-        # No restart is so quick that it comes within the milliseconds that name the deliveries before it.
+        # A restart takes longer than the milliseconds that identify earlier deliveries.
         self.bench.clock.advance(0.1)
 
     @rule(data=st.data())
@@ -119,8 +119,8 @@ class PopMachine(RuleBasedStateMachine):
         self.next = data.draw(st.integers(0, len(self.messages)))
         self.bench.store.consumer_offsets.commit("g", "t", 0, self.next)
         self.bench.pop.forget("g", "t", 0)
-        done = [Known(done=True) for _ in range(self.next)]
-        self.messages = done + [Known() for _ in self.messages[self.next :]]
+        done = [ModelMessage(done=True) for _ in range(self.next)]
+        self.messages = done + [ModelMessage() for _ in self.messages[self.next :]]
 
     @invariant()
     def agrees(self) -> None:

@@ -1,4 +1,4 @@
-"""Settling of deliveries: leases that are renewed, calls that begin and fail, consumers that end."""
+"""Test the settlement of deliveries: renewed leases, started and failed calls, ended consumers."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def reasons(bench: PopBench) -> list[str]:
     return [record.properties["RAYMQ_DLQ_REASON"] for record in bench.dead_letters()]
 
 
-def one(bench: PopBench, **how: object) -> Handle:
+def pop_one(bench: PopBench, **how: object) -> Handle:
     (handle,) = bench.receive(invisible=10, ahead=True, **how)  # type: ignore[arg-type]
     return handle
 
 
-def test_renewed_lease_keeps_its_handle_however_often(bench: PopBench) -> None:
+def test_renewed_lease_keeps_its_handle(bench: PopBench) -> None:
     bench.send(b"a")
-    handle = one(bench)
+    handle = pop_one(bench)
     for _ in range(20):
         assert bench.settle(handle, RUN, 10) is DONE
         wait(bench, 9)
@@ -57,56 +57,56 @@ def test_renewed_lease_keeps_its_handle_however_often(bench: PopBench) -> None:
 
 def test_renewal_may_be_repeated_when_its_answer_was_lost(bench: PopBench) -> None:
     bench.send(b"a")
-    handle = one(bench)
+    handle = pop_one(bench)
     assert [bench.settle(handle, RUN, 10), bench.settle(handle, RUN, 10)] == [DONE, DONE]
     wait(bench, 9.999)
     assert bench.settle(handle, RUN, 10) is DONE
 
 
-def test_lease_that_ended_cannot_be_renewed(bench: PopBench) -> None:
+def test_ended_lease_cannot_be_renewed(bench: PopBench) -> None:
     bench.send(b"a")
-    handle = one(bench)
+    handle = pop_one(bench)
     wait(bench, 10)
     assert [bench.settle(handle, action) for action in SettleAction] == [STALE] * 5
 
 
-def test_what_is_lent_ahead_counts_only_once_its_call_begins(bench: PopBench) -> None:
+def test_prefetched_delivery_counts_only_after_call_starts(bench: PopBench) -> None:
     bench.send(b"a")
     for _ in range(5):
-        handle = one(bench, maximum=1)
+        handle = pop_one(bench, maximum=1)
         assert handle.reconsume_times == 0
         bench.settle(handle, HOLD, 10)
         wait(bench, 10)
-    bench.settle(one(bench, maximum=1), RUN, 10)
+    bench.settle(pop_one(bench, maximum=1), RUN, 10)
     bench.kill()
     wait(bench, 10)
-    assert one(bench, maximum=1).reconsume_times == 1
+    assert pop_one(bench, maximum=1).reconsume_times == 1
     assert bench.dead_letters() == []
 
 
-def test_what_is_given_back_is_there_at_once_and_uncounted(bench: PopBench) -> None:
+def test_returned_message_is_redelivered_at_once_uncounted(bench: PopBench) -> None:
     bench.send(b"a")
-    first = one(bench)
+    first = pop_one(bench)
     assert bench.settle(first, RETURN) is DONE
-    again = one(bench)
+    again = pop_one(bench)
     assert again.reconsume_times == 0
     assert bench.settle(first, ACK) is STALE
     assert bench.settle(again, ACK) is DONE
 
 
-def test_call_that_did_not_begin_after_all_does_not_count(bench: PopBench) -> None:
+def test_call_that_did_not_start_does_not_count(bench: PopBench) -> None:
     bench.send(b"a")
-    handle = one(bench)
+    handle = pop_one(bench)
     bench.settle(handle, RUN, 10)
     bench.settle(handle, HOLD, 10)
     wait(bench, 10)
-    assert one(bench).reconsume_times == 0
+    assert pop_one(bench).reconsume_times == 0
 
 
-def test_failed_message_waits_by_the_ladder(bench: PopBench) -> None:
+def test_failed_message_waits_by_retry_ladder(bench: PopBench) -> None:
     bench.send(b"a")
     for times, seconds in enumerate((10, 30, 60)):
-        handle = one(bench)
+        handle = pop_one(bench)
         assert handle.reconsume_times == times
         bench.settle(handle, RUN, 1000)
         assert bench.settle(handle, RETRY, 0, "ValueError: no") is DONE
@@ -115,53 +115,53 @@ def test_failed_message_waits_by_the_ladder(bench: PopBench) -> None:
         wait(bench, seconds - 0.001)
         assert bench.receive() == []
         wait(bench, 0.001)
-    assert one(bench).reconsume_times == 3
+    assert pop_one(bench).reconsume_times == 3
 
 
-def test_failed_message_waits_the_level_that_was_asked_for(bench: PopBench) -> None:
+def test_failed_message_waits_requested_delay_level(bench: PopBench) -> None:
     bench.send(b"a")
-    assert bench.settle(one(bench), RETRY, 1) is DONE
+    assert bench.settle(pop_one(bench), RETRY, 1) is DONE
     wait(bench, 1)
-    assert one(bench).reconsume_times == 1
+    assert pop_one(bench).reconsume_times == 1
 
 
-def test_last_failure_makes_a_dead_letter_with_its_reason(bench: PopBench) -> None:
+def test_last_failure_makes_dead_letter_with_reason(bench: PopBench) -> None:
     bench.send(b"a", b"b")
-    first = one(bench, count=1, maximum=0)
+    first = pop_one(bench, count=1, maximum=0)
     assert bench.settle(first, RETRY, 0, "ValueError: no") is DEAD
     assert bench.settle(first, RETRY, 0, "ValueError: no") is STALE
     bench.kill()
     bench.pop.sweep()
-    assert bench.settle(one(bench, maximum=7), RETRY, -1) is DEAD
+    assert bench.settle(pop_one(bench, maximum=7), RETRY, -1) is DEAD
     bench.pop.sweep()
     assert reasons(bench) == ["ValueError: no", "the listener asked for it"]
     assert [(record.body, record.reconsume_times) for record in bench.dead_letters()] == [(b"a", 1), (b"b", 1)]
 
 
-def test_dead_letter_says_how_often_its_consumer_ended(bench: PopBench) -> None:
+def test_dead_letter_reason_counts_ended_consumers(bench: PopBench) -> None:
     bench.send(b"a")
     for _ in range(3):
-        bench.settle(one(bench, maximum=2), RUN, 10)
+        bench.settle(pop_one(bench, maximum=2), RUN, 10)
         bench.kill()
         wait(bench, 10)
     assert reasons(bench) == ["its consumer ended without an answer 3 times"]
     assert bench.dead_letters()[0].reconsume_times == 3
 
 
-def test_only_deliveries_without_an_answer_are_named_so(bench: PopBench) -> None:
+def test_only_unanswered_deliveries_count_as_ended_consumers(bench: PopBench) -> None:
     bench.send(b"a")
-    bench.settle(one(bench, maximum=2), RUN, 10)
+    bench.settle(pop_one(bench, maximum=2), RUN, 10)
     wait(bench, 10)
-    failed = one(bench, maximum=2)
+    failed = pop_one(bench, maximum=2)
     bench.settle(failed, RUN, 10)
     bench.settle(failed, RETRY, 1, "ValueError: no")
     wait(bench, 1)
-    bench.settle(one(bench, maximum=2), RUN, 10)
+    bench.settle(pop_one(bench, maximum=2), RUN, 10)
     wait(bench, 10)
     assert reasons(bench) == ["its consumer ended without an answer 2 times"]
 
 
-def test_last_try_after_an_end_without_answer_is_suspect(bench: PopBench) -> None:
+def test_last_try_after_unanswered_delivery_is_suspect(bench: PopBench) -> None:
     bench.send(b"a", b"b")
     for handle in bench.receive(invisible=10, ahead=True, maximum=1):
         action = RUN if handle.body == b"a" else RETRY
@@ -172,17 +172,17 @@ def test_last_try_after_an_end_without_answer_is_suspect(bench: PopBench) -> Non
     assert bench.suspects == [0]
 
 
-def test_what_ended_without_an_answer_twice_is_suspect(bench: PopBench) -> None:
+def test_message_unanswered_twice_is_suspect(bench: PopBench) -> None:
     bench.send(b"a")
     for _ in range(2):
-        bench.settle(one(bench), RUN, 10)
+        bench.settle(pop_one(bench), RUN, 10)
         assert bench.suspects == []
         wait(bench, 10)
-    one(bench)
+    pop_one(bench)
     assert bench.suspects == [0]
 
 
-def test_message_of_a_call_that_has_begun_is_unanswered(bench: PopBench) -> None:
+def test_expired_delivery_of_started_call_is_unanswered(bench: PopBench) -> None:
     bench.send(b"a")
     for _ in range(2):
         bench.receive(invisible=10, ending=ExpiryReason.UNANSWERED, maximum=1)
@@ -192,12 +192,12 @@ def test_message_of_a_call_that_has_begun_is_unanswered(bench: PopBench) -> None
 
 def test_reset_makes_leases_stale(bench: PopBench) -> None:
     bench.send(b"a")
-    handle = one(bench)
+    handle = pop_one(bench)
     bench.pop.forget("g", "t", 0)
     assert bench.settle(handle, RUN, 10) is STALE
 
 
-def test_one_request_settles_deliveries_of_many_queues(tmp_path: Path) -> None:
+def test_request_settles_deliveries_of_many_queues(tmp_path: Path) -> None:
     with closing(PopBench(tmp_path, queues=3)) as bench:
         for queue_id in range(3):
             bench.send(b"a", b"b", queue_id=queue_id)
@@ -220,7 +220,7 @@ def test_one_request_settles_deliveries_of_many_queues(tmp_path: Path) -> None:
      [["t", True, 0, 0, 0, 0, ""]], [["t", 0, 1 << 63, 0, 0, 0, ""]], [["t", 0, 0, 0, 0, 0, None]],
      [["t", 0, 0, 0, 0, 0, ""]] * (MAX_SETTLED + 1)],
 )  # fmt: skip
-def test_request_of_another_form_is_invalid_input(told: object) -> None:
+def test_malformed_settle_request_raises_invalid_input(told: object) -> None:
     command = settle_command("g", [])
     command.fields["deliveries"] = told
     with pytest.raises(InvalidInput):

@@ -1,4 +1,4 @@
-"""A sweep of pop costs what runs out of time and what is dead, and at most so much; not what is out."""
+"""Test that a pop sweep costs only what expired or is dead, up to a limit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from raymq.storage.files.file_calls import FileCalls, replaced
 from tests.store_records import flip_byte, log_file
 from tests.unit.actors.pop_bench import PopBench
 
-A_SWEEP = 100
+SWEEP_MESSAGES = 100
 GROUPS = [f"g{number}" for number in range(30)]
 
 
-class OwnSyncs(FileCalls):
-    """Real calls; how many syncs of the disk there were on the thread that made this."""
+class SyncCounter(FileCalls):
+    """Make real calls, and count the disk syncs of the creating thread."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,41 +44,44 @@ def bench(tmp_path: Path) -> Iterator[PopBench]:
         yield made
 
 
-def letters(bench: PopBench) -> list[int]:
-    return [bench.store.max_offset(dlq_topic(group), 0) if has_letters(bench, group) else 0 for group in GROUPS]
+def count_dead_letters(bench: PopBench) -> list[int]:
+    return [bench.store.max_offset(dlq_topic(group), 0) if has_dead_letters(bench, group) else 0 for group in GROUPS]
 
 
-def has_letters(bench: PopBench, group: str) -> bool:
+def has_dead_letters(bench: PopBench, group: str) -> bool:
     return bool(bench.store.queues(dlq_topic(group)))
 
 
-def test_the_dead_of_all_groups_share_a_sweep(bench: PopBench) -> None:
-    """100 groups with 20 dead messages each held the loop up for 1.5 s, with a sync of the disk for each group."""
+def test_dead_letters_of_all_groups_share_sweeps(bench: PopBench) -> None:
+    """Guard against a stop of 1.5 s by 100 groups with 20 dead letters each.
+
+    There was a disk sync for each group.
+    """
     bench.send(*(b"%d" % number for number in range(20)))
     for group in GROUPS:
         bench.core.make_group(group)
         assert len(bench.receive(20, 1.0, group=group, maximum=0)) == 20
     bench.clock.advance(1)
-    before, calls = 0, OwnSyncs()
+    before, calls = 0, SyncCounter()
     with replaced(calls):
         for sweep in range(1, 100):
             bench.pop.sweep()
-            there = letters(bench)
-            assert sum(there) - before <= A_SWEEP
+            there = count_dead_letters(bench)
+            assert sum(there) - before <= SWEEP_MESSAGES
             if sweep == 1:
                 assert min(there) >= 1, "each has its turn"
             if (before := sum(there)) == 20 * len(GROUPS):
                 break
     assert calls.count == 0
-    assert letters(bench) == [20] * len(GROUPS)
+    assert count_dead_letters(bench) == [20] * len(GROUPS)
     bench.store.flush()
     for _ in range(10):
         bench.pop.sweep()
     assert bench.store.in_flight.queues == {}
 
 
-def test_what_nobody_has_to_look_at_costs_nothing(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20,000 queues of which something was out took 22 ms of each 50."""
+def test_sweep_skips_queues_without_expired_messages(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard against sweeps of 22 ms every 50 ms with 20,000 queues in flight."""
     bench.send(b"0")
     for group in GROUPS:
         assert bench.receive(1, 60.0, group=group)
@@ -101,7 +104,7 @@ def test_what_nobody_has_to_look_at_costs_nothing(bench: PopBench, monkeypatch: 
     assert sorted(group for group, _, _ in bench.ready) == sorted(GROUPS)
 
 
-def test_what_is_put_off_or_lent_for_less_comes_in_its_time(bench: PopBench) -> None:
+def test_changed_invisible_times_expire_on_time(bench: PopBench) -> None:
     bench.send(*(b"%d" % number for number in range(3)))
     [first] = bench.receive(1, 30.0)
     [second] = bench.receive(1, 10.0)
@@ -116,7 +119,7 @@ def test_what_is_put_off_or_lent_for_less_comes_in_its_time(bench: PopBench) -> 
     assert sorted(handle.offset for handle in bench.receive(2)) == [first.offset, second.offset]
 
 
-def test_alarms_come_up_once_at_the_earliest_time_that_was_set() -> None:
+def test_deadline_is_due_once_at_earliest_time() -> None:
     chance = random.Random(5)
     alarms, expected = DeadlineHeap(), dict[tuple[str, str, int], int]()
     for now in range(2_000):
@@ -131,10 +134,8 @@ def test_alarms_come_up_once_at_the_earliest_time_that_was_set() -> None:
         assert len(alarms._order) <= 2 * len(expected) + 64
 
 
-def test_what_runs_out_of_time_together_is_taken_back_in_many_sweeps(
-    bench: PopBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """400,000 messages that were out when their consumers died, or the broker, held the loop up for 1.5 s."""
+def test_mass_expiry_is_spread_over_sweeps(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard against a stop of 1.5 s when 400,000 deliveries expire together."""
     monkeypatch.setattr(pop_module, "_EXPIRED_AT_ONCE", 50)
     bench.send(*(b"%d" % number for number in range(30)))
     groups = GROUPS[:6]
@@ -157,7 +158,7 @@ def test_what_runs_out_of_time_together_is_taken_back_in_many_sweeps(
         assert len(bench.receive(30, 1.0, group=group)) == 30
 
 
-def test_a_pop_takes_back_so_much_at_most_and_comes_again(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pop_takes_back_expired_messages_in_portions(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pop_module, "_EXPIRED_AT_ONCE", 10)
     bench.send(*(b"%d" % number for number in range(30)))
     assert len(bench.receive(30, 1.0)) == 30
@@ -166,8 +167,8 @@ def test_a_pop_takes_back_so_much_at_most_and_comes_again(bench: PopBench, monke
     assert found == [b"%d" % number for number in range(30)]
 
 
-def test_what_ended_behind_a_letter_that_is_not_confirmed_yet_is_not_looked_for_again(tmp_path: Path) -> None:
-    """It was not found, so that the whole queue had its next sweeps later and later."""
+def test_unconfirmed_dead_letter_does_not_delay_later_sweeps(tmp_path: Path) -> None:
+    """Guard against growing sweep delays of a queue after an unconfirmed dead letter."""
     with closing(PopBench(tmp_path)) as bench:
         bench.send(b"a", b"damaged", b"b")
         bench.receive(invisible=1, maximum=0)

@@ -1,4 +1,4 @@
-"""A broker's port and its VIP channel, on real sockets."""
+"""Test a broker's port and its VIP channel with real sockets."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def ports(open_sockets: contextlib.ExitStack, port: int) -> list[int]:
     return [int(open_sockets.enter_context(bound).getsockname()[1]) for bound in bind_broker(HOST, port)]
 
 
-def test_a_free_port_has_a_free_vip_channel(open_sockets: contextlib.ExitStack) -> None:
+def test_chosen_port_has_free_vip_channel(open_sockets: contextlib.ExitStack) -> None:
     for _ in range(5):
         own, vip = ports(open_sockets, 0)
         assert own - vip == VIP_DISTANCE
 
 
-def test_a_port_that_another_process_has_chosen_and_does_not_listen_on_yet_is_not_chosen(
+def test_bound_port_without_listener_is_not_chosen(
     open_sockets: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both would have had it, and the second one to listen would have failed."""
+    """Prevent two processes from choosing a port on which only one can listen."""
     own, vip = ports(open_sockets, 0)
     free = own + 10 if own < 60_000 else own - 10
     monkeypatch.setattr(actors.ports, "_candidates", lambda: iter([own, own + VIP_DISTANCE, vip, free]))
@@ -44,20 +44,20 @@ def test_a_port_that_another_process_has_chosen_and_does_not_listen_on_yet_is_no
     )
 
 
-def test_a_given_port_comes_back_with_its_vip_channel(open_sockets: contextlib.ExitStack) -> None:
+def test_given_port_is_bound_with_its_vip_channel(open_sockets: contextlib.ExitStack) -> None:
     with contextlib.ExitStack() as before:
         own, vip = ports(before, 0)
     assert ports(open_sockets, own) == [own, vip]
 
 
-def test_a_given_port_is_taken_without_a_vip_channel_that_is_not_free(open_sockets: contextlib.ExitStack) -> None:
+def test_given_port_is_bound_without_a_taken_vip_channel(open_sockets: contextlib.ExitStack) -> None:
     with contextlib.ExitStack() as before:
         own, vip = ports(before, 0)
     open_sockets.enter_context(bind(HOST, vip)).listen()
     assert ports(open_sockets, own) == [own]
 
 
-def test_a_port_that_is_not_free_is_an_error(open_sockets: contextlib.ExitStack) -> None:
+def test_taken_port_raises_os_error(open_sockets: contextlib.ExitStack) -> None:
     taken = open_sockets.enter_context(bind(HOST, 0))
     taken.listen()
     with pytest.raises(OSError, match="in use"):

@@ -1,4 +1,4 @@
-"""A pull's four answers with their offsets, commits and resets, over a real store."""
+"""Test a pull's four statuses with their offsets, commits and resets, over a real store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOUND, NEW, MATCHED, MOVED = (
 )
 
 
-def ask(
+def pull_from(
     bench: Bench, offset: int, tags: str = "*", queue_id: int = 0, messages: int = 32, size: int = 1 << 20
 ) -> PullResult:
     wanted = FetchSpec("t", queue_id, offset, parse_filter("TAG", tags).tags_codes)
@@ -47,16 +47,16 @@ def bodies(found: PullResult) -> list[bytes]:
     ("offset", "status", "next_offset"),
     [(-1, MOVED, 0), (0, FOUND, 10), (3, FOUND, 10), (10, NEW, 10), (11, MOVED, 10), (1_000, MOVED, 10)],
 )
-def test_by_offset(bench: Bench, offset: int, status: PullStatus, next_offset: int) -> None:
+def test_pull_status_by_offset(bench: Bench, offset: int, status: PullStatus, next_offset: int) -> None:
     bench.append(*[Message("t", b"%d" % n) for n in range(10)])
-    found = ask(bench, offset)
+    found = pull_from(bench, offset)
     assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (status, next_offset, 0, 10)
     assert (found.lease is not None) == (status is FOUND)
 
 
 @pytest.mark.parametrize(("offset", "status"), [(0, NEW), (1, MOVED), (-1, MOVED)])
-def test_a_queue_that_was_never_written(bench: Bench, offset: int, status: PullStatus) -> None:
-    found = ask(bench, offset, queue_id=1)
+def test_pull_status_of_empty_queue(bench: Bench, offset: int, status: PullStatus) -> None:
+    found = pull_from(bench, offset, queue_id=1)
     assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (status, 0, 0, 0)
 
 
@@ -70,33 +70,33 @@ def test_a_queue_that_was_never_written(bench: Bench, offset: int, status: PullS
         ("a", 6, NEW, 6, None),
     ],
 )
-def test_by_tags(
+def test_pull_filters_by_tags(
     bench: Bench, tags: str, offset: int, status: PullStatus, next_offset: int, expected: list[bytes] | None
 ) -> None:
     bench.append(*[Message("t", b"%d" % n, tags="ab"[n % 2]) for n in range(6)])
-    found = ask(bench, offset, tags)
+    found = pull_from(bench, offset, tags)
     assert (found.status, found.next_offset) == (status, next_offset)
     assert expected is None or bodies(found) == expected
 
 
 @pytest.mark.parametrize(("messages", "size", "count"), [(2, 1 << 20, 2), (32, 1, 1), (32, 2_500, 2), (32, 1 << 20, 5)])
-def test_both_limits_and_at_least_one(bench: Bench, messages: int, size: int, count: int) -> None:
+def test_pull_limits_messages_and_bytes(bench: Bench, messages: int, size: int, count: int) -> None:
     bench.append(*[Message("t", bytes(1_000)) for _ in range(5)])
-    found = ask(bench, 0, messages=messages, size=size)
+    found = pull_from(bench, 0, messages=messages, size=size)
     assert (len(bodies(found)), found.next_offset) == (count, count)
 
 
-def test_refusals(bench: Bench) -> None:
+def test_pull_refuses_unknown_queue_topic_or_permission(bench: Bench) -> None:
     with pytest.raises(QueueNotFound):
-        ask(bench, 0, queue_id=7)
+        pull_from(bench, 0, queue_id=7)
     with pytest.raises(TopicNotFound):
         pull(bench.core, "g", FetchSpec("nothing", 0, 0), 1, 1)
     bench.store.topic_configs.put(TopicConfig("t", 2, 2, perm=2))
     with pytest.raises(PermissionDenied):
-        ask(bench, 0)
+        pull_from(bench, 0)
 
 
-def test_committed_offsets_survive_and_go_back_only_if_asked(bench: Bench) -> None:
+def test_committed_offset_survives_crash_and_moves_forward(bench: Bench) -> None:
     offsets = bench.core.offsets
     bench.append(*[Message("t", b"x") for _ in range(5)])
     with pytest.raises(GroupNotFound):
@@ -116,7 +116,7 @@ def test_committed_offsets_survive_and_go_back_only_if_asked(bench: Bench) -> No
     assert bench.core.offsets.get("g", "t", 0) == 2
 
 
-def test_a_group_starts_at_0_of_a_young_queue_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initial_offset_is_0_only_in_young_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = bench.core.offsets
     bench.append(*[Message("t", bytes(500)) for _ in range(5)])
     assert [offsets.initial_offset("g", "t", queue_id) for queue_id in (0, 1)] == [0, 0]
@@ -128,7 +128,7 @@ def test_a_group_starts_at_0_of_a_young_queue_only(bench: Bench, monkeypatch: py
     assert offsets.initial_offset("g", "t", 0) == 3
 
 
-def test_a_reset_is_told_once_and_swallows_commits_until_then(bench: Bench) -> None:
+def test_reset_is_reported_once_and_ignores_earlier_commits(bench: Bench) -> None:
     core = bench.core
     core.ensure_group("g")
     bench.append(*[Message("t", b"%d" % n) for n in range(10)])
@@ -138,13 +138,13 @@ def test_a_reset_is_told_once_and_swallows_commits_until_then(bench: Bench) -> N
     assert bench.arrivals == [("t", 0)], "who is parked there is woken"
     assert not core.offsets.commit("g", "t", 0, 9)
     assert core.offsets.get("g", "t", 0) == 3
-    found = ask(bench, 9)
+    found = pull_from(bench, 9)
     assert (found.status, found.next_offset) == (MOVED, 3)
-    assert ask(bench, 9).status is FOUND
+    assert pull_from(bench, 9).status is FOUND
     assert core.offsets.commit("g", "t", 0, 9)
 
 
-def test_a_waiting_reset_survives_a_kill_and_a_clean_restart(bench: Bench) -> None:
+def test_pending_reset_survives_kill_and_restart(bench: Bench) -> None:
     bench.core.ensure_group("g")
     bench.append(*[Message("t", b"%d" % n) for n in range(10)])
     bench.core.offsets.commit("g", "t", 0, 8)
@@ -161,15 +161,15 @@ def test_a_waiting_reset_survives_a_kill_and_a_clean_restart(bench: Bench) -> No
     assert bench.core.offsets.commit("g", "t", 0, 9)
 
 
-def offsets_in_ten(bench: Bench) -> GroupOffsets:
-    """The offsets of groups in ten messages."""
+def write_ten_messages(bench: Bench) -> GroupOffsets:
+    """Store ten messages, and return the group offsets of the broker."""
     bench.core.ensure_group("g")
     bench.append(*[Message("t", b"%d" % n) for n in range(10)])
     return bench.core.offsets
 
 
-def test_a_commit_from_before_a_reset_does_not_undo_it(bench: Bench) -> None:
-    offsets = offsets_in_ten(bench)
+def test_old_commit_does_not_undo_reset(bench: Bench) -> None:
+    offsets = write_ten_messages(bench)
     assert offsets.commit("g", "t", 0, 6, since=0)
     bench.core.reset_offset("g", "t", 0, 3)
     assert offsets.follow_reset("g", "t", 0, 3) is None, "another member took the queue over and is there"
@@ -177,13 +177,13 @@ def test_a_commit_from_before_a_reset_does_not_undo_it(bench: Bench) -> None:
         offsets.commit("g", "t", 0, 8, since=6)
     assert offsets.get("g", "t", 0) == 3
     assert offsets.commit("g", "t", 0, 8, since=3)
-    with pytest.raises(OffsetReset, match="8"):  # late, and behind: what is below 8 somebody else has done, or skipped
+    with pytest.raises(OffsetReset, match="8"):  # late: another member has consumed or skipped up to 8
         offsets.commit("g", "t", 0, 7, since=3)
     assert offsets.get("g", "t", 0) == 8
 
 
-def test_of_two_members_that_begin_a_group_the_first_one_counts(bench: Bench) -> None:
-    offsets = offsets_in_ten(bench)
+def test_first_of_two_initial_commits_wins(bench: Bench) -> None:
+    offsets = write_ten_messages(bench)
     assert offsets.commit("g", "t", 0, 3, since=-1)
     for offset in (2, 7):
         with pytest.raises(OffsetReset, match="3"):
@@ -191,9 +191,9 @@ def test_of_two_members_that_begin_a_group_the_first_one_counts(bench: Bench) ->
     assert offsets.get("g", "t", 0) == 3
 
 
-def test_a_commit_behind_a_reset_forward_is_told_where_the_group_is(bench: Bench) -> None:
-    """Also where its consumer has fetched up to the reset's place already, and so has heeded it unknowingly."""
-    offsets = offsets_in_ten(bench)
+def test_commit_behind_forward_reset_raises_offset_reset(bench: Bench) -> None:
+    """Cover a consumer that has already fetched up to the new offset."""
+    offsets = write_ten_messages(bench)
     assert offsets.commit("g", "t", 0, 2, since=0)
     bench.core.reset_offset("g", "t", 0, 10)
     with pytest.raises(OffsetReset, match="10"):
@@ -205,8 +205,8 @@ def test_a_commit_behind_a_reset_forward_is_told_where_the_group_is(bench: Bench
     assert offsets.get("g", "t", 0) == 10
 
 
-def test_a_commit_into_a_topic_that_was_made_anew_is_told_where_it_begins(bench: Bench) -> None:
-    offsets = offsets_in_ten(bench)
+def test_commit_into_recreated_topic_raises_offset_reset(bench: Bench) -> None:
+    offsets = write_ten_messages(bench)
     known = bench.store.incarnation("t")
     assert offsets.commit("g", "t", 0, 5, since=0, incarnation=known)
     bench.core.topics.delete("t")
@@ -219,7 +219,7 @@ def test_a_commit_into_a_topic_that_was_made_anew_is_told_where_it_begins(bench:
     assert offsets.commit("g", "t", 0, 7, since=0, incarnation=bench.store.incarnation("t"))
 
 
-def test_a_reset_is_over_when_the_group_goes_on_by_pop(bench: Bench) -> None:
+def test_pop_commit_ends_pending_reset(bench: Bench) -> None:
     bench.core.ensure_group("g")
     bench.append(*[Message("t", b"%d" % n) for n in range(10)])
     bench.core.reset_offset("g", "t", 0, 3)
@@ -227,25 +227,25 @@ def test_a_reset_is_over_when_the_group_goes_on_by_pop(bench: Bench) -> None:
     assert bench.core.offsets.follow_reset("g", "t", 0, 5) is None
 
 
-def test_who_starts_at_the_reset_offset_notices_nothing(bench: Bench) -> None:
+def test_pull_at_reset_offset_sees_no_reset(bench: Bench) -> None:
     bench.core.ensure_group("g")
     bench.append(*[Message("t", b"%d" % n) for n in range(10)])
     bench.core.reset_offset("g", "t", 0, 3)
-    assert (ask(bench, 3).status, ask(bench, 9).status) == (FOUND, FOUND)
+    assert (pull_from(bench, 3).status, pull_from(bench, 9).status) == (FOUND, FOUND)
 
 
 @pytest.mark.parametrize(("asked", "offset"), [(-5, 0), (4, 4), (99, 10)])
-def test_a_reset_stays_within_the_queue(bench: Bench, asked: int, offset: int) -> None:
+def test_reset_stays_within_queue(bench: Bench, asked: int, offset: int) -> None:
     bench.core.ensure_group("g")
     bench.append(*[Message("t", b"x") for _ in range(10)])
     bench.core.reset_offset("g", "t", 0, asked)
     assert bench.core.offsets.get("g", "t", 0) == offset
 
 
-def test_a_deleted_topic_takes_its_resets_along(bench: Bench) -> None:
+def test_topic_delete_drops_pending_resets(bench: Bench) -> None:
     bench.core.ensure_group("g")
     bench.append(Message("t", b"x"))
     bench.core.reset_offset("g", "t", 0, 1)
     bench.core.topics.delete("t")
     bench.core.topics.create("t", 1)
-    assert ask(bench, 0).status is NEW
+    assert pull_from(bench, 0).status is NEW

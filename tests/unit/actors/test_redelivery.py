@@ -1,4 +1,4 @@
-"""Failed messages: to the retry topic by the ladder, or to the dead letters."""
+"""Test failed messages: the retry topic by the retry ladder, or the dead letter queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import HOST, Bench
 
 
-def test_retries_then_the_dead_letter_queue(bench: Bench) -> None:
+def test_failed_message_is_retried_then_dead_letter(bench: Bench) -> None:
     core = bench.core
     core.ensure_group("g")
     placed = bench.append(Message("t", b"bad", tags="x", keys=["k"], properties={"a": "b"}))
@@ -45,7 +45,7 @@ def test_retries_then_the_dead_letter_queue(bench: Bench) -> None:
     assert dead[0].properties["RAYMQ_DLQ_REASON"] == "failed 3 times"
 
 
-def test_an_explicit_level_and_straight_to_the_dead_letters(bench: Bench) -> None:
+def test_send_back_with_level_or_directly_to_dead_letters(bench: Bench) -> None:
     bench.core.ensure_group("g")
     placed = bench.append(Message("t", b"x"))
     bench.core.redelivery.send_back("g", int(placed.physical_offsets[0]), 1, None)
@@ -55,7 +55,7 @@ def test_an_explicit_level_and_straight_to_the_dead_letters(bench: Bench) -> Non
     assert bench.bodies("%DLQ%g") == [b"x"]
 
 
-def test_send_back_of_what_is_not_there(bench: Bench) -> None:
+def test_send_back_of_unknown_group_or_message_raises(bench: Bench) -> None:
     with pytest.raises(GroupNotFound):
         bench.core.redelivery.send_back("nobody", 0, 0)
     bench.core.ensure_group("g")
@@ -64,21 +64,21 @@ def test_send_back_of_what_is_not_there(bench: Bench) -> None:
         bench.core.redelivery.send_back("g", 17, 0)
 
 
-def place_of_a_message(bench: Bench) -> int:
+def append_message(bench: Bench) -> int:
     return int(bench.append(Message("t", b"x")).physical_offsets[0])
 
 
-def test_a_group_without_retry_queues_drops_what_fails(bench: Bench) -> None:
+def test_group_without_retry_queues_drops_failed_messages(bench: Bench) -> None:
     bench.store.group_configs.put(GroupConfig("g", retry_queues=0))
     assert not bench.core.ensure_group("g")
-    assert bench.core.redelivery.send_back("g", place_of_a_message(bench), 0) is None
+    assert bench.core.redelivery.send_back("g", append_message(bench), 0) is None
     assert [topic for topic in bench.core.topics.all() if topic.startswith("%")] == []
 
 
-def test_retries_use_all_of_the_groups_retry_queues(bench: Bench) -> None:
+def test_retries_use_all_retry_queues_of_group(bench: Bench) -> None:
     bench.store.group_configs.put(GroupConfig("g", retry_queues=3))
     bench.core.ensure_group("g")
-    place = place_of_a_message(bench)
+    place = append_message(bench)
     for _ in range(60):
         bench.core.redelivery.send_back("g", place, 1)
     bench.clock.advance(1)
@@ -86,14 +86,14 @@ def test_retries_use_all_of_the_groups_retry_queues(bench: Bench) -> None:
     assert bench.store.queues("%RETRY%g") == [0, 1, 2]
 
 
-def test_a_retry_topic_that_may_not_be_written(bench: Bench) -> None:
+def test_unwritable_retry_topic_raises_permission_denied(bench: Bench) -> None:
     bench.core.ensure_group("g")
     bench.store.topic_configs.put(TopicConfig("%RETRY%g", 1, 1, perm=4))
     with pytest.raises(PermissionDenied):
-        bench.core.redelivery.send_back("g", place_of_a_message(bench), 0)
+        bench.core.redelivery.send_back("g", append_message(bench), 0)
 
 
-def test_what_clients_send_to_the_retry_topic_themselves(bench: Bench) -> None:
+def test_message_sent_to_retry_topic_may_be_dead_letter(bench: Bench) -> None:
     core = bench.core
     with pytest.raises(GroupNotFound):
         core.redelivery.dlq_for_resent("g", 1)
@@ -107,15 +107,15 @@ def test_what_clients_send_to_the_retry_topic_themselves(bench: Bench) -> None:
     assert core.redelivery.dlq_for_resent("g", 1) == ("%DLQ%g", "an ordered consumer gave up on it")
 
 
-def largest(topic: str = "t") -> Message:
-    """A message whose properties leave no room for one more."""
+def largest_message(topic: str = "t") -> Message:
+    """Make a message whose properties leave no space for one more."""
     return Message(topic, b"large", tags="x", properties={"p": "y" * (32_690 - 100)})
 
 
-def test_a_retry_that_does_not_fit_does_without_what_nobody_needs(bench: Bench) -> None:
-    """Fault 13.1: an ordinary message with large properties stopped all delay levels through its retry."""
+def test_retry_with_large_properties_drops_optional_ones(bench: Bench) -> None:
+    """Cover fault 13.1: the retry of a message with large properties stopped all delay levels."""
     bench.core.ensure_group("g")
-    room = 32_767 - len(largest().own_properties) - 43  # its unique key
+    room = 32_767 - len(largest_message().own_properties) - 43  # its unique key
     for size in range(0, room, 7):
         placed = bench.append(Message("t", b"%d" % size, tags="x", properties={"p": "y" * (32_590 + size)}))
         bench.core.redelivery.send_back("g", int(placed.physical_offsets[0]), 1)
@@ -132,8 +132,8 @@ def test_a_retry_that_does_not_fit_does_without_what_nobody_needs(bench: Bench) 
     assert not bench.core.set_aside.notes()
 
 
-def test_what_cannot_be_copied_at_all_is_set_aside_and_that_is_the_answer(bench: Bench) -> None:
-    """Fault 13.4."""
+def test_uncopyable_message_is_set_aside(bench: Bench) -> None:
+    """Cover fault 13.4."""
     bench.core.ensure_group("g")
     record = encode("t", 0, b"x", b"p\x01" + b"\xff" * 20_000 + b"\x02", born_timestamp_ms=1, born_host=HOST)
     place = int(bench.store.append(record, np.array([len(record)], np.int32)).physical_offsets[0])
@@ -145,8 +145,8 @@ def test_what_cannot_be_copied_at_all_is_set_aside_and_that_is_the_answer(bench:
 
 
 @pytest.mark.parametrize("times", [2**31 - 1, -5, -(2**31)])
-def test_reconsume_times_from_a_producer_are_counted_on(bench: Bench, times: int) -> None:
-    """Fault 13.5: a made-up number made every send-back fail."""
+def test_forged_reconsume_times_are_counted_on(bench: Bench, times: int) -> None:
+    """Cover fault 13.5: an invented number made every send-back fail."""
     bench.core.ensure_group("g")
     record = encode("t", 0, b"x", b"", born_timestamp_ms=1, born_host=HOST, reconsume_times=times)
     place = int(bench.store.append(record, np.array([len(record)], np.int32)).physical_offsets[0])
@@ -154,10 +154,10 @@ def test_reconsume_times_from_a_producer_are_counted_on(bench: Bench, times: int
     assert decision == (RetryLater(3) if times < 0 else MoveToDlq(f"failed {(1 << 30) + 1} times"))
 
 
-def test_a_retry_whose_original_has_expired_is_told_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 13.8."""
+def test_retry_of_expired_message_is_noted_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cover fault 13.8."""
     bench.core.ensure_group("g")
-    place = place_of_a_message(bench)
+    place = append_message(bench)
     with monkeypatch.context() as patched:
         patched.setattr(type(bench.store._log), "min_offset", property(lambda _: place + 1))
         for _ in range(2):
@@ -168,9 +168,9 @@ def test_a_retry_whose_original_has_expired_is_told_and_counted(bench: Bench, mo
     assert bench.core.set_aside.counts["retry"] == 1
 
 
-def test_a_full_store_skips_no_retry(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_store_does_not_skip_retry(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.core.ensure_group("g")
-    place = place_of_a_message(bench)
+    place = append_message(bench)
 
     def full() -> None:
         raise StoreFull("no room")
@@ -183,12 +183,12 @@ def test_a_full_store_skips_no_retry(bench: Bench, monkeypatch: pytest.MonkeyPat
     assert bench.core.redelivery.send_back("g", place, 0) == RetryLater(3)
 
 
-def test_redrive_knows_again_what_it_did_after_the_retry_topic_was_made_again(bench: Bench) -> None:
-    """Fault 13.29: it repeated one entry for ever."""
+def test_redrive_is_idempotent_after_retry_topic_recreation(bench: Bench) -> None:
+    """Cover fault 13.29: redrive repeated one entry for ever."""
     core = bench.core
     core.ensure_group("g")
     for _ in range(3):
-        core.redelivery.send_back("g", place_of_a_message(bench), -1)
+        core.redelivery.send_back("g", append_message(bench), -1)
     redrive = core.dead_letters.redrive
     assert redrive("g", [0, 1, 2], force=False, dry_run=False) == [RedriveStatus.REDRIVEN] * 3
     core.topics.delete("%RETRY%g")
@@ -197,8 +197,8 @@ def test_redrive_knows_again_what_it_did_after_the_retry_topic_was_made_again(be
     assert bench.store.max_offset("%RETRY%g", 0) == 1
 
 
-def test_what_is_remembered_of_redriven_entries_expires_with_their_copies(bench: Bench) -> None:
-    """Fault 13.30."""
+def test_redriven_entries_are_forgotten_with_their_copies(bench: Bench) -> None:
+    """Cover fault 13.30."""
     core = bench.core
     core.ensure_group("g")
     rounds, each = 4, 6
@@ -220,7 +220,7 @@ def test_what_is_remembered_of_redriven_entries_expires_with_their_copies(bench:
     assert len(seen.entries) == high - low
 
 
-def test_a_reason_comes_with_the_retry_and_the_dead_letter(bench: Bench) -> None:
+def test_failure_reason_comes_with_retry_and_dead_letter(bench: Bench) -> None:
     core = bench.core
     core.ensure_group("g")
     place = int(bench.append(Message("t", b"x", properties={"own": "1"})).physical_offsets[0])
@@ -237,7 +237,7 @@ def test_a_reason_comes_with_the_retry_and_the_dead_letter(bench: Bench) -> None
     assert dead.properties["own"] == "1"
 
 
-def test_a_reason_is_of_the_last_try_alone(bench: Bench) -> None:
+def test_failure_reason_is_of_last_try_only(bench: Bench) -> None:
     core = bench.core
     core.ensure_group("g")
     place = int(bench.append(Message("t", b"x")).physical_offsets[0])
@@ -251,7 +251,7 @@ def test_a_reason_is_of_the_last_try_alone(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("left", range(0, 1_200, 40))
-def test_a_message_without_room_keeps_all_but_its_reason(bench: Bench, left: int) -> None:
+def test_message_without_space_drops_failure_reason(bench: Bench, left: int) -> None:
     core = bench.core
     core.ensure_group("g")
     own = "v" * (32_767 - 80 - left)
@@ -266,7 +266,7 @@ def test_a_message_without_room_keeps_all_but_its_reason(bench: Bench, left: int
         assert [copy.properties["own"] for copy in bench.records("%DLQ%g")] == [own]
 
 
-def test_a_redriven_message_has_no_failure_behind_it(bench: Bench) -> None:
+def test_redriven_message_has_no_failure_reason(bench: Bench) -> None:
     core = bench.core
     core.ensure_group("g")
     place = int(bench.append(Message("t", b"x")).physical_offsets[0])

@@ -1,4 +1,4 @@
-"""What a broker tells the name servers of its topics costs what was changed."""
+"""Test that a broker sends only changed topics to the name servers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.bench import Bench
 
 
-class Counted:
-    """The topics of a core; how often all of them were asked for, and how many changes were."""
+class CountingTopics:
+    """Wrap the topics of a core, and count full reads and reported changes."""
 
     def __init__(self, bench: Bench) -> None:
         self._topics = bench.core.topics
@@ -36,11 +36,11 @@ class Counted:
 
 
 @asynccontextmanager
-async def registered(
+async def run_registration(
     bench: Bench, tmp_path: Path
-) -> AsyncIterator[tuple[NameServerService, NameServerRegistration, Counted]]:
+) -> AsyncIterator[tuple[NameServerService, NameServerRegistration, CountingTopics]]:
     server = await NameServerService.start(NameServerSpec(0, str(tmp_path), "127.0.0.1", 0))
-    pool, topics = ConnectionPool(), Counted(bench)
+    pool, topics = ConnectionPool(), CountingTopics(bench)
     try:
         yield server, NameServerRegistration(pool, [server.address], "c", "broker-a", "127.0.0.1:1", topics), topics
     finally:
@@ -48,11 +48,11 @@ async def registered(
         await server.stop()
 
 
-async def test_a_change_is_told_without_looking_at_all_topics(bench: Bench, tmp_path: Path) -> None:
-    """Each new topic made the broker go through its 10,000 others three times."""
+async def test_topic_change_is_sent_without_reading_all_topics(bench: Bench, tmp_path: Path) -> None:
+    """Guard against three scans of 10,000 topics for each new topic."""
     for number in range(1_200):  # more than go into one step
         bench.core.topics.create(f"t{number}", 1)
-    async with registered(bench, tmp_path) as (server, registration, topics):
+    async with run_registration(bench, tmp_path) as (server, registration, topics):
         await registration.announce()
         assert server.table.topics() == sorted(bench.core.topics.all())
         bench.core.topics.create("new", 3)
@@ -65,9 +65,9 @@ async def test_a_change_is_told_without_looking_at_all_topics(bench: Bench, tmp_
         assert topics.changes == 2
 
 
-async def test_a_name_server_that_knows_another_version_is_told_everything(bench: Bench, tmp_path: Path) -> None:
+async def test_name_server_with_other_version_gets_all_topics(bench: Bench, tmp_path: Path) -> None:
     bench.core.topics.create("t", 1)
-    async with registered(bench, tmp_path) as (server, registration, topics):
+    async with run_registration(bench, tmp_path) as (server, registration, topics):
         await registration.announce()
         server.table.unregister("broker-a", 0)
         bench.core.topics.create("new", 1)
@@ -76,9 +76,9 @@ async def test_a_name_server_that_knows_another_version_is_told_everything(bench
         assert topics.all == 2
 
 
-async def test_what_has_become_true_of_all_topics_is_told_of_all(bench: Bench, tmp_path: Path) -> None:
+async def test_permission_change_sends_all_topics(bench: Bench, tmp_path: Path) -> None:
     bench.core.topics.create("t", 1)
-    async with registered(bench, tmp_path) as (server, registration, topics):
+    async with run_registration(bench, tmp_path) as (server, registration, topics):
         bench.core.topics.on_permission_change = registration.invalidate
         await registration.announce()
         bench.core.topics.set_permission(4)

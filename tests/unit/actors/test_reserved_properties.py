@@ -1,4 +1,4 @@
-"""What only brokers may say of a message is taken off what clients send; and if it is stored, it keeps nobody down."""
+"""Test that brokers remove reserved properties of clients, and start in spite of stored ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raymq.actors.broker.core.appending.idempotence import ProducerStateTable
 from raymq.actors.errors import MessageIllegal
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import encode, encode_properties
-from tests.unit.actors.taking_in import BORN_HOST, Intake, member
+from tests.unit.actors.foreign_intake import BORN_HOST, Intake, member
 
 RESERVED = sorted({*names.OF_BROKERS, *(name for name in names.SYSTEM_PROPERTIES if name.startswith("RAYMQ_"))})
 
@@ -25,8 +25,8 @@ def intake(tmp_path: Path) -> Iterator[Intake]:
     made.store.close()
 
 
-def test_a_foreign_client_cannot_say_what_only_brokers_may(intake: Intake) -> None:
-    """Fault 13.3, and POP_CK of a message that was popped and forwarded (fault 14.16)."""
+def test_reserved_properties_of_clients_are_removed(intake: Intake) -> None:
+    """Cover fault 13.3, and POP_CK of a popped and forwarded message (fault 14.16)."""
     told = dict.fromkeys([*RESERVED, "RAYMQ_ANYTHING"], "x")
     intake.accept(queue_id=0, properties={**told, "mine": "stays"})
     intake.accept_batch(member(b"m", {**told, "mine": "stays"}), queue_id=0, properties=dict(told))
@@ -36,8 +36,8 @@ def test_a_foreign_client_cannot_say_what_only_brokers_may(intake: Intake) -> No
 
 
 @pytest.mark.parametrize(("told", "stored"), [(-5, 0), (-(2**31), 0), (7, 7), (2**31 - 1, 1 << 30)])
-def test_reconsume_times_are_clamped_where_they_come_in(intake: Intake, told: int, stored: int) -> None:
-    """Fault 13.5."""
+def test_reconsume_times_of_clients_are_clamped(intake: Intake, told: int, stored: int) -> None:
+    """Cover fault 13.5."""
     intake.accept(queue_id=0, reconsume_times=told)
     assert intake.records()[0].reconsume_times == stored
 
@@ -52,8 +52,8 @@ def test_reconsume_times_are_clamped_where_they_come_in(intake: Intake, told: in
         {"RAYMQ_DELIVERED_FROM": "1:0", "REAL_QID": "9" * 5_000},
     ],
 )
-def test_a_start_reads_stored_forgeries_and_goes_on(intake: Intake, tmp_path: Path, forged: dict[str, str]) -> None:
-    """Fault 13.3: int('abc') at every start."""
+def test_startup_ignores_stored_forgeries(intake: Intake, tmp_path: Path, forged: dict[str, str]) -> None:
+    """Cover fault 13.3: int('abc') failed at every start."""
     record = encode("t", 0, b"x", encode_properties(forged), born_timestamp_ms=1, born_host=BORN_HOST)
     intake.store.append(record, np.array([len(record)], np.int32))
     table = ProducerStateTable(intake.clock)
@@ -61,8 +61,8 @@ def test_a_start_reads_stored_forgeries_and_goes_on(intake: Intake, tmp_path: Pa
     table.validate()
 
 
-def test_a_delayed_message_without_room_for_its_copies_is_refused_at_the_send(intake: Intake) -> None:
-    """Fault 13.1: it was taken, could not be delivered, and stopped all that came behind it."""
+def test_delayed_message_with_too_large_properties_is_refused(intake: Intake) -> None:
+    """Cover fault 13.1: an accepted message that could not be delivered stopped all later ones."""
     before = intake.state()
     with pytest.raises(MessageIllegal, match="31743 bytes"):
         intake.accept(properties={"DELAY": "1", "p": "y" * 31_743})

@@ -1,4 +1,4 @@
-"""The retry ladder and the scheduler's pace, as tables."""
+"""Test the retry ladder and the scheduler's poll intervals with tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ LEVELS = 18
         (0, 99, 16, RetryLater(18)),
     ],
 )
-def test_retried(reconsume_times: int, asked_level: int, maximum: int, decision: RetryLater) -> None:
+def test_failed_message_is_retried_at_delay_level(
+    reconsume_times: int, asked_level: int, maximum: int, decision: RetryLater
+) -> None:
     assert decide_retry(reconsume_times, asked_level, maximum, LEVELS) == decision
 
 
@@ -37,7 +39,7 @@ def test_retried(reconsume_times: int, asked_level: int, maximum: int, decision:
         (0, -1, 16, "the listener asked for it"),
     ],
 )
-def test_dead(reconsume_times: int, asked_level: int, maximum: int, reason: str) -> None:
+def test_failed_message_becomes_dead_letter(reconsume_times: int, asked_level: int, maximum: int, reason: str) -> None:
     assert decide_retry(reconsume_times, asked_level, maximum, LEVELS) == MoveToDlq(reason)
 
 
@@ -51,14 +53,14 @@ def test_dead(reconsume_times: int, asked_level: int, maximum: int, reason: str)
         (0, 16, True, MoveToDlq("an ordered consumer gave up on it")),
     ],
 )
-def test_sent_again_by_the_client(
+def test_resent_message_becomes_dead_letter_after_maximum(
     reconsume_times: int, maximum: int, ordered: bool, decision: MoveToDlq | None
 ) -> None:
     assert decide_resent(reconsume_times, maximum, ordered=ordered) == decision
 
 
 @pytest.mark.parametrize("maximum", [0, 1, 5, 16])
-def test_always_failing_gives_maximum_plus_one_deliveries(maximum: int) -> None:
+def test_failing_message_is_delivered_maximum_plus_one_times(maximum: int) -> None:
     deliveries = 0
     reconsume_times = 0
     while True:
@@ -79,16 +81,16 @@ def test_always_failing_gives_maximum_plus_one_deliveries(maximum: int) -> None:
         (-5.0, 0.0),
     ],
 )
-def test_only_a_broker_that_is_behind_is_asked_at_once(next_due_in: float | None, expected: float) -> None:
+def test_only_late_broker_is_polled_at_once(next_due_in: float | None, expected: float) -> None:
     clock = FakeClock()
     pace = PollSchedule(clock)
     assert pace.wait() < 0
     wait_ms = None if next_due_in is None else int(next_due_in * 1000)
-    pace.answered(DueReport(0, 1, 0, wait_ms))  # when that is by the broker's clock does not matter
+    pace.answered(DueReport(0, 1, 0, wait_ms))  # the broker's clock does not matter
     assert pace.wait() == pytest.approx(expected, abs=0.002)
 
 
-def test_a_broker_that_does_not_answer_is_left_alone() -> None:
+def test_failed_poll_delays_next_poll() -> None:
     clock = FakeClock()
     pace = PollSchedule(clock)
     pace.failed()

@@ -1,4 +1,4 @@
-"""A message that always fails, from its first delivery to its group's dead letters, by a broker whose clock is ours."""
+"""Test a message that always fails, from its first delivery to the dead letters, with a fake clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raymq.storage.config import StoreConfig
 from tests.unit.actors.bench import CONFIG, Bench
 
 MINUTE, HOUR = 60.0, 3_600.0
-#: The default's waits before each of the 16 retries.
+#: The default waits before each of the 16 retries.
 LADDER = [10.0, 30.0, *(n * MINUTE for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)), HOUR, 2 * HOUR]
 
 
@@ -26,8 +26,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.store.close()
 
 
-def fail(bench: Bench, maximum: int | None = None, level: int = 0) -> list[float]:
-    """Give a message back at each of its deliveries until it is dead: what it waited for each retry, in seconds."""
+def fail_always(bench: Bench, maximum: int | None = None, level: int = 0) -> list[float]:
+    """Send a message back until it is a dead letter; return the waits in seconds."""
     message = Message("t", b"bad", tags="tag", keys=["key"], properties={"name": "value"})
     place = int(bench.append(message).physical_offsets[0])
     waits = []
@@ -45,15 +45,15 @@ def fail(bench: Bench, maximum: int | None = None, level: int = 0) -> list[float
         place = bench.records("%RETRY%g")[-1].physical_offset
 
 
-def test_the_ladder_of_sixteen_retries(bench: Bench) -> None:
-    assert fail(bench) == LADDER
+def test_sixteen_retries_wait_by_ladder(bench: Bench) -> None:
+    assert fail_always(bench) == LADDER
     assert sum(LADDER) == 4 * HOUR + 45 * MINUTE + 40
     assert [record.reconsume_times for record in bench.records("%RETRY%g")] == list(range(1, 17))
 
 
 @pytest.mark.parametrize("maximum", [0, 1, 5, 20])
-def test_always_failing_gives_maximum_plus_one_deliveries_and_one_dead_letter(bench: Bench, maximum: int) -> None:
-    waits = fail(bench, maximum)
+def test_failing_message_becomes_one_dead_letter_after_maximum(bench: Bench, maximum: int) -> None:
+    waits = fail_always(bench, maximum)
     assert len(bench.records("t") + bench.records("%RETRY%g")) == maximum + 1
     assert waits == [*LADDER, *[2 * HOUR] * 4][:maximum], "more than sixteen stay at two hours"
     (dead,) = bench.records("%DLQ%g")
@@ -66,20 +66,20 @@ def test_always_failing_gives_maximum_plus_one_deliveries_and_one_dead_letter(be
 
 
 @pytest.mark.parametrize(("level", "seconds"), [(1, 1.0), (2, 5.0), (14, 10 * MINUTE), (18, 2 * HOUR), (99, 2 * HOUR)])
-def test_an_explicit_level_is_the_wait_of_every_retry(bench: Bench, level: int, seconds: float) -> None:
-    assert fail(bench, 3, level) == [seconds] * 3
+def test_explicit_level_is_wait_of_every_retry(bench: Bench, level: int, seconds: float) -> None:
+    assert fail_always(bench, 3, level) == [seconds] * 3
     assert len(bench.records("%DLQ%g")) == 1
 
 
-def test_minus_one_is_straight_to_the_dead_letters(bench: Bench) -> None:
-    assert fail(bench, level=-1) == []
+def test_level_minus_one_makes_dead_letter_at_once(bench: Bench) -> None:
+    assert fail_always(bench, level=-1) == []
     (dead,) = bench.records("%DLQ%g")
     assert dead.properties["RAYMQ_DLQ_REASON"] == "the listener asked for it"
 
 
 @pytest.mark.parametrize(("jump", "at_once"), [(-3 * HOUR, 0), (-1.0, 0), (3.0, 0), (10.0, 1), (5 * HOUR, 1)])
-def test_a_clock_that_jumps_holds_no_retry_and_repeats_none(bench: Bench, jump: float, at_once: int) -> None:
-    """Set back, a due time is further ahead than a whole wait: the message waits that from now on, and no longer."""
+def test_clock_jump_neither_blocks_nor_repeats_retry(bench: Bench, jump: float, at_once: int) -> None:
+    """Limit the wait after a clock set back to one whole delay from now."""
     place = int(bench.append(Message("t", b"bad")).physical_offsets[0])
     bench.core.redelivery.send_back("g", place, 3)
     bench.clock.advance(jump)

@@ -1,4 +1,4 @@
-"""Nothing that a name server answers brings a client more than a ProtocolError."""
+"""Test that a malformed answer of a name server raises only ProtocolError."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ABSENT = object()
 QUEUES = {"brokerName": "broker-a", "readQueueNums": 4, "writeQueueNums": 2, "perm": 6, "topicSysFlag": 0}
 BROKER = {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"1": "h:2", "0": "h:1"}}
 
-#: Bodies that are no object.
+#: Bodies that are not the expected JSON object.
 NO_OBJECTS: dict[str, bytes] = {
     "nothing": b"",
     "not JSON": b"\xff\xfe{",
@@ -46,7 +46,7 @@ NO_TEXTS = [None, ABSENT, 5, "", [], {}, True, "a\0b:5", "\ud800:5", "a\nb", "a"
 NO_ADDRESSES: list[Any] = [None, ABSENT, 5, [], "h:1", {"x": "h:1"}, {"-1": "h:1"}, {"": "h:1"}, {"9" * 5000: "h:1"}]
 
 
-def changed(told: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+def with_field(told: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
     return {name: v for name, v in (told | {field: value}).items() if v is not ABSENT}
 
 
@@ -54,13 +54,13 @@ def body(queues: list[Any], brokers: list[Any]) -> bytes:
     return json.dumps({"queueDatas": queues, "brokerDatas": brokers, "filterServerTable": {}}).encode()
 
 
-def test_a_route_is_read() -> None:
+def test_route_is_read() -> None:
     expected = TopicRoute("t", (QueueData("broker-a", 4, 2, 6),), {"broker-a": "h:1"})
     assert read_route("t", body([QUEUES], [BROKER])) == expected
     assert read_route("t", b'{"queueDatas":[],"brokerDatas":[]}') == TopicRoute("t", (), {})
 
 
-def test_a_route_tells_the_longest_body_of_those_brokers_that_say_it() -> None:
+def test_route_has_body_limits_of_brokers() -> None:
     told = b"""{"queueDatas":[],"brokerDatas":[
         {"brokerName":"a","brokerAddrs":{"0":"h:1"},"raymqMaxMessageBytes":1024},
         {"brokerName":"b","brokerAddrs":{"0":"h:2"},"raymqMaxMessageBytes":4096},
@@ -73,7 +73,7 @@ def test_a_route_tells_the_longest_body_of_those_brokers_that_say_it() -> None:
             read_route("t", told.replace(b"4096", wrong))
 
 
-def test_queues_without_an_address_are_left_out() -> None:
+def test_queues_without_address_are_omitted() -> None:
     nowhere = BROKER | {"brokerName": "broker-b", "brokerAddrs": {}}
     found = read_route("t", body([QUEUES | {"brokerName": "broker-b"}, QUEUES], [BROKER, nowhere]))
     assert [queue.broker for queue in found.writable()] == ["broker-a"] * 2
@@ -82,14 +82,14 @@ def test_queues_without_an_address_are_left_out() -> None:
         read_route("t", body([QUEUES | {"brokerName": "broker-b"}], [nowhere]))
 
 
-def test_a_view_and_the_topics_are_read() -> None:
+def test_cluster_view_and_topics_are_read() -> None:
     table = {"brokerAddrTable": {"broker-a": BROKER}, "clusterAddrTable": {"c": ["broker-a"]}}
     assert read_view(json.dumps(table).encode()) == ClusterView({"broker-a": ("c", {0: "h:1", 1: "h:2"})})
     assert read_topics(b'{"topicList":["u","t"]}') == ["t", "u"]
 
 
 @pytest.mark.parametrize("told", NO_OBJECTS.values(), ids=NO_OBJECTS)
-def test_what_is_no_answer_is_a_protocol_error(told: bytes) -> None:
+def test_malformed_body_raises_protocol_error(told: bytes) -> None:
     with pytest.raises(ProtocolError):
         read_route("t", told)
     with pytest.raises(ProtocolError):
@@ -100,34 +100,34 @@ def test_what_is_no_answer_is_a_protocol_error(told: bytes) -> None:
 
 @pytest.mark.parametrize("field", ["readQueueNums", "writeQueueNums", "perm"])
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: "absent" if value is ABSENT else repr(value))
-def test_a_number_of_a_queue_is_checked(field: str, value: Any) -> None:
+def test_queue_numbers_are_checked(field: str, value: Any) -> None:
     with pytest.raises(ProtocolError, match=field):
-        read_route("t", body([changed(QUEUES, field, value)], [BROKER]))
+        read_route("t", body([with_field(QUEUES, field, value)], [BROKER]))
 
 
 @pytest.mark.parametrize("value", NO_TEXTS, ids=lambda value: repr(value)[:20])
 def test_names_and_addresses_are_checked(value: Any) -> None:
     for queues, broker in [
-        (changed(QUEUES, "brokerName", value), BROKER),
-        (QUEUES, changed(BROKER, "brokerName", value)),
-        (QUEUES, changed(BROKER, "brokerAddrs", changed({}, "0", value if value is not ABSENT else None))),
+        (with_field(QUEUES, "brokerName", value), BROKER),
+        (QUEUES, with_field(BROKER, "brokerName", value)),
+        (QUEUES, with_field(BROKER, "brokerAddrs", with_field({}, "0", value if value is not ABSENT else None))),
     ]:
         with pytest.raises(ProtocolError):
             read_route("t", body([queues], [broker]))
     with pytest.raises(ProtocolError):
-        read_view(json.dumps({"brokerAddrTable": {"broker-a": changed(BROKER, "cluster", value)}}).encode())
+        read_view(json.dumps({"brokerAddrTable": {"broker-a": with_field(BROKER, "cluster", value)}}).encode())
 
 
 @pytest.mark.parametrize("value", NO_ADDRESSES, ids=lambda value: repr(value)[:20])
-def test_the_ids_of_replicas_are_checked(value: Any) -> None:
-    broker = changed(BROKER, "brokerAddrs", value)
+def test_broker_ids_are_checked(value: Any) -> None:
+    broker = with_field(BROKER, "brokerAddrs", value)
     with pytest.raises(ProtocolError):
         read_route("t", body([QUEUES], [broker]))
     with pytest.raises(ProtocolError):
         read_view(json.dumps({"brokerAddrTable": {"broker-a": broker}}).encode())
 
 
-def test_a_route_has_as_many_queues_and_brokers_as_a_client_can_make() -> None:
+def test_route_queues_and_brokers_are_bounded() -> None:
     half = {"readQueueNums": MAX_ROUTE_QUEUES // 2, "writeQueueNums": 1}
     other = {"brokerName": "broker-b"}
     found = read_route("t", body([QUEUES | half, QUEUES | half | other], [BROKER, BROKER | other]))
@@ -140,11 +140,11 @@ def test_a_route_has_as_many_queues_and_brokers_as_a_client_can_make() -> None:
         read_route("t", body([], [BROKER] * (MAX_ROUTE_BROKERS + 1)))
 
 
-def test_a_known_route_stays_in_use_while_a_name_server_answers_garbage() -> None:
+def test_known_route_is_kept_on_malformed_answer() -> None:
     answers = [body([QUEUES], [BROKER]), b"null"]
 
     class Pool:
-        """What a name server's connection gives, in turn."""
+        """Give the prepared answers in turn."""
 
         async def request(self, *_: Any, **__: Any) -> Command:
             return Command(ResponseCode.SUCCESS, body=answers.pop(0))
@@ -161,7 +161,7 @@ def test_a_known_route_stays_in_use_while_a_name_server_answers_garbage() -> Non
     assert not answers
 
 
-def test_a_broker_that_comes_back_into_a_route_is_tried_at_once() -> None:
+def test_broker_back_in_route_is_retried_at_once() -> None:
     answers: list[Command | TopicNotFound] = [
         Command(ResponseCode.SUCCESS, body=body([QUEUES], [BROKER])),
         TopicNotFound("t"),
@@ -171,7 +171,7 @@ def test_a_broker_that_comes_back_into_a_route_is_tried_at_once() -> None:
     tried: list[str] = []
 
     class Pool:
-        """A name server that was restarted and does not know the broker for a while."""
+        """Stand in for a restarted name server that does not know the broker yet."""
 
         async def request(self, *_: Any, **__: Any) -> Command:
             answer = answers.pop(0)

@@ -1,4 +1,4 @@
-"""Server and connection over real sockets on loopback: order, errors, limits, ends."""
+"""Test server and connections over real loopback sockets: order, errors, limits, close."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ECHO, SLOW, FAIL, NEVER, CLOSE = 1, 2, 3, 4, 5
 
 
 class Bench:
-    """A server with a few commands, and what happened on it."""
+    """Provide the handlers of a server, and record what happened."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, str]] = []
@@ -67,7 +67,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def served(bench: Bench) -> AsyncIterator[tuple[ConnectionPool, str]]:
+async def run_server(bench: Bench) -> AsyncIterator[tuple[ConnectionPool, str]]:
     server = Server(bench.handlers())
     bound = bind("127.0.0.1", 0)
     address = f"127.0.0.1:{bound.getsockname()[1]}"
@@ -80,7 +80,7 @@ async def served(bench: Bench) -> AsyncIterator[tuple[ConnectionPool, str]]:
         await server.stop()
 
 
-async def raw(address: str, data: bytes, read: int = 1 << 20) -> bytes:
+async def send_raw(address: str, data: bytes, read: int = 1 << 20) -> bytes:
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)
@@ -92,9 +92,9 @@ async def raw(address: str, data: bytes, read: int = 1 << 20) -> bytes:
 
 
 @pytest.mark.parametrize("serialization", list(Serialization))
-async def test_requests_of_one_connection_are_carried_out_in_order(serialization: Serialization) -> None:
+async def test_requests_of_connection_run_in_order(serialization: Serialization) -> None:
     bench = Bench()
-    async with served(bench) as (pool, address):
+    async with run_server(bench) as (pool, address):
         commands = [Command(ECHO, {"n": str(n)}, b"x" * n, serialization=serialization) for n in range(200)]
         answers = await asyncio.gather(*(pool.request(address, command, 5) for command in commands))
     assert [answer.fields["n"] for answer in answers] == [str(n) for n in range(200)]
@@ -102,8 +102,8 @@ async def test_requests_of_one_connection_are_carried_out_in_order(serialization
     assert [n for _, n in bench.seen] == [str(n) for n in range(200)]
 
 
-async def test_a_slow_request_holds_up_no_other() -> None:
-    async with served(Bench()) as (pool, address):
+async def test_slow_request_does_not_block_others() -> None:
+    async with run_server(Bench()) as (pool, address):
         slow = asyncio.ensure_future(pool.request(address, Command(SLOW, {"n": "slow"}), 5))
         await pool.request(address, Command(ECHO, {"n": "1"}), 5)
         assert not slow.done()
@@ -118,10 +118,10 @@ async def test_a_slow_request_holds_up_no_other() -> None:
         StoreCorrupt("/x/00", 17, "bad CRC"),
     ],
 )
-async def test_our_errors_arrive_as_what_they_are(error: Exception) -> None:
+async def test_raymq_errors_keep_type_and_fields(error: Exception) -> None:
     bench = Bench()
     bench.error = error
-    async with served(bench) as (pool, address):
+    async with run_server(bench) as (pool, address):
         with pytest.raises(type(error)) as caught:
             await pool.request(address, Command(FAIL), 5)
     assert str(caught.value) == str(error)
@@ -130,34 +130,34 @@ async def test_our_errors_arrive_as_what_they_are(error: Exception) -> None:
     assert getattr(caught.value, "code", None) in ResponseCode.__members__
 
 
-async def test_other_errors_are_told_by_their_text() -> None:
+async def test_other_errors_become_protocol_error_with_text() -> None:
     bench = Bench()
     bench.error = ZeroDivisionError("by zero")
-    async with served(bench) as (pool, address):
+    async with run_server(bench) as (pool, address):
         with pytest.raises(ProtocolError, match="ZeroDivisionError: by zero") as caught:
             await pool.request(address, Command(FAIL), 5)
     assert caught.value.code == "SYSTEM_ERROR"
 
 
 @pytest.mark.parametrize("told", ["[]", "nonsense", '["os.system", "x", {}]', '["RayMQError", "x", {"args": 1}]'])
-def test_an_error_that_nobody_knows_is_a_protocol_error_at_worst(told: str) -> None:
+def test_unknown_error_payload_is_decoded_safely(told: str) -> None:
     error = error_codec.error_from_response(Command(ResponseCode.SYSTEM_ERROR, {error_codec.FIELD: told}, remark="r"))
     assert isinstance(error, Exception)
     assert error.code == "SYSTEM_ERROR"
 
 
-async def test_an_unknown_code_is_answered_with_3() -> None:
-    async with served(Bench()) as (_, address):
-        data = await raw(address, frame.encode(Command(999, opaque=42)))
+async def test_unknown_request_code_is_answered_with_3() -> None:
+    async with run_server(Bench()) as (_, address):
+        data = await send_raw(address, frame.encode(Command(999, opaque=42)))
     answer = next(FrameReader().feed(data))
     assert (answer.code, answer.opaque, answer.remark) == (3, 42, " request type 999 not supported")
 
 
-async def test_one_way_requests_get_no_answer_not_even_an_error() -> None:
+async def test_oneway_requests_get_no_answer_and_no_error() -> None:
     bench = Bench()
-    async with served(bench) as (_, address):
+    async with run_server(bench) as (_, address):
         oneway = [Command(code, {"n": "1"}, flag=FLAG_ONEWAY) for code in (FAIL, ECHO, 999)]
-        data = await raw(address, b"".join(map(frame.encode, [*oneway, Command(ECHO, {"n": "2"}, opaque=9)])))
+        data = await send_raw(address, b"".join(map(frame.encode, [*oneway, Command(ECHO, {"n": "2"}, opaque=9)])))
     assert [command.opaque for command in FrameReader().feed(data)] == [9]
     assert bench.seen == [(ECHO, "1"), (ECHO, "2")]
 
@@ -166,15 +166,15 @@ async def test_one_way_requests_get_no_answer_not_even_an_error() -> None:
     "garbage",
     [b"GET / HTTP/1.1\r\n\r\n" * 3, struct.pack(">i", MAX_FRAME_BYTES + 1), struct.pack(">iI", 6, 2) + b"[]"],
 )
-async def test_garbage_closes_the_connection_and_nothing_else(garbage: bytes) -> None:
-    async with served(Bench()) as (pool, address):
-        assert await raw(address, garbage) == b""
+async def test_garbage_closes_only_its_connection(garbage: bytes) -> None:
+    async with run_server(Bench()) as (pool, address):
+        assert await send_raw(address, garbage) == b""
         assert (await pool.request(address, Command(ECHO, {"n": "1"}), 5)).fields == {"n": "1"}
 
 
-async def test_a_connection_that_closes_frees_what_it_had_parked() -> None:
+async def test_closed_connection_runs_close_callbacks() -> None:
     bench = Bench()
-    async with served(bench) as (pool, address):
+    async with run_server(bench) as (pool, address):
         with pytest.raises(Timeout):
             await pool.request(address, Command(NEVER), 0.05)
         await pool.close()
@@ -182,14 +182,14 @@ async def test_a_connection_that_closes_frees_what_it_had_parked() -> None:
             await bench.closed.wait()
 
 
-async def test_a_connection_lost_leaves_the_outcome_unknown() -> None:
-    async with served(Bench()) as (pool, address):
+async def test_lost_connection_raises_connection_lost() -> None:
+    async with run_server(Bench()) as (pool, address):
         with pytest.raises(ConnectionLost):
             await pool.request(address, Command(CLOSE), 5)
         assert (await pool.request(address, Command(ECHO, {"n": "1"}), 5)).code == 0
 
 
-async def test_nobody_listens() -> None:
+async def test_unreachable_address_raises_broker_unavailable() -> None:
     pool = ConnectionPool()
     bound = bind("127.0.0.1", 0)
     address = f"127.0.0.1:{bound.getsockname()[1]}"
@@ -215,7 +215,7 @@ def test_json_errors_are_plain_data() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_small_answers_do_not_wait_for_an_acknowledgement(host: str) -> None:
+async def test_accepted_connections_have_tcp_nodelay(host: str) -> None:
     server = Server({ECHO: lambda _, request: request.response(0)})
     bound = bind(host, 0)
     await server.start(bound)
@@ -230,8 +230,8 @@ async def test_small_answers_do_not_wait_for_an_acknowledgement(host: str) -> No
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_connection_that_comes_when_the_server_stops_is_closed(turns: int) -> None:
-    """One that was accepted and not known yet stayed open: its client waited, and asyncio warned of it."""
+async def test_connection_during_server_stop_is_closed(turns: int) -> None:
+    """Guard against an accepted connection that stays open after the stop."""
     server = Server({})
     bound = bind("127.0.0.1", 0)
     await server.start(bound)

@@ -1,4 +1,4 @@
-"""Settings under RocketMQ's names, key-value entries, and the lines in which settings travel."""
+"""Test settings with RocketMQ's names, key-value entries, and the properties format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raymq.storage.table_repair import find_broken, repair
 
 
 class Bench:
-    """Settings with one of each kind, and what was applied."""
+    """Hold settings, one of each kind, and record the applied values."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "settings.json"
@@ -42,7 +42,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_what_was_changed_is_applied_again_at_the_next_start(bench: Bench) -> None:
+def test_changed_settings_are_applied_at_next_start(bench: Bench) -> None:
     bench.settings.update({"flag": "true", "somethingOfRocketMQ": "7", "listenPort": "1"})
     assert bench.settings.all() == {"listenPort": "1", "flag": "true", "somethingOfRocketMQ": "7"}
     bench.open()
@@ -52,19 +52,19 @@ def test_what_was_changed_is_applied_again_at_the_next_start(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("bad", [{"listenPort": "2"}, {"flag": "maybe"}])
-def test_a_refused_change_changes_nothing(bench: Bench, bad: dict[str, str]) -> None:
+def test_refused_change_changes_nothing(bench: Bench, bad: dict[str, str]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(bad))):
         bench.settings.update({"other": "1", **bad})
     assert bench.settings.all() == {"listenPort": "1", "flag": "false"}
     assert not bench.path.exists()
 
 
-def test_strange_names_cannot_fill_the_file(bench: Bench) -> None:
+def test_number_of_settings_is_bounded(bench: Bench) -> None:
     with pytest.raises(InvalidInput):
         bench.settings.update({f"name{number}": "" for number in range(MAX_SETTINGS + 1)})
 
 
-def test_key_values_survive(tmp_path: Path) -> None:
+def test_key_values_survive_reopen(tmp_path: Path) -> None:
     path = tmp_path / "kv.json"
     entries = KVConfig(path)
     entries.put("space", "key", "value ✓")
@@ -82,7 +82,7 @@ def test_key_values_survive(tmp_path: Path) -> None:
         entries.put("", "key", "value")
 
 
-def test_broken_key_values_are_not_taken_for_none(tmp_path: Path) -> None:
+def test_corrupt_key_values_raise_store_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "kv.json"
     path.write_text("{")
     with pytest.raises(StoreCorrupt):
@@ -103,11 +103,11 @@ def test_broken_key_values_are_not_taken_for_none(tmp_path: Path) -> None:
         (b"", {}),
     ],
 )
-def test_lines_are_read_as_java_reads_them(lines: bytes, settings: dict[str, str]) -> None:
+def test_properties_are_read_like_java(lines: bytes, settings: dict[str, str]) -> None:
     assert properties.read(lines) == settings
 
 
-def test_lines_are_written_as_java_reads_them() -> None:
+def test_written_properties_are_readable_by_java() -> None:
     settings = {"path": "C:\\x", "check": "✓", "clef": "\U0001d11e", "lines": "a\nb", "plain": "1s 5s"}
     written = properties.write(settings)
     assert written.isascii()
@@ -118,8 +118,8 @@ def test_lines_are_written_as_java_reads_them() -> None:
         properties.read(b"\xff")
 
 
-def test_files_may_be_kept_for_ever(tmp_path: Path) -> None:
-    """A time that no number of milliseconds holds ended every look for files that may go."""
+def test_retention_time_is_validated_and_may_be_huge(tmp_path: Path) -> None:
+    """Guard against a huge retention time, which ended every search for old files."""
     with Store.open(tmp_path) as store:
         core = BrokerCore("broker-a", store)
         settings = broker_settings(core, cluster="c", address="127.0.0.1:1", name_servers=(), auto_create_topics=False)
@@ -132,8 +132,8 @@ def test_files_may_be_kept_for_ever(tmp_path: Path) -> None:
             settings.update({"deleteWhen": "\u0663"})
 
 
-def test_a_value_that_cannot_be_is_no_value_of_a_broker(tmp_path: Path) -> None:
-    """One flipped bit in it kept the broker down, and the error named no file."""
+def test_corrupt_retention_setting_uses_backup_or_fails(tmp_path: Path) -> None:
+    """Guard against a flipped bit that kept the broker down with an error without file."""
     path = StorePaths(tmp_path).settings
     with Store.open(tmp_path) as store:
         core = BrokerCore("broker-a", store)
@@ -149,8 +149,8 @@ def test_a_value_that_cannot_be_is_no_value_of_a_broker(tmp_path: Path) -> None:
     with pytest.raises(StoreCorrupt, match="raymq store repair") as caught:
         load_retention(tmp_path, StoreConfig())
     assert caught.value.file == str(path)
-    [told] = find_broken(tmp_path)
-    assert told.file == str(path)
-    assert "fileReservedTime" in told.lost
+    [broken] = find_broken(tmp_path)
+    assert broken.file == str(path)
+    assert "fileReservedTime" in broken.lost
     repair(tmp_path)
     assert load_retention(tmp_path, StoreConfig()) == Retention(72, "04")

@@ -1,4 +1,4 @@
-"""When a broker lets Ray start an idle process, and which of a node's brokers does."""
+"""Test when a broker lets Ray start an idle process, and which broker of a node does."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SERVER, IDLE, FIRST, SECOND = (
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((SERVER, IDLE, FIRST, SECOND))))
-def test_of_the_brokers_of_a_node_one_keeps_a_spare(order: tuple[WorkerProcess, ...]) -> None:
+def test_one_broker_of_node_keeps_spare(order: tuple[WorkerProcess, ...]) -> None:
     assert [pid for pid in (13, 14) if is_spare_owner(pid, order)] == [13]
 
 
-def test_a_broker_that_sees_no_broker_keeps_a_spare() -> None:
-    """Ray gives a process its title a moment later."""
+def test_broker_that_sees_no_broker_keeps_spare() -> None:
+    """Cover the moment before Ray sets the title of a process."""
     assert is_spare_owner(15, [SERVER, WorkerProcess(15, "python"), WorkerProcess(9, "ray::BrokerOfSomebody")])
 
 
@@ -41,12 +41,12 @@ def test_a_broker_that_sees_no_broker_keeps_a_spare() -> None:
     ("title", "expected"),
     [("ray::IDLE", True), ("/usr/bin/python3", True), ("ray::Broker", False), ("ray::task", False)],
 )
-def test_a_spare_is_a_process_that_does_nothing(title: str, expected: bool) -> None:
+def test_spare_is_idle_process(title: str, expected: bool) -> None:
     assert is_spare(20, [SERVER, WorkerProcess(20, title)]) is expected
 
 
 @pytest.mark.parametrize("pid", [None, 21])
-def test_no_process_is_no_spare(pid: int | None) -> None:
+def test_missing_process_is_not_spare(pid: int | None) -> None:
     assert not is_spare(pid, [SERVER, IDLE])
 
 
@@ -54,12 +54,12 @@ def test_no_process_is_no_spare(pid: int | None) -> None:
     ("title", "expected"),
     [("ray::Broker.status", True), ("ray::NameServer", True), ("ray::task", False), ("ray::IDLE", False)],
 )
-def test_a_spare_was_of_use_to_an_actor_of_ours(title: str, expected: bool) -> None:
+def test_spare_used_by_raymq_actor_counts_as_reused(title: str, expected: bool) -> None:
     assert was_reused(20, [SERVER, WorkerProcess(20, title)]) is expected
     assert not was_reused(21, [SERVER, WorkerProcess(20, title)])
 
 
-def test_a_spare_that_was_of_use_is_replaced_at_once() -> None:
+def test_reused_spare_is_replaced_at_once() -> None:
     clock = FakeClock()
     upkeep = RespawnPolicy(clock)
     for _ in range(20):
@@ -70,7 +70,7 @@ def test_a_spare_that_was_of_use_is_replaced_at_once() -> None:
 
 
 class Node(SpareProcess):
-    """Say which processes there are, and make none."""
+    """Return a prepared list of processes, and start none."""
 
     def __init__(self) -> None:
         self._broker, self._spare = "broker-a", None
@@ -87,7 +87,7 @@ class Node(SpareProcess):
 
 
 @pytest.mark.parametrize(("title", "is_replaced"), [("ray::Broker", True), ("ray::task", False)])
-def test_a_look_replaces_a_spare_at_once_where_it_was_of_use(title: str, is_replaced: bool) -> None:
+def test_check_replaces_only_reused_spare_at_once(title: str, is_replaced: bool) -> None:
     clock, node = FakeClock(), Node()
     upkeep = RespawnPolicy(clock)
     node._look(upkeep)
@@ -98,11 +98,11 @@ def test_a_look_replaces_a_spare_at_once_where_it_was_of_use(title: str, is_repl
     assert len(node.made) == 1 + is_replaced
 
 
-def test_the_first_spare_is_made_at_once() -> None:
+def test_first_spare_is_started_at_once() -> None:
     assert RespawnPolicy(FakeClock()).is_due(is_idle=False)
 
 
-def test_a_spare_that_is_there_is_the_only_one() -> None:
+def test_second_spare_is_not_started() -> None:
     clock = FakeClock()
     upkeep = RespawnPolicy(clock)
     assert upkeep.is_due(is_idle=False)
@@ -111,7 +111,7 @@ def test_a_spare_that_is_there_is_the_only_one() -> None:
         assert not upkeep.is_due(is_idle=True)
 
 
-def test_a_spare_that_waited_long_is_replaced_at_once() -> None:
+def test_spare_lost_after_long_wait_is_replaced_at_once() -> None:
     clock = FakeClock()
     upkeep = RespawnPolicy(clock)
     for _ in range(20):
@@ -121,7 +121,7 @@ def test_a_spare_that_waited_long_is_replaced_at_once() -> None:
             assert not upkeep.is_due(is_idle=True)
 
 
-def test_spares_that_always_vanish_cost_little() -> None:
+def test_vanishing_spares_are_started_rarely() -> None:
     clock = FakeClock()
     upkeep = RespawnPolicy(clock)
     made = []
@@ -138,7 +138,7 @@ def test_spares_that_always_vanish_cost_little() -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [(None, True), ("1", True), ("", True), ("0", False)])
-def test_the_environment_says_whether_there_is_one(
+def test_environment_variable_disables_spare(
     monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool
 ) -> None:
     monkeypatch.delenv(SPARE_PROCESS, raising=False)

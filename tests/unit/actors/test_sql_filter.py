@@ -1,4 +1,4 @@
-"""SQL92 filters: a table of meanings, what is refused, and random expressions against a plain evaluator."""
+"""Test SQL92 filters: a table of meanings, refused expressions, and random ones against an evaluator."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ MEANINGS: list[tuple[str, Properties, bool]] = [
     ("a <> true", {"a": "false"}, True),
     ("TRUE", {}, True),
     ("FALSE or 1 < 2", {}, True),
-    # what is missing
+    # missing properties
     ("a = 5", {}, False),
     ("a <> 5", {}, False),
     ("not (a = 5)", {}, False),
@@ -87,12 +87,12 @@ MEANINGS: list[tuple[str, Properties, bool]] = [
     # two properties
     ("a < b", {"a": "9", "b": "10"}, True),
     ("a < b", {"a": "x9", "b": "x10"}, False),
-    # what binds how
+    # operator precedence
     ("not a = 'x'", {"a": "y"}, True),
     ("a = 1 or b = 1 and c = 1", {"a": "1"}, True),
     ("(a = 1 or b = 1) and c = 1", {"a": "1"}, False),
     ("not a = 1 and b = 1", {"a": "1", "b": "1"}, False),
-    # how it is written
+    # case and whitespace
     ("A = 1", {"a": "1"}, False),
     ("index = 1 AND order = 2 And notes = 3", {"index": "1", "order": "2", "notes": "3"}, True),
     ("\n(( price )>3 )\t", {"price": "4"}, True),
@@ -100,8 +100,8 @@ MEANINGS: list[tuple[str, Properties, bool]] = [
 
 
 @pytest.mark.parametrize(("expression", "own", "expected"), MEANINGS)
-def test_what_an_expression_means(expression: str, own: Properties, expected: bool) -> None:
-    # Between others, so that a column with and without missing values is seen.
+def test_expression_selects_expected_messages(expression: str, own: Properties, expected: bool) -> None:
+    # Place it between others, to cover columns with and without missing values.
     assert passes(expression, {"z": "1"}, own, {"z": "1"})[1] is expected
     assert passes(expression, own) == [expected]
 
@@ -135,23 +135,23 @@ def test_what_an_expression_means(expression: str, own: Properties, expected: bo
         " or ".join(["a = 1"] * 2_000),
     ],
 )
-def test_what_is_refused(expression: str) -> None:
+def test_invalid_expression_is_refused(expression: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         compile_sql(expression)
     assert caught.value.field == "expression"
 
 
-def test_a_long_flat_expression_is_fine() -> None:
+def test_long_flat_expression_is_accepted() -> None:
     expression = " or ".join(f"a = {number}" for number in range(700))
     assert len(expression) <= MAX_CHARACTERS
     assert passes(expression, {"a": "699"}, {"a": "700"}) == [True, False]
 
 
-def test_no_records() -> None:
+def test_expression_on_no_records_selects_nothing() -> None:
     assert passes("a = 1") == []
 
 
-# -- random expressions against an evaluator that knows nothing of columns
+# -- random expressions against an evaluator without columns
 
 NAMES = ("a", "b", "TAGS")
 NUMBERS = st.one_of(st.integers(-3, 3), st.sampled_from([0.5, -1.25, 2.0]))
@@ -180,22 +180,22 @@ def number_of(text: str | None) -> float | None:
         return None
 
 
-def compared(sign: str, value: str | None, constant: float | str) -> Truth:
+def compare(sign: str, value: str | None, constant: float | str) -> Truth:
     left = value if isinstance(constant, str) else number_of(value)
     return None if left is None else SIGNS[sign](left, constant)
 
 
-def negated(truth: Truth) -> Truth:
+def negate(truth: Truth) -> Truth:
     return None if truth is None else not truth
 
 
-def both(left: Truth, right: Truth) -> Truth:
+def conjoin(left: Truth, right: Truth) -> Truth:
     if left is False or right is False:
         return False
     return None if left is None or right is None else True
 
 
-def quoted(constant: float | str) -> str:
+def quote(constant: float | str) -> str:
     return "'" + constant.replace("'", "''") + "'" if isinstance(constant, str) else str(constant)
 
 
@@ -203,37 +203,37 @@ def quoted(constant: float | str) -> str:
 def predicates(draw: st.DrawFn) -> Expression:
     name = draw(st.sampled_from(NAMES))
     maybe_not = draw(st.sampled_from(["", "not "]))
-    turn = negated if maybe_not else lambda truth: truth
+    turn = negate if maybe_not else lambda truth: truth
     kind = draw(st.sampled_from(["compare", "between", "in", "test", "null"]))
     if kind == "compare":
         sign, constant = draw(st.sampled_from(sorted(SIGNS))), draw(st.one_of(NUMBERS, TEXTS))
-        return f"{name} {sign} {quoted(constant)}", lambda own: compared(sign, own.get(name), constant)
+        return f"{name} {sign} {quote(constant)}", lambda own: compare(sign, own.get(name), constant)
     if kind == "between":
         low, high = draw(NUMBERS), draw(NUMBERS)
         return f"{name} {maybe_not}between {low} and {high}", lambda own: turn(
-            both(compared(">=", own.get(name), low), compared("<=", own.get(name), high))
+            conjoin(compare(">=", own.get(name), low), compare("<=", own.get(name), high))
         )
     if kind == "in":
         texts = draw(st.lists(TEXTS, min_size=1, max_size=3))
-        listed = ", ".join(map(quoted, texts))
+        listed = ", ".join(map(quote, texts))
         return f"{name} {maybe_not}in ({listed})", lambda own: turn(own[name] in texts if name in own else None)
     if kind == "test":
         word, text = draw(st.sampled_from(sorted(TESTS))), draw(TEXTS)
-        return f"{name} {maybe_not}{word} {quoted(text)}", lambda own: turn(
+        return f"{name} {maybe_not}{word} {quote(text)}", lambda own: turn(
             TESTS[word](own[name], text) if name in own else None
         )
     return f"{name} is {maybe_not}null", lambda own: (name in own) is bool(maybe_not)
 
 
-def combined(inner: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
+def combine(inner: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
     def join(word: str, parts: list[Expression]) -> Expression:
         (left, left_truth), (right, right_truth) = parts
         if word == "and":
-            return f"({left}) and ({right})", lambda own: both(left_truth(own), right_truth(own))
-        return f"({left}) or ({right})", lambda own: negated(both(negated(left_truth(own)), negated(right_truth(own))))
+            return f"({left}) and ({right})", lambda own: conjoin(left_truth(own), right_truth(own))
+        return f"({left}) or ({right})", lambda own: negate(conjoin(negate(left_truth(own)), negate(right_truth(own))))
 
     pairs = st.builds(join, st.sampled_from(["and", "or"]), st.lists(inner, min_size=2, max_size=2))
-    return pairs | inner.map(lambda one: (f"not ({one[0]})", lambda own: negated(one[1](own))))
+    return pairs | inner.map(lambda one: (f"not ({one[0]})", lambda own: negate(one[1](own))))
 
 
 MESSAGES = st.lists(
@@ -243,8 +243,8 @@ MESSAGES = st.lists(
 )
 
 
-@given(st.recursive(predicates(), combined, max_leaves=6), MESSAGES)
-def test_it_means_what_a_plain_evaluator_says(expression: Expression, messages: list[Properties]) -> None:
+@given(st.recursive(predicates(), combine, max_leaves=6), MESSAGES)
+def test_random_expression_matches_plain_evaluator(expression: Expression, messages: list[Properties]) -> None:
     text, truth = expression
     assert passes(text, *messages) == [truth(own) is True for own in messages]
 
@@ -253,12 +253,12 @@ def test_it_means_what_a_plain_evaluator_says(expression: Expression, messages: 
     "literal", ["9" * 309, "-" + "9" * 400, "9" * 4_500, "1e309", "-1e999", "9" * 309 + ".0", "9" * 309 + "L"]
 )
 @pytest.mark.parametrize("expression", ["a > {}", "{} < a", "a in ({})", "a between 1 and {}", "1 < {}"])
-def test_a_number_that_no_double_holds_is_refused(literal: str, expression: str) -> None:
-    """Fault 13.22: it raised OverflowError."""
+def test_number_beyond_double_range_is_refused(literal: str, expression: str) -> None:
+    """Cover fault 13.22: such a number raised OverflowError."""
     with pytest.raises(InvalidInput) as caught:
         compile_sql(expression.format(literal))
     assert caught.value.field == "expression"
 
 
-def test_a_number_of_as_many_digits_as_a_double_holds_is_compared() -> None:
+def test_number_at_end_of_double_range_is_accepted() -> None:
     compile_sql(f"a > {'9' * 308} and a < 1e308")

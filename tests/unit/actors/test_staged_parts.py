@@ -1,4 +1,4 @@
-"""The parts of a staged write travel in bodies, in pieces of which each is a step: as many as a write may have."""
+"""Test how the parts of a staged write are sent in bodies and read in steps."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from raymq.actors.wire.commands.staged_write_commands import PartsInstruction, T
 from raymq.actors.wire.frame import Command, Serialization, decode, encode
 from tests.unit.actors.bench import Bench
 
-#: A header of more bytes is not read.
+#: The size of the largest header that is read.
 HEADER_BYTES = 1 << 20
 
 
-def names(count: int, prefix: str = "") -> dict[str, int]:
+def make_parts(count: int, prefix: str = "") -> dict[str, int]:
     return {f"{prefix}{number:032x}": number for number in range(count)}
 
 
-def sent(command: Command) -> Command:
-    """As the other end reads it."""
+def round_trip(command: Command) -> Command:
+    """Return the command as the other end reads it."""
     return decode((encode(command) + bytes(command.body))[4:], HEADER_BYTES)
 
 
 def answer(fields: dict[str, object], body: bytes) -> Command:
-    return sent(Command(0, fields, body, serialization=Serialization.MSGPACK))
+    return round_trip(Command(0, fields, body, serialization=Serialization.MSGPACK))
 
 
 @pytest.mark.parametrize("count", [0, 1, PARTS_PER_PIECE, PARTS_PER_PIECE + 1, 70_000, MAX_PARTS])
-def test_so_many_parts_are_sent_and_read(count: int) -> None:
-    parts = names(count)
-    by_broker = {"broker-a": names(count // 2), "broker-b": names(count - count // 2)} if count else {}
-    decided = sent(wire.decide_write_command("tx", TransactionAction.COMMIT, by_broker))
+def test_parts_are_sent_and_read(count: int) -> None:
+    parts = make_parts(count)
+    by_broker = {"broker-a": make_parts(count // 2), "broker-b": make_parts(count - count // 2)} if count else {}
+    decided = round_trip(wire.decide_write_command("tx", TransactionAction.COMMIT, by_broker))
     assert read_parts(decided.body) == {broker: each for broker, each in by_broker.items() if each}
-    committed = sent(wire.commit_staged_command("tx", parts))
+    committed = round_trip(wire.commit_staged_command("tx", parts))
     assert read_parts(committed.body) == ({"tx": parts} if parts else {})
     fate = TransactionReply("committed", "t", sum(parts.values()), {"b": parts} if parts else {}, {"c": (3, "lost")})
     assert wire.read_transaction_reply(answer(wire.transaction_reply_fields(fate), parts_body(fate.parts))) == fate
-    told = {"tx": PartsInstruction("append", parts), "ty": PartsInstruction("wait", {})}
-    assert wire.read_instructions(answer(*wire.instructions_answer(told))) == told
+    instructions = {"tx": PartsInstruction("append", parts), "ty": PartsInstruction("wait", {})}
+    assert wire.read_instructions(answer(*wire.instructions_answer(instructions))) == instructions
 
 
-def test_more_parts_are_refused_with_what_to_do() -> None:
+def test_too_many_parts_error_names_limit_and_remedy() -> None:
     with pytest.raises(InvalidInput, match="coalesce"):
-        wire.commit_staged_command("tx", names(MAX_PARTS + 1))
-    body = parts_body({"a": names(MAX_PARTS)}) + parts_body({"b": names(1)})
+        wire.commit_staged_command("tx", make_parts(MAX_PARTS + 1))
+    body = parts_body({"a": make_parts(MAX_PARTS)}) + parts_body({"b": make_parts(1)})
     with pytest.raises(InvalidInput, match="200,000"):
         read_parts(body)
 
 
-def test_no_step_reads_more_than_a_piece() -> None:
-    steps = read_parts_steps(parts_body({"a": names(20_000), "b": names(3)}))
+def test_parts_are_read_one_piece_per_step() -> None:
+    steps = read_parts_steps(parts_body({"a": make_parts(20_000), "b": make_parts(3)}))
     assert sum(1 for _ in steps) == 20_000 // PARTS_PER_PIECE
 
 
@@ -85,23 +85,27 @@ def test_no_step_reads_more_than_a_piece() -> None:
         b"\xdd\xff\xff\xff\xff",
     ],
 )
-def test_what_is_no_parts_is_refused(body: bytes) -> None:
+def test_malformed_parts_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidInput):
         read_parts(body)
     with pytest.raises(ProtocolError):
         wire.read_instructions(answer({"orders": []}, body))
 
 
-def test_one_answer_orders_no_more_parts_than_may_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is beyond them is asked about again."""
+def test_instructions_have_at_most_max_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave further parts to a later request."""
     monkeypatch.setattr("raymq.actors.broker.in_doubt_resolver.MAX_PARTS", 10)
     bench = Bench(tmp_path)
     core: BrokerCore = bench.core
     for transaction, count in (("t1", 6), ("t2", 6), ("t3", 4)):
         core.writes.open(transaction, "t")
-        core.writes.commit(transaction, {"b": names(count)})
-    asked = dict.fromkeys(("t1", "t2", "t3"), 9.0)
-    assert [order.what for order in resolve_writes(core, "b", asked).values()] == ["append", "wait", "append"]
+        core.writes.commit(transaction, {"b": make_parts(count)})
+    open_transactions = dict.fromkeys(("t1", "t2", "t3"), 9.0)
+    assert [order.what for order in resolve_writes(core, "b", open_transactions).values()] == [
+        "append",
+        "wait",
+        "append",
+    ]
     core.writes.mark_finished("t1", "b")
-    assert resolve_writes(core, "b", asked)["t2"].what == "append"
+    assert resolve_writes(core, "b", open_transactions)["t2"].what == "append"
     bench.store.close()

@@ -1,4 +1,4 @@
-"""A commit of staged rows that is repeated stores each row once, also rows that say nothing by which they differ."""
+"""Test that a repeated commit of staged rows stores each row once, even equal rows."""
 
 from __future__ import annotations
 
@@ -17,25 +17,23 @@ from raymq.storage.records.record import encode
 from tests.unit.actors.bench import Bench
 
 
-def row(body: bytes, key: str | None) -> bytes:
+def encode_row(body: bytes, key: str | None) -> bytes:
     properties = b"" if key is None else f"UNIQ_KEY\x01{key}\x02".encode()
     return encode("t", 0, body, properties, born_timestamp_ms=1, born_host=("10.0.0.1", 5))
 
 
 @pytest.mark.parametrize("key", [None, "same"])
 @pytest.mark.parametrize("stored", [0, 4, 10])
-def test_rows_without_keys_of_their_own_are_neither_lost_nor_doubled(
-    tmp_path: Path, key: str | None, stored: int
-) -> None:
+def test_equal_rows_are_neither_lost_nor_duplicated(tmp_path: Path, key: str | None, stored: int) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    rows = [row(b"%d" % (number // 2), key) for number in range(10)]  # each twice
+    rows = [encode_row(b"%d" % (number // 2), key) for number in range(10)]  # each twice
     sizes = np.array([len(each) for each in rows], np.int32)
     bench.core.staging.stage("write", "part", 0, ("t", 0), memoryview(b"".join(rows)), sizes)
     chunk = bench.core.staging._files.chunks("write", "part")[0]
     bench.core.staging._files.begin_attempt(chunk, bench.store.max_physical_offset)
-    # The commit stopped behind so many rows, and somebody else's message came, which looks like them.
-    others = [row(b"somebody else's", key), *rows[:stored]]
+    # The commit stopped after `stored` rows; another producer's message with the same key was appended.
+    others = [encode_row(b"somebody else's", key), *rows[:stored]]
     bench.core.append("t", 0, memoryview(b"".join(others)), np.array([len(each) for each in others], np.int32))
     bench.crash()
     assert list(bench.core.staging.commit("write", ["part"])) == [10 - stored]
@@ -51,12 +49,10 @@ def stage(bench: Bench, transaction: str, rows: list[bytes]) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("stored", [0, 4, 10])
-def test_alike_rows_of_another_transaction_are_not_taken_for_those_of_a_repeated_one(
-    tmp_path: Path, stored: int, *, killed: bool
-) -> None:
+def test_equal_rows_of_two_transactions_are_kept_apart(tmp_path: Path, stored: int, *, killed: bool) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    rows = [row(b"%d" % (number // 2), None) for number in range(10)]
+    rows = [encode_row(b"%d" % (number // 2), None) for number in range(10)]
     stage(bench, "mine", rows)
     stage(bench, "other", rows)
     files = bench.core.staging._files
@@ -66,10 +62,10 @@ def test_alike_rows_of_another_transaction_are_not_taken_for_those_of_a_repeated
         bench.core.append("t", 0, memoryview(b"".join(rows[:stored])), np.array([*map(len, rows[:stored])], np.int32))
     if killed:
         bench.crash()
-    else:  # an error of the disk: the process goes on
+    else:  # a disk error: the process continues
         files.fail_attempt(chunk, bench.store.max_physical_offset)
     for _ in bench.core.staging.commit("other", ["part"]):
-        bench.crash()  # before it was closed, so that it is repeated, too
+        bench.crash()  # before its close, so that this commit is repeated, too
         break
     assert list(bench.core.staging.commit("mine", ["part"])) == [10 - stored]
     assert list(bench.core.staging.commit("other", ["part"])) == []
@@ -79,10 +75,10 @@ def test_alike_rows_of_another_transaction_are_not_taken_for_those_of_a_repeated
     bench.store.close()
 
 
-def test_a_commit_that_was_interrupted_more_than_once_stores_each_row_once(tmp_path: Path) -> None:
+def test_repeatedly_interrupted_commit_stores_each_row_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    rows = [row(b"%d" % (number // 2), None) for number in range(10)]
+    rows = [encode_row(b"%d" % (number // 2), None) for number in range(10)]
     stage(bench, "mine", rows)
     for part in (rows[:3], [], rows[3:7]):
         chunk = bench.core.staging._files.chunks("mine", "part")[0]
@@ -90,20 +86,20 @@ def test_a_commit_that_was_interrupted_more_than_once_stores_each_row_once(tmp_p
         if part:
             bench.core.append("t", 0, memoryview(b"".join(part)), np.array([*map(len, part)], np.int32))
         bench.crash()
-        bench.core.append("t", 0, memoryview(rows[9]), np.array([len(rows[9])], np.int32))  # nobody's, and alike
+        bench.core.append("t", 0, memoryview(rows[9]), np.array([len(rows[9])], np.int32))  # an equal row
     assert list(bench.core.staging.commit("mine", ["part"])) == [3]
     bench.core.staging.close("mine")
     assert sorted(bench.bodies("t")) == sorted([*(b"%d" % (number // 2) for number in range(10)), b"4", b"4", b"4"])
     bench.store.close()
 
 
-def test_an_append_that_is_refused_is_an_attempt_that_has_ended(tmp_path: Path) -> None:
+def test_refused_append_ends_its_attempt(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    rows = [row(b"alike", None)] * 3
+    rows = [encode_row(b"alike", None)] * 3
     stage(bench, "mine", rows)
     bench.store._writer._disk_checked_at = float("-inf")
-    bench.store._writer._refuse_ratio = 0.0  # an administrator has filled the disk
+    bench.store._writer._refuse_ratio = 0.0  # the disk is full
     with pytest.raises(StoreFull):
         list(bench.core.staging.commit("mine", ["part"]))
     bench.store._writer._refuse_ratio = 1.1
@@ -116,7 +112,7 @@ def test_an_append_that_is_refused_is_an_attempt_that_has_ended(tmp_path: Path) 
 
 
 class NoNewFiles(FileCalls):
-    """A disk without room for one more file, or the name of one; what there is can be written to."""
+    """Stand in for a disk that takes writes, but no new files."""
 
     def open(self, path: Path, flags: int) -> int:
         if flags & os.O_CREAT and not path.exists():
@@ -124,11 +120,11 @@ class NoNewFiles(FileCalls):
         return super().open(path, flags)
 
 
-def test_where_an_attempt_ended_is_noted_on_a_full_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The note had no room, and the repeated commit took for its own what others had stored after the attempt."""
+def test_end_of_attempt_is_recorded_on_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard against a repeated commit that takes later rows of others for its own."""
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    rows = [row(b"%d" % number, None) for number in range(10)]
+    rows = [encode_row(b"%d" % number, None) for number in range(10)]
     stage(bench, "mine", rows)
     staging, append = bench.core.staging, bench.core.staging._append
     full = NoNewFiles()
@@ -151,10 +147,10 @@ def test_where_an_attempt_ended_is_noted_on_a_full_disk_too(tmp_path: Path, monk
     bench.store.close()
 
 
-def test_an_attempt_that_an_older_version_has_begun_is_open(tmp_path: Path) -> None:
+def test_attempt_of_older_version_is_open(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    stage(bench, "mine", [row(b"x", None)])
+    stage(bench, "mine", [encode_row(b"x", None)])
     files = bench.core.staging._files
     [chunk] = files.chunks("mine", "part")
     files.begin_attempt(chunk, 7)
@@ -170,15 +166,13 @@ def test_an_attempt_that_an_older_version_has_begun_is_open(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dies_behind", [None, 0, 1, 2, 3])
-def test_readers_see_all_rows_of_a_commit_or_none_also_after_a_crash_behind_any_chunk(
-    tmp_path: Path, dies_behind: int | None
-) -> None:
+def test_readers_see_all_or_no_rows_of_commit_across_crash(tmp_path: Path, dies_behind: int | None) -> None:
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    before = row(b"before", None)
+    before = encode_row(b"before", None)
     bench.core.append("t", 0, memoryview(before), np.array([len(before)], np.int32))
     for number in range(4):
-        rows = [row(b"%d %d" % (number, n), None) for n in range(5)]
+        rows = [encode_row(b"%d %d" % (number, n), None) for n in range(5)]
         sizes = np.array([*map(len, rows)], np.int32)
         bench.core.staging.stage("mine", "part", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
     bench.arrivals.clear()
@@ -189,7 +183,7 @@ def test_readers_see_all_rows_of_a_commit_or_none_also_after_a_crash_behind_any_
             bench.crash()
             break
     assert bench.bodies("t") == [b"before"]
-    others = row(b"somebody else's", None)
+    others = encode_row(b"somebody else's", None)
     bench.core.append("t", 0, memoryview(others), np.array([len(others)], np.int32))
     assert bench.bodies("t") == [b"before"]
     assert bench.arrivals == []
@@ -203,16 +197,16 @@ def test_readers_see_all_rows_of_a_commit_or_none_also_after_a_crash_behind_any_
     bench.store.close()
 
 
-def test_after_a_crash_a_queue_that_was_never_written_is_hidden_by_a_commit_that_was_begun(tmp_path: Path) -> None:
-    """It was hidden later: by the next attempt, or the next start, with what others had sent and readers had seen."""
+def test_begun_commit_hides_unwritten_queue_after_crash(tmp_path: Path) -> None:
+    """Guard against a late read barrier that hides messages which readers have seen."""
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
-    rows = row(b"mine", None)
+    rows = encode_row(b"mine", None)
     bench.core.staging.stage("mine", "part", 0, ("t", 0), memoryview(rows), np.array([len(rows)], np.int32), "home")
     _, keep = bench.core.staging.begin("mine", ["part"], 1, bench.core.staging.plan("mine", ["part"]))
     keep()
     bench.crash()
-    others = row(b"somebody else's", None)
+    others = encode_row(b"somebody else's", None)
     bench.core.append("t", 0, memoryview(others), np.array([len(others)], np.int32))
     assert bench.core.bounds("t", 0) == (0, 0)
     steps = bench.core.staging.commit("mine", ["part"], 1)
@@ -225,14 +219,12 @@ def test_after_a_crash_a_queue_that_was_never_written_is_hidden_by_a_commit_that
     bench.store.close()
 
 
-def test_without_its_veil_a_reader_would_see_a_part_of_a_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the test above looks for is there to be seen."""
+def test_commit_without_read_barrier_is_partly_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prove that the tests above depend on the read barrier."""
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
     for number in range(2):
-        rows = [row(b"%d %d" % (number, n), None) for n in range(5)]
+        rows = [encode_row(b"%d %d" % (number, n), None) for n in range(5)]
         sizes = np.array([*map(len, rows)], np.int32)
         bench.core.staging.stage("mine", "part", number, ("t", 0), memoryview(b"".join(rows)), sizes)
     monkeypatch.setattr(bench.store.read_barrier, "block", lambda *_, **__: {})
@@ -240,12 +232,12 @@ def test_without_its_veil_a_reader_would_see_a_part_of_a_commit(
     bench.store.close()
 
 
-def test_a_bit_that_flips_in_what_is_committed_leaves_no_row_out(tmp_path: Path) -> None:
-    """It named another part then: half of the rows were gone, and the commit said that it had all of them."""
+def test_bit_flip_in_commit_file_loses_no_row(tmp_path: Path) -> None:
+    """Guard against a flipped bit in a part's name, which silently lost half the rows."""
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
     for part in ("part1", "part2"):
-        rows = [row(b"%s %d" % (part.encode(), number), None) for number in range(5)]
+        rows = [encode_row(b"%s %d" % (part.encode(), number), None) for number in range(5)]
         sizes = np.array([len(each) for each in rows], np.int32)
         bench.core.staging.stage("write", part, 0, ("t", 0), memoryview(b"".join(rows)), sizes)
     assert next(bench.core.staging.commit("write", ["part1", "part2"], 10)) == 5

@@ -1,4 +1,4 @@
-"""Counters: windows, totals, midnights."""
+"""Test counters: windows, totals and midnight totals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_each_key_has_its_own_counter(statistics: Statistics, clock: FakeClock) 
 
 
 @pytest.mark.parametrize(("age", "minute", "hour", "day"), [(0, 7, 7, 7), (50, 7, 7, 7), (65, 0, 7, 7)])
-def test_what_is_older_than_a_window_is_not_in_it(
+def test_old_events_leave_window(
     statistics: Statistics, clock: FakeClock, age: float, minute: int, hour: int, day: int
 ) -> None:
     statistics.put("t", 7, 70)
@@ -51,7 +51,7 @@ def test_what_is_older_than_a_window_is_not_in_it(
     assert [messages(counter, clock, window) for window in (MINUTE, HOUR, DAY)] == [minute, hour, day]
 
 
-def test_long_windows(statistics: Statistics, clock: FakeClock) -> None:
+def test_hour_and_day_windows(statistics: Statistics, clock: FakeClock) -> None:
     for _ in range(30):
         statistics.put("t", 1, 10)
         clock.advance(3600)
@@ -64,21 +64,21 @@ def test_long_windows(statistics: Statistics, clock: FakeClock) -> None:
         counter.sums(clock(), 2 * DAY)
 
 
-def test_a_rate_is_the_mean_of_its_window(statistics: Statistics, clock: FakeClock) -> None:
+def test_rate_is_mean_of_window(statistics: Statistics, clock: FakeClock) -> None:
     for _ in range(60):
         statistics.put("t", 5, 50)
         clock.advance(1)
     assert statistics.total_put.sums(clock(), MINUTE).messages_per_second == pytest.approx(5, rel=0.1)
 
 
-def test_a_clock_that_is_set_back_loses_nothing(statistics: Statistics, clock: FakeClock) -> None:
+def test_clock_set_back_loses_no_events(statistics: Statistics, clock: FakeClock) -> None:
     statistics.put("t", 1, 1)
     clock.advance(-30)
     statistics.put("t", 1, 1)
     assert messages(statistics.put_of("t"), clock, MINUTE) == 2
 
 
-def test_totals_as_of_the_last_two_midnights(statistics: Statistics, clock: FakeClock) -> None:
+def test_totals_of_last_two_midnights(statistics: Statistics, clock: FakeClock) -> None:
     statistics.put("t", 5, 50)
     assert statistics.midnight_totals() == ((0, 0), (0, 0))
     clock.advance(DAY / 2 + 1)
@@ -91,7 +91,7 @@ def test_totals_as_of_the_last_two_midnights(statistics: Statistics, clock: Fake
     assert statistics.midnight_totals() == ((8, 1), (8, 1))
 
 
-def test_what_is_deleted_is_forgotten(statistics: Statistics) -> None:
+def test_deleted_topics_and_groups_are_forgotten(statistics: Statistics) -> None:
     for topic in ("t", "u"):
         statistics.put(topic, 1, 1)
         for group in ("g", "h"):
@@ -106,8 +106,8 @@ def test_what_is_deleted_is_forgotten(statistics: Statistics) -> None:
     assert statistics.get_of("h", "u") is not None
 
 
-def test_made_up_names_of_groups_are_counted_up_to_a_bound(statistics: Statistics, clock: FakeClock) -> None:
-    """Those that were not used for longest are forgotten first; a group that is busy is not."""
+def test_group_counters_are_bounded(statistics: Statistics, clock: FakeClock) -> None:
+    """Forget the least recently used counters first, and keep a busy group."""
     for number in range(3 * MAX_PAIRS):
         clock.advance(0.001)
         statistics.get(f"made up {number}", "t", 1, 10)
@@ -123,7 +123,7 @@ def test_made_up_names_of_groups_are_counted_up_to_a_bound(statistics: Statistic
     assert statistics.get_of(f"made up {3 * MAX_PAIRS - 1}", "t") is not None
 
 
-def test_what_was_not_used_for_a_day_is_forgotten(statistics: Statistics, clock: FakeClock) -> None:
+def test_counters_unused_for_a_day_are_forgotten(statistics: Statistics, clock: FakeClock) -> None:
     for number in range(1_000):
         statistics.put(f"t{number}", 1, 10)
         statistics.get(f"g{number}", "t", 1, 10)

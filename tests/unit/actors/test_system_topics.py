@@ -1,4 +1,4 @@
-"""The topics that a broker makes for itself."""
+"""Test the topics that a broker creates for itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def table(*, auto_create: bool = False, cluster: str = "blue") -> dict[str, tupl
     return {topic.name: (topic.write_queues, topic.perm) for topic in topics}
 
 
-def test_what_tools_expect_is_there() -> None:
+def test_system_topics_match_rocketmq_tools() -> None:
     assert table() == {
         "SCHEDULE_TOPIC_XXXX": (3, 6),
         "rmq_sys_wheel_timer": (1, 6),
@@ -43,15 +43,15 @@ def test_what_tools_expect_is_there() -> None:
     }
 
 
-def test_the_model_of_new_topics_only_where_messages_may_make_them() -> None:
+def test_tbw102_exists_only_with_auto_create() -> None:
     assert table(auto_create=True) == {**table(), "TBW102": (8, 7)}
 
 
-def test_a_cluster_whose_name_is_no_topic() -> None:
+def test_cluster_name_that_is_no_topic_name_adds_none() -> None:
     assert set(table(cluster="blue.green")) == set(table()) - {"blue", "blue_REPLY_TOPIC"}
 
 
-def test_a_start_makes_them_and_keeps_what_was_changed(store: Store) -> None:
+def test_startup_creates_system_topics_and_keeps_changes(store: Store) -> None:
     store.topic_configs.put(TopicConfig("BenchmarkTest", 2, 2))
     core = BrokerCore("broker-a", store, cluster="blue")
     assert set(core.topics.all()) == set(table())

@@ -1,4 +1,4 @@
-"""Messages for a chosen time are called back, with a clock of ours: withdrawn, already delivered, or unknown."""
+"""Test the recall of timed messages: withdrawn, already delivered, or unknown."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ def bench(tmp_path: Path) -> Iterator[TimerBench]:
         yield made
 
 
-def told(bench: TimerBench) -> int:
-    """How many entries the timer log has in its runs."""
+def count_entries(bench: TimerBench) -> int:
+    """Count the entries in the runs of the timer log."""
     return sum(map(len, bench.core.timers.log.runs))
 
 
 @pytest.fixture
 def runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each checkpoint makes a run of what was told since the last one."""
+    """Make each checkpoint write a run of the entries since the last one."""
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
 
 
-def nothing_comes_and_it_is_forgotten(bench: TimerBench, seconds: float) -> None:
+def check_undelivered_and_forgotten(bench: TimerBench, seconds: float) -> None:
     bench.clock.advance(seconds)
     assert bench.deliver() == []
     bench.forget()
-    assert told(bench) == 0
+    assert count_entries(bench) == 0
 
 
 @pytest.mark.usefixtures("runs_at_once")
-def test_recall(bench: TimerBench) -> None:
+def test_recall_withdraws_message_and_is_repeatable(bench: TimerBench) -> None:
     near, far = bench.send(b"near", after=5.0) + bench.send(b"far", after=20 * DAY)
     for message in (near, far):
         assert bench.recall(message) is RecallStatus.WITHDRAWN
         assert bench.recall(message) is RecallStatus.WITHDRAWN
     bench.kill()
     assert bench.recall(far) is RecallStatus.WITHDRAWN
-    nothing_comes_and_it_is_forgotten(bench, 21 * DAY)
+    check_undelivered_and_forgotten(bench, 21 * DAY)
     for message in (near, far):
         assert bench.recall(message) is RecallStatus.WITHDRAWN
 
 
 @pytest.mark.usefixtures("runs_at_once")
-def test_recall_of_what_was_delivered(bench: TimerBench) -> None:
+def test_recall_of_delivered_message(bench: TimerBench) -> None:
     [message] = bench.send(b"m", after=5.0)
     bench.clock.advance(5)
     bench.deliver()
     assert bench.recall(message) is RecallStatus.DELIVERED
     bench.kill()
     assert bench.recall(message) is RecallStatus.DELIVERED
-    nothing_comes_and_it_is_forgotten(bench, 2 * HOUR)
+    check_undelivered_and_forgotten(bench, 2 * HOUR)
     assert bench.recall(message) is RecallStatus.DELIVERED
 
 
-def test_recall_of_what_nobody_knows(bench: TimerBench) -> None:
+def test_recall_of_unknown_message(bench: TimerBench) -> None:
     assert bench.recall(Message("t", b"m", deliver_at=bench.clock.now + 5)) is RecallStatus.UNKNOWN
     plain = Message("t", b"m")
     handle = RecallHandle("t", "broker-a", bench.now_ms(), plain.unique_key)
@@ -75,9 +75,9 @@ def test_recall_of_what_nobody_knows(bench: TimerBench) -> None:
         bench.core.recalls.recall(RecallHandle("t", "broker-b", bench.now_ms(), "x"))
 
 
-def test_what_was_withdrawn_and_sent_again_waits_again(bench: TimerBench) -> None:
+def test_withdrawn_message_may_be_sent_again(bench: TimerBench) -> None:
     [message] = bench.send(b"m", after=5.0)
-    bench.append(message)  # a try that was repeated
+    bench.append(message)  # a repeated try
     assert bench.recall(message) is RecallStatus.WITHDRAWN
     bench.append(message, born_ms=bench.now_ms())
     bench.kill()
@@ -85,7 +85,7 @@ def test_what_was_withdrawn_and_sent_again_waits_again(bench: TimerBench) -> Non
     assert bench.deliver() == [b"m"]
 
 
-def test_handles() -> None:
+def test_recall_handle_is_decoded_and_validated() -> None:
     handle = RecallHandle("t", "broker-a", 1_700_000_000_000, "7F000001")
     assert RecallHandle.decode(handle.encode()) == handle
     for text in ("", "no base64!", "djEgdA==", "djIgdCBiIDEgaw==", "djEgdCBiIHggaw=="):
@@ -93,10 +93,8 @@ def test_handles() -> None:
             RecallHandle.decode(text)
 
 
-def test_what_is_withdrawn_in_the_log_is_withdrawn_though_the_disk_takes_no_note_of_it(
-    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was said to be refused, so that nothing was withdrawn, and the message never came."""
+def test_recall_succeeds_though_timer_log_write_fails(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard against a reported refusal after which the message is lost."""
     [message] = bench.send(b"a", after=10)
     bench.deliver()
     with monkeypatch.context() as patched:

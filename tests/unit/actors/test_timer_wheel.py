@@ -1,4 +1,4 @@
-"""The near part of the timers, as a table."""
+"""Test the timer wheel, which holds the near timers, with tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raymq.storage.timers.timer_entry import ENTRY, NO_ENTRIES, Entries, EntryKi
 
 
 def entries(*pairs: tuple[int, int], size: int = 100) -> Entries:
-    """Entries of (due time, queue offset)."""
+    """Make entries of pairs (due time, queue offset)."""
     return np.array([(due, offset, 0, 0, size, EntryKind.WAITS) for due, offset in pairs], ENTRY)
 
 
@@ -39,11 +39,13 @@ def wheel() -> TimerWheel:
         (30, 9, 1, [1]),
     ],
 )
-def test_what_is_due(wheel: TimerWheel, now_ms: int, most: int, most_bytes: int, expected: list[int]) -> None:
+def test_due_entries_by_time_count_and_bytes(
+    wheel: TimerWheel, now_ms: int, most: int, most_bytes: int, expected: list[int]
+) -> None:
     assert offsets(wheel.due(now_ms, most, most_bytes)) == expected
 
 
-def test_what_is_left_when_some_were_taken_out(wheel: TimerWheel) -> None:
+def test_discard_updates_next_due_time_and_size(wheel: TimerWheel) -> None:
     for gone, next_due_ms, left in (
         ([(10, 1), (10, 2)], 20, 2),
         ([(30, 0)], 20, 1),
@@ -58,6 +60,6 @@ def test_what_is_left_when_some_were_taken_out(wheel: TimerWheel) -> None:
     assert wheel.next_due_ms is None
 
 
-def test_clear(wheel: TimerWheel) -> None:
+def test_clear_empties_wheel(wheel: TimerWheel) -> None:
     wheel.clear()
     assert len(wheel) == 0

@@ -1,4 +1,4 @@
-"""Messages for a chosen time, with a clock of ours: when they come, that they come once, that they can be withdrawn."""
+"""Test timed messages with a fake clock: delivered on time, once, and withdrawable."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def bench(tmp_path: Path) -> Iterator[TimerBench]:
         yield made
 
 
-# -- when
+# -- due times
 
 
-def test_never_early_and_in_the_order_of_due_times(bench: TimerBench) -> None:
+def test_delivery_is_in_order_of_due_times_and_never_early(bench: TimerBench) -> None:
     for after in (3.0, 1.0, 2.0, 1.0):
         bench.send(b"%d" % after, after=after)
     seen = []
@@ -43,7 +43,7 @@ def test_never_early_and_in_the_order_of_due_times(bench: TimerBench) -> None:
     assert seen == [(b"1", 1.0), (b"1", 1.0), (b"2", 2.0), (b"3", 3.0)]
 
 
-def test_due_at_its_millisecond(bench: TimerBench) -> None:
+def test_delivery_is_exact_to_the_millisecond(bench: TimerBench) -> None:
     [message] = bench.send(b"m", after=1.2345)
     assert message.due_ms == bench.now_ms() + 1_235
     bench.clock.advance(1.2344)
@@ -55,7 +55,7 @@ def test_due_at_its_millisecond(bench: TimerBench) -> None:
 
 
 @pytest.mark.parametrize("after", [59.0, 61.0, HOUR - 1, HOUR, 25 * HOUR, 39.9 * DAY])
-def test_far_and_near(bench: TimerBench, after: float) -> None:
+def test_near_and_far_messages_are_delivered_on_time(bench: TimerBench, after: float) -> None:
     bench.send(b"m", after=after)
     for step in (after - 120, 60.0, 59.9):
         bench.clock.advance(step)
@@ -66,7 +66,7 @@ def test_far_and_near(bench: TimerBench, after: float) -> None:
     assert bench.deliver() == [b"m"]
 
 
-def test_all_that_became_due_during_a_long_silence(bench: TimerBench) -> None:
+def test_backlog_is_delivered_after_long_pause(bench: TimerBench) -> None:
     afters = [random.Random(1).uniform(1, 5 * HOUR) for _ in range(300)]
     for after in afters:
         bench.send(b"%012.3f" % after, after=after)
@@ -75,7 +75,7 @@ def test_all_that_became_due_during_a_long_silence(bench: TimerBench) -> None:
     assert bench.core.deliver_due().lateness_ms == 0
 
 
-def test_a_pass_is_bounded_and_says_how_late_it_was(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivery_pass_is_bounded_and_reports_lateness(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_message_store, "_MAX_PER_PASS", 10)
     bench.send(*(b"%02d" % n for n in range(25)), after=1.0)
     bench.clock.advance(1.5)
@@ -87,7 +87,7 @@ def test_a_pass_is_bounded_and_says_how_late_it_was(bench: TimerBench, monkeypat
 
 
 @pytest.mark.parametrize("jump", [-10.0, -2 * HOUR, -3 * DAY])
-def test_the_clock_is_set_back(bench: TimerBench, jump: float) -> None:
+def test_delivery_after_clock_is_set_back(bench: TimerBench, jump: float) -> None:
     bench.send(b"before", after=30.0)
     bench.clock.advance(20.0)
     assert bench.deliver() == []
@@ -100,7 +100,7 @@ def test_the_clock_is_set_back(bench: TimerBench, jump: float) -> None:
     assert bench.deliver() == [b"before"]
 
 
-def test_the_clock_is_set_forth_and_back(bench: TimerBench) -> None:
+def test_delivery_after_clock_is_set_forward_and_back(bench: TimerBench) -> None:
     bench.send(b"a", after=10.0)
     bench.send(b"b", after=2 * HOUR)
     bench.clock.advance(3 * HOUR)
@@ -113,7 +113,7 @@ def test_the_clock_is_set_forth_and_back(bench: TimerBench) -> None:
     assert bench.deliver() == [b"c", b"d"]
 
 
-def test_what_is_over_is_forgotten(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivered_entries_are_forgotten(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
     bench.send(b"a", after=10.0)
     bench.send(b"b", after=HOUR + 10.0)
@@ -131,10 +131,8 @@ def test_what_is_over_is_forgotten(bench: TimerBench, monkeypatch: pytest.Monkey
     assert bench.deliver() == [b"c"]
 
 
-def test_what_comes_for_an_hour_that_was_over_is_not_forgotten(
-    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock was set back."""
+def test_message_for_past_hour_is_not_forgotten(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the clock back."""
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
     bench.send(b"a", after=10.0)
     bench.clock.advance(3 * HOUR)
@@ -150,10 +148,10 @@ def test_what_comes_for_an_hour_that_was_over_is_not_forgotten(
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_what_ended_while_the_clock_was_ahead_does_not_come_when_it_is_right_again(
+def test_clock_ahead_causes_no_second_delivery(
     bench: TimerBench, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    """That it waited stands in one run with what still waits, that it ended in another one, which goes."""
+    """Cover waiting entries in one run, and their ends in another run that is deleted."""
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 64)
     messages = bench.send(*(b"%d" % n for n in range(60)), after=HOUR)
     bench.send(*(b"late %d" % n for n in range(100)), after=240 * HOUR)
@@ -183,10 +181,10 @@ def test_what_ended_while_the_clock_was_ahead_does_not_come_when_it_is_right_aga
     assert {bench.recall(message) for message in messages[30:]} == {RecallStatus.DELIVERED}
 
 
-# -- what
+# -- content
 
 
-def test_what_comes_is_the_message(bench: TimerBench) -> None:
+def test_delivered_message_keeps_its_content(bench: TimerBench) -> None:
     sent = Message("t", b"b", tags="x", keys=["k"], properties={"p": "ü"}, deliver_at=bench.clock.now + 1)
     placed = bench.append(sent, queue_id=1)
     assert (placed.topic, placed.queue_ids.tolist()) == (TIMER_TOPIC, [0])
@@ -201,13 +199,13 @@ def test_what_comes_is_the_message(bench: TimerBench) -> None:
     assert record.store_timestamp_ms >= int(record.properties["TIMER_OUT_MS"]) == sent.due_ms
 
 
-def test_what_has_passed_comes_at_once(bench: TimerBench) -> None:
+def test_message_with_past_due_time_is_delivered_at_once(bench: TimerBench) -> None:
     placed = bench.append(Message("t", b"now", deliver_at=bench.clock.now))
     assert placed.topic == "t"
     assert [record.body for record in bench.delivered()] == [b"now"]
 
 
-def test_a_batch_stays_together(bench: TimerBench) -> None:
+def test_batch_with_past_and_future_times_stays_together(bench: TimerBench) -> None:
     placed = bench.append(
         Message("t", b"past", deliver_at=bench.clock.now - 5), Message("t", b"future", deliver_at=bench.clock.now + 5)
     )
@@ -228,7 +226,7 @@ def test_a_batch_stays_together(bench: TimerBench) -> None:
         ({"TIMER_DELIVER_MS": str(1_000_000 + MAX_AHEAD_MS)}, 1_000_000 + MAX_AHEAD_MS),
     ],
 )
-def test_the_times_that_clients_name(told: dict[str, str], expected: int | None) -> None:
+def test_due_time_is_read_from_client_properties(told: dict[str, str], expected: int | None) -> None:
     assert due_of(told, 1_000_000) == expected
 
 
@@ -240,12 +238,12 @@ def test_the_times_that_clients_name(told: dict[str, str], expected: int | None)
         {"TIMER_DELAY_MS": "soon"},
     ],
 )
-def test_times_that_are_refused(told: dict[str, str]) -> None:
+def test_invalid_due_times_are_refused(told: dict[str, str]) -> None:
     with pytest.raises(MessageIllegal):
         due_of(told, 1_000_000)
 
 
-def test_a_batch_of_which_one_names_a_time_before_all_times_loses_nothing(bench: TimerBench) -> None:
+def test_batch_with_negative_due_time_loses_nothing(bench: TimerBench) -> None:
     record = bytearray(Message("t", b"never", deliver_at=bench.clock.now).encode(1, HOST))
     told = b"TIMER_DELIVER_MS\x01%d" % bench.now_ms()
     record = record.replace(told, (b"TIMER_DELIVER_MS\x01-" + told[18:]))
@@ -258,7 +256,7 @@ def test_a_batch_of_which_one_names_a_time_before_all_times_loses_nothing(bench:
     assert bench.deliver() == [b"later"]
 
 
-def test_what_is_refused_leaves_nothing(bench: TimerBench) -> None:
+def test_refused_message_leaves_nothing_stored(bench: TimerBench) -> None:
     with pytest.raises(MessageIllegal):
         bench.append(Message("t", b"m", deliver_at=bench.clock.now + 41 * DAY))
     with pytest.raises(MessageIllegal, match="properties"):
@@ -268,7 +266,7 @@ def test_what_is_refused_leaves_nothing(bench: TimerBench) -> None:
     assert TIMER_TOPIC not in bench.store.topics()
 
 
-def test_a_topic_that_is_gone_and_a_record_that_is_damaged_hold_nobody_up(bench: TimerBench) -> None:
+def test_deleted_topic_or_damaged_record_blocks_no_delivery(bench: TimerBench) -> None:
     bench.store.topic_configs.put(TopicConfig("gone", 1, 1))
     waiting = [Message(topic, topic.encode(), deliver_at=bench.clock.now + 1) for topic in ("gone", "t")]
     encoded = [message.encode(1, bytes([127, 0, 0, 1, 0, 0, 0, 0])) for message in waiting]
@@ -290,22 +288,22 @@ def test_a_topic_that_is_gone_and_a_record_that_is_damaged_hold_nobody_up(bench:
     assert bench.recall(damaged) is RecallStatus.UNKNOWN
 
 
-def test_what_was_dropped_is_forgotten_with_its_record(bench: TimerBench) -> None:
-    """A machine that dies may lose the end of the log; the queue offsets there are then given to other messages."""
+def test_dropped_entry_is_forgotten_with_its_record(bench: TimerBench) -> None:
+    """Cover a lost end of the log, whose queue offsets are given to other messages."""
     begin = bench.store.max_physical_offset
     [message] = bench.send(b"m", after=1.0)
     bench.store.delete_topic("t")
     bench.clock.advance(1)
     bench.core.deliver_due()
     assert message.due_ms is not None
-    what = message.due_ms, key_of(delete_key("t", message.unique_key))
-    assert bench.core.timers.log.find(*what)["kind"].tolist() == [EntryKind.WAITS, EntryKind.DROPPED]
-    assert len(TimerLog(bench.directory / "raymq" / "timers", log_end=begin).find(*what)) == 0
+    entry_key = message.due_ms, key_of(delete_key("t", message.unique_key))
+    assert bench.core.timers.log.find(*entry_key)["kind"].tolist() == [EntryKind.WAITS, EntryKind.DROPPED]
+    assert len(TimerLog(bench.directory / "raymq" / "timers", log_end=begin).find(*entry_key)) == 0
 
 
 @pytest.mark.parametrize("left", [0, 3])
-def test_what_is_stored_after_the_machine_lost_the_end_of_the_log_comes(bench: TimerBench, left: int) -> None:
-    """The state of the files is on disk earlier than the log may be."""
+def test_messages_after_lost_log_end_are_delivered(bench: TimerBench, left: int) -> None:
+    """Cover timer files that reach the disk before the log."""
     for number in range(left):
         bench.send(b"%d" % number, after=10.0)
     bench.close()
@@ -318,10 +316,10 @@ def test_what_is_stored_after_the_machine_lost_the_end_of_the_log_comes(bench: T
     assert bench.deliver() == [b"new %d" % n for n in range(10)]
 
 
-# -- once
+# -- deletion of log files
 
 
-def test_what_waits_outlives_the_log_files(bench: TimerBench) -> None:
+def test_waiting_messages_survive_deletion_of_log_files(bench: TimerBench) -> None:
     early = bench.send(*(b"%03d" % n for n in range(100)), after=30 * HOUR)
     assert bench.recall(early[7]) is RecallStatus.WITHDRAWN
     first = bench.store.min_physical_offset
@@ -348,7 +346,7 @@ def test_what_waits_outlives_the_log_files(bench: TimerBench) -> None:
 CONFIG_FILE_BYTES = 1 << 16
 
 
-def test_what_waits_is_rescued_from_a_disk_that_is_too_full_to_write(bench: TimerBench) -> None:
+def test_waiting_messages_are_relocated_on_full_disk(bench: TimerBench) -> None:
     bench.send(b"m", after=30 * HOUR)
     for _ in range(3):
         record = Message("t", b"x" * 50_000).encode(1, bytes([127, 0, 0, 1, 0, 0, 0, 0]))
@@ -369,12 +367,12 @@ def test_what_waits_is_rescued_from_a_disk_that_is_too_full_to_write(bench: Time
     assert bench.deliver() == [b"m"]
 
 
-# -- everything together
+# -- random sequences
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 60))])
-def test_random_lives(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens: each message once, not before its time, unless it was withdrawn; then never."""
+def test_random_sequences_deliver_each_message_once(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deliver each message once and never early, or never if it was withdrawn."""
     dice = random.Random(seed)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", dice.choice([5, 50, 1 << 15]))
     monkeypatch.setattr(timer_message_store, "_MAX_LOADED", dice.choice([3, 1 << 14]))
@@ -421,5 +419,5 @@ def test_random_lives(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
     bench.close()
 
 
-def test_hours_are_those_of_the_clock() -> None:
+def test_hour_constants_agree() -> None:
     assert HOUR_MS == HOUR * 1000

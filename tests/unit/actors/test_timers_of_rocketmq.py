@@ -1,4 +1,4 @@
-"""What a broker of RocketMQ's did with messages that wait for a time, before or after one of ours had the directory."""
+"""Test timed messages that a RocketMQ broker delivered or recalled in the same directory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from raymq.storage.store import Store
 from tests import golden_stores as golden
 from tests.unit.actors.timer_bench import DAY, HOUR, TimerBench
 
-#: Some years behind the newest of the golden directories.
+#: Some years after the newest of the golden directories.
 LATER = 2_000_000_000.0
-#: Of those that wait in the directory, by their unique keys: what RocketMQ had delivered, and what was called back.
+#: Unique keys of timed messages in the directory: those that RocketMQ had delivered, and the recalled ones.
 DELIVERED = {f"7F0000015E9A4E0E2F2A68AB8E{end}" for end in ("D90064", "E20065", "EB0066")}
 WITHDRAWN = {"7F0000015E9A4E0E2F2A68AB8D17003D", "7F0000015E9A4E0E2F2A68AB8D4C0048"}
 
@@ -31,7 +31,7 @@ def unique_keys(store: Store, topic: str) -> Counter[str]:
     return found
 
 
-def test_what_rocketmq_has_delivered_or_called_back_is_not_delivered_again(tmp_path: Path) -> None:
+def test_messages_done_by_rocketmq_are_not_redelivered(tmp_path: Path) -> None:
     directory = golden.unpack("delayed", tmp_path)
     with Store.open(directory, golden.config("delayed")) as store:
         core = BrokerCore("broker-a", store, clock=lambda: LATER)
@@ -43,23 +43,23 @@ def test_what_rocketmq_has_delivered_or_called_back_is_not_delivered_again(tmp_p
     assert found == Counter(waits - DELIVERED - WITHDRAWN)
 
 
-def taken_out(record: Record, topic: str, queue_id: int, **more: str) -> bytes:
-    """The copy that RocketMQ makes of a message that it takes out of its timer wheel."""
-    told = {**record.properties, names.TIMER_ENQUEUE_MS: "1", names.TIMER_DEQUEUE_MS: "2", **more}
+def rocketmq_copy(record: Record, topic: str, queue_id: int, **more: str) -> bytes:
+    """Encode the copy that RocketMQ makes of a message from its timer wheel."""
+    copy_properties = {**record.properties, names.TIMER_ENQUEUE_MS: "1", names.TIMER_DEQUEUE_MS: "2", **more}
     host = bytes([127, 0, 0, 1, 0, 0, 0, 0])
     return encode(
         topic,
         queue_id,
         record.body,
-        encode_properties(told),
+        encode_properties(copy_properties),
         flag=record.flag,
         born_timestamp_ms=record.born_timestamp_ms,
         born_host=host,
     )
 
 
-def test_what_rocketmq_has_delivered_in_between_is_not_delivered_again(tmp_path: Path) -> None:
-    """It has stored one anew, too, so that it waits on under another offset."""
+def test_later_rocketmq_deliveries_are_not_repeated(tmp_path: Path) -> None:
+    """Cover a message that RocketMQ stored again under another offset."""
     with closing(TimerBench(tmp_path)) as bench:
         bench.send(b"delivered", b"stored anew", b"waits", b"another", after=10 * HOUR)
         bench.close()
@@ -67,9 +67,9 @@ def test_what_rocketmq_has_delivered_in_between_is_not_delivered_again(tmp_path:
             with store.read(TIMER_TOPIC, 0, 0, 9) as lease:
                 delivered, rolled, _, another = lease.messages()
             for copy in (
-                taken_out(delivered, "t", 0),
-                taken_out(rolled, TIMER_TOPIC, 0, **{names.TIMER_ROLL_TIMES: "1"}),
-                taken_out(another, "t", 0, **{names.TIMER_OUT_MS: "7"}),  # one that it is not
+                rocketmq_copy(delivered, "t", 0),
+                rocketmq_copy(rolled, TIMER_TOPIC, 0, **{names.TIMER_ROLL_TIMES: "1"}),
+                rocketmq_copy(another, "t", 0, **{names.TIMER_OUT_MS: "7"}),  # a copy with another due time
             ):
                 store.append(copy, np.array([len(copy)], np.int32))
         (tmp_path / "timerwheel").touch()
@@ -81,12 +81,12 @@ def test_what_rocketmq_has_delivered_in_between_is_not_delivered_again(tmp_path:
         assert bench.deliver() == []
 
 
-def test_a_directory_that_rocketmq_never_had_is_not_looked_through(tmp_path: Path) -> None:
+def test_directory_never_used_by_rocketmq_is_not_scanned(tmp_path: Path) -> None:
     with closing(TimerBench(tmp_path)) as bench:
         [message] = bench.send(b"0", after=1.0)
         with bench.store.read(TIMER_TOPIC, 0, 0, 1) as lease:
-            copy = taken_out(lease.messages()[0], "t", 0)
-        bench.store.append(copy, np.array([len(copy)], np.int32))  # as a hostile sender of ready-made records may
+            copy = rocketmq_copy(lease.messages()[0], "t", 0)
+        bench.store.append(copy, np.array([len(copy)], np.int32))  # as a hostile sender of encoded records may
         bench.kill()
         bench.clock.advance(2.0)
         assert bench.deliver() == [message.body]

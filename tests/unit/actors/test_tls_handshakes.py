@@ -1,4 +1,4 @@
-"""Who connects to a server with TLS and makes no handshake takes little of it, not for long, nothing from others."""
+"""Test the limits on TLS connections without a handshake: number, time and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raymq.actors.wire.server_limits import ServerLimits
 from raymq.actors.wire.tls import client_context, server_context
 from tests.certificates import certificates
 from tests.polling import poll_until
-from tests.unit.actors.test_pool import ECHO, echo
+from tests.unit.actors.test_connection_pool import ECHO, echo
 from tests.wire_server import Peer, serving
 
 
@@ -28,8 +28,8 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tls, Tls]:
     return certificates(tmp_path_factory.mktemp("tls"))
 
 
-async def ask(address: str, client: Tls) -> int:
-    """The code of an answer over a new connection."""
+async def send_request(address: str, client: Tls) -> int:
+    """Send a request over a new connection; return the code of the answer."""
     pool = ConnectionPool(tls=client_context(client))
     try:
         return (await pool.request(address, Command(ECHO), 10)).code
@@ -37,13 +37,13 @@ async def ask(address: str, client: Tls) -> int:
         await pool.close()
 
 
-async def test_silent_connections_are_counted_and_the_oldest_give_way(tls: tuple[Tls, Tls]) -> None:
-    """They took descriptors and memory beyond all limits, for a minute each."""
+async def test_oldest_pending_handshakes_are_closed(tls: tuple[Tls, Tls]) -> None:
+    """Guard against unlimited descriptors and memory for a minute each."""
     server, client = tls
     limits = ServerLimits(handshakes=8)
     async with serving({ECHO: echo}, tls=server_context(server), limits=limits) as (made, address):
         silent = [await Peer.connect(address) for _ in range(40)]
-        assert await ask(address, client) == 0
+        assert await send_request(address, client) == 0
         assert all([await peer.closed() for peer in silent[:30]])
         assert len(made.pending_handshakes) <= limits.handshakes
         for peer in silent:
@@ -51,7 +51,7 @@ async def test_silent_connections_are_counted_and_the_oldest_give_way(tls: tuple
         await asyncio.to_thread(poll_until, lambda: not made.pending_handshakes)
 
 
-async def test_at_the_port_of_replicas_too_the_oldest_give_way(tls: tuple[Tls, Tls]) -> None:
+async def test_replica_port_closes_oldest_pending_handshakes(tls: tuple[Tls, Tls]) -> None:
     server, client = tls
     made: list[None] = []
     listening = BrokerSockets("127.0.0.1", 0, 0, server)
@@ -71,7 +71,7 @@ async def test_at_the_port_of_replicas_too_the_oldest_give_way(tls: tuple[Tls, T
         peer.close()
 
 
-async def test_connections_in_all_are_limited_whether_or_not_they_make_a_handshake(tls: tuple[Tls, Tls]) -> None:
+async def test_pending_handshakes_count_as_connections(tls: tuple[Tls, Tls]) -> None:
     server, client = tls
     async with serving({ECHO: echo}, tls=server_context(server), limits=ServerLimits(connections=5)) as (made, address):
         silent = [await Peer.connect(address) for _ in range(20)]
@@ -80,10 +80,10 @@ async def test_connections_in_all_are_limited_whether_or_not_they_make_a_handsha
         for peer in silent:
             peer.close()
         await asyncio.to_thread(poll_until, lambda: not made.pending_handshakes)
-        assert await ask(address, client) == 0
+        assert await send_request(address, client) == 0
 
 
-async def test_a_handshake_has_its_time(tls: tuple[Tls, Tls]) -> None:
+async def test_handshake_times_out(tls: tuple[Tls, Tls]) -> None:
     limits = ServerLimits(handshake_seconds=0.1)
     async with serving({ECHO: echo}, tls=server_context(tls[0]), limits=limits) as (made, address):
         peer = await Peer.connect(address)
@@ -91,7 +91,7 @@ async def test_a_handshake_has_its_time(tls: tuple[Tls, Tls]) -> None:
         await asyncio.to_thread(poll_until, lambda: not made.pending_handshakes)
 
 
-async def test_a_stop_waits_for_no_handshake(tls: tuple[Tls, Tls]) -> None:
+async def test_stop_does_not_wait_for_handshakes(tls: tuple[Tls, Tls]) -> None:
     async with AsyncExitStack() as stack:
         _, address = await stack.enter_async_context(serving({ECHO: echo}, tls=server_context(tls[0])))
         peer = await Peer.connect(address)
@@ -101,7 +101,7 @@ async def test_a_stop_waits_for_no_handshake(tls: tuple[Tls, Tls]) -> None:
         assert time.monotonic() - began < 4.0
 
 
-async def test_what_comes_together_with_the_handshakes_end_is_served(tls: tuple[Tls, Tls]) -> None:
+async def test_requests_sent_with_end_of_handshake_are_served(tls: tuple[Tls, Tls]) -> None:
     server, client = tls
     async with serving({ECHO: echo}, tls=server_context(server)) as (made, address):
         for _ in range(20):
@@ -112,14 +112,14 @@ async def test_what_comes_together_with_the_handshakes_end_is_served(tls: tuple[
         await asyncio.to_thread(poll_until, lambda: not made.connections)
 
 
-async def test_the_last_place_is_given(tls: tuple[Tls, Tls]) -> None:
+async def test_last_free_connection_is_usable(tls: tuple[Tls, Tls]) -> None:
     server, client = tls
     async with serving({ECHO: echo}, tls=server_context(server), limits=ServerLimits(connections=1)) as (_, address):
-        assert await ask(address, client) == 0
+        assert await send_request(address, client) == 0
 
 
-async def test_what_a_handshake_took_is_free_when_it_is_given_up(tls: tuple[Tls, Tls]) -> None:
-    """256 KiB each; a broker's process looks for circles of objects seldom."""
+async def test_closed_handshake_frees_its_memory(tls: tuple[Tls, Tls]) -> None:
+    """Free 256 KiB each without the garbage collector, which runs rarely in a broker."""
 
     def left() -> int:
         return sum(isinstance(each, SSLProtocol) for each in gc.get_objects())

@@ -1,4 +1,4 @@
-"""Certificates that are replaced are used by the next connections, of servers and of clients, without a restart."""
+"""Test that new connections of servers and clients use replaced certificates without a restart."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from raymq.actors.wire.connection_pool import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context, server_context
 from tests.certificates import certificates
-from tests.unit.actors.test_pool import ECHO, echo
+from tests.unit.actors.test_connection_pool import ECHO, echo
 from tests.wire_server import serving
 
 
 @pytest.fixture(autouse=True)
-def looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def check_files_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "RELOAD_CHECK_SECONDS", 0.0)
 
 
-def replace(old: Tls, new: Tls, *names: str) -> None:
+def replace_files(old: Tls, new: Tls, *names: str) -> None:
     for name in names:
         shutil.copy(getattr(new, name), getattr(old, name))
 
 
 async def test_renewed_files_are_used_by_both_sides(tmp_path: Path) -> None:
-    """Fault 14.21: they were read once, at the start."""
+    """Cover fault 14.21: the files were read once, at the start."""
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
     (old, _), (new, _) = certificates(tmp_path / "old"), certificates(tmp_path / "new")
@@ -38,10 +38,10 @@ async def test_renewed_files_are_used_by_both_sides(tmp_path: Path) -> None:
     async with serving({ECHO: echo}, tls=server_context(old)) as (_, address):
         before, follows = ConnectionPool(tls=client_context(stays)), ConnectionPool(tls=client_context(old))
         assert (await before.request(address, Command(ECHO), 5)).code == 0
-        replace(old, new, "cert_file")  # half of it: the key is still the old one
+        replace_files(old, new, "cert_file")  # half of it: the key is still the old one
         again = ConnectionPool(tls=client_context(stays))
         assert (await again.request(address, Command(ECHO), 5)).code == 0, "what was there is in use"
-        replace(old, new, "key_file", "ca_file")
+        replace_files(old, new, "key_file", "ca_file")
         assert (await follows.request(address, Command(ECHO), 5)).code == 0, "a client's files are renewed, too"
         assert (await before.request(address, Command(ECHO), 5)).code == 0, "what is open stays open"
         late = ConnectionPool(tls=client_context(stays))
@@ -51,13 +51,13 @@ async def test_renewed_files_are_used_by_both_sides(tmp_path: Path) -> None:
             await pool.close()
 
 
-async def test_channels_follow_too(tmp_path: Path) -> None:
+async def test_blocking_channels_use_renewed_files(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
     (old, _), (new, _) = certificates(tmp_path / "old"), certificates(tmp_path / "new")
     context = client_context(old)
     first = context.now()
     assert context.now() is first
-    replace(old, new, "cert_file", "key_file", "ca_file")
+    replace_files(old, new, "cert_file", "key_file", "ca_file")
     assert context.now() is not first
     assert BlockingChannelPool(context)._tls is context

@@ -1,4 +1,4 @@
-"""Topics and groups as an administrator changes them, and what groups have consumed."""
+"""Test changes of topics and groups by an administrator, and the progress of groups."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def consumption(bench: Bench) -> ConsumeStats:
     return ConsumeStats(bench.core, ClientRegistry(bench.clock), Statistics(bench.clock))
 
 
-def test_a_change_survives_a_crash(bench: Bench) -> None:
+def test_topic_change_survives_crash(bench: Bench) -> None:
     change = TopicChange("t", 3, 2, 4, True, {"+message.type": "FIFO"}, "MULTI_TAG", 1)
     bench.core.topics.change([change])
     bench.crash()
@@ -59,7 +59,7 @@ def test_a_change_survives_a_crash(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("nth", range(1, 9))
-def test_a_deletion_that_a_full_disk_stops_leaves_no_offsets_on_new_queues(bench: Bench, nth: int) -> None:
+def test_topic_delete_on_full_disk_leaves_no_offsets(bench: Bench, nth: int) -> None:
     bench.core.topics.create("t", 1)
     bench.core.ensure_group("g")
     bench.append(*(Message("t", b"%d" % n) for n in range(20)))
@@ -72,7 +72,7 @@ def test_a_deletion_that_a_full_disk_stops_leaves_no_offsets_on_new_queues(bench
         bench.core.topics.delete("t")
     _, end = bench.core.bounds("t", 0) if "t" in bench.core.topics else (0, 0)
     assert (end, bench.core.offsets.get("g", "t", 0)) in ((20, 15), (0, None))
-    if end == 0:  # nor does an old handle end a message of the new topic
+    if end == 0:  # an old handle acknowledges nothing of the new topic
         bench.core.topics.create("t", 1)
         bench.append(*(Message("t", b"%d" % n) for n in range(3)))
         bench.core.pop.acknowledge("poppers", "t", 0, popped_ms, [0, 1, 2])
@@ -110,7 +110,7 @@ def test_attributes_are_set_and_removed_one_by_one(bench: Bench) -> None:
         TopicChange("t", 1, 1, attributes={"+reserve.time": "soon"}),
     ],
 )
-def test_a_refused_change_changes_nothing(bench: Bench, bad: TopicChange) -> None:
+def test_refused_topic_change_changes_nothing(bench: Bench, bad: TopicChange) -> None:
     before = bench.store.topic_configs.version
     with pytest.raises(InvalidInput):
         bench.core.topics.change([TopicChange("good", 1, 1), bad])
@@ -118,13 +118,13 @@ def test_a_refused_change_changes_nothing(bench: Bench, bad: TopicChange) -> Non
     assert bench.store.topic_configs.version == before
 
 
-def test_an_unknown_attribute_is_rocketmqs_system_error(bench: Bench) -> None:
+def test_unknown_attribute_has_system_error_code(bench: Bench) -> None:
     with pytest.raises(UnknownAttribute) as caught:
         bench.core.topics.change([TopicChange("t", 1, 1, attributes={"+colour": "red"})])
     assert caught.value.wire_code == "SYSTEM_ERROR"
 
 
-def test_what_is_announced_changes_with_the_table(bench: Bench) -> None:
+def test_advertised_queues_follow_topic_changes(bench: Bench) -> None:
     topics = bench.core.topics
     version, table = topics.version, topics.advertised_queues()
     assert topics.changed_since(version) == {}
@@ -142,7 +142,7 @@ def test_what_is_announced_changes_with_the_table(bench: Bench) -> None:
     assert topics.changed_since(DataVersion(topics.version.counter + 1)) is None, "nor of what another broker said"
 
 
-def test_a_deleted_topic_takes_offsets_with_it(bench: Bench) -> None:
+def test_topic_delete_removes_offsets(bench: Bench) -> None:
     bench.core.topics.create("t", 1)
     bench.core.ensure_group("g")
     bench.append(Message("t", b"1"))
@@ -155,12 +155,12 @@ def test_a_deleted_topic_takes_offsets_with_it(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", ["SCHEDULE_TOPIC_XXXX", "broker-a", "TBW102"])
-def test_the_systems_own_topics_are_not_deleted(bench: Bench, name: str) -> None:
+def test_system_topics_cannot_be_deleted(bench: Bench, name: str) -> None:
     with pytest.raises(PermissionDenied):
         bench.core.topics.delete(name)
 
 
-def test_a_change_of_a_group_leaves_the_rest(bench: Bench) -> None:
+def test_group_change_keeps_other_settings(bench: Bench) -> None:
     groups = bench.core.group_settings
     assert groups.change([{"groupName": "g", "retryMaxTimes": 5, "retryQueueNums": 2, "consumeEnable": False}])
     assert not groups.change([{"groupName": "g", "notASetting": "x" * 1000}])
@@ -181,13 +181,13 @@ def test_a_change_of_a_group_leaves_the_rest(bench: Bench) -> None:
         {"groupName": "g", "attributes": ["x"]},
     ],
 )
-def test_a_bad_group_is_refused(bench: Bench, bad: dict[str, Any]) -> None:
+def test_invalid_group_change_is_refused(bench: Bench, bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         bench.core.group_settings.change([{"groupName": "good"}, bad])
     assert bench.core.group_settings.all() == {}
 
 
-def test_a_group_is_deleted_with_its_offsets_if_asked(bench: Bench) -> None:
+def test_group_delete_removes_offsets_on_request(bench: Bench) -> None:
     bench.core.topics.create("t", 1)
     groups, offsets = bench.core.group_settings, bench.core.offsets
     for with_offsets in (False, True):
@@ -199,7 +199,7 @@ def test_a_group_is_deleted_with_its_offsets_if_asked(bench: Bench) -> None:
             groups.get("g")
 
 
-def test_a_group_can_be_forbidden_a_topic(bench: Bench) -> None:
+def test_group_can_be_denied_a_topic(bench: Bench) -> None:
     bench.core.group_settings.set_readable("g", "t", False)
     bench.crash()
     groups = bench.core.group_settings
@@ -214,8 +214,8 @@ def queue(queue_id: int = 0, topic: str = "t") -> MessageQueue:
     return MessageQueue(topic, "broker-a", queue_id)
 
 
-def filled(bench: Bench, messages: int) -> None:
-    """Topic t of 2 queues, group g, and messages one second apart in queue 0."""
+def fill_topic(bench: Bench, messages: int) -> None:
+    """Create topic t (2 queues), group g, and messages one second apart in queue 0."""
     bench.core.topics.create("t", 2)
     bench.core.ensure_group("g")
     for number in range(messages):
@@ -223,8 +223,8 @@ def filled(bench: Bench, messages: int) -> None:
         bench.clock.advance(1)
 
 
-def test_progress_of_a_group(bench: Bench, consumption: ConsumeStats) -> None:
-    filled(bench, 5)
+def test_progress_of_group(bench: Bench, consumption: ConsumeStats) -> None:
+    fill_topic(bench, 5)
     bench.core.offsets.commit("g", "t", 0, 3)
     found = consumption.progress("g")
     assert set(found) == {queue(0), queue(1), queue(0, "%RETRY%g")}
@@ -241,8 +241,8 @@ def test_progress_of_a_group(bench: Bench, consumption: ConsumeStats) -> None:
         consumption.progress("g", "none")
 
 
-def test_time_spans(bench: Bench, consumption: ConsumeStats) -> None:
-    filled(bench, 5)
+def test_time_spans_of_group(bench: Bench, consumption: ConsumeStats) -> None:
+    fill_topic(bench, 5)
     bench.core.offsets.commit("g", "t", 0, 3)
     start_ms = 1_700_000_000_000
     span = run_steps(consumption.time_span_steps("g", "t"))[queue(0)]
@@ -264,8 +264,10 @@ def test_time_spans(bench: Bench, consumption: ConsumeStats) -> None:
         ({"timestamp_ms": 0, "queue_id": 0, "offset": 5, "back_only": True}, {0: 5}),
     ],
 )
-def test_a_reset(bench: Bench, consumption: ConsumeStats, asked: dict[str, Any], expected: dict[int, int]) -> None:
-    filled(bench, 5)
+def test_reset_by_time_or_offset(
+    bench: Bench, consumption: ConsumeStats, asked: dict[str, Any], expected: dict[int, int]
+) -> None:
+    fill_topic(bench, 5)
     bench.core.offsets.commit("g", "t", 0, 3)
     assert run_steps(consumption.reset_steps("g", "t", **asked)) == {
         queue(number): offset for number, offset in expected.items()
@@ -274,8 +276,8 @@ def test_a_reset(bench: Bench, consumption: ConsumeStats, asked: dict[str, Any],
         assert bench.core.offsets.get("g", "t", number) == offset
 
 
-def test_a_reset_that_cannot_be_changes_nothing(bench: Bench, consumption: ConsumeStats) -> None:
-    filled(bench, 5)
+def test_invalid_reset_changes_nothing(bench: Bench, consumption: ConsumeStats) -> None:
+    fill_topic(bench, 5)
     with pytest.raises(InvalidInput):
         run_steps(consumption.reset_steps("g", "t", timestamp_ms=-1, queue_id=0, offset=6))
     with pytest.raises(GroupNotFound):
@@ -285,11 +287,11 @@ def test_a_reset_that_cannot_be_changes_nothing(bench: Bench, consumption: Consu
     assert bench.core.offsets.get("g", "t", 0) is None
 
 
-def test_a_reset_by_time_looks_for_its_places_in_steps_and_changes_nothing_before_it_has_them(
+def test_reset_by_time_searches_offsets_in_steps(
     bench: Bench, consumption: ConsumeStats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many damaged records in a row held the loop until a place behind them was found."""
-    filled(bench, 2_000)
+    """Guard against a loop stop by many damaged records in a row."""
+    fill_topic(bench, 2_000)
     bench.core.offsets.commit("g", "t", 0, 3)
     monkeypatch.setattr(CommitLog, "has_record_header", lambda *_: False)
     steps = consumption.reset_steps("g", "t", timestamp_ms=1_700_000_001_000)
@@ -303,9 +305,7 @@ def test_a_reset_by_time_looks_for_its_places_in_steps_and_changes_nothing_befor
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_reset_that_has_begun_sends_the_group_in_all_queues(
-    bench: Bench, consumption: ConsumeStats, ends: bool
-) -> None:
+def test_begun_reset_completes_in_all_queues(bench: Bench, consumption: ConsumeStats, ends: bool) -> None:
     bench.core.topics.create("wide", 1_000)
     bench.core.make_group("g")
     for number in range(1_000):
@@ -323,8 +323,8 @@ def test_a_reset_that_has_begun_sends_the_group_in_all_queues(
     assert {bench.core.offsets.get("g", "wide", number) for number in range(1_000)} == {1}
 
 
-def test_offsets_are_copied_from_group_to_group(bench: Bench, consumption: ConsumeStats) -> None:
-    filled(bench, 5)
+def test_offsets_are_copied_between_groups(bench: Bench, consumption: ConsumeStats) -> None:
+    fill_topic(bench, 5)
     bench.core.ensure_group("h")
     bench.core.offsets.commit("g", "t", 0, 3)
     run_steps(consumption.copy_offsets_steps("g", "h", None))
@@ -334,11 +334,9 @@ def test_offsets_are_copied_from_group_to_group(bench: Bench, consumption: Consu
         run_steps(consumption.copy_offsets_steps("g", "none", "t"))
 
 
-def test_offsets_of_queues_that_are_gone_do_not_keep_others_from_being_copied(
-    bench: Bench, consumption: ConsumeStats
-) -> None:
-    """The target was left with those of some topics, however often it was tried."""
-    filled(bench, 5)
+def test_offsets_of_removed_queues_are_not_copied(bench: Bench, consumption: ConsumeStats) -> None:
+    """Guard against a copy that stopped at removed queues on every try."""
+    fill_topic(bench, 5)
     bench.core.ensure_group("h")
     for topic in ("a", "z"):
         bench.core.topics.create(topic, 4)
@@ -351,8 +349,8 @@ def test_offsets_of_queues_that_are_gone_do_not_keep_others_from_being_copied(
     assert bench.store.consumer_offsets.of("h", "z") == dict.fromkeys(range(4), 1)
 
 
-def test_a_fetch_is_told_of_a_reset_until_it_is_there(bench: Bench) -> None:
-    filled(bench, 5)
+def test_fetch_reports_reset_until_followed(bench: Bench) -> None:
+    fill_topic(bench, 5)
     bench.core.reset_offset("g", "t", 0, 2)
 
     def fetched(offset: int, group: str | None = "g") -> Any:
@@ -367,8 +365,8 @@ def test_a_fetch_is_told_of_a_reset_until_it_is_there(bench: Bench) -> None:
     assert bench.core.offsets.commit("g", "t", 0, 5)
 
 
-def test_a_commit_may_overrule_a_reset(bench: Bench) -> None:
-    filled(bench, 5)
+def test_commit_may_overrule_reset(bench: Bench) -> None:
+    fill_topic(bench, 5)
     bench.core.reset_offset("g", "t", 0, 2)
     assert bench.core.offsets.commit("g", "t", 0, 4, overrules_reset=True)
     assert bench.core.offsets.get("g", "t", 0) == 4

@@ -1,4 +1,4 @@
-"""A broker's core whose timers a test drives: its clock is the test's, and it can be killed."""
+"""Provide a broker core for timer tests, with a fake clock and simulated kills."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG = replace(EXPIRING, index_slots=100, index_entries=10_000)
 
 
 class TimerBench:
-    """One broker with the topic "t" of two queues."""
+    """Run one broker with the topic "t" of two queues."""
 
     def __init__(self, directory: Path, config: StoreConfig = CONFIG) -> None:
         self.directory = directory
@@ -43,7 +43,7 @@ class TimerBench:
         return int(self.clock.now * 1000)
 
     def kill(self) -> None:
-        """What a SIGKILL leaves: nothing is closed in good order."""
+        """Simulate a SIGKILL: reopen the store without closing it."""
         self.store.wait_for_removals()
         self.store._flusher.stop()
         self.store._abandon()
@@ -63,7 +63,7 @@ class TimerBench:
             write()
 
     def forget(self) -> None:
-        """What some checkpoints do: the timer log forgets what is over, as far as it is in runs."""
+        """Write checkpoints, so that the timer log forgets finished entries of its runs."""
         for _ in range(3):
             filler = Message("filler", b"the log goes on").encode(1, HOST)
             self.store.append(filler, np.array([len(filler)], np.int32))
@@ -71,14 +71,14 @@ class TimerBench:
             self.checkpoint()
 
     def rescue(self, log_min: int) -> int:
-        """All steps towards that, each of which is on disk before the next one; up to where nothing waits then."""
+        """Relocate in flushed steps up to `log_min`; return the position before which nothing waits."""
         while self.core.rescue.relocate_before(log_min) < log_min:
             self.core.timers._wheel.validate()
             self.store.flush()
         return self.core.rescue.relocate_before(log_min)
 
     def let_go(self) -> None:
-        """Runs of retention until no file goes any more; what one has stored is on disk before the next one."""
+        """Run retention, with a flush after each run, until no more files are deleted."""
         while (
             self.core.rescue.step()
             or self.core.delete_expired(asked=True).log_files
@@ -87,7 +87,7 @@ class TimerBench:
             self.store.flush()
 
     def send(self, *bodies: bytes, after: float, queue_id: int = 0) -> list[Message]:
-        """Messages that are due `after` seconds from now."""
+        """Send messages that are due `after` seconds from now."""
         messages = [Message("t", body, deliver_at=self.clock.now + after) for body in bodies]
         self.append(*messages, queue_id=queue_id)
         return messages
@@ -100,7 +100,7 @@ class TimerBench:
         return self.core.append("t", queue_id, memoryview(b"".join(records)), sizes, delayed=True)
 
     def deliver(self) -> list[bytes]:
-        """What all passes of this moment deliver."""
+        """Deliver all due messages; return their bodies."""
         before = len(self.delivered())
         behind = True
         while behind:
@@ -114,7 +114,7 @@ class TimerBench:
         return self.core.recalls.recall(RecallHandle("t", "broker-a", message.due_ms, message.unique_key))
 
     def delivered(self) -> list[Record]:
-        """What is in the topic, in the order of the log."""
+        """Return the records of the topic in the order of the log."""
         found: list[Record] = []
         for queue_id in self.store.queues("t"):
             offset = self.store.min_offset("t", queue_id)

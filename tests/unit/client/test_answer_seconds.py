@@ -1,4 +1,4 @@
-"""What a fetch's answer may take beyond its caller's time-out."""
+"""Test how long a fetch's answer may take beyond its caller's time-out."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from raymq.client.requests.fetch_request import answer_seconds
 @pytest.mark.parametrize(
     ("timeout", "seconds"), [(0.0, 2.0), (0.1, 2.0), (1.0, 2.0), (3.0, 3.0), (5.0, 5.0), (30.0, 10.0), (1e9, 10.0)]
 )
-def test_an_answer_may_take_as_long_as_its_caller_waits(timeout: float, seconds: float) -> None:
+def test_answer_time_equals_timeout_within_2_and_10_seconds(timeout: float, seconds: float) -> None:
     assert answer_seconds(timeout) == seconds

@@ -1,4 +1,4 @@
-"""Each kind of argument at its edges: what passes, and that all else is the one error that names field and limit."""
+"""Test each kind of argument at its limits; InvalidInput has the field and the limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ NEVER: list[Any] = [None, "1", b"1", math.nan, math.inf, -math.inf, -1, 1 << 70,
         (arguments.offset, [0, 2**63 - 1], [2**63, 1.5]),
     ],
 )
-def test_numbers(check: Callable[[str, Any], Any], good: list[Any], bad: list[Any]) -> None:
+def test_numbers_outside_their_limits_raise_invalid_input(
+    check: Callable[[str, Any], Any], good: list[Any], bad: list[Any]
+) -> None:
     for value in good:
         assert check("field", value) == value
     for value in [*NEVER, *bad]:
@@ -38,7 +40,7 @@ def test_numbers(check: Callable[[str, Any], Any], good: list[Any], bad: list[An
         assert str(caught.value.limit)
 
 
-def test_flags_texts_and_objects() -> None:
+def test_flags_texts_and_queues_are_type_checked() -> None:
     assert arguments.flag("f", True) is True
     for value in (1, 0, None, "yes", np.True_):
         with pytest.raises(InvalidInput):
@@ -60,14 +62,14 @@ def test_flags_texts_and_objects() -> None:
             arguments.queue("queue", value)
 
 
-def test_the_error_survives_pickle() -> None:
+def test_invalid_input_survives_pickle() -> None:
     with pytest.raises(InvalidInput) as caught:
         arguments.duration("timeout", math.inf)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.field, again.actual) == ("timeout", math.inf)
 
 
-def test_a_try_has_a_least_share_however_many_there_are() -> None:
+def test_try_timeout_has_a_minimum() -> None:
     plan = SendPlan(lambda: 0.0, timeout=3.0, retries=10**9)
     assert plan.try_timeout() == LEAST_TRY_SECONDS
     assert SendPlan(lambda: 0.0, timeout=3.0, retries=2).try_timeout() == 1.0

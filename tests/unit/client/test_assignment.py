@@ -1,4 +1,4 @@
-"""What a push consumer does to take a queue over and to let it go: each stage and each event, as a table."""
+"""Test how a push consumer takes over and releases a queue."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ Event = Callable[[QueueAssignment], list[Instruction]]
 
 
 @dataclass(frozen=True)
-class Place:
-    """A position, as a queue that is let go has it."""
+class Position:
+    """The position of a released queue."""
 
     commit_offset: int
     incarnation: int = 0
     epoch: int = 0
 
 
-def shares(
+def rebalance_result(
     *mine: MessageQueue, unreached: frozenset[MessageQueue] = frozenset(), is_stable: bool = True
 ) -> RebalanceResult:
     return RebalanceResult(set(mine), {Q, OTHER}, unreached, is_stable)
 
 
 EVENTS: dict[str, Event] = {
-    "mine": lambda each: each.rebalance_queues(shares(Q)),
-    "another's": lambda each: each.rebalance_queues(shares()),
+    "mine": lambda each: each.rebalance_queues(rebalance_result(Q)),
+    "another's": lambda each: each.rebalance_queues(rebalance_result()),
     "lock given": lambda each: each.locked([Q], {Q}),
     "lock not given": lambda each: each.locked([Q], set()),
     "start found": lambda each: each.start_found(Q, 7, 0),
@@ -54,14 +54,14 @@ EVENTS: dict[str, Event] = {
     "gone": lambda each: each.gone(Q),
     "lock lost": lambda each: each.locks_lost({Q}),
     "calls over": lambda each: each.calls_finished(Q),
-    "committed": lambda each: each.final_commit_done(Q, Place(9), told=5, saved=True),
-    "commit failed": lambda each: each.final_commit_done(Q, Place(9), told=5, saved=False),
+    "committed": lambda each: each.final_commit_done(Q, Position(9), told=5, saved=True),
+    "commit failed": lambda each: each.final_commit_done(Q, Position(9), told=5, saved=False),
     "unlocked": lambda each: each.unlocked(Q),
 }
 LOCKING, WAITING, FINDING, OPEN = Stage.LOCKING, Stage.WAITING, Stage.FINDING, Stage.OPEN
 ENDING, COMMITTING, UNLOCKING = Stage.ENDING, Stage.COMMITTING, Stage.UNLOCKING
-#: How a queue that is wanted comes to a stage.
-WAYS: dict[bool, dict[Stage | None, list[str]]] = {
+#: The events that bring an assigned queue to each stage.
+EVENTS_TO_STAGE: dict[bool, dict[Stage | None, list[str]]] = {
     True: {
         None: [],
         LOCKING: ["mine"],
@@ -79,7 +79,7 @@ WAYS: dict[bool, dict[Stage | None, list[str]]] = {
         COMMITTING: ["mine", "start found", "another's"],
     },
 }
-#: By whether there are locks, the stage, and the event: what is done, and the stage after it.
+#: From (locking, stage, event) to the instructions and the next stage.
 TABLE: dict[tuple[bool, Stage | None, str], tuple[list[Instruction], Stage | None]] = {
     (True, None, "mine"): ([LockQueues((Q,))], LOCKING),
     (True, LOCKING, "lock given"): ([FindStartOffset(Q)], FINDING),
@@ -108,22 +108,24 @@ TABLE: dict[tuple[bool, Stage | None, str], tuple[list[Instruction], Stage | Non
 }
 
 
-def assignment(clock: FakeClock, *, locking: bool = True, clustering: bool = True) -> QueueAssignment:
+def new_assignment(clock: FakeClock, *, locking: bool = True, clustering: bool = True) -> QueueAssignment:
     return QueueAssignment(clock, locking=locking, clustering=clustering, backoffs=QueueBackoffs(clock))
 
 
 def at_stage(stage: Stage | None, *, locking: bool) -> QueueAssignment:
-    found = assignment(FakeClock(), locking=locking)
-    for event in WAYS[locking][stage]:
+    found = new_assignment(FakeClock(), locking=locking)
+    for event in EVENTS_TO_STAGE[locking][stage]:
         EVENTS[event](found)
     assert found.stage(Q) is stage
     return found
 
 
 @pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize(("locking", "stage"), [(locking, stage) for locking, ways in WAYS.items() for stage in ways])
-def test_what_follows_from_each_event_at_each_stage(locking: bool, stage: Stage | None, event: str) -> None:
-    """What the table does not name is out of date, and changes nothing."""
+@pytest.mark.parametrize(
+    ("locking", "stage"), [(locking, stage) for locking, ways in EVENTS_TO_STAGE.items() for stage in ways]
+)
+def test_events_at_each_stage_follow_the_table(locking: bool, stage: Stage | None, event: str) -> None:
+    """An event without an entry in the table is stale and changes nothing."""
     found = at_stage(stage, locking=locking)
     instructions = EVENTS[event](found)
     assert (instructions, found.stage(Q)) == TABLE.get((locking, stage, event), ([], stage))
@@ -131,15 +133,15 @@ def test_what_follows_from_each_event_at_each_stage(locking: bool, stage: Stage 
 
 
 @pytest.mark.parametrize("answer", ["lock given", "lock not given"])
-def test_a_lock_that_came_too_late_is_given_back(answer: str) -> None:
-    """Also one that was refused, as far as is known: an answer may be lost, and the next owner waited for a lease."""
+def test_late_lock_answer_unlocks_the_queue(answer: str) -> None:
+    """A refused lock is released too, as an earlier grant may have been lost."""
     found = at_stage(LOCKING, locking=True)
     assert EVENTS["another's"](found) == []
     assert EVENTS[answer](found) == [UnlockQueue(Q)]
 
 
 @pytest.mark.parametrize("answer", ["start found", "start unknown", "gone"])
-def test_a_queue_whose_start_came_too_late_is_not_opened(answer: str) -> None:
+def test_late_start_offset_does_not_open_the_queue(answer: str) -> None:
     found = at_stage(FINDING, locking=True)
     assert EVENTS["another's"](found) == []
     assert EVENTS[answer](found) == [UnlockQueue(Q)]
@@ -149,7 +151,7 @@ def test_a_queue_whose_start_came_too_late_is_not_opened(answer: str) -> None:
     assert unlocked.stage(Q) is None
 
 
-def test_of_a_queue_that_its_broker_does_not_have_nothing_is_committed() -> None:
+def test_missing_queue_gets_no_final_commit() -> None:
     found = at_stage(OPEN, locking=True)
     EVENTS["gone"](found)
     assert EVENTS["calls over"](found) == [UnlockQueue(Q)]
@@ -158,7 +160,7 @@ def test_of_a_queue_that_its_broker_does_not_have_nothing_is_committed() -> None
 
 
 @pytest.mark.parametrize("stage", [ENDING, COMMITTING, UNLOCKING])
-def test_a_queue_that_is_let_go_comes_back_when_nothing_is_left_to_do(stage: Stage) -> None:
+def test_queue_is_retaken_only_after_its_release_is_complete(stage: Stage) -> None:
     found = at_stage(stage, locking=True)
     assert EVENTS["mine"](found) == []
     assert not found.is_settled
@@ -172,33 +174,39 @@ def test_a_queue_that_is_let_go_comes_back_when_nothing_is_left_to_do(stage: Sta
 @pytest.mark.parametrize(
     ("clustering", "saved", "was", "start", "opened"),
     [
-        (True, True, Place(9, 1, 5), (7, 1), OpenQueue(Q, 7, 1, 0)),  # its broker knows it all: its word counts
-        (True, False, Place(9, 1, 5), (7, 1), OpenQueue(Q, 9, 1, 5)),
-        (True, False, Place(9, 1, 5), (9, 1), OpenQueue(Q, 9, 1, 5)),
-        (True, False, Place(9, 1, 5), (12, 1), OpenQueue(Q, 12, 1, 0)),  # another member came further meanwhile
-        (True, False, Place(9, 1, 5), (3, 1), OpenQueue(Q, 9, 1, 5)),
-        (True, False, Place(9, 1, 5), (2, 1), OpenQueue(Q, 2, 1, 0)),  # the group was sent back meanwhile
-        (True, False, Place(9, 1, 5), (0, 2), OpenQueue(Q, 0, 2, 0)),  # the topic was deleted and made anew
-        (True, False, Place(0, 1, 5), (0, 2), OpenQueue(Q, 0, 2, 0)),
-        (False, False, Place(9, 1, 5), (7, 1), OpenQueue(Q, 9, 1, 5)),
-        (False, False, Place(9, 1, 5), (12, 1), OpenQueue(Q, 9, 1, 5)),  # the end of the queue, when broadcasting
-        (False, False, Place(9, 1, 5), (0, 2), OpenQueue(Q, 0, 2, 0)),
+        (True, True, Position(9, 1, 5), (7, 1), OpenQueue(Q, 7, 1, 0)),  # all is committed: the broker's offset counts
+        (True, False, Position(9, 1, 5), (7, 1), OpenQueue(Q, 9, 1, 5)),
+        (True, False, Position(9, 1, 5), (9, 1), OpenQueue(Q, 9, 1, 5)),
+        (True, False, Position(9, 1, 5), (12, 1), OpenQueue(Q, 12, 1, 0)),  # another member committed more meanwhile
+        (True, False, Position(9, 1, 5), (3, 1), OpenQueue(Q, 9, 1, 5)),
+        (True, False, Position(9, 1, 5), (2, 1), OpenQueue(Q, 2, 1, 0)),  # the group's offset was reset meanwhile
+        (True, False, Position(9, 1, 5), (0, 2), OpenQueue(Q, 0, 2, 0)),  # the topic was deleted and created again
+        (True, False, Position(0, 1, 5), (0, 2), OpenQueue(Q, 0, 2, 0)),
+        (False, False, Position(9, 1, 5), (7, 1), OpenQueue(Q, 9, 1, 5)),
+        (
+            False,
+            False,
+            Position(9, 1, 5),
+            (12, 1),
+            OpenQueue(Q, 9, 1, 5),
+        ),  # with broadcasting, 12 is the end of the queue
+        (False, False, Position(9, 1, 5), (0, 2), OpenQueue(Q, 0, 2, 0)),
     ],
 )
-def test_where_a_queue_goes_on_that_comes_back(
-    clustering: bool, saved: bool, was: Place, start: tuple[int, int], opened: OpenQueue
+def test_start_offset_of_a_returning_queue(
+    clustering: bool, saved: bool, was: Position, start: tuple[int, int], opened: OpenQueue
 ) -> None:
-    found = assignment(FakeClock(), locking=False, clustering=clustering)
-    found.rebalance_queues(shares(Q))
+    found = new_assignment(FakeClock(), locking=False, clustering=clustering)
+    found.rebalance_queues(rebalance_result(Q))
     found.start_found(Q, 3, 1)
-    found.rebalance_queues(RebalanceResult({OTHER}, {OTHER}, set(), True))  # its broker is away
+    found.rebalance_queues(RebalanceResult({OTHER}, {OTHER}, set(), True))  # its broker is unavailable
     found.final_commit_done(Q, was, told=3, saved=saved)
-    found.rebalance_queues(shares(Q, OTHER))
+    found.rebalance_queues(rebalance_result(Q, OTHER))
     assert found.start_found(Q, *start) == [opened]
     found.validate()
 
 
-def test_what_another_member_had_meanwhile_goes_on_where_the_broker_says() -> None:
+def test_queue_back_from_another_member_uses_broker_offset() -> None:
     found = at_stage(COMMITTING, locking=False)
     EVENTS["commit failed"](found)
     EVENTS["another's"](found)
@@ -207,53 +215,53 @@ def test_what_another_member_had_meanwhile_goes_on_where_the_broker_says() -> No
 
 
 @pytest.mark.parametrize("locking", [False, True])
-def test_queues_of_brokers_that_do_not_know_the_member_are_waited_for(locking: bool) -> None:
-    found = assignment(FakeClock(), locking=locking)
-    taken = found.rebalance_queues(shares(Q, OTHER, unreached=frozenset({OTHER})))
+def test_queues_of_unreached_brokers_delay_settling(locking: bool) -> None:
+    found = new_assignment(FakeClock(), locking=locking)
+    taken = found.rebalance_queues(rebalance_result(Q, OTHER, unreached=frozenset({OTHER})))
     assert taken == ([LockQueues((Q,))] if locking else [FindStartOffset(Q)])
     found.locked([Q], {Q})
     found.start_found(Q, 0, 0)
     assert not found.is_settled
-    assert found.rebalance_queues(shares(Q, OTHER))
+    assert found.rebalance_queues(rebalance_result(Q, OTHER))
 
 
-def test_a_queue_that_is_left_alone_holds_up_nothing_and_is_tried_again() -> None:
+def test_queue_in_backoff_is_retried_and_blocks_no_other() -> None:
     clock = FakeClock()
     backoffs = QueueBackoffs(clock)
     found = QueueAssignment(clock, locking=False, clustering=True, backoffs=backoffs)
-    found.rebalance_queues(shares(Q, OTHER))
+    found.rebalance_queues(rebalance_result(Q, OTHER))
     found.start_found(OTHER, 0, 0)
     backoffs.failed(Q)
     found.gone(Q)
     assert found.is_settled
     assert found.is_missing_some
-    assert found.rebalance_queues(shares(Q, OTHER)) == []
+    assert found.rebalance_queues(rebalance_result(Q, OTHER)) == []
     clock.advance(LONGEST_SECONDS)
     assert not found.is_settled
-    assert found.rebalance_queues(shares(Q, OTHER)) == [FindStartOffset(Q)]
+    assert found.rebalance_queues(rebalance_result(Q, OTHER)) == [FindStartOffset(Q)]
 
 
-def test_a_broker_that_fell_out_of_the_routes_is_looked_for_during_a_minute() -> None:
+def test_broker_missing_in_routes_is_awaited_for_a_minute() -> None:
     clock = FakeClock()
-    found = assignment(clock, locking=False)
+    found = new_assignment(clock, locking=False)
     assert found.is_missing_some, "there is nothing"
-    found.rebalance_queues(shares(Q, OTHER))
+    found.rebalance_queues(rebalance_result(Q, OTHER))
     found.start_found(Q, 0, 0)
     found.start_found(OTHER, 0, 0)
     assert not found.is_missing_some
-    found.rebalance_queues(shares(Q))
+    found.rebalance_queues(rebalance_result(Q))
     assert not found.is_missing_some, "it went to another member"
     found.rebalance_queues(RebalanceResult({OTHER}, {OTHER}, set(), True))
-    found.final_commit_done(OTHER, Place(0), told=0, saved=True)
-    found.rebalance_queues(shares(OTHER))
+    found.final_commit_done(OTHER, Position(0), told=0, saved=True)
+    found.rebalance_queues(rebalance_result(OTHER))
     found.start_found(OTHER, 0, 0)
     assert found.is_missing_some
     clock.advance(RETURN_SECONDS)
     assert not found.is_missing_some
 
 
-def test_it_is_not_settled_while_others_see_something_else() -> None:
+def test_unstable_rebalance_is_not_settled() -> None:
     found = at_stage(OPEN, locking=True)
     assert found.is_settled
-    found.rebalance_queues(shares(Q, is_stable=False))
+    found.rebalance_queues(rebalance_result(Q, is_stable=False))
     assert not found.is_settled

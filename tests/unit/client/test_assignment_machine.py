@@ -1,7 +1,7 @@
-"""Members of one group against brokers with real lock books: rounds, lost answers, pauses and cut networks.
+"""Test rebalancing with real locks and random faults: lost answers, paused members and network failures.
 
-No call begins while another member has the lock; nothing is handed on before its last commit was tried; nobody starts
-behind what was done; and once a change has settled each queue is open at exactly the member that it belongs to.
+The invariants: no call begins while another member has the lock; a queue is handed over only after its final commit
+was tried; a new owner skips no message; and after a settled change each queue is open at exactly its assigned member.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from raymq.client.push.queue_backoff import QueueBackoffs
 from tests.unit.actors.clock import FakeClock
 
 QUEUES = [MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)]
-#: What becomes of a request: all is well, it never comes, or its answer never does.
-FATES = ("well", "request lost", "answer lost")
-FATE = st.sampled_from(FATES)
+#: The outcome of a request: success, the request is lost, or its answer is lost.
+OUTCOMES = ("well", "request lost", "answer lost")
+OUTCOME = st.sampled_from(OUTCOMES)
 FAILS = st.sampled_from([None, FindStartOffset, CommitFinal, UnlockQueue, LockQueues])
 STEPS = st.sampled_from([20, 1, 2, 3, 5, 8])
-LET_GO_SECONDS = 30.0
+RELEASE_SECONDS = 30.0
 
 
 @dataclass
@@ -60,8 +60,8 @@ class Link:
 
 
 @dataclass
-class Place:
-    """How far an open, or dropped, queue is done at a member."""
+class Position:
+    """The position of an open or dropped queue at a member."""
 
     commit_offset: int
     incarnation: int = 0
@@ -69,8 +69,8 @@ class Place:
 
 
 @dataclass(eq=False)
-class Duty:
-    """An instruction that was given; `asked_at` and `grants` are of a lock's request that is under way."""
+class PendingInstruction:
+    """A pending instruction; `asked_at` and `grants` belong to a lock request that is under way."""
 
     instruction: Instruction
     since: float
@@ -80,33 +80,33 @@ class Duty:
 
 @dataclass(eq=False)
 class Member:
-    """One consumer: the assignment and the lock table are the real ones, and this carries out what they say."""
+    """One consumer with the real assignment and lock table; it carries out their instructions."""
 
     name: str
     assignment: QueueAssignment
     backoffs: QueueBackoffs
     locks: LockTable
     link: Link = field(default_factory=Link)
-    open: dict[MessageQueue, Place] = field(default_factory=dict)
-    dropped: dict[MessageQueue, Place] = field(default_factory=dict)
-    #: The calls that run: of a queue, and the place that the call moves on.
-    calls: dict[MessageQueue, Place] = field(default_factory=dict)
-    duties: list[Duty] = field(default_factory=list)
+    open: dict[MessageQueue, Position] = field(default_factory=dict)
+    dropped: dict[MessageQueue, Position] = field(default_factory=dict)
+    #: The running call of each queue, with the position that the call advances.
+    calls: dict[MessageQueue, Position] = field(default_factory=dict)
+    pending: list[PendingInstruction] = field(default_factory=list)
     #: When each queue was dropped last.
     dropped_at: dict[MessageQueue, float] = field(default_factory=dict)
-    #: Of the lock under which each queue was opened.
+    #: The term of the lock under which each queue was opened.
     terms: dict[MessageQueue, int] = field(default_factory=dict)
-    #: Queues that were dropped and whose last commit was not tried yet.
-    owes: set[MessageQueue] = field(default_factory=set)
+    #: Dropped queues whose final commit was not tried yet.
+    uncommitted: set[MessageQueue] = field(default_factory=set)
     paused: bool = False
     cut: bool = False
-    #: Whether the brokers know it; they forget it a while after its last connection ended.
+    #: Whether the brokers know the member; they forget it some time after its last connection ended.
     known: bool = True
     forget_at: float | None = None
 
 
 class Group(RuleBasedStateMachine):
-    """An ordered group; `Unordered` is the other one."""
+    """An ordered group, with locks. `Unordered` is the group without."""
 
     locking = True
 
@@ -119,9 +119,9 @@ class Group(RuleBasedStateMachine):
         self.numbers = itertools.count()
         self.members: list[Member] = []
         self.dead: list[Member] = []
-        #: Whether a lock may be held by somebody who does not know it, or cannot say so, until its lease ends.
+        #: Whether a member may hold a lock without knowing it, or without a way to unlock, until the lease ends.
         self.trouble = False
-        #: No lock is lost: then all settles within seconds.
+        #: Whether no lock request fails; then the group settles within seconds.
         self.calm = False
         self.join()
         self.join()
@@ -130,7 +130,7 @@ class Group(RuleBasedStateMachine):
     def choose(self, calm: bool) -> None:
         self.calm = calm
 
-    # -- what brokers do ------------------------------------------------------------------------------------------
+    # -- brokers -------------------------------------------------------------------------------------------------
 
     def holder(self, queue: MessageQueue) -> str | None:
         return self.brokers.holder("g", *key(queue))
@@ -153,7 +153,7 @@ class Group(RuleBasedStateMachine):
         terms = self.brokers.lock("g", member.name, [key(queue) for queue in queues])
         return {queue: LockGrant(asked_at, terms[key(queue)], member.link) for queue in queues if key(queue) in terms}
 
-    # -- what a member does ---------------------------------------------------------------------------------------
+    # -- members --------------------------------------------------------------------------------------------------
 
     def follow(self, member: Member, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -161,72 +161,72 @@ class Group(RuleBasedStateMachine):
                 case OpenQueue(queue, offset):
                     assert queue not in member.open
                     assert offset <= self.done[queue], "messages that nobody has done are skipped"
-                    member.open[queue] = Place(offset)
+                    member.open[queue] = Position(offset)
                 case DropQueue(queue):
                     member.dropped[queue] = member.open.pop(queue)
                     member.dropped_at[queue] = self.clock()
-                    member.owes.add(queue)
+                    member.uncommitted.add(queue)
                 case _:
-                    member.duties.append(Duty(instruction, self.clock()))
+                    member.pending.append(PendingInstruction(instruction, self.clock()))
 
-    def work(self, member: Member, duty: Duty, fate: str) -> None:  # noqa: C901 - one case per instruction
-        """Go on with a duty; what becomes of its request is `fate`."""
+    def work(self, member: Member, item: PendingInstruction, outcome: str) -> None:  # noqa: C901 - one case per instruction
+        """Carry on with a pending instruction, whose request ends with the outcome."""
         if member.cut:
-            fate = "request lost"
-        if isinstance(duty.instruction, LockQueues | UnlockQueue):
+            outcome = "request lost"
+        if isinstance(item.instruction, LockQueues | UnlockQueue):
             if self.calm:
-                fate = "well"
-            self.trouble |= fate != "well"
-        match duty.instruction:
+                outcome = "well"
+            self.trouble |= outcome != "well"
+        match item.instruction:
             case LockQueues(queues):
-                if duty.asked_at is None:  # the answer comes later
-                    duty.asked_at = self.clock()
-                    found = {} if fate == "request lost" else self.grants(member, queues, duty.asked_at)
-                    duty.grants = found if fate == "well" else {}
+                if item.asked_at is None:  # the next call gets the answer
+                    item.asked_at = self.clock()
+                    found = {} if outcome == "request lost" else self.grants(member, queues, item.asked_at)
+                    item.grants = found if outcome == "well" else {}
                     return
-                member.duties.remove(duty)
-                held = duty.grants or {}
+                member.pending.remove(item)
+                held = item.grants or {}
                 for queue, grant in held.items():
                     member.locks.granted(queue, grant)
                     member.terms[queue] = grant.term
                 self.follow(member, member.assignment.locked(queues, set(held)))
             case FindStartOffset(queue):
-                member.duties.remove(duty)
-                if fate == "well":
+                member.pending.remove(item)
+                if outcome == "well":
                     offset = self.committed.setdefault(queue, 0)
                     self.follow(member, member.assignment.start_found(queue, offset, 0))
                 else:
                     self.follow(member, member.assignment.start_unknown(queue))
             case AwaitRunningCalls(queue):
-                if queue not in member.calls or self.clock() - duty.since >= LET_GO_SECONDS:
-                    member.duties.remove(duty)
+                if queue not in member.calls or self.clock() - item.since >= RELEASE_SECONDS:
+                    member.pending.remove(item)
                     self.follow(member, member.assignment.calls_finished(queue))
             case CommitFinal(queue):
-                member.duties.remove(duty)
+                member.pending.remove(item)
                 place = member.dropped.pop(queue)
-                member.owes.discard(queue)
-                told = min(self.committed[queue], place.commit_offset)
-                if fate != "request lost":
+                member.uncommitted.discard(queue)
+                broker_offset = min(self.committed[queue], place.commit_offset)
+                if outcome != "request lost":
                     self.commit(queue, place)
-                saved = fate == "well"
-                self.follow(member, member.assignment.final_commit_done(queue, place, told=told, saved=saved))
+                saved = outcome == "well"
+                self.follow(member, member.assignment.final_commit_done(queue, place, told=broker_offset, saved=saved))
             case UnlockQueue(queue):
-                member.duties.remove(duty)
-                assert queue not in member.owes, "it is handed on before its last commit was tried"
-                waited = self.clock() - member.dropped_at.get(queue, 0.0) >= LET_GO_SECONDS
+                member.pending.remove(item)
+                assert queue not in member.uncommitted, "it is handed on before its last commit was tried"
+                waited = self.clock() - member.dropped_at.get(queue, 0.0) >= RELEASE_SECONDS
                 assert waited or queue not in member.calls, "it is handed on while a call runs"
                 member.locks.forget(queue)
-                if fate != "request lost":
+                if outcome != "request lost":
                     self.brokers.unlock("g", member.name, [key(queue)])
                 self.follow(member, member.assignment.unlocked(queue))
 
-    def commit(self, queue: MessageQueue, place: Place) -> None:
+    def commit(self, queue: MessageQueue, place: Position) -> None:
         assert place.commit_offset <= self.done[queue]
         self.committed[queue] = max(self.committed[queue], place.commit_offset)
 
     def look(self, member: Member) -> None:
-        """One round; none begins before the last one's locks and starts are there, and none without the brokers."""
-        if member.cut or any(isinstance(duty.instruction, LockQueues | FindStartOffset) for duty in member.duties):
+        """Do one rebalance round, unless the member is cut off or the last round is unfinished."""
+        if member.cut or any(isinstance(item.instruction, LockQueues | FindStartOffset) for item in member.pending):
             return
         members = sorted(each.name for each in [*self.members, *self.dead] if each.known)
         mine = set(average(QUEUES, members, member.name))
@@ -234,14 +234,14 @@ class Group(RuleBasedStateMachine):
             member, member.assignment.rebalance_queues(RebalanceResult(mine, set(QUEUES), set(), is_stable=True))
         )
 
-    def renew(self, member: Member, fate: str) -> None:
+    def renew(self, member: Member, outcome: str) -> None:
         self.follow(member, member.assignment.locks_lost(member.locks.ended(member.open)))
         due = tuple(sorted(member.locks.due(member.open)))
         member.locks.tried(due)
-        if not due or member.cut or fate == "request lost":
+        if not due or member.cut or outcome == "request lost":
             return
         grants = self.grants(member, due, self.clock())
-        if fate == "well":
+        if outcome == "well":
             kept = {queue for queue, grant in grants.items() if member.locks.granted(queue, grant)}
             self.follow(member, member.assignment.locks_lost(set(due) - kept))
 
@@ -262,7 +262,7 @@ class Group(RuleBasedStateMachine):
         place.commit_offset += 1
         self.done[queue] = max(self.done[queue], place.commit_offset)
 
-    # -- what happens ---------------------------------------------------------------------------------------------
+    # -- rules ----------------------------------------------------------------------------------------------------
 
     def awake(self) -> list[Member]:
         return [member for member in self.members if not member.paused]
@@ -274,9 +274,11 @@ class Group(RuleBasedStateMachine):
         machine = QueueAssignment(self.clock, locking=self.locking, clustering=True, backoffs=backoffs)
         self.members.append(Member(f"m{next(self.numbers)}", machine, backoffs, LockTable(self.clock)))
 
-    @rule(which=st.integers(0, 2), looks=st.sampled_from([True, True, False]), steps=STEPS, fails=FAILS, fate=FATE)
-    def goes_on(self, which: int, looks: bool, steps: int, fails: type[Instruction] | None, fate: str) -> None:
-        """A member looks at the shares, or does not, and does some of its duties; one kind of them may fail."""
+    @rule(
+        which=st.integers(0, 2), looks=st.sampled_from([True, True, False]), steps=STEPS, fails=FAILS, outcome=OUTCOME
+    )
+    def goes_on(self, which: int, looks: bool, steps: int, fails: type[Instruction] | None, outcome: str) -> None:
+        """Let a member work on some instructions; one kind of them may fail."""
         awake = self.awake()
         if not awake:
             return
@@ -284,16 +286,16 @@ class Group(RuleBasedStateMachine):
         if looks:
             self.look(member)
         for _ in range(steps):
-            if member.duties:
-                duty = member.duties[0]
-                self.work(member, duty, fate if type(duty.instruction) is fails else "well")
-                member.duties = member.duties[1:] + member.duties[:1]  # one that waits holds up no other
+            if member.pending:
+                item = member.pending[0]
+                self.work(member, item, outcome if type(item.instruction) is fails else "well")
+                member.pending = member.pending[1:] + member.pending[:1]  # a waiting instruction blocks no other
 
     @precondition(lambda self: self.locking)
-    @rule(which=st.integers(0, 2), fate=FATE)
-    def renews(self, which: int, fate: str) -> None:
+    @rule(which=st.integers(0, 2), outcome=OUTCOME)
+    def renews(self, which: int, outcome: str) -> None:
         if awake := self.awake():
-            self.renew(awake[which % len(awake)], fate)
+            self.renew(awake[which % len(awake)], outcome)
 
     @rule(which=st.integers(0, 8), ends=st.booleans())
     def calls(self, which: int, ends: bool) -> None:
@@ -322,7 +324,7 @@ class Group(RuleBasedStateMachine):
             member.backoffs.failed(queue)
             self.follow(member, member.assignment.gone(queue))
             member.dropped.pop(queue, None)
-            member.owes.discard(queue)
+            member.uncommitted.discard(queue)
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 2.0, 5.0, LEASE_SECONDS + 1.0]))
     def waits(self, seconds: float) -> None:
@@ -340,7 +342,7 @@ class Group(RuleBasedStateMachine):
     @precondition(lambda self: not self.calm)
     @rule(which=st.integers(0, 2), sees_it=st.booleans(), seconds=st.sampled_from([0.0, 1.0, 3.0]), back=st.booleans())
     def network_is_cut(self, which: int, sees_it: bool, seconds: float, back: bool) -> None:
-        """It is there again after so many seconds, or when `network_is_there_again`."""
+        """Cut a member off; it is back after the seconds, or after `network_is_there_again`."""
         member = self.members[which % len(self.members)]
         if not member.cut:
             self.trouble = member.cut = True
@@ -356,7 +358,7 @@ class Group(RuleBasedStateMachine):
             self.connect(cut[which % len(cut)])
 
     def connect(self, member: Member) -> None:
-        member.link.is_open = False  # connecting anew, it knows that the old connection is no more
+        member.link.is_open = False  # a new connection shows the member that the old one has ended
         member.link, member.cut, member.known, member.forget_at = Link(), False, True, None
 
     @precondition(lambda self: len(self.members) > 1 and not self.calm)
@@ -372,7 +374,7 @@ class Group(RuleBasedStateMachine):
     @precondition(lambda self: len(self.members) > 1)
     @rule(which=st.integers(0, 2))
     def leaves(self, which: int) -> None:
-        """As a consumer does that is shut down; the calls that run have ended."""
+        """Leave the group as a consumer at shutdown does, after its running calls have ended."""
         member = self.members[which % len(self.members)]
         if member.cut or member.paused:
             return
@@ -388,7 +390,7 @@ class Group(RuleBasedStateMachine):
         self.settle()
 
     def settle(self) -> None:
-        """Nothing more happens: within some rounds, or a lease where an answer was lost, each queue has its owner."""
+        """Check that each queue gets its owner within 20 s; after trouble add one lease."""
         for member in self.members:
             member.paused = False
             if member.cut:
@@ -402,15 +404,15 @@ class Group(RuleBasedStateMachine):
                 if self.locking:
                     self.renew(member, "well")
                 self.look(member)
-                while member.duties:
-                    self.work(member, member.duties[0], "well")
+                while member.pending:
+                    self.work(member, member.pending[0], "well")
             self.pass_time(1.0)
         names = sorted(member.name for member in self.members)
         for member in self.members:
             mine = set(average(QUEUES, names, member.name))
             assert set(member.open) == mine, "a queue has no owner, or two"
             assert member.assignment.is_settled
-            assert not member.owes
+            assert not member.uncommitted
             assert not member.dropped
             if self.locking:
                 assert all(self.holder(queue) == member.name for queue in mine)
@@ -422,26 +424,26 @@ class Group(RuleBasedStateMachine):
             member.assignment.validate()
             assert set(member.open) == member.assignment.at(Stage.OPEN)
             ways_out = member.assignment.at(Stage.ENDING, Stage.COMMITTING)
-            assert member.owes <= ways_out, "it is not ours any more, and its last commit was not tried"
+            assert member.uncommitted <= ways_out, "it is not ours any more, and its last commit was not tried"
 
 
 class Unordered(Group):
-    """Without locks: two members may have a queue for a while, but none is left without one, and nothing is skipped."""
+    """A group without locks, in which two members may share a queue for a while."""
 
     locking = False
 
 
-def first(item: tuple[MessageQueue, Place]) -> MessageQueue:
+def first(item: tuple[MessageQueue, Position]) -> MessageQueue:
     return item[0]
 
 
 def key(queue: MessageQueue) -> tuple[str, int]:
-    """The book of locks here is that of both brokers: the queues' numbers are made different."""
+    """Return the lock's name with the broker, as one lock manager serves both brokers."""
     return f"{queue.topic}@{queue.broker}", queue.queue_id
 
 
 @pytest.mark.parametrize("group", [Group, Unordered])
-def test_queues_change_hands_whatever_happens(group: type[Group]) -> None:
+def test_rebalance_invariants_hold_on_generated_steps(group: type[Group]) -> None:
     run_state_machine_as_test(
         group,
         settings=settings(
@@ -452,25 +454,25 @@ def test_queues_change_hands_whatever_happens(group: type[Group]) -> None:
 
 @pytest.mark.parametrize("calm", [False, True])
 @pytest.mark.parametrize("group", [Group, Unordered])
-def test_queues_change_hands_on_long_ways(group: type[Group], calm: bool) -> None:
-    """The same on random ways, which go further than those that begin short; a failure names its seed."""
+def test_rebalance_invariants_hold_on_long_random_walks(group: type[Group], calm: bool) -> None:
+    """Do longer random walks than Hypothesis generates; a failure names its seed."""
     for seed in range(250):
         try:
-            walk(group(), random.Random(seed), calm)
+            run_random_walk(group(), random.Random(seed), calm)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-def walk(group: Group, rng: random.Random, calm: bool) -> None:
+def run_random_walk(group: Group, rng: random.Random, calm: bool) -> None:
     group.choose(calm)
     for _ in range(80):
         which = rng.randrange(9)
-        fate, fails = rng.choice(FATES), rng.choice([None, FindStartOffset, CommitFinal, UnlockQueue, LockQueues])
+        outcome, fails = rng.choice(OUTCOMES), rng.choice([None, FindStartOffset, CommitFinal, UnlockQueue, LockQueues])
         match rng.choices(range(10), [10, 3, 6, 3, 1, 3, 1, 1, 2, 1])[0]:
             case 0:
-                group.goes_on(which, rng.random() < 0.7, rng.choice([1, 2, 4, 20]), fails, fate)
+                group.goes_on(which, rng.random() < 0.7, rng.choice([1, 2, 4, 20]), fails, outcome)
             case 1 if group.locking:
-                group.renews(which, "well" if rng.random() < 0.7 else fate)
+                group.renews(which, "well" if rng.random() < 0.7 else outcome)
             case 2:
                 group.calls(which, rng.random() < 0.7)
             case 3:

@@ -1,4 +1,4 @@
-"""Callbacks of sends are run also where there is no thread for them any more, as at the end of a program."""
+"""Test that send callbacks run even if no thread can be started."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from raymq.client.callback_executor import CallbackExecutor, CallbackFuture
 
 
-def test_what_found_no_thread_is_run_by_who_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From Python 3.12 on none can be started once a program ends, when the last sends are answered."""
+def test_close_runs_callbacks_when_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on no thread can start at the end of a program."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError(f"can't start {thread.name}")
@@ -31,7 +31,7 @@ def test_what_found_no_thread_is_run_by_who_closes(monkeypatch: pytest.MonkeyPat
     assert called == [7]
 
 
-def test_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callback_thread_start_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[str] = []
     start = threading.Thread.start
 

@@ -1,4 +1,4 @@
-"""Messages whose few bytes become megabytes: what a client holds of them is bounded, however many it looks at.
+"""Test that a client's memory for decompressed message bodies is bounded.
 
 Fault 13.21: 8 MiB of compressed messages could become gigabytes in one fetch.
 """
@@ -25,7 +25,7 @@ from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.records.record_table import MAX_TABLE_BYTES, tables_from_records
 
 QUEUE = MessageQueue("t", "broker-a", 0)
-#: The text of each message: a few of them are as long as one may be.
+#: The body of each message, 16 MiB.
 BOMB = bytes(16 << 20)
 COUNT = 40
 
@@ -34,7 +34,7 @@ def deflated(data: bytes) -> bytes:
     return zlib.compress(data, 9)
 
 
-def by_arrow(codec: str) -> Callable[[bytes], bytes]:
+def arrow_compressor(codec: str) -> Callable[[bytes], bytes]:
     def compress(data: bytes) -> bytes:
         sink = pa.BufferOutputStream()
         with pa.CompressedOutputStream(sink, codec) as stream:
@@ -44,10 +44,10 @@ def by_arrow(codec: str) -> Callable[[bytes], bytes]:
     return compress
 
 
-KINDS = {"zlib": (0x301, deflated), "lz4": (0x101, by_arrow("lz4")), "zstd": (0x201, by_arrow("zstd"))}
+KINDS = {"zlib": (0x301, deflated), "lz4": (0x101, arrow_compressor("lz4")), "zstd": (0x201, arrow_compressor("zstd"))}
 
 
-def part_of(bodies: list[bytes], sys_flag: int) -> Fetched:
+def fetched_part(bodies: list[bytes], sys_flag: int) -> Fetched:
     records = [
         encode(
             "t", 0, body, encode_properties({"n": str(n)}), sys_flag=sys_flag, born_timestamp_ms=1, born_host=bytes(8)
@@ -62,13 +62,13 @@ def part_of(bodies: list[bytes], sys_flag: int) -> Fetched:
 @pytest.fixture(params=list(KINDS))
 def bombs(request: pytest.FixtureRequest) -> Fetched:
     sys_flag, compress = KINDS[request.param]
-    part = part_of([compress(BOMB)] * COUNT, sys_flag)
+    part = fetched_part([compress(BOMB)] * COUNT, sys_flag)
     assert len(part.records) < 8 << 20, "all in one answer of a broker"
     return part
 
 
 @pytest.mark.long
-def test_a_program_that_holds_all_messages_and_looks_at_all_bodies_holds_few_texts(bombs: Fetched) -> None:
+def test_decompressed_bodies_stay_within_the_body_cache(bombs: Fetched) -> None:
     messages = decode_messages(bombs, QUEUE)
     tracemalloc.start()
     try:
@@ -82,14 +82,14 @@ def test_a_program_that_holds_all_messages_and_looks_at_all_bodies_holds_few_tex
     assert messages[-1].body is messages[-1].body, "the last one is kept"
 
 
-def test_what_is_tried_again_holds_no_text(bombs: Fetched) -> None:
+def test_retried_message_drops_its_decompressed_body(bombs: Fetched) -> None:
     message = decode_message(bombs.records, 0, QUEUE)
     text = message.body
     again = message.with_failure().with_failure()
     assert again.reconsume_times == message.reconsume_times + 2
     assert again.properties == message.properties
     assert again.body == text
-    plain = decode_message(part_of([b"plain"], 0).records, 0, QUEUE)
+    plain = decode_message(fetched_part([b"plain"], 0).records, 0, QUEUE)
     assert plain.with_failure().body == b"plain"
     held: ReceivedMessage = again
     assert "body" not in {name for name in ("body",) if _has_slot(held, name)}, "made when it is looked at"
@@ -103,7 +103,7 @@ def _has_slot(message: ReceivedMessage, name: str) -> bool:
     return True
 
 
-def test_tables_are_cut_where_their_texts_would_be_too_large(bombs: Fetched) -> None:
+def test_tables_are_split_at_the_size_limit(bombs: Fetched) -> None:
     rows, before = [], pa.total_allocated_bytes()
     most = 0
     for table in tables_from_records(bombs.records, bombs.sizes, broker="b"):
@@ -116,18 +116,18 @@ def test_tables_are_cut_where_their_texts_would_be_too_large(bombs: Fetched) -> 
     assert first.column("body")[0].as_py() == BOMB
 
 
-def test_the_next_table_begins_behind_a_table_that_was_cut(bombs: Fetched) -> None:
+def test_next_offset_follows_the_rows_of_a_split_table(bombs: Fetched) -> None:
     table, following = _table(bombs, QUEUE)
     assert table.num_rows == MAX_TABLE_BYTES // len(BOMB)
     assert following == 100 + table.num_rows
 
 
 @pytest.mark.parametrize("most", [1, 5, 6, 11, 12, 100])
-def test_parts_of_a_mixture_have_all_rows_once_and_in_order(most: int) -> None:
+def test_split_tables_keep_all_mixed_rows_once_and_in_order(most: int) -> None:
     texts = [b"a" * n for n in (1, 5, 2, 9, 1, 1, 3, 7)]
     records, sizes = [], []
     for number, text in enumerate(texts):
-        part = part_of([text if number % 3 else deflated(text)], 0 if number % 3 else 0x1)
+        part = fetched_part([text if number % 3 else deflated(text)], 0 if number % 3 else 0x1)
         records.append(bytes(part.records))
         sizes.append(len(records[-1]))
     tables = list(tables_from_records(b"".join(records), np.array(sizes, np.int32), broker="b", most_bytes=most))
@@ -136,14 +136,14 @@ def test_parts_of_a_mixture_have_all_rows_once_and_in_order(most: int) -> None:
     assert len(tables) == 1 or most < 100
 
 
-def test_records_without_compression_are_one_table() -> None:
-    part = part_of([b"x" * 1_000] * 50, 0)
+def test_uncompressed_records_become_one_table() -> None:
+    part = fetched_part([b"x" * 1_000] * 50, 0)
     (table,) = tables_from_records(part.records, part.sizes, broker="b", most_bytes=10)
     assert table.num_rows == 50
     assert list(tables_from_records(b"", np.array([], np.int32), broker="b")) == []
 
 
-def test_what_was_made_longest_ago_is_forgotten_first_and_what_is_gone_is_no_matter() -> None:
+def test_body_cache_evicts_the_oldest_and_ignores_freed_holders() -> None:
     class Holder:
         def __init__(self) -> None:
             self.forgot = False
@@ -168,7 +168,7 @@ def test_what_was_made_longest_ago_is_forgotten_first_and_what_is_gone_is_no_mat
 
 
 class Holder:
-    """Has made a text; `is_kept` until it is told to forget it."""
+    """An owner of a cached body; `is_kept` is true until `forget` is called."""
 
     def __init__(self, on_forget: Callable[[], None] = lambda: None) -> None:
         self.is_kept = True
@@ -179,7 +179,7 @@ class Holder:
         self._on_forget()
 
 
-def test_empty_bodies_count_with_what_it_costs_to_know_of_them() -> None:
+def test_empty_bodies_count_with_their_cache_overhead() -> None:
     kept = BodyCache(OVERHEAD_BYTES * 10)
     holders = [Holder() for _ in range(25)]
     for holder in holders:
@@ -190,7 +190,7 @@ def test_empty_bodies_count_with_what_it_costs_to_know_of_them() -> None:
 
 
 class InterruptedTurn(dict[str, object]):
-    """Ctrl-C comes just when the turn was taken."""
+    """Raises SIGINT at the moment when the turn is taken."""
 
     def setdefault(self, key: str, value: object = None) -> object:
         super().setdefault(key, value)
@@ -198,7 +198,7 @@ class InterruptedTurn(dict[str, object]):
         raise AssertionError("nothing was interrupted")
 
 
-def test_an_interrupt_while_the_turn_is_taken_does_not_keep_it() -> None:
+def test_interrupted_body_cache_update_does_not_block_later_ones() -> None:
     kept = BodyCache(OVERHEAD_BYTES * 3)
     kept._turn = InterruptedTurn()
     holders = [Holder() for _ in range(5)]
@@ -210,8 +210,8 @@ def test_an_interrupt_while_the_turn_is_taken_does_not_keep_it() -> None:
     assert kept.bytes == OVERHEAD_BYTES * 3
 
 
-def test_a_body_that_is_looked_at_while_its_own_thread_counts_waits_for_nobody() -> None:
-    """As a signal handler does that interrupts the count."""
+def test_nested_body_cache_update_does_not_deadlock() -> None:
+    """A signal handler may look at a body while its thread updates the cache."""
     kept = BodyCache(OVERHEAD_BYTES * 3)
     in_between = Holder()
     first = Holder(lambda: kept.keep(in_between, 0))

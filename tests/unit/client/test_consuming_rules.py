@@ -1,4 +1,4 @@
-"""The consumer's decisions: expressions, answers, in-flight bookkeeping, shares."""
+"""Test a consumer's rules: tag expressions, listener answers, offsets in flight, and queue allocation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OK, LATER = ConsumeResult.SUCCESS, ConsumeResult.RECONSUME_LATER
     ("expression", "tags"),
     [("*", None), ("", None), ("a", {"a"}), ("a || b", {"a", "b"}), ("b||a||a", {"a", "b"}), (" ü ", {"ü"})],
 )
-def test_expressions(expression: str, tags: set[str] | None) -> None:
+def test_tag_expressions_are_parsed(expression: str, tags: set[str] | None) -> None:
     parsed = TagFilter.parse(expression)
     assert parsed.tags == tags
     assert parsed.codes == (None if tags is None else {tags_code(tag) for tag in tags})
@@ -34,14 +34,14 @@ def test_expressions(expression: str, tags: set[str] | None) -> None:
 
 
 @pytest.mark.parametrize("expression", ["a ||", "|| a", "a || * ", "||", "a\x01"])
-def test_bad_expressions(expression: str) -> None:
+def test_bad_tag_expressions_raise_invalid_input(expression: str) -> None:
     with pytest.raises(InvalidInput):
         TagFilter.parse(expression)
     with pytest.raises(InvalidInput):
         parse_subscriptions({})
 
 
-def test_equal_hashes_are_told_apart_by_text() -> None:
+def test_tags_with_equal_hashes_are_compared_by_text() -> None:
     parsed = TagFilter.parse("Aa")
     assert parsed.codes == {tags_code("BB")}
     assert parsed.passes("Aa")
@@ -65,18 +65,18 @@ def test_equal_hashes_are_told_apart_by_text() -> None:
         ([OK, None], [None, 0]),
     ],
 )
-def test_answers(answer: Any, levels: list[int | None]) -> None:
+def test_listener_answers_become_delay_levels(answer: Any, levels: list[int | None]) -> None:
     assert levels_of(read_answer(answer, 2)) == levels
 
 
-def test_a_listener_that_raises_has_failed() -> None:
+def test_listener_exception_fails_the_call() -> None:
     def fails(_: object) -> ConsumeResult:
         raise ValueError("no")
 
     assert levels_of(ListenerRunner(fails).call([object()] * 3)) == [0, 0, 0]  # type: ignore[list-item]
 
 
-def test_a_coroutine_function_is_awaited() -> None:
+def test_coroutine_listener_is_awaited() -> None:
     async def later(messages: list[Any]) -> list[ConsumeResult]:
         return [OK if message else LATER for message in messages]
 
@@ -87,7 +87,7 @@ def test_a_coroutine_function_is_awaited() -> None:
         runner.close()
 
 
-def test_a_commit_waits_for_the_lowest_in_flight() -> None:
+def test_commit_offset_waits_for_the_lowest_in_flight() -> None:
     process = ProcessQueue(MessageQueue("t", "a", 0), 10)
     for offset in (10, 11, 13):
         process.extend([message(offset)], [5])
@@ -104,7 +104,7 @@ def test_a_commit_waits_for_the_lowest_in_flight() -> None:
     process.validate()
 
 
-def test_flow_control() -> None:
+def test_process_queue_reports_room_for_fetches() -> None:
     process = ProcessQueue(MessageQueue("t", "a", 0), 0)
     for offset in range(MAX_MESSAGES):
         assert process.room == MAX_MESSAGES - offset
@@ -123,7 +123,7 @@ def test_flow_control() -> None:
 
 
 @given(st.lists(st.integers(0, 40), unique=True, max_size=40), st.randoms())
-def test_commit_offset_is_never_above_an_unfinished_one(offsets: list[int], rng: Any) -> None:
+def test_commit_offset_never_passes_an_unfinished_message(offsets: list[int], rng: Any) -> None:
     process = ProcessQueue(MessageQueue("t", "a", 0), 0)
     waiting = sorted(offsets)
     for offset in waiting:
@@ -141,7 +141,7 @@ def test_commit_offset_is_never_above_an_unfinished_one(offsets: list[int], rng:
 
 @pytest.mark.parametrize("queues", [1, 4, 7, 16])
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 20])
-def test_shares_cover_all_queues_once_and_differ_by_one(queues: int, members: int) -> None:
+def test_average_allocation_is_complete_and_even(queues: int, members: int) -> None:
     all_queues = [MessageQueue("t", f"broker-{i % 2}", i // 2) for i in range(queues)]
     names = [f"m{number:02d}" for number in range(members)]
     shares = [average(all_queues, names, name) for name in names]
@@ -149,5 +149,5 @@ def test_shares_cover_all_queues_once_and_differ_by_one(queues: int, members: in
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_a_stranger_gets_nothing() -> None:
+def test_unknown_member_gets_no_queue() -> None:
     assert average([MessageQueue("t", "a", 0)], ["x"], "y") == []

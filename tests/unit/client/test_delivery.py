@@ -1,4 +1,4 @@
-"""Who makes a call, which ends of calls wake the loop, and that the others are not forgotten."""
+"""Test which thread runs a listener call, and when the loop handles finished calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECONDS = 5.0
 
 
 class Bench:
-    """A delivery whose listener ends its calls, each when it is told so, with the answer that it is told."""
+    """A message service whose listener returns `answer`, each time after `end_a_call`."""
 
     def __init__(self, *, ordered: bool) -> None:
         self.begun: list[int] = []
@@ -42,11 +42,11 @@ class Bench:
         self.process = self.delivery.open(QUEUE, 0)
         run = self.delivery._threads._run
 
-        def told(call: object) -> None:
+        def run_and_signal(call: object) -> None:
             run(call)  # type: ignore[arg-type]
             self._ended.release()
 
-        self.delivery._threads._run = told  # type: ignore[assignment]
+        self.delivery._threads._run = run_and_signal  # type: ignore[assignment]
 
     def _listen(self, messages: list[ReceivedMessage]) -> Answer:
         self.begun += [each.queue_offset for each in messages]
@@ -63,7 +63,7 @@ class Bench:
         self.delivery.add(self.process, [message(offset) for offset in offsets], [10] * len(offsets))
 
     def end_a_call(self) -> None:
-        """Returns when its thread has said all it will say."""
+        """Let one call return, and wait until its thread has finished."""
         self._go_on.release()
         assert self._ended.acquire(timeout=SECONDS)
 
@@ -81,18 +81,18 @@ def run(scenario: Callable[[Bench], Awaitable[None]], *, ordered: bool = False) 
     asyncio.run(whole())
 
 
-async def turns() -> None:
-    """Let the loop do what threads have asked it to."""
+async def run_loop_callbacks() -> None:
+    """Let the loop run the callbacks that threads have scheduled."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_success_for_which_nothing_waits_is_looked_at_when_there_is_something_to_do(ordered: bool) -> None:
+def test_success_is_settled_with_the_next_work(ordered: bool) -> None:
     async def scenario(bench: Bench) -> None:
         bench.add(0)
         bench.end_a_call()
-        await turns()
+        await run_loop_callbacks()
         assert not bench.finished
         bench.delivery.settle()
         assert (bench.finished, bench.process.commit_offset) == (True, 1)
@@ -106,21 +106,21 @@ def test_a_success_for_which_nothing_waits_is_looked_at_when_there_is_something_
 
 
 @pytest.mark.parametrize("answer", [ConsumeResult.RECONSUME_LATER, None, ValueError(), SystemExit()])
-def test_a_failure_is_sent_back_at_once(answer: Answer | BaseException) -> None:
+def test_failed_message_is_sent_back_at_once(answer: Answer | BaseException) -> None:
     async def scenario(bench: Bench) -> None:
         bench.answer = answer
         bench.add(0)
         bench.end_a_call()
-        await turns()
+        await run_loop_callbacks()
         assert (bench.returned, bench.finished) == ([(0, 0)], True)
 
     run(scenario)
 
 
-def test_a_failure_is_logged_though_its_broker_does_not_answer(
+def test_failure_is_logged_before_the_broker_answers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Wait a moment for what the broker says, and no longer."""
+    """The log entry waits only a moment for the broker's answer."""
     monkeypatch.setattr("raymq.client.push.consume_message_service._ANSWER_SECONDS", 0.0)
 
     async def scenario(bench: Bench) -> None:
@@ -141,8 +141,8 @@ def test_a_failure_is_logged_though_its_broker_does_not_answer(
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_calls_are_made_as_soon_as_there_is_a_thread_for_them(ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine has no room for one more thread now and then: that is told, and no call waits for ever."""
+def test_calls_start_when_a_refused_thread_can_be_started(ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused thread is reported, and its call starts later."""
     start, refused = threading.Thread.start, list[str]()
 
     def refuse(thread: threading.Thread) -> None:
@@ -165,11 +165,11 @@ def test_calls_are_made_as_soon_as_there_is_a_thread_for_them(ordered: bool, mon
     run(scenario, ordered=ordered)
 
 
-def test_the_next_of_an_ordered_queue_begins_at_once() -> None:
+def test_next_ordered_call_begins_at_once() -> None:
     async def scenario(bench: Bench) -> None:
         bench.add(0, 1)
         bench.end_a_call()
-        await turns()
+        await run_loop_callbacks()
         assert bench.process.in_flight == 1
         bench.end_a_call()
         assert bench.begun == [0, 1]
@@ -177,40 +177,40 @@ def test_the_next_of_an_ordered_queue_begins_at_once() -> None:
     run(scenario, ordered=True)
 
 
-def test_messages_without_a_free_thread_begin_at_once() -> None:
+def test_waiting_messages_begin_when_a_thread_is_free() -> None:
     async def scenario(bench: Bench) -> None:
         bench.add(*range(5))
         assert bench.process.ready == 3, "two are handed over to one thread"
         bench.end_a_call()
-        await turns()
+        await run_loop_callbacks()
         assert bench.process.ready == 2
         for _ in range(4):
             bench.end_a_call()
-            await turns()
+            await run_loop_callbacks()
         assert bench.begun == [0, 1, 2, 3, 4]
 
     run(scenario)
 
 
-def test_who_waits_for_room_is_told_at_once() -> None:
+def test_finished_call_reports_room_at_once() -> None:
     async def scenario(bench: Bench) -> None:
         bench.add(0)
         bench.process.waits_for_room = True
         bench.delivery.settle()
         assert bench.room == []
         bench.end_a_call()
-        await turns()
+        await run_loop_callbacks()
         assert (bench.room, bench.process.waits_for_room) == ([bench.process], False)
 
     run(scenario)
 
 
-def test_who_waits_for_a_dropped_queue_is_told_when_its_call_has_ended() -> None:
+def test_dropped_queue_is_idle_after_its_running_call() -> None:
     async def scenario(bench: Bench) -> None:
         bench.add(0)
         bench.delivery.drop(QUEUE)
         idle = asyncio.ensure_future(bench.delivery.idle(QUEUE))
-        await turns()
+        await run_loop_callbacks()
         assert not idle.done()
         bench.end_a_call()
         await asyncio.wait_for(idle, SECONDS)
@@ -219,11 +219,11 @@ def test_who_waits_for_a_dropped_queue_is_told_when_its_call_has_ended() -> None
     run(scenario, ordered=True)
 
 
-def test_stopping_waits_for_what_runs_and_begins_no_more() -> None:
+def test_stop_waits_for_the_running_call_and_begins_no_other() -> None:
     async def scenario(bench: Bench) -> None:
         bench.add(0, 1)
         stopping = asyncio.ensure_future(bench.delivery.stop(SECONDS))
-        await turns()
+        await run_loop_callbacks()
         assert not stopping.done()
         bench.end_a_call()
         await asyncio.wait_for(stopping, SECONDS)
@@ -233,7 +233,7 @@ def test_stopping_waits_for_what_runs_and_begins_no_more() -> None:
 
 
 class FakeGate:
-    """Shut for the queues in `shut`."""
+    """A gate that is shut for the queues in `shut`."""
 
     def __init__(self) -> None:
         self.shut: set[MessageQueue] = set()
@@ -247,8 +247,8 @@ class FakeGate:
 
 
 @pytest.mark.parametrize("shut_when", ["before it arrives", "when it is handed over to a thread"])
-def test_a_call_whose_lock_is_not_to_be_trusted_waits_and_is_made_once(shut_when: str) -> None:
-    """Fault 13.19: it is looked at right before the call, whatever was known when it was handed over."""
+def test_call_without_a_valid_lock_waits_and_runs_once(shut_when: str) -> None:
+    """Fault 13.19: the lock is checked right before the call, not only at the handover."""
 
     async def scenario(bench: Bench) -> None:
         gate = bench.delivery._gate = FakeGate()
@@ -260,10 +260,10 @@ def test_a_call_whose_lock_is_not_to_be_trusted_waits_and_is_made_once(shut_when
         bench.delivery.add(process, [replace(message(5), queue=other)], [10])
         gate.shut.add(other)
         bench.end_a_call()
-        await turns()
+        await run_loop_callbacks()
         if shut_when != "before it arrives":
             await asyncio.to_thread(bench._ended.acquire, timeout=SECONDS)
-            await turns()
+            await run_loop_callbacks()
         assert (bench.begun, process.ready, gate.wanted) == ([0], 1, [other])
         gate.shut.clear()
         bench.delivery.gate_opened({other})
@@ -274,61 +274,63 @@ def test_a_call_whose_lock_is_not_to_be_trusted_waits_and_is_made_once(shut_when
     run(scenario, ordered=True)
 
 
-# -- beside the loop -----------------------------------------------------------------------------------------------
+# -- on the loop's thread ---------------------------------------------------------------------------------------
 
 
-class AsideBench(Bench):
-    """The loop's thread makes calls when the test says so."""
+class LoopThreadBench(Bench):
+    """A bench that runs the calls of the loop's thread with `run_loop_thread_call`."""
 
     def __init__(self, *, ordered: bool) -> None:
         super().__init__(ordered=ordered)
-        self.asides: list[Callable[[], None]] = []
+        self.loop_thread_calls: list[Callable[[], None]] = []
         self.refuses = False
-        self.delivery._run_aside = self._aside
+        self.delivery._run_aside = self._queue_loop_thread_call
 
-    def _aside(self, call: Callable[[], None]) -> bool:
+    def _queue_loop_thread_call(self, call: Callable[[], None]) -> bool:
         if not self.refuses:
-            self.asides.append(call)
+            self.loop_thread_calls.append(call)
         return not self.refuses
 
     def add_one(self, offset: int) -> None:
         self.delivery.add_one(self.process, message(offset), 10)
 
-    def make_an_aside(self) -> None:
+    def run_loop_thread_call(self) -> None:
         self._go_on.release()
-        self.asides.pop()()
+        self.loop_thread_calls.pop()()
 
 
-def run_beside(scenario: Callable[[AsideBench], Awaitable[None]], *, ordered: bool = False) -> None:
+def run_with_loop_thread_calls(
+    scenario: Callable[[LoopThreadBench], Awaitable[None]], *, ordered: bool = False
+) -> None:
     async def whole() -> None:
-        bench = AsideBench(ordered=ordered)
+        bench = LoopThreadBench(ordered=ordered)
         await scenario(bench)
         await bench.delivery.stop(SECONDS)
 
     asyncio.run(whole())
 
 
-def test_a_call_that_comes_alone_to_a_quick_listener_is_made_beside_the_loop() -> None:
-    async def scenario(bench: AsideBench) -> None:
+def test_quick_listener_gets_single_messages_on_the_loop_thread() -> None:
+    async def scenario(bench: LoopThreadBench) -> None:
         bench.add_one(0)
-        assert not bench.asides, "nobody knows yet that it is quick"
+        assert not bench.loop_thread_calls, "nobody knows yet that it is quick"
         bench.end_a_call()
         bench.delivery.pace = ListenerLatency(lambda: 0.0)
         for offset in range(1, 60):
             bench.delivery.pace.took(0.0)
             bench.add_one(offset)
-            assert len(bench.asides) == 1
-            bench.make_an_aside()
+            assert len(bench.loop_thread_calls) == 1
+            bench.run_loop_thread_call()
         assert bench.begun == [*range(60)]
         assert bench.process.in_flight < 20, "what has ended is looked at now and then"
         bench.delivery.settle()
         assert (bench.finished, bench.process.commit_offset) == (True, 60)
 
-    run_beside(scenario)
+    run_with_loop_thread_calls(scenario)
 
 
-def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
-    async def scenario(bench: AsideBench) -> None:
+def test_slow_or_concurrent_calls_run_on_listener_threads() -> None:
+    async def scenario(bench: LoopThreadBench) -> None:
         bench.delivery.pace.took(1.0)
         bench.add_one(0)
         bench.end_a_call()
@@ -338,7 +340,7 @@ def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
         bench.end_a_call()
         bench.delivery.pace.took(0.0)
         bench.add_one(3)
-        assert not bench.asides, "another call runs"
+        assert not bench.loop_thread_calls, "another call runs"
         bench.end_a_call()
         bench.end_a_call()
         bench.refuses = True
@@ -347,42 +349,42 @@ def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
         bench.end_a_call()
         assert bench.begun == [0, 1, 2, 3, 4]
 
-    run_beside(scenario)
+    run_with_loop_thread_calls(scenario)
 
 
-def test_a_call_beside_the_loop_is_one_of_those_that_may_run() -> None:
-    async def scenario(bench: AsideBench) -> None:
+def test_loop_thread_call_counts_towards_the_thread_limit() -> None:
+    async def scenario(bench: LoopThreadBench) -> None:
         bench.delivery.pace.took(0.0)
         bench.add_one(0)
         bench.add(1, 2)
-        assert (len(bench.asides), bench.process.ready) == (1, 2), "of one thread"
-        bench.make_an_aside()
-        await turns()
+        assert (len(bench.loop_thread_calls), bench.process.ready) == (1, 2), "of one thread"
+        bench.run_loop_thread_call()
+        await run_loop_callbacks()
         bench.end_a_call()
         bench.end_a_call()
         assert bench.begun == [0, 1, 2]
 
-    run_beside(scenario)
+    run_with_loop_thread_calls(scenario)
 
 
-def test_a_failure_beside_the_loop_is_sent_back() -> None:
-    async def scenario(bench: AsideBench) -> None:
+def test_failed_loop_thread_call_is_sent_back() -> None:
+    async def scenario(bench: LoopThreadBench) -> None:
         bench.answer = ValueError()
         bench.delivery.pace.took(0.0)
         bench.add_one(0)
-        bench.make_an_aside()
-        await turns()
+        bench.run_loop_thread_call()
+        await run_loop_callbacks()
         assert (bench.returned, bench.finished) == ([(0, 0)], True)
 
-    run_beside(scenario)
+    run_with_loop_thread_calls(scenario)
 
 
-def test_what_must_not_begin_at_once_does_not_begin_beside_the_loop() -> None:
-    async def scenario(bench: AsideBench) -> None:
+def test_paused_or_dropped_queue_gets_no_loop_thread_call() -> None:
+    async def scenario(bench: LoopThreadBench) -> None:
         bench.delivery.pace.took(0.0)
         bench.delivery.pause()
         bench.add_one(0)
-        assert (bench.asides, bench.process.ready) == ([], 1)
+        assert (bench.loop_thread_calls, bench.process.ready) == ([], 1)
         bench.delivery.resume()
         bench.end_a_call()
         bench.delivery.settle()
@@ -390,36 +392,36 @@ def test_what_must_not_begin_at_once_does_not_begin_beside_the_loop() -> None:
         bench.delivery.drop(QUEUE)
         assert not bench.delivery._direct
 
-    run_beside(scenario)
+    run_with_loop_thread_calls(scenario)
 
 
-def test_an_ordered_queue_keeps_to_its_threads() -> None:
-    async def scenario(bench: AsideBench) -> None:
+def test_ordered_queue_gets_no_loop_thread_call() -> None:
+    async def scenario(bench: LoopThreadBench) -> None:
         bench.delivery.pace.took(0.0)
         bench.add_one(0)
-        assert not bench.asides
+        assert not bench.loop_thread_calls
         bench.end_a_call()
         assert bench.begun == [0]
 
-    run_beside(scenario, ordered=True)
+    run_with_loop_thread_calls(scenario, ordered=True)
 
 
-def test_stopping_waits_for_a_call_beside_the_loop() -> None:
-    async def scenario(bench: AsideBench) -> None:
+def test_stop_waits_for_a_loop_thread_call() -> None:
+    async def scenario(bench: LoopThreadBench) -> None:
         bench.delivery.pace.took(0.0)
         bench.add_one(0)
         stopping = asyncio.ensure_future(bench.delivery.stop(SECONDS))
-        await turns()
+        await run_loop_callbacks()
         assert not stopping.done()
-        bench.make_an_aside()
+        bench.run_loop_thread_call()
         await asyncio.wait_for(stopping, SECONDS)
         assert (bench.begun, bench.process.in_flight) == ([], 1), "what was not begun comes again"
 
-    run_beside(scenario)
+    run_with_loop_thread_calls(scenario)
 
 
-def test_a_call_ends_whatever_fails_around_it() -> None:
-    """The loop's thread, or a listener's, may meet an error of ours after the listener has answered."""
+def test_call_ends_despite_errors_outside_the_listener() -> None:
+    """An internal error may follow the listener's answer, on the loop's thread or a listener's."""
 
     async def scenario(bench: Bench) -> None:
         def fails(_: float) -> None:
@@ -438,8 +440,8 @@ def test_a_call_ends_whatever_fails_around_it() -> None:
     run(scenario)
 
 
-def test_a_slow_listener_is_called_on_after_thousands_of_slow_calls() -> None:
-    """Waits that grow without a bound overflow after a thousand and more of them."""
+def test_thousands_of_slow_calls_overflow_no_wait() -> None:
+    """An unbounded exponential wait overflows after about a thousand slow calls."""
 
     async def scenario(bench: Bench) -> None:
         bench.delivery._clock = iter(range(10**6)).__next__  # type: ignore[assignment] # each call takes a second
@@ -455,7 +457,7 @@ def test_a_slow_listener_is_called_on_after_thousands_of_slow_calls() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_messages_of_a_call_that_cannot_be_judged_are_done_or_given_back(ordered: bool) -> None:
+def test_call_with_an_undecodable_message_is_done_or_sent_back(ordered: bool) -> None:
     async def scenario(bench: Bench) -> None:
         order = bench.delivery._orders[QUEUE]
 
@@ -472,7 +474,7 @@ def test_messages_of_a_call_that_cannot_be_judged_are_done_or_given_back(ordered
             bench.add(1)
             bench.end_a_call()
             bench.delivery.settle()
-            await turns()
+            await run_loop_callbacks()
         finally:
             kind.done = done  # type: ignore[method-assign]
         assert (bench.returned, bench.finished) == ([(1, 0)], True)
@@ -480,18 +482,18 @@ def test_messages_of_a_call_that_cannot_be_judged_are_done_or_given_back(ordered
     run(scenario, ordered=ordered)
 
 
-def test_nothing_that_was_handed_over_begins_after_a_pause() -> None:
+def test_pause_stops_calls_already_handed_to_threads() -> None:
     async def scenario(bench: Bench) -> None:
         bench.add(0, 1, 2, 3)
         poll_until(lambda: bench.begun)
         bench.delivery.pause()
         bench.end_a_call()
-        await turns()
+        await run_loop_callbacks()
         assert bench.begun == [0]
         bench.delivery.resume()
         for _ in range(3):
             bench.end_a_call()
-            await turns()
+            await run_loop_callbacks()
         assert bench.begun == [0, 1, 2, 3]
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""Which messages may go to the listener next, and what becomes of them: unordered, ordered, with parked keys."""
+"""Test the order of delivery to a listener: concurrent, ordered, and with parked keys."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from raymq.client.message import ReceivedMessage
 from raymq.client.push.delivery_order import ConcurrentDelivery, OrderedDelivery
 from raymq.client.push.fetch_window import MAX_PARKED, MAX_SPAN_PARKED
 from raymq.client.push.process_queue import ProcessQueue
-from tests.received_messages import QUEUE, failed, message
+from tests.received_messages import QUEUE, call_failures, message
 
 RETRY_SECONDS = 1.0
 
 
-def filled(keys: str | int) -> ProcessQueue:
+def filled_queue(keys: str | int) -> ProcessQueue:
     process = ProcessQueue(QUEUE, 0)
     for offset, key in enumerate(keys if isinstance(keys, str) else " " * keys):
         process.extend([message(offset, key.strip())], [10])
@@ -23,15 +23,15 @@ def offsets(messages: list[ReceivedMessage]) -> list[int]:
 
 
 def ordered(keys: str | int, *, limit: int | None = None, park: bool = False) -> OrderedDelivery:
-    return OrderedDelivery(filled(keys), RETRY_SECONDS, limit, park)
+    return OrderedDelivery(filled_queue(keys), RETRY_SECONDS, limit, park)
 
 
-def test_unordered_lets_everything_run_and_returns_what_failed() -> None:
-    order = ConcurrentDelivery(filled(5))
+def test_concurrent_delivery_runs_all_and_returns_failures() -> None:
+    order = ConcurrentDelivery(filled_queue(5))
     first, second = order.next_batch(2, 0.0), order.next_batch(2, 0.0)
     assert (offsets(first), offsets(second)) == ([0, 1], [2, 3])
     assert order.wait_seconds(0.0) == 0.0
-    decision = order.done(first, failed(None, 4), 0.0)
+    decision = order.done(first, call_failures(None, 4), 0.0)
     assert offsets(decision.finished) == [0]
     assert [(m.queue_offset, failure.level) for m, failure in decision.returned] == [(1, 4)]
     order.put_back(second)
@@ -39,54 +39,56 @@ def test_unordered_lets_everything_run_and_returns_what_failed() -> None:
     assert order.wait_seconds(0.0) is None
 
 
-def test_ordered_runs_one_call_and_repeats_a_failed_list() -> None:
+def test_ordered_delivery_runs_one_call_and_repeats_failures() -> None:
     order = ordered(4)
     first = order.next_batch(2, 0.0)
     assert offsets(first) == [0, 1]
     assert order.next_batch(2, 0.0) == []
     assert order.wait_seconds(0.0) is None
-    decision = order.done(first, failed(None, 0), 5.0)
+    decision = order.done(first, call_failures(None, 0), 5.0)
     assert (decision.finished, decision.returned) == ([], [])
     assert order.wait_seconds(5.0) == RETRY_SECONDS
     assert order.next_batch(2, 5.9) == []
     again = order.next_batch(2, 6.0)
     assert [(m.queue_offset, m.reconsume_times) for m in again] == [(0, 1), (1, 1)]
-    assert offsets(order.done(again, failed(None, None), 6.0).finished) == [0, 1]
+    assert offsets(order.done(again, call_failures(None, None), 6.0).finished) == [0, 1]
     assert offsets(order.next_batch(9, 6.0)) == [2, 3]
 
 
-def test_ordered_gives_up_after_the_limit_and_at_once_when_asked() -> None:
+def test_ordered_delivery_gives_up_at_the_limit_or_on_request() -> None:
     order = ordered(3, limit=2)
     now = 0.0
     for times in range(2):
         batch = order.next_batch(1, now)
         assert (offsets(batch), batch[0].reconsume_times) == ([0], times)
-        assert order.done(batch, failed(0), now).returned == []
+        assert order.done(batch, call_failures(0), now).returned == []
         now += RETRY_SECONDS
     last = order.next_batch(1, now)
-    assert [(m.queue_offset, failure.level) for m, failure in order.done(last, failed(0), now).returned] == [(0, -1)]
-    asked = order.next_batch(2, now)
-    decision = order.done(asked, failed(-1, None), now)
+    assert [(m.queue_offset, failure.level) for m, failure in order.done(last, call_failures(0), now).returned] == [
+        (0, -1)
+    ]
+    requested = order.next_batch(2, now)
+    decision = order.done(requested, call_failures(-1, None), now)
     assert offsets(decision.finished) == [2]
     assert [(m.queue_offset, failure.level) for m, failure in decision.returned] == [(1, -1)]
 
 
-def test_ordered_without_a_limit_never_gives_up() -> None:
+def test_ordered_delivery_without_a_limit_repeats_forever() -> None:
     order = ordered(1)
     for times in range(100):
         batch = order.next_batch(1, times * RETRY_SECONDS)
         assert batch[0].reconsume_times == times
-        assert order.done(batch, failed(0), times * RETRY_SECONDS).returned == []
+        assert order.done(batch, call_failures(0), times * RETRY_SECONDS).returned == []
 
 
-def test_an_outage_puts_messages_back_as_they_were() -> None:
+def test_put_back_keeps_messages_and_retry_counts() -> None:
     order = ordered(2)
     batch = order.next_batch(1, 0.0)
     order.put_back(batch)
     assert [(m.queue_offset, m.reconsume_times) for m in order.next_batch(9, 0.0)] == [(0, 0), (1, 0)]
 
 
-def test_a_parked_key_waits_in_order_while_others_go_on() -> None:
+def test_parked_key_waits_in_order_while_other_keys_continue() -> None:
     order = ordered("abacab", park=True)
     seen: list[tuple[int, int]] = []
     now = 0.0
@@ -100,7 +102,7 @@ def test_a_parked_key_waits_in_order_while_others_go_on() -> None:
             continue
         seen.append((batch[0].queue_offset, batch[0].reconsume_times))
         bad = batch[0].keys == ["a"] and now < 2 * RETRY_SECONDS
-        decision = order.done(batch, failed(0 if bad else None), now)
+        decision = order.done(batch, call_failures(0 if bad else None), now)
         for finished in decision.finished:
             order.process.finish(finished.queue_offset)
         order.process.validate()
@@ -108,36 +110,36 @@ def test_a_parked_key_waits_in_order_while_others_go_on() -> None:
     assert order.process.commit_offset == 6
 
 
-def test_what_follows_a_failure_under_its_key_is_repeated_after_it() -> None:
+def test_later_messages_of_a_failed_key_are_repeated_in_order() -> None:
     order = ordered("abab", park=True)
     batch = order.next_batch(4, 0.0)
-    decision = order.done(batch, failed(0, None, None, None), 0.0)
+    decision = order.done(batch, call_failures(0, None, None, None), 0.0)
     assert offsets(decision.finished) == [1, 3]
     assert order.next_batch(4, 0.5) == []
     again = order.next_batch(4, 1.0)
     assert [(m.queue_offset, m.reconsume_times) for m in again] == [(0, 1), (2, 0)]
-    assert offsets(order.done(again, failed(None, None), 1.0).finished) == [0, 2]
+    assert offsets(order.done(again, call_failures(None, None), 1.0).finished) == [0, 2]
     assert order.wait_seconds(1.0) is None
 
 
-def test_a_parked_key_dies_alone() -> None:
+def test_parked_key_at_the_limit_returns_only_its_failure() -> None:
     order = ordered("aab", limit=0, park=True)
     batch = order.next_batch(3, 0.0)
-    decision = order.done(batch, failed(0, None, None), 0.0)
+    decision = order.done(batch, call_failures(0, None, None), 0.0)
     assert offsets(decision.finished) == [1, 2]
     assert [(m.queue_offset, failure.level) for m, failure in decision.returned] == [(0, -1)]
 
 
-def test_an_outage_puts_parked_messages_back_aside() -> None:
+def test_put_back_keeps_parked_messages_parked() -> None:
     order = ordered("ab", park=True)
-    assert offsets(order.done(order.next_batch(2, 0.0), failed(0, None), 0.0).finished) == [1]
+    assert offsets(order.done(order.next_batch(2, 0.0), call_failures(0, None), 0.0).finished) == [1]
     parked = order.next_batch(2, 1.0)
     order.put_back(parked)
     assert order.next_batch(2, 1.0) == parked
 
 
-def test_parked_messages_hold_up_no_others_up_to_a_bound() -> None:
-    """One poison message: what waits behind it counts neither as in flight nor for the span, up to `MAX_PARKED`."""
+def test_parked_messages_block_no_others_up_to_max_parked() -> None:
+    """Parked messages count neither as in flight nor for the span, up to `MAX_PARKED`."""
     process = ProcessQueue(QUEUE, 0)
     order = OrderedDelivery(process, RETRY_SECONDS, None, park_failed_keys=True)
     delivered = 0
@@ -146,10 +148,10 @@ def test_parked_messages_hold_up_no_others_up_to_a_bound() -> None:
         process.extend([message(offset, "bad" if offset % 10 == 0 else "good")], [10])
         for taken in iter(lambda: order.next_batch(1, 0.0), []):
             levels = [0 if taken[0].keys == ["bad"] else None]
-            for finished in order.done(taken, failed(*levels), 0.0).finished:
+            for finished in order.done(taken, call_failures(*levels), 0.0).finished:
                 process.finish(finished.queue_offset)
                 delivered += 1
-        if offset % 100 == 0:  # it looks at all that is parked
+        if offset % 100 == 0:  # validate checks all parked messages
             process.validate()
         assert process.next_offset <= 10 * MAX_PARKED + 1
     assert process.parked == MAX_PARKED
@@ -157,33 +159,33 @@ def test_parked_messages_hold_up_no_others_up_to_a_bound() -> None:
     assert process.commit_offset == 0
     healed = order.next_batch(MAX_PARKED, RETRY_SECONDS)
     assert [each.queue_offset for each in healed] == [10 * number for number in range(MAX_PARKED)]
-    for finished in order.done(healed, failed(*[None] * len(healed)), RETRY_SECONDS).finished:
+    for finished in order.done(healed, call_failures(*[None] * len(healed)), RETRY_SECONDS).finished:
         process.finish(finished.queue_offset)
     assert (process.parked, process.has_room, process.commit_offset) == (0, True, process.next_offset)
 
 
-def test_the_span_behind_parked_messages_is_bounded() -> None:
+def test_span_behind_parked_messages_is_bounded() -> None:
     process = ProcessQueue(QUEUE, 0)
     order = OrderedDelivery(process, RETRY_SECONDS, None, park_failed_keys=True)
     process.extend([message(0, "bad")], [10])
-    order.done(order.next_batch(1, 0.0), failed(0), 0.0)
+    order.done(order.next_batch(1, 0.0), call_failures(0), 0.0)
     process.next_offset = MAX_SPAN_PARKED - 1
     assert process.has_room
     process.next_offset = MAX_SPAN_PARKED
     assert not process.has_room
 
 
-def test_an_ordered_repeat_says_why_the_try_before_failed() -> None:
+def test_ordered_retry_has_the_previous_failure() -> None:
     order = ordered(2)
     first = order.next_batch(2, 0.0)
-    order.done(first, failed(None, 0), 0.0)
+    order.done(first, call_failures(None, 0), 0.0)
     again = order.next_batch(2, RETRY_SECONDS)
     assert [m.failure for m in again] == [None, "ValueError: level 0"]
-    order.done(again, failed(0, None), RETRY_SECONDS)
+    order.done(again, call_failures(0, None), RETRY_SECONDS)
     assert [m.failure for m in order.next_batch(2, 2 * RETRY_SECONDS)] == ["ValueError: level 0", None]
 
 
-def test_a_parked_repeat_says_why_the_try_before_failed() -> None:
+def test_parked_retry_has_the_previous_failure() -> None:
     order = ordered("a", park=True)
-    order.done(order.next_batch(1, 0.0), failed(0), 0.0)
+    order.done(order.next_batch(1, 0.0), call_failures(0), 0.0)
     assert [m.failure for m in order.next_batch(1, RETRY_SECONDS)] == ["ValueError: level 0"]

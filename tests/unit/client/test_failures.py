@@ -1,4 +1,4 @@
-"""Why a listener's calls failed, as the message keeps it, and which of them the log has."""
+"""Test the failure reasons of listener calls, and which failures are logged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-def raised(error: BaseException, *, with_text: bool = True) -> str:
+def reason_of(error: BaseException, *, with_text: bool = True) -> str:
     def listener(_: list[Any]) -> ConsumeResult:
         raise error
 
@@ -44,16 +44,16 @@ def raised(error: BaseException, *, with_text: bool = True) -> str:
         (ValueError("half \ud800 pair"), "ValueError: half \ufffd pair"),
     ],
 )
-def test_what_a_listener_raises_is_the_reason(error: BaseException, reason: str) -> None:
-    assert raised(error) == reason
+def test_listener_exception_becomes_the_failure_reason(error: BaseException, reason: str) -> None:
+    assert reason_of(error) == reason
 
 
-def test_a_reason_without_text_is_the_type_alone() -> None:
-    assert raised(ValueError("password=secret"), with_text=False) == "ValueError"
+def test_reason_without_text_is_the_exception_type() -> None:
+    assert reason_of(ValueError("password=secret"), with_text=False) == "ValueError"
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "\u20ac" * 10_000, "a" + "\U0001f600" * 10_000])
-def test_a_long_reason_is_cut_between_characters(text: str) -> None:
+def test_long_reason_is_cut_between_characters(text: str) -> None:
     reason = failure_reason(text)
     assert MAX_REASON_BYTES - 4 < len(reason.encode()) <= MAX_REASON_BYTES
     assert text.startswith(reason)
@@ -72,12 +72,12 @@ def test_a_long_reason_is_cut_between_characters(text: str) -> None:
         ([ConsumeResult.SUCCESS, LATER], [None, "listener returned RECONSUME_LATER"]),
     ],
 )
-def test_what_is_no_success_says_so(answer: Any, reasons: list[str | None]) -> None:
+def test_failure_reason_names_the_listener_answer(answer: Any, reasons: list[str | None]) -> None:
     failures = read_answer(answer, len(reasons))
     assert [None if each is None else each.reason for each in failures] == reasons
 
 
-def test_a_list_of_another_length_says_both_numbers() -> None:
+def test_reason_of_a_wrong_result_count_has_both_counts() -> None:
     for failure in read_answer([LATER], 2):
         assert failure is not None
         assert "1 results for 2 messages" in failure.reason
@@ -86,12 +86,12 @@ def test_a_list_of_another_length_says_both_numbers() -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(900.0, "900"), (0.5, "0.5"), (31_536_000.0, "31536000"), (3e-4, "0.0003")]
 )
-def test_a_time_out_says_its_seconds(seconds: float, shown: str) -> None:
+def test_timeout_reason_has_the_seconds(seconds: float, shown: str) -> None:
     assert CallFailure.timed_out(seconds).reason == f"no answer within {shown} s"
     assert number_text(-seconds) == f"-{shown}"
 
 
-# -- what the log has ----------------------------------------------------------------------------------------------
+# -- log lines -----------------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -105,7 +105,7 @@ class Clock:
 FULL = LogLine(in_full=True, others=0)
 
 
-def test_the_first_of_a_kind_is_in_full_then_one_a_second() -> None:
+def test_first_failure_is_logged_in_full_then_one_per_second() -> None:
     clock = Clock()
     throttle = LogThrottle(clock)
     assert throttle.admit("a") == FULL
@@ -119,7 +119,7 @@ def test_the_first_of_a_kind_is_in_full_then_one_a_second() -> None:
     assert throttle.admit("a") == LogLine(in_full=False, others=0)
 
 
-def test_what_was_counted_has_its_line_without_a_further_failure() -> None:
+def test_counted_failures_are_logged_without_a_further_failure() -> None:
     clock = Clock()
     throttle = LogThrottle(clock)
     for _ in range(5):
@@ -132,7 +132,7 @@ def test_what_was_counted_has_its_line_without_a_further_failure() -> None:
     assert throttle.overdue(all_of_them=True) == [("a", 1, "")]
 
 
-def test_a_kind_that_was_quiet_for_a_minute_is_in_full_again() -> None:
+def test_failure_is_logged_in_full_after_a_quiet_minute() -> None:
     clock = Clock()
     throttle = LogThrottle(clock)
     throttle.admit("a")
@@ -142,20 +142,20 @@ def test_a_kind_that_was_quiet_for_a_minute_is_in_full_again() -> None:
     assert throttle.admit("a") == FULL
 
 
-def test_kinds_without_number_take_bounded_room() -> None:
+def test_number_of_remembered_failure_kinds_is_bounded() -> None:
     throttle = LogThrottle(Clock())
     for number in range(5_000):
         throttle.admit(str(number))
     assert len(throttle._kinds) <= 1_000
 
 
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     assert {record.name for record in caplog.records} <= {"raymq.consumer"}
     assert {record.levelno for record in caplog.records} <= {logging.WARNING}
     return [record.getMessage() for record in caplog.records]
 
 
-def test_a_failed_call_names_its_message_and_what_follows(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_log_has_message_and_next_step(caplog: pytest.LogCaptureFixture) -> None:
     def listener(_: list[Any]) -> ConsumeResult:
         raise ValueError("no such account")
 
@@ -165,7 +165,7 @@ def test_a_failed_call_names_its_message_and_what_follows(caplog: pytest.LogCapt
     line = log.admit(failure, message(7))
     assert line is not None
     log.write(line, failure, [message(7), message(8)], "it comes again in 10 s")
-    [said] = lines(caplog)
+    [text] = log_lines(caplog)
     for part in (
         "billing",
         "topic t",
@@ -175,13 +175,13 @@ def test_a_failed_call_names_its_message_and_what_follows(caplog: pytest.LogCapt
         "ValueError: no such",
         "again in 10 s",
     ):
-        assert part in said
+        assert part in text
     assert caplog.records[0].exc_info is not None
     assert "raise ValueError" in caplog.text
     assert "client/push/listener.py" not in caplog.text, "the traceback begins with the listener"
 
 
-def test_what_was_asked_for_has_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_requested_retry_is_logged_without_traceback(caplog: pytest.LogCaptureFixture) -> None:
     log = FailureLog("g", Clock())
     [failure] = read_answer(LATER, 1)
     assert failure is not None
@@ -189,24 +189,24 @@ def test_what_was_asked_for_has_no_traceback(caplog: pytest.LogCaptureFixture) -
     assert line is not None
     log.write(line, failure, [message(0)], "it comes again")
     assert caplog.records[0].exc_info is None
-    assert "RECONSUME_LATER" in lines(caplog)[0]
+    assert "RECONSUME_LATER" in log_lines(caplog)[0]
 
 
-def test_dead_letters_share_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+def test_dead_letters_share_one_log_line_per_second(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     log = FailureLog("g", clock)
     for offset in range(10):
         log.dead_letter(message(offset), "ValueError: bad")
     clock.now = 1.0
     log.flush()
-    first, rest = lines(caplog)
+    first, rest = log_lines(caplog)
     assert "offset 0" in first
     assert "ValueError: bad" in first
     assert "9 more dead letters" in rest
     assert "offset 9" in rest
 
 
-def test_a_damaged_message_is_named_by_its_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_dead_letter_is_logged_with_its_offset(caplog: pytest.LogCaptureFixture) -> None:
     class Damaged:
         queue = message(0).queue
         queue_offset = 3
@@ -215,10 +215,10 @@ def test_a_damaged_message_is_named_by_its_place(caplog: pytest.LogCaptureFixtur
             raise ValueError("it cannot be decoded")
 
     FailureLog("g", Clock()).dead_letter(Damaged(), "why")  # type: ignore[arg-type]
-    assert "offset 3" in lines(caplog)[0]
+    assert "offset 3" in log_lines(caplog)[0]
 
 
-def test_a_faulty_filter_of_the_log_stops_nothing() -> None:
+def test_faulty_log_filter_raises_no_error() -> None:
     def faulty(_: logging.LogRecord) -> bool:
         raise RuntimeError("the program's own fault")
 

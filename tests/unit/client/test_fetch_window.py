@@ -1,4 +1,4 @@
-"""How much is fetched ahead, and when."""
+"""Test how many messages are fetched ahead, and when."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.received_messages import QUEUE, message
         (1_000, 10, 0, MAX_BYTES, 10, 0, False),
         (1_000, 10, 0, 1, MAX_SPAN - 1, 990, True),
         (1_000, 10, 0, 1, MAX_SPAN, 0, False),
-        (1_000, 1_200, 1_000, 1, MAX_SPAN, 800, True),  # those that wait aside do not count
+        (1_000, 1_200, 1_000, 1, MAX_SPAN, 800, True),  # parked messages do not count
         (1_000, MAX_PARKED, MAX_PARKED, 1, MAX_SPAN, 0, False),
         (1_000, 10, 1, 1, MAX_SPAN_PARKED, 0, False),
         (1, 0, 0, 0, 0, 1, True),  # a slow rate
@@ -32,7 +32,7 @@ from tests.received_messages import QUEUE, message
         (8, 3, 0, 1, 3, 5, False),
     ],
 )
-def test_the_room_that_is_left_and_when_a_fetch_is_worth_it(
+def test_room_left_and_when_a_fetch_is_worthwhile(
     messages: int, in_flight: int, parked: int, size_bytes: int, span: int, room: int, is_worth: bool
 ) -> None:
     window = FetchWindow(messages)
@@ -44,7 +44,7 @@ def test_the_room_that_is_left_and_when_a_fetch_is_worth_it(
         assert in_flight - parked > below
 
 
-def test_prefetch_counts_only_what_waits_for_its_call() -> None:
+def test_waiting_only_window_counts_waiting_messages() -> None:
     process = ProcessQueue(QUEUE, 0, FetchWindow(2, waiting_only=True))
     for first in range(0, 20, 2):
         assert process.room == 2
@@ -57,8 +57,8 @@ def test_prefetch_counts_only_what_waits_for_its_call() -> None:
     assert process.lacking < 0, "each call that begins may make room"
 
 
-def test_with_prefetch_each_call_may_make_a_fetch_worth_it() -> None:
-    """Look after each call that begins, though some room is left."""
+def test_each_call_may_make_a_prefetch_worthwhile() -> None:
+    """Check for room after each call that begins, even if some room is left."""
     process = ProcessQueue(QUEUE, 0, FetchWindow(8, waiting_only=True))
     process.extend([message(offset) for offset in range(8)], [10] * 8)
     process.take(1)
@@ -69,8 +69,8 @@ def test_with_prefetch_each_call_may_make_a_fetch_worth_it() -> None:
         assert process.has_room is (left == 5)
 
 
-def test_who_fetches_the_room_that_is_left_is_never_above_the_window_and_asks_rarely() -> None:
-    """A listener that ends one message after the other, and a queue that has always more."""
+def test_fetches_stay_within_the_window_and_are_few() -> None:
+    """The listener finishes one message at a time, and the queue always has more."""
     process = ProcessQueue(QUEUE, 0)
     fetches = 0
     for done in range(10_000):

@@ -1,4 +1,4 @@
-"""What is renewed first in a forked child: connections, then those who use them."""
+"""Test the reset order in a forked child: connections first, then their users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.forked_child import run_in_child
 
 
 class Owner:
-    """Says when it was renewed."""
+    """An object that records when it is renewed."""
 
     def __init__(self, name: str, renewed: list[str], *, before_users: bool) -> None:
         self.name = name
@@ -34,22 +34,22 @@ class Owner:
         self.renewed.append(self.name)
 
 
-def test_what_is_used_is_renewed_before_its_users_whatever_was_registered_first() -> None:
+def test_used_objects_are_reset_before_their_users() -> None:
     renewed: list[str] = []
     owners = [Owner("user", renewed, before_users=False), Owner("used", renewed, before_users=True)]
     owners += [Owner("user too", renewed, before_users=False), Owner("used too", renewed, before_users=True)]
     assert run_in_child(lambda: ", ".join(renewed)) == "used, used too, user, user too"
-    assert renewed == []  # the parent's are as they were
+    assert renewed == []  # the parent's objects are unchanged
 
 
-def test_a_childs_connection_closes_the_producer_that_it_has_inherited() -> None:
+def test_child_connection_knows_its_inherited_producer() -> None:
     mq = Connection(["127.0.0.1:1"])
     producer = Producer(mq, "p", linger=1.0)
     assert run_in_child(lambda: str(producer in mq._clients)) == "True"
     mq.close()
 
 
-def test_a_childs_connection_closes_the_push_consumer_that_the_parent_has_not_started() -> None:
+def test_child_connection_knows_an_unstarted_push_consumer() -> None:
     mq = Connection(["127.0.0.1:1"])
     consumer = PushConsumer(mq, "g", {"t": "*"}, lambda _: ConsumeResult.SUCCESS)
     assert run_in_child(lambda: str(consumer in mq._clients)) == "True"
@@ -57,7 +57,7 @@ def test_a_childs_connection_closes_the_push_consumer_that_the_parent_has_not_st
 
 
 @pytest.mark.parametrize("first", ["raymq.client.fork_hooks", "raymq.client.body_cache", "raymq.client.connection"])
-def test_the_order_does_not_depend_on_what_was_imported_first(first: str) -> None:
+def test_reset_order_is_independent_of_the_import_order(first: str) -> None:
     script = f"""
         import {first}, os
         from raymq.client import Producer
@@ -74,8 +74,8 @@ def test_the_order_does_not_depend_on_what_was_imported_first(first: str) -> Non
     assert done.returncode == 0
 
 
-def test_a_childs_results_wait_for_no_thread_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are made when they are looked at, by whoever does; a child inherits no lock from one that is at it."""
+def test_child_results_do_not_wait_for_parent_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child must not inherit the lock of a thread that builds results."""
     at_it, go_on = threading.Event(), threading.Event()
 
     def make(_sent: SendOutcome, numbers: Sequence[str | int]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""When a consumer counts as hanging."""
+"""Test when a consumer counts as hanging."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ QUEUES = [MessageQueue("t", "broker-a", number) for number in range(3)]
         ([300.0], []),
         ([301.0], [301.0]),
         ([301.0, 900.0, 400.0], [900.0, 400.0, 301.0]),
-        ([301.0, 900.0, 0.0], []),  # one thread goes on
+        ([301.0, 900.0, 0.0], []),  # one thread makes progress
         ([1.0, 2.0, 3.0], []),
     ],
 )
-def test_a_listener_hangs_when_all_its_calls_have_run_for_longer_than_the_bound(
-    seconds: list[float], named: list[float]
-) -> None:
+def test_listener_hangs_when_all_calls_exceed_hang_after(seconds: list[float], named: list[float]) -> None:
     running = [RunningCall(queue, each) for queue, each in zip(QUEUES, seconds, strict=False)]
     found = hanging(running, 300.0)
     assert [call.seconds for call in found] == named

@@ -1,4 +1,4 @@
-"""Which call begins next with lent messages, and which leases are renewed: decisions, with a clock of ours."""
+"""Test which call begins next with leased messages, and which leases are renewed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def leases(clock: FakeClock, threads: int = 2, batch_size: int = 1, first_calls:
     return MessageLeases(clock, threads, batch_size, LEASE_SECONDS, first_calls)
 
 
-def lent(
+def leased_message(
     offset: int, broker: str = "a", queue_id: int = 0, *, suspect: bool = False, begun: bool = False
 ) -> ReceivedMessage:
     receipt = Receipt(ReceiptHandle(offset, 1, 1, 0, "0", broker, queue_id, offset), suspect, is_begun=begun)
@@ -53,9 +53,9 @@ def end(known: MessageLeases, call: LeasedCall | None) -> None:
         known.ended(call, place)
 
 
-def test_as_many_calls_as_threads_begin(clock: FakeClock) -> None:
+def test_one_call_per_thread_begins(clock: FakeClock) -> None:
     known = leases(clock)
-    add(known, *map(lent, range(5)))
+    add(known, *map(leased_message, range(5)))
     assert known.free == 2
     first, second, third = begin(known), begin(known), begin(known)
     assert (offsets(first), offsets(second), third, known.free) == ([0], [1], None, 0)
@@ -63,15 +63,17 @@ def test_as_many_calls_as_threads_begin(clock: FakeClock) -> None:
     assert offsets(begin(known)) == [2]
 
 
-def test_batch_is_of_one_queue(clock: FakeClock) -> None:
+def test_batch_has_messages_of_one_queue(clock: FakeClock) -> None:
     known = leases(clock, batch_size=3)
-    add(known, lent(0), lent(7, queue_id=1), lent(1), lent(2), lent(3))
+    add(
+        known, leased_message(0), leased_message(7, queue_id=1), leased_message(1), leased_message(2), leased_message(3)
+    )
     assert [offsets(begin(known)) for _ in range(2)] == [[0, 1, 2], [7]]
 
 
 def test_first_calls_begin_one_at_a_time(clock: FakeClock) -> None:
     known = leases(clock, threads=9, first_calls=2)
-    add(known, *map(lent, range(5)))
+    add(known, *map(leased_message, range(5)))
     first = begin(known)
     assert begin(known) is None
     assert known.young_until() == 100.0 + LAUNCH_GUARD_SECONDS
@@ -82,9 +84,9 @@ def test_first_calls_begin_one_at_a_time(clock: FakeClock) -> None:
     assert known.young_until() is None
 
 
-def test_outcome_at_another_broker_is_waited_for(clock: FakeClock) -> None:
+def test_thread_waits_for_its_outcome_at_another_broker(clock: FakeClock) -> None:
     known = leases(clock, threads=2)
-    add(known, lent(0), lent(1, "b"), lent(2, "b"))
+    add(known, leased_message(0), leased_message(1, "b"), leased_message(2, "b"))
     first = begin(known)
     end(known, first)
     assert offsets(begin(known)) == [1], "another thread has no outcome that is not known"
@@ -94,23 +96,23 @@ def test_outcome_at_another_broker_is_waited_for(clock: FakeClock) -> None:
     assert offsets(begin(known)) == [2]
 
 
-def test_outcome_is_waited_for_where_the_broker_knows_of_the_call(clock: FakeClock) -> None:
+def test_begun_message_waits_for_the_previous_outcome(clock: FakeClock) -> None:
     known = leases(clock, threads=1)
-    add(known, lent(0))
+    add(known, leased_message(0))
     first = begin(known)
     assert first is not None
     end(known, first)
-    add(known, lent(1, begun=True))
+    add(known, leased_message(1, begun=True))
     assert begin(known) is None, "no request says of both"
     known.calls.discard(first)
     assert offsets(begin(known)) == [1]
 
 
-def test_suspect_runs_alone(clock: FakeClock) -> None:
+def test_suspect_message_runs_alone(clock: FakeClock) -> None:
     known = leases(clock, threads=3)
-    add(known, lent(0))
+    add(known, leased_message(0))
     first = begin(known)
-    add(known, lent(1), lent(2, suspect=True))
+    add(known, leased_message(1), leased_message(2, suspect=True))
     assert begin(known) is None, "the call that runs is waited for"
     assert known.free == 0
     end(known, first)
@@ -125,11 +127,11 @@ def test_suspect_runs_alone(clock: FakeClock) -> None:
     assert offsets(begin(known)) == [1]
 
 
-def test_message_that_comes_again_waits_for_the_call_with_it(clock: FakeClock) -> None:
+def test_redelivered_message_waits_for_its_running_call(clock: FakeClock) -> None:
     known = leases(clock)
-    add(known, lent(0))
+    add(known, leased_message(0))
     first = begin(known)
-    add(known, lent(0))
+    add(known, leased_message(0))
     assert begin(known) is None
     assert known.waiting == 0, "it keeps no other message from being lent"
     end(known, first)
@@ -137,9 +139,9 @@ def test_message_that_comes_again_waits_for_the_call_with_it(clock: FakeClock) -
     assert offsets(begin(known)) == [0]
 
 
-def test_leases_are_due_when_half_of_them_is_over(clock: FakeClock) -> None:
+def test_leases_are_due_after_half_of_their_time(clock: FakeClock) -> None:
     known = leases(clock)
-    add(known, lent(0), lent(1))
+    add(known, leased_message(0), leased_message(1))
     begin(known)
     assert known.due() == ([], [])
     clock.advance(5.0)
@@ -155,23 +157,23 @@ def test_leases_are_due_when_half_of_them_is_over(clock: FakeClock) -> None:
     assert known.ahead == {}
 
 
-def test_leases_that_are_due_soon_are_renewed_with_those_that_are(clock: FakeClock) -> None:
+def test_leases_due_soon_are_renewed_with_due_ones(clock: FakeClock) -> None:
     known = leases(clock)
-    add(known, lent(0))
+    add(known, leased_message(0))
     clock.advance(2.0)
-    add(known, lent(1))
+    add(known, leased_message(1))
     clock.advance(1.0)
-    add(known, lent(2))
+    add(known, leased_message(2))
     assert known.due() == ([], [])
     clock.advance(2.0)
     assert [each.place[1] for each in known.due()[0]] == [0, 1]
 
 
-def test_what_waits_for_long_is_taken_out_but_the_next_suspect(clock: FakeClock) -> None:
+def test_unstarted_messages_are_taken_except_the_next_suspect(clock: FakeClock) -> None:
     known = leases(clock)
-    add(known, lent(0), lent(1, suspect=True), lent(3, suspect=True))
+    add(known, leased_message(0), leased_message(1, suspect=True), leased_message(3, suspect=True))
     clock.advance(1.0)
-    add(known, lent(2))
+    add(known, leased_message(2))
     assert [each.place[1] for each in known.take_unstarted(100.0)] == [0, 3]
     assert [each.place[1] for each in known.take_redelivered((MessageQueue("t", "a", 0), 2))] == [2]
     assert [each.place[1] for each in known.take_unstarted()] == [1]

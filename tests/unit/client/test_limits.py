@@ -1,4 +1,4 @@
-"""Each rule of the input, broken at its edge: the error is the table's, and the value beside the edge passes."""
+"""Test each producer limit: the last valid value passes, and the next raises an error."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def message(**fields: Any) -> Callable[[], object]:
 
 
 def row(**columns: Any) -> Callable[[], object]:
-    """A row of a table with these values in its columns."""
+    """Return a check of a one-row table with these columns."""
     kinds = {"properties": pa.map_(pa.string(), pa.string())}
-    told = {"body": b"x", **columns}
-    table = pa.table({name: pa.array([value], kinds.get(name)) for name, value in told.items()})
-    return lambda: checked_rows(table, **{name: name for name in told})
+    values = {"body": b"x", **columns}
+    table = pa.table({name: pa.array([value], kinds.get(name)) for name, value in values.items()})
+    return lambda: checked_rows(table, **{name: name for name in values})
 
 
 def options(**given: Any) -> Callable[[], object]:
@@ -58,7 +58,7 @@ def batch(*messages: Message) -> Callable[[], object]:
 
 
 def part(octets: int, allowed: int | None = None) -> Callable[[], object]:
-    """A part with such a body, as its sender compares it with what the broker has said."""
+    """Return a check of a body size against the limit that the broker reports."""
     route = TopicRoute("t", (), {"a": "h:1"}, {} if allowed is None else {"a": allowed})
     return lambda: check_body_size(octets, body_limit(route, "a"))
 
@@ -70,10 +70,10 @@ BAD_TIMEOUTS = (0, -1, float("nan"), float("inf"), 31_536_001)
 OWN_NAMES = ("", "TAGS", "UNIQ_KEY", "RAYMQ_SEQUENCE")
 THREES = {"keys": ["a\x03b"], "tags": "\x03", "properties": {"a": "\x03"}}
 
-#: Names and numbers have errors of their own, which say which of their rules is broken.
+#: Names and numbers have their own error texts.
 OTHER_TEXTS = ("topic", "group", "timeout", "retries", "linger")
 
-#: Of every rule, in its order: calls that break it, and calls beside its edge that do not.
+#: For each rule, in the order of RULES: calls that break it, and calls with the last valid value.
 EDGES: list[tuple[Calls, Calls]] = [
     ([message(topic=""), message(topic="t" * 128)], [message(topic="t"), message(topic="t" * 127)]),
     ([message(topic=name) for name in BAD_TOPICS], [message(topic="%|aZ09_-")]),
@@ -134,7 +134,7 @@ EDGES: list[tuple[Calls, Calls]] = [
 @pytest.mark.parametrize(
     ("rule", "edge"), list(zip(RULES, EDGES, strict=True)), ids=[rule.allowed[:40] for rule in RULES]
 )
-def test_a_rule_at_its_edge(rule: Rule, edge: tuple[Calls, Calls]) -> None:
+def test_each_producer_limit_at_its_edge(rule: Rule, edge: tuple[Calls, Calls]) -> None:
     broken, kept = edge
     for call in broken:
         with pytest.raises(rule.error) as caught:
@@ -148,5 +148,5 @@ def test_a_rule_at_its_edge(rule: Rule, edge: tuple[Calls, Calls]) -> None:
         call()
 
 
-def test_the_document_shows_this_table(repository: Path) -> None:
+def test_limits_page_has_the_rule_table(repository: Path) -> None:
     assert table() in (repository / "docs" / "limits.md").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""What a listener may be, and what it may raise: one call's failure, and nobody else's."""
+"""Test which objects a listener may be, and that an error fails only its own call."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ async def succeed(messages: list[Any]) -> ConsumeResult:
     return OK
 
 
-class Object:
+class CallableObject:
     async def __call__(self, messages: list[Any]) -> ConsumeResult:
         return await succeed(messages)
 
 
-class Later:
-    """An awaitable that is no coroutine."""
+class PlainAwaitable:
+    """An awaitable that is not a coroutine."""
 
     def __await__(self) -> Iterator[Any]:
         yield from asyncio.sleep(0).__await__()
@@ -36,15 +36,15 @@ class Later:
 
 
 def returns_an_awaitable(messages: list[Any]) -> Awaitable[ConsumeResult]:
-    return Later()  # type: ignore[return-value]
+    return PlainAwaitable()  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
     "listener",
-    [succeed, Object(), lambda messages: succeed(messages), returns_an_awaitable],
+    [succeed, CallableObject(), lambda messages: succeed(messages), returns_an_awaitable],
     ids=["coroutine function", "object", "lambda", "returns an awaitable"],
 )
-def test_whatever_returns_an_awaitable_is_awaited(listener: Any) -> None:
+def test_listener_that_returns_an_awaitable_is_awaited(listener: Any) -> None:
     runner = ListenerRunner(listener)
     try:
         assert levels_of(runner.call([1, 2])) == [None, None]  # type: ignore[list-item]
@@ -52,8 +52,8 @@ def test_whatever_returns_an_awaitable_is_awaited(listener: Any) -> None:
         runner.close()
 
 
-def test_a_listener_may_take_its_messages_out_of_its_list() -> None:
-    """They were never finished: its queues stood still at 1,000 of them, and nothing was committed."""
+def test_listener_may_remove_messages_from_its_list() -> None:
+    """Cover a regression: removed messages were never finished, and stopped the queue at 1,000."""
     messages: list[Any] = [1, 2, 3]
 
     def all_done(mine: list[Any]) -> ConsumeResult:
@@ -75,7 +75,7 @@ def test_a_listener_may_take_its_messages_out_of_its_list() -> None:
 @pytest.mark.parametrize(
     "error", [ValueError(), SystemExit(1), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()], ids=repr
 )
-def test_what_an_async_listener_raises_fails_its_own_call_alone(error: BaseException) -> None:
+def test_async_listener_error_fails_only_its_own_call(error: BaseException) -> None:
     async def listener(messages: list[Any]) -> ConsumeResult:
         await asyncio.sleep(0.001)
         if messages == ["bad"]:
@@ -94,7 +94,7 @@ def test_what_an_async_listener_raises_fails_its_own_call_alone(error: BaseExcep
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_listener_knows_that_it_is_the_caller(asynchronous: bool) -> None:
+def test_is_caller_is_true_only_within_a_listener_call(asynchronous: bool) -> None:
     seen: list[bool] = []
 
     def plain(_: list[Any]) -> ConsumeResult:

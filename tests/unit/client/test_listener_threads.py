@@ -1,4 +1,4 @@
-"""The threads of a consumer: each call once, as many at a time as there may be, none lost while threads lie down."""
+"""Test a consumer's listener threads: each call runs once, and the number of threads is bounded."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Make = Callable[[int, Callable[[int], None]], ListenerThreads[int]]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[ListenerThreads[int]] = []
+    pools: list[ListenerThreads[int]] = []
 
-    def one(most: int, run: Callable[[int], None]) -> ListenerThreads[int]:
-        made.append(ListenerThreads(most, "calls", run))
-        return made[-1]
+    def make_pool(most: int, run: Callable[[int], None]) -> ListenerThreads[int]:
+        pools.append(ListenerThreads(most, "calls", run))
+        return pools[-1]
 
-    yield one
-    for threads in made:
+    yield make_pool
+    for threads in pools:
         threads.close()
     poll_until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("calls_")])
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_calls_that_block_run_side_by_side_up_to_the_limit(make: Make, most: int) -> None:
+def test_blocking_calls_run_in_parallel_up_to_the_limit(make: Make, most: int) -> None:
     running: list[int] = []
     go_on = threading.Semaphore(0)
 
@@ -46,7 +46,7 @@ def test_calls_that_block_run_side_by_side_up_to_the_limit(make: Make, most: int
     assert len([thread for thread in threading.enumerate() if thread.name.startswith("calls_")]) == most
 
 
-def test_every_call_is_made_once_however_threads_come_and_lie_down(make: Make) -> None:
+def test_every_call_runs_once_while_threads_start_and_end(make: Make) -> None:
     made: list[int] = []
     ended = threading.Semaphore(0)
 
@@ -66,7 +66,7 @@ def test_every_call_is_made_once_however_threads_come_and_lie_down(make: Make) -
     assert sorted(made) == list(range(20_000))
 
 
-def test_one_thread_makes_its_calls_in_order(make: Make) -> None:
+def test_one_thread_runs_its_calls_in_order(make: Make) -> None:
     made: list[int] = []
     threads = make(1, made.append)
     for call in range(1_000):
@@ -75,7 +75,7 @@ def test_one_thread_makes_its_calls_in_order(make: Make) -> None:
     assert made == list(range(1_000))
 
 
-def test_a_call_that_sleeps_holds_up_none_behind_it(make: Make) -> None:
+def test_sleeping_call_does_not_delay_later_calls(make: Make) -> None:
     made: list[int] = []
     go_on = threading.Event()
 
@@ -92,7 +92,7 @@ def test_a_call_that_sleeps_holds_up_none_behind_it(make: Make) -> None:
     poll_until(lambda: made[-1] == 0)
 
 
-def test_what_was_not_begun_comes_back_from_closing(make: Make) -> None:
+def test_close_returns_calls_that_have_not_begun(make: Make) -> None:
     begun = threading.Event()
     go_on = threading.Event()
     made: list[int] = []
@@ -113,24 +113,24 @@ def test_what_was_not_begun_comes_back_from_closing(make: Make) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError(), SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr)
-def test_what_a_call_raises_ends_no_thread(error: BaseException) -> None:
+def test_call_error_ends_no_thread(error: BaseException) -> None:
     made: list[int] = []
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def run(call: int) -> None:
         made.append(call)
         raise error
 
-    threads = ListenerThreads(1, "calls", run, told.append)
+    threads = ListenerThreads(1, "calls", run, errors.append)
     for call in range(50):
         threads.submit(call)
-    poll_until(lambda: len(told) == 50)
+    poll_until(lambda: len(errors) == 50)
     assert made == list(range(50))
     assert len([thread for thread in threading.enumerate() if thread.name.startswith("calls_")]) == 1
     threads.close()
 
 
-def test_what_was_not_begun_is_taken_back_in_its_order(make: Make) -> None:
+def test_withdraw_returns_waiting_calls_in_order(make: Make) -> None:
     go_on = threading.Semaphore(0)
     begun: list[int] = []
 

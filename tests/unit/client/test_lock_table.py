@@ -1,4 +1,4 @@
-"""Which queue locks an ordered member may trust, and which it has to renew: a table."""
+"""Test which queue locks an ordered member may use, and which it must renew."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ class FakeLink:
             LOCK_VALID_SECONDS,
             True,
             False,
-        ),  # an answer that took too long: it counts from the request
-        (0.0, 0.1, False, False),  # what is done without a connection will be done again by the next owner
+        ),  # a slow answer: the lock's age counts from the request
+        (0.0, 0.1, False, False),  # without a connection, the next owner would process it again
         (0.0, LEASE_SECONDS * 2, True, False),  # the process was stopped meanwhile
     ],
 )
-def test_when_a_call_may_begin(answered_after: float, asked_to_call: float, open_: bool, may: bool) -> None:
+def test_call_needs_a_fresh_lock_and_an_open_connection(
+    answered_after: float, asked_to_call: float, open_: bool, may: bool
+) -> None:
     """Fault 13.19: the lock's age and its connection are checked before each call."""
     clock, link = FakeClock(), FakeLink()
     table = LockTable(clock)
@@ -55,12 +57,12 @@ def test_when_a_call_may_begin(answered_after: float, asked_to_call: float, open
     assert table.may_begin(QUEUE) is may
 
 
-def test_it_gives_up_before_the_broker_gives_the_lock_away() -> None:
+def test_lock_validity_ends_before_the_broker_session() -> None:
     assert LOCK_VALID_SECONDS < SESSION_GRACE_SECONDS < LEASE_SECONDS
     assert 2 * BUSY_RENEW_SECONDS < LOCK_VALID_SECONDS, "one lost answer does not stop a member"
 
 
-def test_a_lock_that_another_may_have_had_is_not_the_same() -> None:
+def test_lock_after_a_possible_other_owner_is_a_new_lock() -> None:
     clock = FakeClock()
     table, brokers = LockTable(clock), RebalanceLockManager(clock)
     key = (QUEUE.topic, QUEUE.queue_id)
@@ -81,7 +83,7 @@ def test_a_lock_that_another_may_have_had_is_not_the_same() -> None:
     assert not ask(), "another had it"
 
 
-def test_an_older_answer_does_not_make_a_lock_older() -> None:
+def test_older_answer_does_not_age_a_lock() -> None:
     clock, link = FakeClock(), FakeLink()
     table = LockTable(clock)
     table.granted(QUEUE, LockGrant(clock() - 0.1, 1, link))
@@ -89,7 +91,7 @@ def test_an_older_answer_does_not_make_a_lock_older() -> None:
     assert table.may_begin(QUEUE)
 
 
-def test_locks_in_use_are_renewed_often_and_idle_ones_now_and_then() -> None:
+def test_busy_locks_are_renewed_more_often_than_idle_ones() -> None:
     clock, link = FakeClock(), FakeLink()
     table = LockTable(clock)
     both = [QUEUE, OTHER]
@@ -113,7 +115,7 @@ def test_locks_in_use_are_renewed_often_and_idle_ones_now_and_then() -> None:
     assert table.due(both) == set(both)
 
 
-def test_a_lock_that_was_not_renewed_has_ended() -> None:
+def test_unrenewed_lock_ends_after_its_lease() -> None:
     clock = FakeClock()
     table = LockTable(clock)
     table.granted(QUEUE, LockGrant(clock(), 1, FakeLink()))

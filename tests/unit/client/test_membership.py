@@ -1,4 +1,4 @@
-"""Who could be greeted at a start, and what that makes of the start and of the queues."""
+"""Test heartbeats to brokers: unreachable or refusing brokers at a start, leaving, and logging."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from raymq.actors.protocol import TopicRoute
 from raymq.actors.wire.commands.group_commands import Member
 from raymq.client.members.membership import HEARTBEAT_SECONDS, RETRY_SECONDS, Membership
 
-HANGS = Timeout("b", "no answer within 3 s")
-GONE = ConnectionLost("b", "it is closed")
-AWAY = BrokerUnavailable("b")
+TIMES_OUT = Timeout("b", "no answer within 3 s")
+LOST = ConnectionLost("b", "it is closed")
+UNAVAILABLE = BrokerUnavailable("b")
 MISMATCH = SubscriptionMismatch("another subscription")
 BUSY = ServerBusy("as many memberships as there may be")
 
 
 class Cluster:
-    """Brokers by address, each with what a heartbeat meets there; it is all of a connection that a membership uses."""
+    """A fake connection to brokers, each with the error of its heartbeats."""
 
     def __init__(self, **met: Exception | None) -> None:
         self.met = met
         self.routes = self.pool = self
-        #: Who was told that the member leaves.
+        #: The brokers that received a leave request.
         self.left: list[str] = []
         self.on_lost: set[Callable[[str], None]] = set()
         self.on_change: set[Callable[[], None]] = set()
-        #: How many heartbeats were sent.
+        #: The number of heartbeats that were sent.
         self.heartbeats = 0
 
     async def get_all(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, TopicRoute]:
@@ -50,19 +50,19 @@ class Cluster:
         return 30.0
 
     async def get(self, address: str, _: float) -> Peer:
-        if self.met[address] is AWAY:
-            raise AWAY
+        if self.met[address] is UNAVAILABLE:
+            raise UNAVAILABLE
         return Peer(self, address)
 
     async def request(self, address: str, *_: Any) -> None:
         self.left.append(address)
 
 
-class Unmade(Cluster):
-    """Have the topic nowhere before it is made; then `a` alone has it."""
+class MissingTopic(Cluster):
+    """A cluster whose topic is missing until `is_made`; then only broker `a` has it."""
 
     is_made = False
-    #: What a name server says before; this is what it says of dead letters, where the group has none yet.
+    #: The name server's answer before. The default is its answer for a dead letter queue that does not exist yet.
     before: TopicRoute | TopicNotFound = TopicRoute("t", ())
 
     def __init__(self, **met: Exception | None) -> None:
@@ -70,11 +70,11 @@ class Unmade(Cluster):
         self.peers = {address: Peer(self, address) for address in met}
 
     @property
-    def missing_topics(self) -> Unmade:
+    def missing_topics(self) -> MissingTopic:
         return self
 
     async def get(self, address: str, _: float) -> Peer:
-        return self.peers[address]  # connections last
+        return self.peers[address]  # one connection per broker
 
     def wait_for(self, *_: Any) -> None:
         pass
@@ -95,7 +95,7 @@ class Unmade(Cluster):
 
 
 class NameServersAway(Cluster):
-    """Know no route, as where no name server answers."""
+    """A cluster in which no name server answers, so no route is known."""
 
     async def get_all(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, Any]:
         return {topic: BrokerUnavailable("name server") for topic in topics}
@@ -116,19 +116,20 @@ def membership(cluster: Cluster) -> Membership:
     return Membership(cluster, Member("me", "g", {"t": Subscription("t")}), clock=lambda: 0.0)  # type: ignore[arg-type]
 
 
-def test_who_leaves_tells_brokers_too_that_have_not_answered_a_greeting() -> None:
-    """They had the member of a start that was given up for as long as its connection lived, with its share of the
-    queues, which nobody consumed.
+def test_leave_reaches_brokers_without_a_heartbeat_answer() -> None:
+    """Cover a regression: brokers kept the member of a cancelled start while its connection lived.
+
+    Its share of the queues was not consumed in that time.
     """
-    cluster = Cluster(a=None, b=HANGS, c=AWAY, d=MISMATCH)
+    cluster = Cluster(a=None, b=TIMES_OUT, c=UNAVAILABLE, d=MISMATCH)
     mine = membership(cluster)
     asyncio.run(mine.heartbeat())
     asyncio.run(mine.leave())
     assert cluster.left == ["a", "b", "d"]
 
 
-@pytest.mark.parametrize("error", [HANGS, GONE, AWAY], ids=repr)
-def test_one_broker_that_is_greeted_suffices_for_a_start(error: Exception) -> None:
+@pytest.mark.parametrize("error", [TIMES_OUT, LOST, UNAVAILABLE], ids=repr)
+def test_start_needs_one_reachable_broker(error: Exception) -> None:
     cluster = Cluster(a=None, b=error)
     mine = membership(cluster)
     asyncio.run(mine.heartbeat(strict=True))
@@ -141,20 +142,20 @@ def test_one_broker_that_is_greeted_suffices_for_a_start(error: Exception) -> No
     assert not mine.is_unreached("b"), "it knows the member"
 
 
-def test_a_start_fails_where_no_broker_answers() -> None:
+def test_start_fails_if_no_broker_answers() -> None:
     with pytest.raises(Timeout):
-        asyncio.run(membership(Cluster(a=HANGS, b=AWAY)).heartbeat(strict=True))
+        asyncio.run(membership(Cluster(a=TIMES_OUT, b=UNAVAILABLE)).heartbeat(strict=True))
 
 
 @pytest.mark.parametrize("refusal", [MISMATCH, BUSY], ids=repr)
-@pytest.mark.parametrize("other", [None, HANGS], ids=repr)
-def test_a_start_that_a_broker_refuses_fails(refusal: Exception, other: Exception | None) -> None:
+@pytest.mark.parametrize("other", [None, TIMES_OUT], ids=repr)
+def test_start_fails_if_a_broker_refuses_the_member(refusal: Exception, other: Exception | None) -> None:
     with pytest.raises(type(refusal)):
         asyncio.run(membership(Cluster(a=other, b=refusal)).heartbeat(strict=True))
 
 
-def test_a_refusal_by_a_broker_that_was_away_leaves_its_queues_alone() -> None:
-    cluster = Cluster(a=None, b=HANGS)
+def test_later_refusal_keeps_the_broker_unreached() -> None:
+    cluster = Cluster(a=None, b=TIMES_OUT)
     mine = membership(cluster)
     asyncio.run(mine.heartbeat(strict=True))
     cluster.met["b"] = MISMATCH
@@ -162,8 +163,8 @@ def test_a_refusal_by_a_broker_that_was_away_leaves_its_queues_alone() -> None:
     assert mine.is_unreached("b")
 
 
-def test_a_member_that_is_well_sleeps_until_the_next_heartbeat() -> None:
-    cluster = Cluster(a=None, b=HANGS)
+def test_healthy_member_sleeps_until_the_next_heartbeat() -> None:
+    cluster = Cluster(a=None, b=TIMES_OUT)
     mine = membership(cluster)
     asyncio.run(mine.heartbeat())
     assert mine._seconds_until_due() == 1.0, "one broker did not answer"
@@ -173,11 +174,11 @@ def test_a_member_that_is_well_sleeps_until_the_next_heartbeat() -> None:
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_a_lost_connection_or_another_route_wakes_a_member(is_lost: bool) -> None:
-    asyncio.run(wake(is_lost))
+def test_lost_connection_or_new_route_wakes_a_member(is_lost: bool) -> None:
+    asyncio.run(wake_member(is_lost))
 
 
-async def wake(is_lost: bool) -> None:
+async def wake_member(is_lost: bool) -> None:
     cluster = Cluster(a=None)
     mine, beats = membership(cluster), asyncio.Queue[None]()
     await mine.heartbeat()
@@ -191,7 +192,7 @@ async def wake(is_lost: bool) -> None:
         cluster.met["c"] = None
         for changed in cluster.on_change:
             changed()
-    async with asyncio.timeout(5):  # not after the 10 s of a heartbeat
+    async with asyncio.timeout(5):  # sooner than the next heartbeat after 10 s
         await beats.get()
     assert cluster.heartbeats >= 2
     keeping.cancel()
@@ -200,8 +201,8 @@ async def wake(is_lost: bool) -> None:
     assert not cluster.on_change
 
 
-@pytest.mark.parametrize("error", [HANGS, GONE, AWAY], ids=repr)
-def test_brokers_that_are_away_for_long_are_logged_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [TIMES_OUT, LOST, UNAVAILABLE], ids=repr)
+def test_long_broker_outage_is_logged_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     cluster, now = Cluster(a=None, b=None), [0.0]
     member = Member("me", "g", {"t": Subscription("t")})
     mine = Membership(cluster, member, clock=lambda: now[0])  # type: ignore[arg-type]
@@ -221,8 +222,8 @@ def test_brokers_that_are_away_for_long_are_logged_once(error: Exception, caplog
     assert logged_at(70.0, error) == logged_at(71.0, None) == []
 
 
-def test_no_registered_broker_at_all_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Log it as brokers that are away: where no address is known, no heartbeat fails."""
+def test_missing_broker_registration_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """No heartbeat can fail without a known address, so this case is logged separately."""
     now = [0.0]
     member = Member("me", "g", {"t": Subscription("t")})
     mine = Membership(NameServersAway(), member, clock=lambda: now[0])  # type: ignore[arg-type]
@@ -233,13 +234,13 @@ def test_no_registered_broker_at_all_is_logged_once(caplog: pytest.LogCaptureFix
     assert "no broker of its topics is registered" in logged[0]
 
 
-def test_the_next_heartbeat_is_soon_where_a_broker_has_to_be_greeted_anew() -> None:
-    """Go on where a list of the members has let go of brokers between two heartbeats."""
+def test_heartbeat_is_due_soon_after_brokers_were_left() -> None:
+    """Reading the member list has left brokers between two heartbeats."""
     asyncio.run(find_topic())
 
 
 async def find_topic() -> None:
-    cluster = Unmade(a=None, b=None)
+    cluster = MissingTopic(a=None, b=None)
     mine = membership(cluster)
     await mine.heartbeat()
     assert cluster.heartbeats == 2, "any broker may get the topic"
@@ -252,11 +253,11 @@ async def find_topic() -> None:
     assert mine._seconds_until_due() == HEARTBEAT_SECONDS
 
 
-def test_brokers_hear_at_once_that_a_topic_is_waited_for_no_more() -> None:
-    """Greet anew, long before the next heartbeat is due."""
+def test_found_topic_is_sent_to_its_broker_at_once() -> None:
+    """The heartbeat is sent long before the next one is due."""
 
     async def find() -> None:
-        cluster = Unmade(a=None, b=None)
+        cluster = MissingTopic(a=None, b=None)
         cluster.before = TopicNotFound("t")
         mine = membership(cluster)
         await mine.heartbeat()
@@ -270,10 +271,10 @@ def test_brokers_hear_at_once_that_a_topic_is_waited_for_no_more() -> None:
     asyncio.run(find())
 
 
-def test_topic_found_while_routes_are_read_is_no_key_error() -> None:
-    """A poll finds a missing topic between the choice of the topics to ask for and the answer."""
+def test_topic_found_during_a_route_read_raises_no_key_error() -> None:
+    """A poll finds the missing topic while routes are read."""
 
-    class FoundMeanwhile(Unmade):
+    class FoundMeanwhile(MissingTopic):
         async def get_all(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, Any]:
             answers = await super().get_all(topics, fresh=fresh)
             if not answers:

@@ -1,4 +1,4 @@
-"""Messages: every rule, the bytes that are sent, and what a receiver sees."""
+"""Test messages: their rules, their encoding, and the received message."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
         ({"delay_level": -1}, "delay_level"),
     ],
 )
-def test_rules(arguments: dict[str, Any], field: str) -> None:
+def test_invalid_message_field_raises_invalid_input(arguments: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         Message(**{"topic": "t", "body": b"x", **arguments})
     assert caught.value.field == field
@@ -54,12 +54,12 @@ def test_rules(arguments: dict[str, Any], field: str) -> None:
     "arguments",
     [{"body": "text"}, {"topic": 1}, {"keys": [1]}, {"tags": 1}, {"properties": {"a": 1}}, {"delay_level": "1"}],
 )
-def test_wrong_types(arguments: dict[str, Any]) -> None:
+def test_message_field_of_a_wrong_type_raises_type_error(arguments: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         Message(**{"topic": "t", "body": b"x", **arguments})
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     soon = time.time() + 60.0
     assert Message("t", b"x", deliver_at=np.float64(soon)).deliver_at == soon
     assert Message("t", b"x", deliver_at=np.int64(soon)).deliver_at == int(soon)
@@ -69,7 +69,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         Message("t", b"x", deliver_at=np.int64(soon * 1000))
 
 
-def test_what_is_sent_is_what_is_received() -> None:
+def test_received_message_equals_the_sent_one() -> None:
     message = Message("t", b"body", tags="täg", keys=["k1", "k2"], properties={"a": "b", "ü": "ß"})
     received = ReceivedMessage.from_record(decode(message.encode(1_700_000_000_123, HOST)), "broker-a")
     assert received.topic == "t"
@@ -83,7 +83,7 @@ def test_what_is_sent_is_what_is_received() -> None:
     assert set(received.system_properties) == {"UNIQ_KEY", "TAGS", "KEYS"}
 
 
-def test_a_single_key_may_be_a_plain_string() -> None:
+def test_single_key_may_be_a_string() -> None:
     assert Message("t", b"x", keys="k").keys == ("k",)
 
 
@@ -93,12 +93,12 @@ def test_unique_keys_differ_and_have_32_hex_digits() -> None:
     assert all(len(key) == 32 and int(key, 16) and key == key.upper() for key in keys)
 
 
-def test_the_same_object_sent_twice_is_the_same_message() -> None:
+def test_message_sent_twice_keeps_its_unique_key() -> None:
     message = Message("t", b"x")
     assert decode(message.encode(1, HOST)).unique_key == decode(message.encode(2, HOST)).unique_key
 
 
-def test_a_retried_copy_shows_the_original() -> None:
+def test_retried_copy_shows_the_original_topic_and_id() -> None:
     record = decode(Message("t", b"x").encode(5_000, HOST))
     record.topic = "%RETRY%g"
     record.properties |= {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "AB" * 16}
@@ -109,13 +109,13 @@ def test_a_retried_copy_shows_the_original() -> None:
 
 
 @pytest.mark.parametrize("level", [-2, -9])
-def test_retry_levels(level: int) -> None:
+def test_retry_accepts_no_level_below_minus_one(level: int) -> None:
     assert Retry(3).delay_level == 3
     with pytest.raises(InvalidInput):
         Retry(level)
 
 
-def test_the_collector_looks_at_no_message_but_at_those_that_may_refer_to_others(batch_code: str) -> None:
+def test_garbage_collector_tracks_only_message_subclasses(batch_code: str) -> None:
     class Own(Message):
         pass
 

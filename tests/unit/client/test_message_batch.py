@@ -1,4 +1,4 @@
-"""Futures made on demand behave as concurrent.futures says, looked at before or after the outcome."""
+"""Test that the futures of a batch, made on demand, behave as concurrent.futures documents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch() -> MessageBatch:
     return MessageBatch("t", TERMS)
 
 
-def test_results_after_the_outcome_cost_no_future(batch: MessageBatch) -> None:
+def test_results_read_after_the_outcome_need_no_condition(batch: MessageBatch) -> None:
     deliveries = [PendingResult(batch, index) for index in range(3)]
     batch.finish(lambda: results(3))
     assert [delivery.result() for delivery in deliveries] == results(3)
@@ -41,7 +41,7 @@ def test_results_after_the_outcome_cost_no_future(batch: MessageBatch) -> None:
     assert not any("_condition" in vars(delivery) for delivery in deliveries)
 
 
-def test_results_are_made_once_and_only_when_asked_for(batch: MessageBatch) -> None:
+def test_results_are_made_once_on_first_access(batch: MessageBatch) -> None:
     calls = []
     batch.finish(lambda: calls.append(1) or results(2))  # type: ignore[func-returns-value]
     assert not calls
@@ -50,7 +50,7 @@ def test_results_are_made_once_and_only_when_asked_for(batch: MessageBatch) -> N
 
 
 @pytest.mark.parametrize("finished_first", [True, False])
-def test_everything_a_future_offers(batch: MessageBatch, finished_first: bool) -> None:
+def test_pending_result_behaves_as_a_future(batch: MessageBatch, finished_first: bool) -> None:
     delivery = PendingResult(batch, 1)
     seen: list[Future[SendResult]] = []
     if finished_first:
@@ -71,7 +71,7 @@ def test_everything_a_future_offers(batch: MessageBatch, finished_first: bool) -
     assert isinstance(delivery, Future)
 
 
-def test_wait_and_as_completed(batch: MessageBatch) -> None:
+def test_pending_results_work_with_wait_and_as_completed(batch: MessageBatch) -> None:
     early, late = PendingResult(batch, 0), PendingResult(batch, 1)
     waiter = threading.Thread(target=concurrent.futures.wait, args=([early],))
     waiter.start()
@@ -82,7 +82,7 @@ def test_wait_and_as_completed(batch: MessageBatch) -> None:
     assert set(concurrent.futures.as_completed([early, late], timeout=0)) == {early, late}
 
 
-def test_asyncio_can_await_it(batch: MessageBatch) -> None:
+def test_pending_result_can_be_awaited(batch: MessageBatch) -> None:
     async def wait() -> SendResult:
         asyncio.get_running_loop().call_soon(batch.finish, lambda: results(1))
         return await asyncio.wrap_future(PendingResult(batch, 0))
@@ -102,7 +102,7 @@ def test_each_message_has_its_own_outcome(batch: MessageBatch) -> None:
         PendingResult(batch, 1).result()
 
 
-def test_a_message_without_an_outcome_is_told_so_and_the_others_get_theirs(batch: MessageBatch) -> None:
+def test_message_without_an_outcome_raises_outcome_unknown(batch: MessageBatch) -> None:
     deliveries = [PendingResult(batch, index) for index in range(3)]
     seen: list[int] = []
     for delivery in deliveries[:2]:
@@ -115,7 +115,7 @@ def test_a_message_without_an_outcome_is_told_so_and_the_others_get_theirs(batch
             delivery.result(0)
 
 
-def test_outcomes_that_cannot_be_made_are_told_to_all(batch: MessageBatch) -> None:
+def test_error_in_making_outcomes_fails_all_results(batch: MessageBatch) -> None:
     waiting = [PendingResult(batch, index) for index in range(2)]
     seen: list[BaseException | None] = []
     for delivery in waiting:
@@ -125,7 +125,7 @@ def test_outcomes_that_cannot_be_made_are_told_to_all(batch: MessageBatch) -> No
     assert isinstance(PendingResult(batch, 1).exception(0), OutcomeUnknown)
 
 
-def test_looking_from_many_threads_at_once(batch: MessageBatch) -> None:
+def test_results_can_be_read_by_many_threads(batch: MessageBatch) -> None:
     deliveries = [PendingResult(batch, index) for index in range(200)]
     found: list[list[int]] = []
 
@@ -141,14 +141,14 @@ def test_looking_from_many_threads_at_once(batch: MessageBatch) -> None:
     assert found == [list(range(200))] * 4
 
 
-def test_an_attribute_that_no_future_has(batch: MessageBatch) -> None:
+def test_unknown_attribute_raises_attribute_error(batch: MessageBatch) -> None:
     with pytest.raises(AttributeError):
         _ = PendingResult(batch, 0).nothing  # type: ignore[attr-defined]
 
 
-def test_the_collector_sees_what_was_looked_at(batch: MessageBatch) -> None:
+def test_reference_cycles_with_results_are_collected(batch: MessageBatch) -> None:
     looked_at, other = PendingResult(batch, 0), PendingResult(batch, 1)
-    looked_at.add_done_callback(functools.partial(lambda *_: None, looked_at))  # a circle
+    looked_at.add_done_callback(functools.partial(lambda *_: None, looked_at))  # a reference cycle
     assert gc.is_tracked(looked_at)
     assert gc.is_tracked(other) == (native_kernels.kernels is None)
     gone = weakref.ref(looked_at)

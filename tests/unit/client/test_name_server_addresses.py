@@ -1,4 +1,4 @@
-"""How the addresses of name servers are written, and what cannot be one."""
+"""Test valid and invalid forms of name server addresses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raymq.storage.errors import InvalidInput
         ("mq_1.my-cluster.svc.local.:9876", ["mq_1.my-cluster.svc.local.:9876"]),
     ],
 )
-def test_separators_and_forms_of_addresses(given: Any, addresses: list[str]) -> None:
+def test_address_lists_are_parsed(given: Any, addresses: list[str]) -> None:
     assert arguments.addresses("name_servers", given) == addresses
     with connect(name_servers=given) as mq:
         assert mq.name_servers == addresses
@@ -41,7 +41,7 @@ def test_separators_and_forms_of_addresses(given: Any, addresses: list[str]) -> 
     ],
     ids=repr,
 )
-def test_what_cannot_be_an_address_is_refused_at_once(given: Any) -> None:
+def test_invalid_addresses_are_refused_by_connect(given: Any) -> None:
     with pytest.raises(InvalidInput, match=r'"host:port"') as caught:
         connect(name_servers=given)
     assert caught.value.field == "name_servers"

@@ -1,4 +1,4 @@
-"""What an administrator's operation says of itself while it goes on, when it is done, fails, or is given up."""
+"""Test the state and progress of an Admin operation that runs, succeeds, fails or is cancelled."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from raymq.actors.errors import ElectionFailed, RayMQError, Timeout
 from raymq.client import Operation
 
 
-def operation() -> tuple[Operation[int], Future[int]]:
+def new_operation() -> tuple[Operation[int], Future[int]]:
     future: Future[int] = Future()
     future.set_running_or_notify_cancel()
     return Operation("election", future, lambda result: f"replica {result} is master"), future
 
 
-def test_one_that_goes_on_says_so_and_can_be_waited_for() -> None:
-    made, future = operation()
+def test_running_operation_has_its_state_and_can_be_awaited() -> None:
+    made, future = new_operation()
     assert (made.state, made.progress) == ("running", "election")
     with pytest.raises(Timeout, match="it is still running"):
         made.wait(0.01)
@@ -25,15 +25,15 @@ def test_one_that_goes_on_says_so_and_can_be_waited_for() -> None:
     assert (made.state, made.progress, made.wait()) == ("done", "replica 1 is master", 1)
 
 
-def test_one_that_failed_raises_what_happened() -> None:
-    made, future = operation()
+def test_failed_operation_raises_its_error() -> None:
+    made, future = new_operation()
     future.set_exception(ElectionFailed("nobody is in sync"))
     assert (made.state, made.progress) == ("failed", "nobody is in sync")
     with pytest.raises(ElectionFailed):
         made.wait(1.0)
 
 
-def test_one_that_was_given_up_says_so() -> None:
+def test_cancelled_operation_has_its_state() -> None:
     future: Future[int] = Future()
     made = Operation("election", future, str)
     made.cancel()

@@ -1,4 +1,4 @@
-"""Connecting where gevent has replaced what an event loop needs."""
+"""Test connecting after gevent has patched modules that an event loop needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raymq.client import Connection, InvalidInput
         (("thread", "select"), True),
     ],
 )
-def test_connecting_says_how_to_patch(
+def test_connection_refuses_patched_threads_or_select(
     patched: tuple[str, ...], is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = SimpleNamespace(is_module_patched=lambda name: name in patched)
@@ -33,6 +33,6 @@ def test_connecting_says_how_to_patch(
     assert all(name in str(caught.value) for name in patched)
 
 
-def test_nothing_is_asked_where_gevent_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_works_without_gevent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gevent.monkey", raising=False)
     Connection(["h:1"]).close()

@@ -1,4 +1,4 @@
-"""Clients that a Ray task would catch in its closure, or get as an argument."""
+"""Test pickling of clients, as in the closure or the arguments of a Ray task."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def push_consumer(mq: Connection) -> PushConsumer:
 
 
 @pytest.mark.parametrize("make", [producer, push_consumer])
-def test_clients_say_where_to_make_them(mq: Connection, make: Callable[[Connection], Any]) -> None:
+def test_pickling_a_client_says_to_create_it_in_the_task(mq: Connection, make: Callable[[Connection], Any]) -> None:
     client = make(mq)
     wanted = rf"make it inside the task: {type(client).__name__}\(mq, \.\.\.\)"
     with pytest.raises(pickle.PicklingError, match=wanted) as caught:
-        pickle_dumps(lambda: client, "Could not serialize the function")  # what Ray does with a remote function
+        pickle_dumps(lambda: client, "Could not serialize the function")  # Ray's call for a remote function
     assert "\n" not in str(caught.value)
 
 
-def test_an_admin_and_its_connection_can_be_sent(mq: Connection) -> None:
+def test_admin_and_its_connection_can_be_pickled(mq: Connection) -> None:
     with Admin(mq) as admin:
         again = cloudpickle.loads(cloudpickle.dumps(lambda: admin))()
         assert isinstance(again, Admin)

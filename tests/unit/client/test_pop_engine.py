@@ -1,4 +1,4 @@
-"""The engine of a simple consumer, without a broker: whom it gives messages, and what it leaves on the loop."""
+"""Test the engine of a simple consumer without a broker: its messages and its timers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def mq() -> Iterator[Connection]:
         yield connection
 
 
-class OneMessage(PopRequests):
-    """Every pop gives one message."""
+class OneMessageRequests(PopRequests):
+    """Requests in which every pop returns one message."""
 
     async def pop(
         self, source: PopSource, room: int, invisible_ms: int, *, begun: bool = False
@@ -35,9 +35,9 @@ class OneMessage(PopRequests):
         return [message(0)], []
 
 
-class Giving(PopConsumerEngine):
+class OneMessageEngine(PopConsumerEngine):
     def __init__(self, mq: Connection) -> None:
-        super().__init__(mq, "g", {}, OneMessage(mq, "g", {}, ordered=False, max_reconsume_times=16))
+        super().__init__(mq, "g", {}, OneMessageRequests(mq, "g", {}, ordered=False, max_reconsume_times=16))
 
     async def pop(self, invisible_ms: int) -> None:
         await self._keep_popped(("broker-a", "t"), 1, invisible_ms)
@@ -48,7 +48,7 @@ class Giving(PopConsumerEngine):
 
 
 def run(work: object) -> None:
-    """On a loop that shows its timers."""
+    """Run on an event loop whose timers can be counted."""
     loop = asyncio.SelectorEventLoop()
     try:
         loop.run_until_complete(work)  # type: ignore[arg-type]
@@ -56,9 +56,9 @@ def run(work: object) -> None:
         loop.close()
 
 
-def test_a_receiver_that_has_given_up_is_given_nothing(mq: Connection) -> None:
+def test_cancelled_receive_gets_no_message(mq: Connection) -> None:
     async def given_up() -> None:
-        popping, receiver = Giving(mq), ReceiveCall()
+        popping, receiver = OneMessageEngine(mq), ReceiveCall()
         await popping.pop(HOUR_MS)
         receiver.has_given_up = True
         popping.take_back(receiver)
@@ -70,15 +70,13 @@ def test_a_receiver_that_has_given_up_is_given_nothing(mq: Connection) -> None:
     run(given_up())
 
 
-def test_what_was_popped_before_the_machine_slept_is_given_to_nobody(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was given out as if no time had passed, when it was somebody else's."""
+def test_messages_popped_before_a_machine_sleep_are_dropped(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cover a regression: the message was received although its lease had ended during the sleep."""
 
     async def sleep() -> None:
         clock = FakeClock()
         monkeypatch.setattr(pop_consumer_engine, "boottime", clock)
-        popping = Giving(mq)
+        popping = OneMessageEngine(mq)
         await popping.pop(HOUR_MS)
         clock.advance(HOUR_MS / 1000)
         assert popping._received(8, HOUR_MS, ReceiveCall()) == []
@@ -88,9 +86,9 @@ def test_what_was_popped_before_the_machine_slept_is_given_to_nobody(
     run(sleep())
 
 
-def test_many_pops_leave_one_timer_for_what_is_late_first(mq: Connection) -> None:
+def test_many_pops_use_one_timer(mq: Connection) -> None:
     async def many() -> None:
-        popping, before = Giving(mq), Giving(mq).timers()
+        popping, before = OneMessageEngine(mq), OneMessageEngine(mq).timers()
         for invisible_ms in [HOUR_MS, 2 * HOUR_MS, HOUR_MS // 2] * 10:
             await popping.pop(invisible_ms)
             receiver = ReceiveCall()
@@ -103,9 +101,9 @@ def test_many_pops_leave_one_timer_for_what_is_late_first(mq: Connection) -> Non
     run(many())
 
 
-def test_the_one_timer_goes_on_to_what_is_late_next(mq: Connection) -> None:
+def test_timer_moves_on_to_the_next_late_message(mq: Connection) -> None:
     async def late_one_after_the_other() -> None:
-        popping = Giving(mq)
+        popping = OneMessageEngine(mq)
         await popping.pop(HOUR_MS)
         await popping.pop(1)
         first = popping._look_at

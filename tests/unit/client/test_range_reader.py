@@ -1,4 +1,4 @@
-"""Reading ranges of queues: what a broker answers that makes no sense."""
+"""Test that a range reader rejects invalid fetch answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from raymq.client.bulk.range_reader import RangeReader
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("next_offset", [5, 4])
-def test_an_answer_that_goes_no_further_ends_the_reading(monkeypatch: pytest.MonkeyPatch, next_offset: int) -> None:
-    """It was asked for again and again, without end."""
+def test_fetch_answer_without_progress_raises_protocol_error(monkeypatch: pytest.MonkeyPatch, next_offset: int) -> None:
+    """Cover a regression: the same offset was fetched forever."""
     nothing = Fetched(0, next_offset, 0, 10, memoryview(b""), np.zeros(0, np.int32), np.zeros(0, np.int64), None)
 
     async def fetch(*_: object, **__: object) -> list[Fetched]:

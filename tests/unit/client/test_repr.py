@@ -1,4 +1,4 @@
-"""What `repr` says of connections, clients and messages: one line that tells which it is, and no secrets."""
+"""Test `repr` of connections, clients and messages: one line, without secrets."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def mq() -> Iterator[Connection]:
     connection.close()
 
 
-def test_a_connection_says_which_cluster_it_reaches(mq: Connection) -> None:
+def test_connection_repr_has_its_name_servers(mq: Connection) -> None:
     assert repr(mq) == "Connection(name_servers='h:1;h:2', open)"
     cluster = Cluster(["h:1"], namespace="raymq")
     cluster.close()
     assert repr(cluster) == "Cluster(namespace='raymq', name_servers='h:1', closed)"
 
 
-def test_clients_say_group_cluster_and_state(mq: Connection) -> None:
+def test_client_repr_has_group_cluster_and_state(mq: Connection) -> None:
     producer = Producer(mq, "checkout")
     assert repr(producer) == "Producer(group='checkout', state='open', name_servers='h:1;h:2')"
     producer.close()
     assert "state='closed'" in repr(producer)
     assert repr(Admin(mq)) == "Admin(state='open', name_servers='h:1;h:2')"
 
-    async def made_on_a_loop() -> list[Any]:  # where constructors ask nothing
+    async def made_on_a_loop() -> list[Any]:  # there constructors send no request
         return [PullConsumer(mq, "g"), SimpleConsumer(mq, "g", {"t": Sql("price > 3")})]
 
     pull, simple = asyncio.run(made_on_a_loop())
@@ -54,7 +54,7 @@ def test_clients_say_group_cluster_and_state(mq: Connection) -> None:
     assert "group='g', subscriptions={'t': 'price > 3'}" in repr(simple)
 
 
-def test_a_push_consumer_says_what_it_reads(mq: Connection) -> None:
+def test_push_consumer_repr_has_its_subscriptions(mq: Connection) -> None:
     consumer = PushConsumer(mq, "billing", {"orders": "paid"}, lambda _: ConsumeResult.SUCCESS)
     assert repr(consumer) == (
         "PushConsumer(group='billing', subscriptions={'orders': 'paid'}, state='not started', name_servers='h:1;h:2')"
@@ -63,7 +63,7 @@ def test_a_push_consumer_says_what_it_reads(mq: Connection) -> None:
     assert "state='shut down'" in repr(consumer)
 
 
-def test_a_client_that_was_never_made_is_shown_all_the_same(mq: Connection) -> None:
+def test_repr_works_for_a_client_that_failed_to_initialise(mq: Connection) -> None:
     made = Producer.__new__(Producer)
     with pytest.raises(InvalidInput):
         Producer.__init__(made, mq, "a b")
@@ -71,7 +71,7 @@ def test_a_client_that_was_never_made_is_shown_all_the_same(mq: Connection) -> N
     assert repr(PushConsumer.__new__(PushConsumer)).startswith("PushConsumer(")
 
 
-def test_a_message_is_one_line_without_secrets() -> None:
+def test_message_repr_is_one_line_without_property_values() -> None:
     assert repr(Message("orders", b"1 espresso")) == "Message(topic='orders', body=b'1 espresso')"
     message = Message("orders", b"x" * 10_000, tags="paid", keys=["order-42"], properties={"password": "tiger"})
     shown = repr(message)
@@ -82,7 +82,7 @@ def test_a_message_is_one_line_without_secrets() -> None:
     assert len(shown) < 300
 
 
-def received(body: bytes) -> ReceivedMessage:
+def received_message(body: bytes) -> ReceivedMessage:
     return ReceivedMessage(
         topic="orders",
         body=body,
@@ -101,8 +101,8 @@ def received(body: bytes) -> ReceivedMessage:
     )
 
 
-def test_a_received_message_is_one_line_without_secrets() -> None:
-    shown = repr(received(b"y" * 1_000))
+def test_received_message_repr_is_one_line_without_secrets() -> None:
+    shown = repr(received_message(b"y" * 1_000))
     assert shown.startswith("ReceivedMessage(topic='orders', queue='broker-a/3', queue_offset=7, unique_key='U1'")
     assert "reconsume_times=2" in shown
     assert "(1000 bytes)" in shown

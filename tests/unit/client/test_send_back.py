@@ -1,4 +1,4 @@
-"""Giving failed messages back: which answers end it, over a real server and connection."""
+"""Test sending failed messages back over a real connection: which answers end the attempts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GIVEN_UP = SendBackResult(given_up=True)
 
 
 class RouteCache:
-    """Where broker-a is: topics whose names are in `gone` have no route."""
+    """Routes to broker-a; topics whose names are in `gone` have none."""
 
     def __init__(self, address: str, gone: set[str]) -> None:
         self._address = address
@@ -52,37 +52,37 @@ class RouteCache:
         return SimpleNamespace(addresses={"broker-a": self._address})
 
 
-def given_back(
+def send_back(
     answers: list[Callable[[Command], Command]], gone: frozenset[str] = frozenset()
 ) -> tuple[SendBackClient, SendBackResult, list[Any], list[ConsumerSendMsgBack]]:
-    """What becomes of a message whose broker answers so, one after the other, and the last one for ever."""
-    asked: list[ConsumerSendMsgBack] = []
-    told: list[Any] = []
+    """Send a message back to a broker that gives these answers, repeating the last one."""
+    requests: list[ConsumerSendMsgBack] = []
+    reports: list[Any] = []
 
     def handler(_: object, request: Command) -> Command:
-        asked.append(ConsumerSendMsgBack.read(request))
-        return answers[min(len(asked), len(answers)) - 1](request)
+        requests.append(ConsumerSendMsgBack.read(request))
+        return answers[min(len(requests), len(answers)) - 1](request)
 
     async def run() -> tuple[SendBackClient, SendBackResult]:
         async with serving({RequestCode.CONSUMER_SEND_MSG_BACK: handler}) as (_, address):
             pool = ConnectionPool()
             try:
                 mq: Any = SimpleNamespace(routes=RouteCache(address, set(gone)), pool=pool)
-                back = SendBackClient(mq, "g", lambda *what: told.append(what))
+                back = SendBackClient(mq, "g", lambda *what: reports.append(what))
                 async with asyncio.timeout(30):
                     return back, await back(MESSAGE, FAILURE)
             finally:
                 await pool.close()
 
-    back, fate = asyncio.run(run())
-    return back, fate, told, asked
+    back, result = asyncio.run(run())
+    return back, result, reports, requests
 
 
-def error(each: Exception) -> Callable[[Command], Command]:
+def error_answer(each: Exception) -> Callable[[Command], Command]:
     return lambda request: error_codec.error_response(request, each)
 
 
-def stored(**fields: object) -> Callable[[Command], Command]:
+def success_answer(**fields: object) -> Callable[[Command], Command]:
     return lambda request: request.response(ResponseCode.SUCCESS, fields)
 
 
@@ -96,44 +96,48 @@ DEFINITE = [
 
 
 @pytest.mark.parametrize("each", DEFINITE, ids=lambda each: type(each).__name__)
-def test_what_stays_so_ends_it_and_is_told(each: RayMQError, caplog: pytest.LogCaptureFixture) -> None:
-    """Fault 13.4: it was asked for ever."""
-    back, fate, told, asked = given_back([error(each)])
-    assert (fate, len(asked), back.given_up) == (GIVEN_UP, 1, 1)
-    assert [(queue, offset, type(reason)) for queue, offset, reason in told] == [(QUEUE, 5, type(each))]
+def test_permanent_error_ends_the_send_back_and_is_reported(each: RayMQError, caplog: pytest.LogCaptureFixture) -> None:
+    """Fault 13.4: the request was repeated forever."""
+    back, result, reports, requests = send_back([error_answer(each)])
+    assert (result, len(requests), back.given_up) == (GIVEN_UP, 1, 1)
+    assert [(queue, offset, type(reason)) for queue, offset, reason in reports] == [(QUEUE, 5, type(each))]
     assert MESSAGE.message_id in caplog.text
 
 
-def test_what_was_set_aside_ends_it_and_is_told() -> None:
-    back, fate, told, asked = given_back([stored(deadLetter=False, raymqSetAside="properties: too long")])
-    assert (fate, len(asked), back.given_up) == (GIVEN_UP, 1, 1)
-    assert "properties: too long" in str(told[0][2])
+def test_set_aside_answer_ends_the_send_back_and_is_reported() -> None:
+    back, result, reports, requests = send_back(
+        [success_answer(deadLetter=False, raymqSetAside="properties: too long")]
+    )
+    assert (result, len(requests), back.given_up) == (GIVEN_UP, 1, 1)
+    assert "properties: too long" in str(reports[0][2])
 
 
 @pytest.mark.parametrize("each", [ServerBusy("later"), StoreFull("full"), StoreFailed("disk"), OSError("what")])
-def test_what_may_pass_is_asked_again(each: Exception) -> None:
-    back, fate, told, asked = given_back([error(each), error(each), stored(deadLetter=True)])
-    assert (fate, len(asked), back.given_up, told) == (SendBackResult(dead=True), 3, 0, [])
+def test_temporary_error_repeats_the_send_back(each: Exception) -> None:
+    back, result, reports, requests = send_back(
+        [error_answer(each), error_answer(each), success_answer(deadLetter=True)]
+    )
+    assert (result, len(requests), back.given_up, reports) == (SendBackResult(dead=True), 3, 0, [])
 
 
-def test_an_error_without_a_meaning_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_error_is_repeated_a_limited_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send_back_client, "_MAX_REFUSALS", 3)
-    back, fate, _, asked = given_back([error(KeyError("a bug"))])
-    assert (fate, len(asked), back.given_up) == (GIVEN_UP, 3, 1)
+    back, result, _, requests = send_back([error_answer(KeyError("a bug"))])
+    assert (result, len(requests), back.given_up) == (GIVEN_UP, 3, 1)
 
 
-def test_a_broker_is_found_though_the_topic_was_deleted() -> None:
-    back, _, _, asked = given_back([stored(deadLetter=False)], gone=frozenset({"t"}))
-    assert (len(asked), back.given_up) == (1, 0)
+def test_broker_is_found_after_its_topic_was_deleted() -> None:
+    back, _, _, requests = send_back([success_answer(deadLetter=False)], gone=frozenset({"t"}))
+    assert (len(requests), back.given_up) == (1, 0)
 
 
-def test_a_send_back_carries_the_reason_and_brings_the_wait() -> None:
-    back, fate, _, asked = given_back([stored(deadLetter=False, raymqDelayMillis=10_000)])
-    assert (asked[0].failure, fate) == ("ValueError: bad", SendBackResult(delay_seconds=10.0))
+def test_send_back_has_the_reason_and_returns_the_delay() -> None:
+    back, result, _, requests = send_back([success_answer(deadLetter=False, raymqDelayMillis=10_000)])
+    assert (requests[0].failure, result) == ("ValueError: bad", SendBackResult(delay_seconds=10.0))
     assert back.given_up == 0
 
 
 @pytest.mark.parametrize("wait", ["", "-1", "x", "\u0661"])
-def test_a_wait_that_is_no_number_is_ignored(wait: str) -> None:
-    _, fate, _, _ = given_back([stored(deadLetter=False, raymqDelayMillis=wait)])
-    assert fate == SendBackResult()
+def test_invalid_delay_in_the_answer_is_ignored(wait: str) -> None:
+    _, result, _, _ = send_back([success_answer(deadLetter=False, raymqDelayMillis=wait)])
+    assert result == SendBackResult()

@@ -1,4 +1,4 @@
-"""The results of a batch: one per message, in order, over all of its parts, made when they are looked at."""
+"""Test the results of a batch: one per message, in order, over all of its parts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from raymq.client import unique_key
 from raymq.client.produce.sent_results import BatchResults, batch_error, results_of
 
 
-def sent(queue_id: int, first: int, count: int) -> SendOutcome:
+def send_outcome(queue_id: int, first: int, count: int) -> SendOutcome:
     offsets = first + np.arange(count)
     placed = RecordPositions("t", np.full(count, queue_id, np.int32), offsets, offsets * 1_000)
     return SendOutcome(SendStatus.SEND_OK, MessageQueue("t", "broker-a", queue_id), "127.0.0.1:10911", placed)
 
 
-def test_results_stand_in_the_messages_order() -> None:
-    parts = [sent(0, 7, 30), sent(3, 0, 1), sent(1, 5, 2)]
+def test_results_are_in_message_order() -> None:
+    parts = [send_outcome(0, 7, 30), send_outcome(3, 0, 1), send_outcome(1, 5, 2)]
     numbers: list[str | int] = [*range(32), "given"]
     results = BatchResults(parts, numbers)
     assert len(results) == 33
@@ -29,16 +29,16 @@ def test_results_stand_in_the_messages_order() -> None:
     assert results[30:] == [*results_of(parts[1], [30]), *results_of(parts[2], [31, "given"])]
 
 
-def test_they_equal_a_list_of_the_same() -> None:
-    results = BatchResults([sent(0, 0, 3)], range(3))
+def test_batch_results_equal_a_list_of_results() -> None:
+    results = BatchResults([send_outcome(0, 0, 3)], range(3))
     assert results == list(results)
-    assert results == BatchResults([sent(0, 0, 3)], range(3))
+    assert results == BatchResults([send_outcome(0, 0, 3)], range(3))
     assert results != list(results)[:2]
     assert results != 3
 
 
-def test_what_an_outbox_has_kept_is_not_named_to_be_sent_again() -> None:
-    """Leave what was kept out of both lists, or whoever repeats them sends it twice."""
+def test_batch_error_omits_messages_kept_in_the_outbox() -> None:
+    """A kept message in one of the lists would be sent twice."""
     failures: list[SendError] = [NotStored("not stored"), OutcomeUnknown("unknown")]
     kept: list[SendError] = [NotStored("not stored"), OutcomeUnknown("unknown")]
     for each in kept:

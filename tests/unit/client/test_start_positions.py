@@ -1,4 +1,4 @@
-"""Where a group begins in queues in which it has no offset, whatever its members find in which order."""
+"""Test where a group starts in queues without a committed offset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETRIED = MessageQueue(retry_topic("g"), "a", 0)
 
 
 class Brokers:
-    """A group's offsets; queues of `silent` brokers cannot be asked for."""
+    """The offsets of a group; requests to `silent` brokers fail."""
 
     def __init__(self, **silent: bool) -> None:
         self.offsets: dict[MessageQueue, int] = {}
@@ -52,7 +52,7 @@ def member(brokers: Brokers, rule: ConsumeFrom = LAST, *, clustering: bool = Tru
     return StartOffsets(brokers, rule, 1.0 if rule is TIMESTAMP else None, clustering=clustering)
 
 
-async def found(starts: StartOffsets, queues: Iterable[MessageQueue]) -> list[int]:
+async def find_offsets(starts: StartOffsets, queues: Iterable[MessageQueue]) -> list[int]:
     return [(await starts.find(queue))[0] for queue in queues]
 
 
@@ -65,79 +65,79 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("rule", "at_start", "later"), [(FIRST, MINIMUM, MINIMUM), (LAST, END, MINIMUM), (TIMESTAMP, MIDDLE, MIDDLE)]
 )
-def test_a_new_group_begins_by_its_rule_and_in_queues_that_come_later_where_nothing_is_skipped(
+def test_new_group_starts_by_its_rule_and_skips_no_later_queue(
     rule: ConsumeFrom, at_start: int, later: int, clustering: bool
 ) -> None:
     async def start() -> None:
         starts = member(Brokers(), rule, clustering=clustering)
         await starts.fix([A0, A1])
-        assert await found(starts, [A0, A1]) == [at_start, at_start]
-        assert await found(starts, [B0, RETRIED]) == [later, MINIMUM], "whatever failed is never skipped"
+        assert await find_offsets(starts, [A0, A1]) == [at_start, at_start]
+        assert await find_offsets(starts, [B0, RETRIED]) == [later, MINIMUM], "whatever failed is never skipped"
 
     asyncio.run(start())
 
 
-def test_the_first_member_fixes_the_start_of_all_queues_and_the_others_find_it() -> None:
+def test_first_member_fixes_the_start_offsets_of_all_queues() -> None:
     async def start() -> None:
         brokers = Brokers()
         await member(brokers).fix([A0, A1])
-        brokers.ends[A1] = END + 2  # it was sent to before the member came whose share the queue is
+        brokers.ends[A1] = END + 2  # messages arrived before the queue's member started
         second = member(brokers)
         await second.fix([A0, A1])
-        assert await found(second, [A0, A1]) == [END, END]
+        assert await find_offsets(second, [A0, A1]) == [END, END]
 
     asyncio.run(start())
 
 
-def test_members_that_start_at_the_same_time_agree_and_none_reads_what_was_there_before() -> None:
+def test_members_that_start_together_agree_on_the_end() -> None:
     async def start() -> None:
         brokers = Brokers()
         members = [member(brokers) for _ in range(3)]
         await asyncio.gather(*(each.fix([A0, A1, B0]) for each in members))
-        assert [await found(each, [A0, A1, B0]) for each in members] == [[END] * 3] * 3
+        assert [await find_offsets(each, [A0, A1, B0]) for each in members] == [[END] * 3] * 3
 
     asyncio.run(start())
 
 
-def test_a_queue_that_was_added_while_no_member_ran_begins_at_its_minimum() -> None:
+def test_queue_added_while_the_group_was_down_starts_at_minimum() -> None:
     async def start() -> None:
         brokers = Brokers()
         brokers.offsets[A0] = 6
         again = member(brokers)
         await again.fix([A0, A1, B0])
-        assert await found(again, [A0, A1, B0]) == [6, MINIMUM, MINIMUM]
+        assert await find_offsets(again, [A0, A1, B0]) == [6, MINIMUM, MINIMUM]
 
     asyncio.run(start())
 
 
-def test_a_broker_that_cannot_be_asked_when_the_group_starts_is_one_that_comes_later() -> None:
+def test_queue_of_an_unreachable_broker_starts_at_minimum() -> None:
     async def start() -> None:
         brokers = Brokers(b=True)
         starts = member(brokers)
         await starts.fix([A0, B0])
         brokers.silent.clear()
-        assert await found(starts, [A0, B0]) == [END, MINIMUM]
+        assert await find_offsets(starts, [A0, B0]) == [END, MINIMUM]
 
     asyncio.run(start())
 
 
-def test_a_topic_that_the_group_did_not_consume_before_begins_at_its_end() -> None:
+def test_topic_new_to_the_group_starts_at_its_end() -> None:
     async def start() -> None:
         brokers, other = Brokers(), MessageQueue("other", "a", 0)
         brokers.offsets[A0] = 6
         starts = member(brokers)
         await starts.fix([A0, other])
-        assert await found(starts, [A0, other]) == [6, END]
+        assert await find_offsets(starts, [A0, other]) == [6, END]
 
     asyncio.run(start())
 
 
-def test_a_member_for_itself_begins_at_the_end_once() -> None:
-    """A topic that was deleted and made anew, for example, is read from where it begins."""
+def test_broadcasting_member_starts_at_the_end_once() -> None:
+    """Later lookups return the minimum, for example after the topic was deleted and created again."""
 
     async def start() -> None:
         starts = member(Brokers(), clustering=False)
         await starts.fix([A0])
-        assert await found(starts, [A0, A0]) == [END, MINIMUM]
+        assert await find_offsets(starts, [A0, A0]) == [END, MINIMUM]
 
     asyncio.run(start())

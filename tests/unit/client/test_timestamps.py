@@ -1,4 +1,4 @@
-"""Times that a user gives: seconds, aware datetimes and texts pass; milliseconds and naive datetimes do not."""
+"""Test times given by users: valid are seconds, aware datetimes and texts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def push(value: Any) -> Any:
         return PushConsumer(mq, "g", {"t": "*"}, print, **settings)
 
 
-#: Whatever takes a time and needs no cluster for its check.
+#: All calls that take a time and check it without a cluster.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "argument": lambda value: arguments.timestamp("at", value),
     "reset": lambda value: milliseconds_or_end("at", value),
@@ -65,14 +65,14 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     [MILLISECONDS, MILLISECONDS * 1_000, time.time() + 101 * 366 * 86_400],
     ids=["milliseconds", "microseconds", "101 years ahead"],
 )
-def test_milliseconds_are_refused_and_the_error_says_so(call: Callable[[Any], Any], value: float) -> None:
+def test_milliseconds_are_refused_with_a_hint(call: Callable[[Any], Any], value: float) -> None:
     with pytest.raises(InvalidInput, match="seconds since 1970; this looks like milliseconds"):
         call(value)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "spark column"])
 @pytest.mark.parametrize("value", [math.nan, -math.inf, -1, -0.5])
-def test_a_number_that_is_no_time_is_refused(name: str, value: float) -> None:
+def test_number_outside_the_time_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(InvalidInput):
         CALLS[name](value)
 
@@ -87,21 +87,21 @@ def test_bools_texts_and_naive_datetimes_are_refused(name: str, value: Any) -> N
         CALLS[name](value)
 
 
-def test_a_naive_datetime_is_told_what_it_lacks() -> None:
+def test_naive_datetime_error_asks_for_a_time_zone() -> None:
     for call in (CALLS["argument"], CALLS["message"], CALLS["spark option"]):
         with pytest.raises(InvalidInput, match="without a time zone") as caught:
             call(NOON.replace(tzinfo=None))
         assert "astimezone" in caught.value.remedy
 
 
-def test_an_aware_datetime_is_its_seconds() -> None:
+def test_aware_datetime_is_converted_to_seconds() -> None:
     assert arguments.timestamp("at", NOON) == NOON.timestamp()
     assert check_position("start", NOON) == option(NOON) == NOON.timestamp()
     soon = datetime.now(UTC) + timedelta(hours=1)
     assert Message("t", b"x", deliver_at=soon).deliver_at == soon.timestamp()
 
 
-def test_infinity_is_the_end_for_resets_alone() -> None:
+def test_infinity_is_accepted_only_by_offset_resets() -> None:
     assert milliseconds_or_end("at", math.inf) == FAR_FUTURE_MS
     for name in CALLS.keys() - {"reset"}:
         with pytest.raises(InvalidInput):
@@ -111,14 +111,14 @@ def test_infinity_is_the_end_for_resets_alone() -> None:
 @pytest.mark.parametrize(
     "call", [lambda at: checked_due_time("deliver_at", at), CALLS["message"], CALLS["spark column"]]
 )
-def test_a_delivery_over_40_days_ahead_is_refused_at_once(call: Callable[[Any], Any]) -> None:
+def test_delivery_over_40_days_ahead_is_refused(call: Callable[[Any], Any]) -> None:
     call(time.time() + 39.9 * 86_400)
     with pytest.raises(InvalidInput, match="seconds since 1970, at most 40 days ahead") as caught:
         call(time.time() + 40.1 * 86_400)
     assert caught.value.field == "deliver_at"
 
 
-def test_texts_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_times_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
@@ -136,19 +136,19 @@ def test_texts_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "", "2x", "-2h", "h", "inf", "2025-13-01", "2h ago"])
-def test_texts_that_are_no_time_are_refused(text: str) -> None:
+def test_invalid_command_line_times_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_time("to", text)
 
 
-def test_spans() -> None:
+def test_command_line_durations_are_parsed() -> None:
     assert (parse_duration("d", "90s"), parse_duration("d", "2.5"), parse_duration("d", "1h30m")) == (90, 2.5, 5_400)
     for text in ("x", "-1", "nan", "400d"):
         with pytest.raises(InvalidInput):
             parse_duration("d", text)
 
 
-def test_tables_show_times_spans_and_ratios_as_people_read_them() -> None:
+def test_tables_show_readable_times_durations_and_ratios() -> None:
     assert [format_duration(each) for each in (0.25, 12, 59.7, 180, 3_600, 7_800, 200_000, 350_000)] == [
         *("0.25 s", "12 s", "1 min", "3 min", "1 h", "2 h 10 min", "2 d 8 h", "4 d 1 h")
     ]

@@ -1,4 +1,4 @@
-"""An argument of the wrong kind is a TypeError that names what is wanted, in every constructor and call."""
+"""Test that an argument of a wrong type raises a TypeError that names the expected type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUBSCRIPTIONS = {"t": "*"}
 
 @pytest.fixture
 def mq() -> Iterator[Connection]:
-    """A connection to nobody: what is wrong is said before anything is asked."""
+    """Yield a connection without a server: types are checked before any request."""
     with Connection(["127.0.0.1:9"]) as connection:
         yield connection
 
@@ -43,12 +43,12 @@ def mq() -> Iterator[Connection]:
         lambda: Admin(None),  # type: ignore[arg-type]
     ],
 )
-def test_a_client_wants_a_connection(make: Callable[[], object]) -> None:
+def test_client_without_a_connection_raises_type_error(make: Callable[[], object]) -> None:
     with pytest.raises(TypeError, match=r"mq must be a connection, as cluster.start\(\) and cluster.connect\(\)"):
         make()
 
 
-def test_a_consumer_wants_a_mapping_and_a_function(mq: Connection) -> None:
+def test_consumer_checks_subscriptions_and_listener(mq: Connection) -> None:
     with pytest.raises(TypeError, match="subscriptions must be a mapping of topics"):
         PushConsumer(mq, "g", print, SUBSCRIPTIONS)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="subscriptions must be a mapping of topics"):
@@ -57,7 +57,7 @@ def test_a_consumer_wants_a_mapping_and_a_function(mq: Connection) -> None:
         PushConsumer(mq, "g", SUBSCRIPTIONS, "listener")  # type: ignore[arg-type]
 
 
-def test_sends_want_messages(mq: Connection) -> None:
+def test_send_of_other_objects_raises_type_error(mq: Connection) -> None:
     with Producer(mq, "p") as producer:
         for send in (producer.send, producer.send_async, producer.send_oneway):
             for wrong in ("t", b"x", {"topic": "t"}):
@@ -72,23 +72,23 @@ def test_sends_want_messages(mq: Connection) -> None:
 
 
 @pytest.mark.parametrize("topic", [5, b"t", ["t"], {}, None])
-def test_a_message_wants_a_topic_of_text(topic: Any) -> None:
+def test_message_topic_of_another_type_raises_type_error(topic: Any) -> None:
     with pytest.raises(TypeError, match="topic must be str, not"):
         Message(topic, b"x")
 
 
-def test_a_body_of_text_says_how_to_encode_it() -> None:
+def test_text_body_error_suggests_encode() -> None:
     with pytest.raises(TypeError, match=r"body must be bytes, not str: .*\.encode\(\)"):
         Message("t", "text")  # type: ignore[arg-type]
 
 
-def test_an_empty_body_names_the_brokers_limit() -> None:
+def test_empty_body_error_names_max_message_bytes() -> None:
     with pytest.raises(InvalidInput, match="body: at least 1 byte, at most the brokers' max_message_bytes"):
         Message("t", b"")
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "queue", ("t", "a", 0)])
-def test_a_wrong_queue_is_an_invalid_input_too(wrong: Any) -> None:
+def test_wrong_queue_type_is_also_invalid_input(wrong: Any) -> None:
     with pytest.raises(WrongType) as caught:
         arguments.queue("queue", wrong)
     assert isinstance(caught.value, InvalidInput)
@@ -111,7 +111,7 @@ def test_a_wrong_queue_is_an_invalid_input_too(wrong: Any) -> None:
         (float("inf"), "inf"),
     ],
 )
-def test_numbers_are_written_for_people(value: float, shown: str) -> None:
+def test_numbers_in_messages_are_readable(value: float, shown: str) -> None:
     assert number_text(value) == shown
 
 
@@ -119,15 +119,15 @@ def test_numbers_are_written_for_people(value: float, shown: str) -> None:
     ("seconds", "said"),
     [(3.0, "no answer within 3 s"), (2.9996, "no answer within 3 s"), (0.1, "no answer within 0.1 s")],
 )
-def test_a_missing_answer_says_how_long_it_was_waited_for(seconds: float, said: str) -> None:
+def test_timeout_text_has_the_seconds(seconds: float, said: str) -> None:
     assert no_answer_within(seconds) == said
 
 
 @pytest.mark.parametrize("seconds", [-0.000448, 0.0, 1e-9])
-def test_time_that_was_over_is_no_number(seconds: float) -> None:
+def test_timeout_text_without_time_left_has_no_number(seconds: float) -> None:
     assert no_answer_within(seconds) == "no answer: no time was left to wait for one"
 
 
-def test_the_longest_time_is_written_for_people() -> None:
+def test_duration_error_has_a_readable_maximum() -> None:
     with pytest.raises(InvalidInput, match=r"timeout: 0 to 31,536,000 seconds \(a year\); got"):
         arguments.duration("timeout", 1e12)

@@ -1,4 +1,4 @@
-"""The `raymq` command that is interrupted before it has begun, and how it finds its cluster."""
+"""Test the `raymq` command: interrupts during its import, and how it finds its cluster."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ COMMAND = [sys.executable, "-c", "from raymq.cluster.command import main; main()
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("library", ["click", "numpy", "pyarrow"])
-def test_a_command_that_is_interrupted_while_it_is_loaded_leaves_no_traceback(
-    which: signal.Signals, library: str
-) -> None:
-    """The first two seconds ended in a KeyboardInterrupt out of whatever was being imported."""
-    told = "import sys; sys.meta_path.insert(0, type('', (), {'find_spec': staticmethod(tell)}))"
+def test_command_interrupted_during_import_has_no_traceback(which: signal.Signals, library: str) -> None:
+    """Cover a regression: an interrupt in the first two seconds printed a traceback."""
+    insert_finder = "import sys; sys.meta_path.insert(0, type('', (), {'find_spec': staticmethod(tell)}))"
     tell = (
         "import os, time\n"
         "def tell(name, *_):\n"
@@ -29,19 +27,19 @@ def test_a_command_that_is_interrupted_while_it_is_loaded_leaves_no_traceback(
         "        os.write(1, b'there')\n"
         "        time.sleep(60)\n"
     )
-    program = f"{tell}{told}\n{COMMAND[2]}"
+    program = f"{tell}{insert_finder}\n{COMMAND[2]}"
     with subprocess.Popen(
         [sys.executable, "-c", program, *COMMAND[3:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.read(5) == b"there"
         process.send_signal(which)
-        _, said = process.communicate(timeout=30)
-    assert said == b"interrupted\n"
+        _, error_output = process.communicate(timeout=30)
+    assert error_output == b"interrupted\n"
     assert process.returncode == 128 + which
 
 
-def test_what_a_shell_runs_behind_itself_is_not_interrupted_by_its_terminal() -> None:
+def test_background_command_keeps_ignoring_sigint() -> None:
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "from raymq.cluster import command, cli\n"
@@ -52,7 +50,7 @@ def test_what_a_shell_runs_behind_itself_is_not_interrupted_by_its_terminal() ->
     assert done.stdout == "True\n"
 
 
-def test_a_command_whose_stdout_is_closed_ends_as_it_would_otherwise(tmp_path: Path) -> None:
+def test_command_with_closed_stdout_ends_normally(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-c",
@@ -67,7 +65,7 @@ def test_a_command_whose_stdout_is_closed_ends_as_it_would_otherwise(tmp_path: P
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """By which way the cluster was looked for; this user has noted one that answers."""
+    """Return the connect calls; this user's cluster file names a cluster that answers."""
     taken: list[str] = []
 
     def connect(namespace: str = "", address: str = "", *, name_servers: object = None, tls: object = None) -> None:
@@ -101,7 +99,7 @@ NOTED, SERVERS = "('noted:1',)", "env:1"
         (["--name-servers", "said:2", "--address", "said:1"], {}, "said:2"),
     ],
 )
-def test_a_cluster_is_looked_for_where_it_is_said_then_by_the_environment_then_by_notes(
+def test_cluster_is_found_by_options_then_environment_then_file(
     ways: list[str], said: list[str], environment: dict[str, str], way: str
 ) -> None:
     CliRunner().invoke(cli.main_group, [*said, "topic", "list"], env=environment)

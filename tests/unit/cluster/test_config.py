@@ -1,4 +1,4 @@
-"""The settings: every key documented once, every shipped file loads, nothing unknown gets through."""
+"""Test the settings: every key is documented, shipped files load, and unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_shipped_files_load(repository: Path, name: str) -> None:
     assert loaded == ClusterConfig.load(yaml.safe_load((repository / "configs" / name).read_text()))
 
 
-def test_what_the_shipped_files_change(repository: Path) -> None:
+def test_shipped_files_change_these_settings(repository: Path) -> None:
     configs = repository / "configs"
     assert ClusterConfig.load(configs / "embedded.yaml") == ClusterConfig()
     assert ClusterConfig.load(configs / "local.yaml") == ClusterConfig(port=9876, auto_create_topics=True)
@@ -42,7 +42,7 @@ def test_settings_survive_json_for_comparison() -> None:
     assert config.store == {"flush": "sync", "index_slots": 10}
 
 
-def test_what_an_acknowledged_message_is_may_be_said() -> None:
+def test_replication_settings_are_loaded() -> None:
     config = ClusterConfig.load({"replication": "sync", "min_in_sync": 2})
     assert (config.replication, config.min_in_sync, config.store) == ("sync", 2, {})
     assert json.loads(json.dumps(config.as_dict())) == config.as_dict()
@@ -95,18 +95,18 @@ def test_tls_is_on_with_a_certificate() -> None:
         {"tls_cert_file": "own.pem", "tls_key_file": "own.key", "tls_check_host": "no"},
     ],
 )
-def test_refused(config: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         ClusterConfig.load(config)
 
 
-def test_an_hour_without_quotation_marks_is_one() -> None:
+def test_unquoted_hour_is_accepted() -> None:
     assert ClusterConfig.load({"delete_at_hour": 5}).store == {"delete_at_hour": "05"}
     assert ClusterConfig.load({"delete_at_hour": 4}) == ClusterConfig()
 
 
 @pytest.mark.parametrize("name", ["access_control", "transaction_check_after"])
-def test_a_setting_of_what_is_not_built_yet_says_so(name: str) -> None:
+def test_setting_of_a_missing_feature_is_refused_with_a_hint(name: str) -> None:
     with pytest.raises(InvalidInput, match="not in this version") as caught:
         ClusterConfig.load({name: 1})
     assert caught.value.field == name
@@ -120,7 +120,7 @@ def test_a_setting_of_what_is_not_built_yet_says_so(name: str) -> None:
         "port: 0001-01-01T00:00:00+23:00\n",
     ],
 )
-def test_files_that_are_no_mapping(tmp_path: Path, content: str) -> None:
+def test_file_without_a_mapping_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(InvalidInput):
@@ -129,7 +129,7 @@ def test_files_that_are_no_mapping(tmp_path: Path, content: str) -> None:
         ClusterConfig.load(tmp_path / "missing.yaml")
 
 
-def test_every_setting_says_what_it_does_and_allows_its_default() -> None:
+def test_every_setting_has_a_description_and_a_valid_default() -> None:
     for setting in SETTINGS.values():
         assert setting.description.endswith("."), setting.name
         assert setting.allowed, setting.name
@@ -158,39 +158,39 @@ def test_misspelt_key_gets_a_suggestion() -> None:
     assert caught.value.remedy == "did you mean retention_hours?"
 
 
-def test_all_problems_of_a_file_are_found_at_once() -> None:
+def test_all_problems_of_a_file_are_reported_together() -> None:
     wrong = {"flush": "never", "port": -1, "colour": "red", "index_slots": 7, "max_message_bytes": 0}
     assert [error.field for error in ClusterConfig.problems(wrong)] == ["flush", "port", "config", "max_message_bytes"]
     assert ClusterConfig.problems({"tls_cert_file": "own.pem"})[0].field == "tls_cert_file"
     assert ClusterConfig.problems({"flush": "sync"}) == []
 
 
-def config_command(*arguments: str) -> tuple[int, str]:
+def run_config_command(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(main_group, ["config", *arguments])
     return result.exit_code, result.output
 
 
 def test_config_show_lists_every_setting(repository: Path) -> None:
-    code, told = config_command("show", "--json")
+    code, output = run_config_command("show", "--json")
     assert code == 0
-    assert {each["setting"]: each["value"] for each in json.loads(told)} == ClusterConfig.defaults()
-    code, told = config_command("show", str(repository / "configs" / "durable.yaml"))
+    assert {each["setting"]: each["value"] for each in json.loads(output)} == ClusterConfig.defaults()
+    code, output = run_config_command("show", str(repository / "configs" / "durable.yaml"))
     assert code == 0
-    assert "flush: sync   # default: async" in told
-    assert all(f"\n{name}: " in f"\n{told}" for name in SETTINGS)
+    assert "flush: sync   # default: async" in output
+    assert all(f"\n{name}: " in f"\n{output}" for name in SETTINGS)
 
 
-def test_config_check_names_what_is_wrong(tmp_path: Path) -> None:
+def test_config_check_reports_problems(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text("flush: sync\nretention_hours: 24\n")
-    assert config_command("check", str(path)) == (
+    assert run_config_command("check", str(path)) == (
         0,
         f"{path}: fine, 2 of {len(SETTINGS)} settings differ from their defaults\n",
     )
     path.write_text("flush: never\nport: -1\n")
-    code, told = config_command("check", str(path), "--json")
+    code, output = run_config_command("check", str(path), "--json")
     assert code == 1
-    assert [each["setting"] for each in json.loads(told)["problems"]] == ["flush", "port"]
-    code, told = config_command("check", str(path))
+    assert [each["setting"] for each in json.loads(output)["problems"]] == ["flush", "port"]
+    code, output = run_config_command("check", str(path))
     assert code == 1
-    assert "a whole number from 0 to 65535" in told
+    assert "a whole number from 0 to 65535" in output

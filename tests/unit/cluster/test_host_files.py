@@ -1,4 +1,4 @@
-"""What machines have on their disks says which machine an actor belongs to, whatever the machine is called."""
+"""Test that the files on its disks decide which actors belong to a machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raymq.cluster.host_files import local_actor_names, locate_actor
 from raymq.cluster.replica_placement import LAYOUT_FILE, place_replicas
 
 
-def test_a_root_tells_whose_files_it_has(tmp_path: Path) -> None:
+def test_local_actor_names_are_read_from_the_root(tmp_path: Path) -> None:
     for folder in ("broker-a/raymq", "broker-b.1/raymq", "broker-c", "broker-x.y/raymq", "keeper-9"):
         (tmp_path / folder).mkdir(parents=True)
     for file in ("name-server-0.json", "name-server-0.kv.json", "keeper-2.record", "raymq-cluster.json", "broker-d"):
@@ -32,18 +32,18 @@ def test_a_root_tells_whose_files_it_has(tmp_path: Path) -> None:
         ("h1", {"h1": {"broker-a"}, "h2": {"broker-a"}}, "h1"),
     ],
 )
-def test_disks_count_more_than_what_was_written(
+def test_files_on_disk_override_the_saved_layout(
     written: str | None, seen: dict[str, set[str]], machine: str | None
 ) -> None:
     assert locate_actor("broker-a", written, seen) == machine
 
 
-def test_of_two_copies_none_is_guessed() -> None:
+def test_two_copies_of_an_actor_raise_an_error() -> None:
     with pytest.raises(BrokerUnavailable, match="h2, h3"):
         locate_actor("broker-a", "h1", {"h2": {"broker-a"}, "h3": {"broker-a"}})
 
 
-def test_machines_with_other_names_have_the_brokers_that_their_disks_hold(tmp_path: Path) -> None:
+def test_brokers_follow_their_files_to_renamed_machines(tmp_path: Path) -> None:
     place_replicas(tmp_path, 2, 2, ["h1", "h2"])
     seen = {"new-1": {"broker-b", "broker-a.1"}, "new-2": {"broker-a", "broker-b.1"}}
     expected = {"broker-a": "new-2", "broker-b": "new-1", "broker-a.1": "new-1", "broker-b.1": "new-2"}
@@ -51,8 +51,8 @@ def test_machines_with_other_names_have_the_brokers_that_their_disks_hold(tmp_pa
     assert json.loads((tmp_path / LAYOUT_FILE).read_text())["brokers"] == expected
 
 
-def test_a_machine_that_is_away_is_missed_also_where_the_layout_is_gone(tmp_path: Path) -> None:
-    """An empty broker in its place would hide that there are messages elsewhere."""
+def test_missing_machine_is_noticed_without_a_layout(tmp_path: Path) -> None:
+    """An empty broker in its place would hide the messages on the missing machine."""
     seen = {"h1": {"broker-a"}, "h2": set[str]()}
     with pytest.raises(BrokerUnavailable, match=r"broker-b.*no machine has"):
         place_replicas(tmp_path, 2, 1, ["h1", "h2"], seen)
@@ -60,6 +60,6 @@ def test_a_machine_that_is_away_is_missed_also_where_the_layout_is_gone(tmp_path
     assert place_replicas(tmp_path, 2, 1, ["h1", "h2"], seen) == {"broker-a": "h1", "broker-b": "h2"}
 
 
-def test_groups_that_have_more_replicas_on_disks_are_not_started_with_fewer(tmp_path: Path) -> None:
+def test_group_is_not_started_with_fewer_replicas_than_on_disk(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2, as the groups"):
         place_replicas(tmp_path, 1, 1, ["h1", "h2"], {"h1": {"broker-a"}, "h2": {"broker-a.1"}})

@@ -1,4 +1,4 @@
-"""`raymq cluster start` that is interrupted: it takes away what it has made, and nothing else."""
+"""Test an interrupted `raymq cluster start`: it removes only what it has created."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from raymq.cluster.cli import main_group
 from raymq.cluster.cluster_config import ClusterConfig
 
 
-class Started:
-    """What a start returns, and whether it was stopped."""
+class FakeCluster:
+    """The result of a start; `is_stopped` tells whether `stop` was called."""
 
     name_servers = ("127.0.0.1:9",)
 
@@ -37,7 +37,7 @@ class Started:
         pass
 
 
-#: A start that ends by a signal while its stderr cannot be written.
+#: A program whose start ends by a signal while its stderr cannot be written.
 STOPPED = """
 import os, signal, threading
 from raymq.cluster import cli_cluster
@@ -69,7 +69,7 @@ def handlers_as_before() -> Any:
 
 
 def call_after_handlers(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have `call` called whenever a signal handler that is set from now on has returned."""
+    """Call `call` after each signal handler that is set from now on."""
     begin = signal.signal
 
     def telling(number: int, handler: Any) -> Any:
@@ -86,14 +86,14 @@ def call_after_handlers(call: Callable[[], object], monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("is_new", "owns_ray", "stops"), [(False, False, False), (True, False, True), (True, True, True)]
 )
-def test_a_cluster_that_was_there_before_goes_on(
+def test_interrupted_start_stops_only_a_cluster_it_created(
     which: signal.Signals, is_new: bool, owns_ray: bool, stops: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start that joined one, and was given up by a supervisor's time-out, stopped it for everybody."""
-    made = Started(is_new=is_new, owns_ray=owns_ray)
+    """Cover a regression: an interrupted start stopped the cluster that it had joined."""
+    made = FakeCluster(is_new=is_new, owns_ray=owns_ray)
     handled = threading.Event()
 
-    def start(*_: Any, **__: Any) -> Started:
+    def start(*_: Any, **__: Any) -> FakeCluster:
         os.kill(os.getpid(), which)
         assert handled.wait(30)
         return made
@@ -104,30 +104,30 @@ def test_a_cluster_that_was_there_before_goes_on(
     assert (done.exit_code, made.is_stopped) == (128 + which, stops)
 
 
-def test_the_exit_code_is_that_of_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tell a supervisor of its own signal, whatever comes behind it."""
+def test_first_signal_determines_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor expects the exit code of its own signal, although another one may follow."""
     handled = threading.Semaphore(0)
 
-    def start(*_: Any, **__: Any) -> Started:
+    def start(*_: Any, **__: Any) -> FakeCluster:
         for which in (signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), which)
             assert handled.acquire(timeout=30)
-        return Started(is_new=True, owns_ray=True)
+        return FakeCluster(is_new=True, owns_ray=True)
 
     monkeypatch.setattr(bootstrap, "start", start)
     call_after_handlers(handled.release, monkeypatch)
     assert CliRunner().invoke(main_group, ["cluster", "start"]).exit_code == 128 + signal.SIGTERM
 
 
-def test_a_start_that_does_not_come_to_its_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor that waits ten seconds would kill it, and what it has started with it."""
+def test_unfinished_start_is_aborted_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that waits ten seconds would kill the start with all its processes."""
     broken_off = threading.Event()
     codes = []
 
-    def start(*_: Any, **__: Any) -> Started:
+    def start(*_: Any, **__: Any) -> FakeCluster:
         os.kill(os.getpid(), signal.SIGTERM)
         assert broken_off.wait(30)
-        return Started(is_new=True, owns_ray=True)
+        return FakeCluster(is_new=True, owns_ray=True)
 
     def break_off(namespace: str, exit_code: int) -> None:
         codes.append((namespace, exit_code))
@@ -140,8 +140,8 @@ def test_a_start_that_does_not_come_to_its_end_is_broken_off(monkeypatch: pytest
     assert codes[0] == ("slow", 128 + signal.SIGTERM)
 
 
-def test_a_closed_terminal_leaves_the_exit_code_as_it_is() -> None:
-    """End with 0 where Python buffers what could not be written."""
+def test_closed_terminal_keeps_the_exit_code() -> None:
+    """The exit code stays 0 although Python buffers text that cannot be written."""
     reader, writer = os.pipe()
     os.close(reader)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -152,18 +152,18 @@ def test_a_closed_terminal_leaves_the_exit_code_as_it_is() -> None:
     assert done.returncode == 0
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "start", lambda *_, **__: Started(is_new=True, owns_ray=False))
+def test_ignored_hangup_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "start", lambda *_, **__: FakeCluster(is_new=True, owns_ray=False))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     assert CliRunner().invoke(main_group, ["cluster", "start"]).exit_code == 0
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize("abandoned", [False, True])
-def test_a_start_that_fails_kills_nothing_that_is_being_stopped(
+def test_failed_start_kills_no_actor_that_is_being_stopped(
     abandoned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that was killed amid its stop left its abort file."""
+    """Cover a regression: a broker killed during its stop left its abort file."""
     made: list[str] = []
     killed: list[list[str]] = []
 

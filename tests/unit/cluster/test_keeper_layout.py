@@ -1,4 +1,4 @@
-"""How many keepers a cluster has, what a start writes down of them, and what is said of each."""
+"""Test the number of keepers, their saved layout, and their reported state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raymq.storage.files import json_file
 
 
 @pytest.mark.parametrize(("hosts", "count"), [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (50, 5)])
-def test_the_loss_of_one_host_is_borne_from_three_on(hosts: int, count: int) -> None:
+def test_keeper_count_depends_on_the_number_of_hosts(hosts: int, count: int) -> None:
     assert keeper_count(hosts) == count
     layout = KeeperLayout.initial([f"broker_h{each}" for each in range(hosts)])
     assert list(layout.resources) == list(range(1, count + 1))
@@ -25,7 +25,7 @@ def test_the_loss_of_one_host_is_borne_from_three_on(hosts: int, count: int) -> 
     assert len(set(layout.incarnations.values())) == count
 
 
-def test_a_layout_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_keeper_layout_is_read_as_written(tmp_path: Path) -> None:
     file = tmp_path / keeper_bootstrap.LAYOUT_FILE
     assert json_file.load_as(file, KeeperLayout.from_json) is None
     initial = KeeperLayout.initial(["a", "b", "c"])
@@ -36,13 +36,13 @@ def test_a_layout_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"resources": {}}', '{"resources": 5, "incarnations": {}, "known": 1}'])
-def test_a_layout_of_another_form_is_damage(tmp_path: Path, text: str) -> None:
+def test_invalid_keeper_layout_raises_store_corrupt(tmp_path: Path, text: str) -> None:
     (tmp_path / keeper_bootstrap.LAYOUT_FILE).write_text(text)
     with pytest.raises(StoreCorrupt):
         json_file.load_as(tmp_path / keeper_bootstrap.LAYOUT_FILE, KeeperLayout.from_json)
 
 
-def test_keepers_whose_machines_are_missing_are_not_founded(tmp_path: Path) -> None:
+def test_keepers_with_a_missing_machine_are_not_created(tmp_path: Path) -> None:
     file = tmp_path / keeper_bootstrap.LAYOUT_FILE
     json_file.save(file, KeeperLayout.initial(["a", "b", "c"]).to_json(), KeeperLayout.from_json)
     with pytest.raises(BrokerUnavailable, match="b"):
@@ -58,17 +58,17 @@ def status(
 ADDRESSES = {1: "h:1", 2: "h:2", 3: "h:3"}
 
 
-def test_a_voter_is_who_stands_in_the_newest_set_and_has_a_voice() -> None:
-    told = {1: status(1, "a"), 2: status(2, "b", "quiet"), 3: None}
-    found = keepers_of(ADDRESSES, told)
+def test_voters_are_the_voting_members_of_the_newest_set() -> None:
+    statuses = {1: status(1, "a"), 2: status(2, "b", "quiet"), 3: None}
+    found = keepers_of(ADDRESSES, statuses)
     assert [(each.id, each.pid, each.voter, each.state) for each in found] == [
         (1, 101, True, "running"),
         (2, 102, True, "quiet"),
         (3, None, True, "unreachable"),
     ]
-    # Keeper 3 was let go, and does not know it; keeper 2 was taken in anew and the former one still answers.
-    told = {1: status(1, "a", newest=7, members="ax"), 2: status(2, "b"), 3: status(3, "c")}
-    assert [each.voter for each in keepers_of(ADDRESSES, told)] == [True, False, False]
-    told = {1: status(1, "", "empty", newest=0), 2: status(2, "b", "older copy"), 3: status(3, "c", "failed")}
-    assert [each.voter for each in keepers_of(ADDRESSES, told)] == [False, False, False]
+    # Keeper 3 was removed and does not know it; keeper 2 was replaced, and the former one still answers.
+    statuses = {1: status(1, "a", newest=7, members="ax"), 2: status(2, "b"), 3: status(3, "c")}
+    assert [each.voter for each in keepers_of(ADDRESSES, statuses)] == [True, False, False]
+    statuses = {1: status(1, "", "empty", newest=0), 2: status(2, "b", "older copy"), 3: status(3, "c", "failed")}
+    assert [each.voter for each in keepers_of(ADDRESSES, statuses)] == [False, False, False]
     assert [each.voter for each in keepers_of(ADDRESSES, dict.fromkeys(ADDRESSES))] == [None, None, None]

@@ -1,4 +1,4 @@
-"""What an embedded Ray is started with, and what joining one leaves as it is."""
+"""Test the settings of an embedded Ray, and that joining a Ray keeps signal handlers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRELOAD = "RAY_preload_python_modules"
     ("spare", "given", "expected"),
     [("1", None, "raymq.actors.broker_actor"), ("0", None, None), ("1", "mine", "mine"), ("1", "", "")],
 )
-def test_an_embedded_ray_imports_a_brokers_modules_ahead(
+def test_embedded_ray_preloads_broker_modules(
     monkeypatch: pytest.MonkeyPatch, spare: str, given: str | None, expected: str | None
 ) -> None:
     monkeypatch.setattr(os, "environ", {SPARE_PROCESS: spare} | ({} if given is None else {PRELOAD: given}))
@@ -29,14 +29,14 @@ def test_an_embedded_ray_imports_a_brokers_modules_ahead(
     assert os.environ.get(PRELOAD) == expected
 
 
-def test_a_programs_sigterm_handler_outlives_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray sets one of its own, also in the place of what asyncio has set."""
+def test_join_keeps_the_sigterm_handler_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sets its own handler, and replaces also one that asyncio has set."""
 
     def init(**_: Any) -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)
 
     class Handler:
-        __hash__ = None  # type: ignore[assignment]  # as a dataclass has none
+        __hash__ = None  # type: ignore[assignment]  # unhashable, as a dataclass is
 
         def __call__(self, *_: object) -> None:
             pass
@@ -54,8 +54,8 @@ def test_a_programs_sigterm_handler_outlives_the_connection(monkeypatch: pytest.
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_programs_sigterm_handler_outlives_a_join_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the program's handler where Ray has set its own and then raised."""
+def test_failed_join_keeps_the_sigterm_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sets its own handler and then raises; the program's handler is restored."""
 
     def init(**_: Any) -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -74,7 +74,7 @@ def test_a_programs_sigterm_handler_outlives_a_join_that_fails(monkeypatch: pyte
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_cluster_that_another_process_runs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_of_another_process_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     known = cluster_file.ClusterEndpoint(("127.0.0.1:1",), pid=os.getppid())
     monkeypatch.setattr(cluster_file, "load", lambda _: known)
     monkeypatch.setattr(cluster_file_check, "verified_name_servers", lambda *_: known.name_servers)

@@ -1,4 +1,4 @@
-"""The command line says in its own commands what errors say by Python's names."""
+"""Test that the command line replaces Python calls in errors by its own commands."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from raymq.cluster.shell_remedies import COMMANDS, in_shell_words
         (TopicUnavailable("t", ["broker-a"]), "Admin.cluster_info()", "`raymq cluster status`"),
     ],
 )
-def test_a_remedy_is_in_the_callers_language(error: Exception, python: str, shell: str) -> None:
+def test_remedy_is_translated_to_shell_commands(error: Exception, python: str, shell: str) -> None:
     assert python in str(error)
     assert shell in in_shell_words(str(error))
     assert "Admin" not in in_shell_words(str(error))
 
 
-def test_no_answer_names_how_to_start_a_cluster() -> None:
+def test_missing_cluster_hint_names_the_start_command() -> None:
     assert "cluster.start()" in NO_CLUSTER_HINT
     assert in_shell_words(NO_CLUSTER_HINT) == (
         "`raymq cluster start` starts a cluster; --name-servers names those of another one"
     )
 
 
-def test_a_worker_logs_in_the_shells_words() -> None:
+def test_worker_log_uses_shell_commands() -> None:
     warning = logging.LogRecord("raymq.consumer", logging.WARNING, "", 1, str(topic_not_found("orders")), (), None)
     own = logging.LogRecord("shop", logging.WARNING, "", 1, 'Admin.create_topic("orders")', (), None)
     log = cli_worker.WorkerLog("%(message)s")
@@ -57,17 +57,17 @@ def test_a_worker_logs_in_the_shells_words() -> None:
     assert log.format(own) == 'Admin.create_topic("orders")'
 
 
-def test_text_of_users_stays_as_it_is() -> None:
+def test_other_text_stays_unchanged() -> None:
     for text in ("Administrator.x", "my_cluster.config", "topic Admin does not exist", "Admin.nonsense(1)"):
         assert in_shell_words(text) == text
 
 
-def test_topics_of_groups_are_not_to_be_created() -> None:
+def test_missing_retry_topic_has_no_remedy() -> None:
     assert topic_not_found("%RETRY%g").remedy == ""
 
 
 @pytest.mark.parametrize("command", COMMANDS.values())
-def test_each_command_that_is_named_exists(command: str) -> None:
+def test_each_named_command_exists(command: str) -> None:
     found = main_group
     for word in command.split()[1:]:
         assert isinstance(found, Group)
@@ -75,17 +75,17 @@ def test_each_command_that_is_named_exists(command: str) -> None:
         assert found is not None, command
 
 
-def test_each_call_that_an_error_names_has_a_command() -> None:
+def test_each_call_in_a_remedy_has_a_command() -> None:
     repository = Path(__file__).parents[3]
     named = set()
-    for room in ("actors", "client", "cluster", "storage", "spark_bridge"):
-        for path in (repository / room).rglob("*.py"):
+    for folder in ("actors", "client", "cluster", "storage", "spark_bridge"):
+        for path in (repository / folder).rglob("*.py"):
             for text in re.findall(r"remedy ?= ?f?(\"[^\n]*)", path.read_text("utf-8")):
                 named |= set(re.findall(r"(?:Admin|cluster)\.[a-z_]+", text))
     assert {call for call in named if in_shell_words(f"{call}()") == f"{call}()"} == {"cluster.connect"}
 
 
-def test_a_send_says_its_remedy_once() -> None:
+def test_send_error_has_its_remedy_once() -> None:
     plan = SendPlan(lambda: 0.0, timeout=3.0, retries=2)
     for _ in range(3):
         plan.failed(None, BrokerUnavailable("name server", "connection refused", remedy=NO_CLUSTER_HINT), 0.1)

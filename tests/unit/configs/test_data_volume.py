@@ -1,4 +1,4 @@
-"""The script that finds a machine's data volume, with programs in place of the cloud's, of disks and of root."""
+"""Test the script that finds a machine's data volume, with fake programs for cloud, disks and root."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-#: Each program writes down how it was called. $STATE is a folder: `free` and `own` list volumes, `taken` those that
-#: somebody else attaches first, `blkid` has the code that it ends with, `mounted` is there once the folder is.
+#: Each program logs its call. $STATE is a folder: `free` and `own` list volumes, `taken` those that another machine
+#: attaches first, `blkid` has the exit code of that program, `mounted` exists when the folder is mounted.
 PROGRAMS = {
     "curl": """
 case "$*" in
@@ -43,13 +43,13 @@ esac
 
 
 class Machine:
-    """One, with a state of its own and what it did."""
+    """A machine with its own state and a log of program calls."""
 
     def __init__(self, folder: Path, script: Path) -> None:
         self.state = folder / "state"
         self.folder = folder / "data"
         self._bin = folder / "bin"
-        # Where disks appear: the script names /dev, which is not a test's.
+        # The folder in place of /dev, which a test may not write.
         self.disks = folder / "dev"
         for each in (self.state, self._bin, self.disks):
             each.mkdir()
@@ -97,19 +97,19 @@ def machine(tmp_path: Path, repository: Path) -> Machine:
 AWS_DISK = "disk/by-id/nvme-Amazon_Elastic_Block_Store_vol2"
 
 
-def test_a_free_volume_is_attached_and_mounted(machine: Machine) -> None:
+def test_free_volume_is_attached_and_mounted(machine: Machine) -> None:
     machine.has("free", "vol-2")
     machine.disk(AWS_DISK)
     ended = machine.run("aws")
     assert ended.returncode == 0, ended.stderr
     assert machine.calls("mount") == [f"mount -o noatime {machine.disks}/{AWS_DISK} {machine.folder}"]
     assert machine.calls("mkfs.ext4") == []
-    (asked,) = [call for call in machine.calls("aws") if "Name=status" in call]
+    (query,) = [call for call in machine.calls("aws") if "Name=status" in call]
     for part in ("tag:raymq-cluster,Values=raymq", "tag:raymq-role,Values=worker", "availability-zone"):
-        assert part in asked
+        assert part in query
 
 
-def test_a_disk_of_google_is_found_by_its_name(machine: Machine) -> None:
+def test_google_disk_is_found_by_its_name(machine: Machine) -> None:
     machine.has("free", "disk-2")
     machine.disk("disk/by-id/google-disk-2")
     ended = machine.run("gcp")
@@ -119,7 +119,7 @@ def test_a_disk_of_google_is_found_by_its_name(machine: Machine) -> None:
     assert "attach-disk machine-1 --zone zone-a --disk disk-2" in attached
 
 
-def test_the_volume_that_the_machine_has_is_taken_again(machine: Machine) -> None:
+def test_attached_volume_is_used_again(machine: Machine) -> None:
     machine.has("own", "vol-2")
     machine.has("free", "vol-3")
     machine.disk(AWS_DISK)
@@ -127,7 +127,7 @@ def test_the_volume_that_the_machine_has_is_taken_again(machine: Machine) -> Non
     assert not [call for call in machine.calls("aws") if "attach-volume" in call]
 
 
-def test_of_two_machines_that_want_one_volume_the_slower_takes_the_next(machine: Machine) -> None:
+def test_volume_taken_by_another_machine_is_skipped(machine: Machine) -> None:
     machine.has("free", "vol-1", "vol-2")
     machine.has("taken", "vol-1")
     machine.disk(AWS_DISK)
@@ -135,7 +135,7 @@ def test_of_two_machines_that_want_one_volume_the_slower_takes_the_next(machine:
     assert len([call for call in machine.calls("aws") if "attach-volume" in call]) == 2
 
 
-def test_an_empty_volume_gets_a_file_system(machine: Machine) -> None:
+def test_empty_volume_gets_a_file_system(machine: Machine) -> None:
     machine.has("free", "vol-2")
     machine.has("blkid", "2")
     machine.disk(AWS_DISK)
@@ -144,28 +144,28 @@ def test_an_empty_volume_gets_a_file_system(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("code", ["1", "4", "8"])
-def test_what_cannot_be_looked_at_is_never_formatted(machine: Machine, code: str) -> None:
+def test_unreadable_volume_is_never_formatted(machine: Machine, code: str) -> None:
     machine.has("free", "vol-2")
     machine.has("blkid", code)
     machine.disk(AWS_DISK)
     ended = machine.run("aws")
     assert ended.returncode == 1
-    assert "cannot be told" in ended.stderr
+    assert "cannot be determined" in ended.stderr
     assert machine.calls("mkfs.ext4") == machine.calls("mount") == []
 
 
-def test_no_free_volume_is_told(machine: Machine) -> None:
+def test_missing_free_volume_is_reported(machine: Machine) -> None:
     ended = machine.run("aws", patience=10)
     assert ended.returncode == 1
     assert "no volume of cluster raymq for a worker became free" in ended.stderr
 
 
-def test_a_folder_that_is_mounted_is_left_alone(machine: Machine) -> None:
+def test_mounted_folder_is_left_unchanged(machine: Machine) -> None:
     machine.has("mounted", "")
     assert machine.run("aws").returncode == 0
     assert machine.calls("mount") == []
     assert not [call for call in machine.calls("aws") if "attach" in call]
 
 
-def test_another_cloud_is_wrong_usage(machine: Machine) -> None:
+def test_unknown_cloud_is_a_usage_error(machine: Machine) -> None:
     assert machine.run("azure").returncode == 2

@@ -1,4 +1,4 @@
-"""The files of configs/ that deploy a cluster are what Ray, KubeRay and Kubernetes take, and say the same things."""
+"""Test that the deployment files in configs/ are valid for Ray, KubeRay and Kubernetes, and agree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raymq.cluster.cluster_config import ClusterConfig
 SCHEMAS = Path(__file__).with_name("schemas")
 CLOUDS = ["ray-up-aws.yaml", "ray-up-gcp.yaml"]
 RAY_UP = ["ray-up-local.yaml", *CLOUDS]
-#: What was measured to matter, on the head and on the workers; why is said in ray-up-local.yaml.
+#: The settings that matter by measurement, on the head and on the workers; ray-up-local.yaml has the reasons.
 ON_HEADS = {
     "RAY_worker_niceness": "0",
     "RAY_health_check_initial_delay_ms": "2000",
@@ -51,13 +51,13 @@ def schema(name: str) -> dict[str, Any]:
     return made
 
 
-def strict(node: Any) -> Any:
-    """A schema of Kubernetes' that refuses what it does not know: there unknown keys are dropped without a word."""
+def strict_schema(node: Any) -> Any:
+    """Return a Kubernetes schema that refuses unknown keys; Kubernetes itself drops them silently."""
     if isinstance(node, list):
-        return [strict(each) for each in node]
+        return [strict_schema(each) for each in node]
     if not isinstance(node, dict):
         return node
-    made = {key: strict(each) for key, each in node.items()}
+    made = {key: strict_schema(each) for key, each in node.items()}
     properties = node.get("properties")
     if isinstance(properties, dict) and "type" in node and not node.get("x-kubernetes-preserve-unknown-fields"):
         made.setdefault("additionalProperties", False)
@@ -68,30 +68,30 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each]
 
 
-def ray_up(configs: Path, name: str) -> dict[str, Any]:
+def load_ray_up(configs: Path, name: str) -> dict[str, Any]:
     made: dict[str, Any] = yaml.safe_load((configs / name).read_text("utf-8"))
     return made
 
 
-def exported(commands: list[str]) -> dict[str, str]:
-    """What start commands export."""
+def exported_variables(commands: list[str]) -> dict[str, str]:
+    """Return the Ray variables that the start commands export."""
     return dict(re.findall(r"\b((?:RAY|AUTOSCALER)_\w+)=(\S+?);?(?=\s|$)", " ".join(commands)))
 
 
-def ray_starts(commands: list[str]) -> list[str]:
-    """The words of the one `ray start`."""
+def ray_start_words(commands: list[str]) -> list[str]:
+    """Return the words of the only `ray start` command."""
     (command,) = [part for each in commands for part in each.split(";") if part.strip().startswith("ray start")]
     return shlex.split(command)
 
 
-def raymq_start(commands: list[str]) -> list[str]:
+def raymq_start_words(commands: list[str]) -> list[str]:
     (command,) = [each for each in commands if "raymq cluster start" in each]
     return shlex.split(command[command.index("raymq cluster start") :])
 
 
 @pytest.mark.parametrize("name", RAY_UP)
-def test_ray_takes_the_file(configs: Path, name: str) -> None:
-    made = ray_up(configs, name)
+def test_ray_up_file_is_valid_for_ray(configs: Path, name: str) -> None:
+    made = load_ray_up(configs, name)
     if name == "ray-up-local.yaml":
         made, _ = prepare_local(made)
         node = made["available_node_types"]["local.cluster.node"]
@@ -100,16 +100,16 @@ def test_ray_takes_the_file(configs: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RAY_UP)
-def test_a_key_that_ray_does_not_know_would_be_found(configs: Path, name: str) -> None:
-    made = ray_up(configs, name)
+def test_ray_validation_finds_unknown_keys(configs: Path, name: str) -> None:
+    made = load_ray_up(configs, name)
     made["worker_setup_command"] = []
     with pytest.raises(Exception, match="worker_setup_command"):
         validate_config({**made, "cluster_synced_files": []})
 
 
 @pytest.mark.parametrize("name", CLOUDS)
-def test_machines_in_clouds_are_on_demand_and_as_many_as_there_are_disks(configs: Path, name: str) -> None:
-    made = ray_up(configs, name)
+def test_cloud_machines_are_on_demand_and_fixed_in_number(configs: Path, name: str) -> None:
+    made = load_ray_up(configs, name)
     worker = made["available_node_types"]["worker"]
     assert worker["min_workers"] == worker["max_workers"] == made["max_workers"]
     assert not re.search("spot|preemptible", json.dumps(made), re.IGNORECASE)
@@ -124,36 +124,39 @@ def test_machines_in_clouds_are_on_demand_and_as_many_as_there_are_disks(configs
 
 
 @pytest.mark.parametrize("name", RAY_UP)
-def test_ray_starts_as_was_measured(configs: Path, name: str) -> None:
-    made = ray_up(configs, name)
+def test_ray_start_has_the_measured_settings(configs: Path, name: str) -> None:
+    made = load_ray_up(configs, name)
     head, workers = made["head_start_ray_commands"], made["worker_start_ray_commands"]
-    assert exported(head).items() >= {**ON_HEADS, "RAY_AUTH_MODE": "token", "RAY_enable_autoscaler_v2": "0"}.items()
-    assert exported(workers).items() >= {**ON_WORKERS, "RAY_AUTH_MODE": "token"}.items()
-    assert exported(head)["RAY_gcs_storage"] == "rocksdb"
-    assert int(exported(workers)["RAY_gcs_rpc_server_reconnect_timeout_s"]) >= 60
+    assert (
+        exported_variables(head).items()
+        >= {**ON_HEADS, "RAY_AUTH_MODE": "token", "RAY_enable_autoscaler_v2": "0"}.items()
+    )
+    assert exported_variables(workers).items() >= {**ON_WORKERS, "RAY_AUTH_MODE": "token"}.items()
+    assert exported_variables(head)["RAY_gcs_storage"] == "rocksdb"
+    assert int(exported_variables(workers)["RAY_gcs_rpc_server_reconnect_timeout_s"]) >= 60
     for commands in (head, workers):
         assert any(
-            word.startswith("--resources=$(raymq cluster host-resources --root") for word in ray_starts(commands)
+            word.startswith("--resources=$(raymq cluster host-resources --root") for word in ray_start_words(commands)
         )
     assert made["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
 
 
 @pytest.mark.parametrize("name", RAY_UP)
-def test_what_is_installed_is_our_version_of_ray(configs: Path, name: str) -> None:
-    assert f"'ray[default]=={version('ray')}'" in " ".join(ray_up(configs, name)["setup_commands"])
+def test_installed_ray_version_is_the_required_one(configs: Path, name: str) -> None:
+    assert f"'ray[default]=={version('ray')}'" in " ".join(load_ray_up(configs, name)["setup_commands"])
 
 
 @pytest.mark.parametrize("name", RAY_UP)
-def test_files_that_are_sent_exist(repository: Path, configs: Path, name: str) -> None:
-    for source in ray_up(configs, name)["file_mounts"].values():
+def test_mounted_files_exist(repository: Path, configs: Path, name: str) -> None:
+    for source in load_ray_up(configs, name)["file_mounts"].values():
         assert source in ("./dist", "~/.ray/auth_token") or (repository / source).is_file(), source
 
 
-def test_raymq_is_started_alike_everywhere(configs: Path) -> None:
-    """The commands' options are those that the command has, and their roots those of the machines' names."""
-    starts = {name: raymq_start(ray_up(configs, name)["head_start_ray_commands"]) for name in RAY_UP}
+def test_all_files_start_raymq_with_the_same_options(configs: Path) -> None:
+    """The options exist in the command, and the roots equal those of `host-resources`."""
+    starts = {name: raymq_start_words(load_ray_up(configs, name)["head_start_ray_commands"]) for name in RAY_UP}
     (job,) = documents(configs / "kuberay" / "start.yaml")
-    starts["kuberay"] = raymq_start(job["spec"]["template"]["spec"]["containers"][0]["command"])
+    starts["kuberay"] = raymq_start_words(job["spec"]["template"]["spec"]["containers"][0]["command"])
     for words in starts.values():
         options = dict(zip(words[3::2], words[4::2], strict=True))
         assert {key: options[key] for key in ("--hosts", "--brokers", "--replicas", "--name-servers", "--port")} == {
@@ -166,35 +169,35 @@ def test_raymq_is_started_alike_everywhere(configs: Path) -> None:
         helped = CliRunner().invoke(main_group, [*words[1:3], "--help"]).output
         assert [key for key in options if key not in helped] == []
     for name in RAY_UP:
-        made = ray_up(configs, name)
+        made = load_ray_up(configs, name)
         root = starts[name][starts[name].index("--root") + 1]
         for commands in (made["head_start_ray_commands"], made["worker_start_ray_commands"]):
             assert f"host-resources --root {root}" in " ".join(commands)
 
 
-def test_settings_are_read_by_a_cluster(configs: Path) -> None:
+def test_kuberay_settings_equal_replicated_yaml(configs: Path) -> None:
     (settings,) = [each for each in documents(configs / "kuberay" / "cluster.yaml") if each["kind"] == "ConfigMap"]
-    told = yaml.safe_load(settings["data"]["raymq.yaml"])
-    assert ClusterConfig.load(told) == ClusterConfig.load(configs / "replicated.yaml")
+    config = yaml.safe_load(settings["data"]["raymq.yaml"])
+    assert ClusterConfig.load(config) == ClusterConfig.load(configs / "replicated.yaml")
 
 
 @pytest.mark.parametrize("name", ["cluster.yaml", "start.yaml"])
-def test_kubernetes_takes_the_manifests(configs: Path, name: str) -> None:
+def test_manifests_are_valid_for_kubernetes(configs: Path, name: str) -> None:
     known, ray_cluster = schema("kubernetes-1.37.0.json.xz"), schema("kuberay-1.7.0-raycluster-v1.json.xz")
     for each in documents(configs / "kuberay" / name):
         if each["kind"] == "RayCluster":
             assert each["apiVersion"] == "ray.io/v1"
-            validator = Draft7Validator(strict(ray_cluster) | {"additionalProperties": True})
+            validator = Draft7Validator(strict_schema(ray_cluster) | {"additionalProperties": True})
         else:
             validator = Draft7Validator({"$ref": f"#/$defs/{known['kinds'][each['kind']]}", "$defs": known["$defs"]})
         assert [f"{error.json_path}: {error.message}" for error in validator.iter_errors(each)] == []
 
 
 @pytest.mark.parametrize("key", ["terminationGracePeriodSecond", "volume"])
-def test_a_key_that_kubernetes_does_not_know_would_be_found(configs: Path, key: str) -> None:
+def test_kubernetes_validation_finds_unknown_keys(configs: Path, key: str) -> None:
     made = ray_cluster(configs)
     made["spec"]["workerGroupSpecs"][0]["template"]["spec"][key] = 1
-    found = Draft7Validator(strict(schema("kuberay-1.7.0-raycluster-v1.json.xz"))).iter_errors(made)
+    found = Draft7Validator(strict_schema(schema("kuberay-1.7.0-raycluster-v1.json.xz"))).iter_errors(made)
     assert any(key in error.message for error in found)
 
 
@@ -203,7 +206,7 @@ def ray_cluster(configs: Path) -> dict[str, Any]:
     return made
 
 
-def test_each_pod_has_a_disk_and_a_name_of_its_own_and_hands_over_before_it_ends(configs: Path) -> None:
+def test_each_pod_has_its_own_disk_name_and_leave_hook(configs: Path) -> None:
     made = ray_cluster(configs)["spec"]
     groups = [made["headGroupSpec"], *made["workerGroupSpecs"]]
     claims = [each for each in documents(configs / "kuberay" / "cluster.yaml") if each["kind"].endswith("VolumeClaim")]
@@ -212,7 +215,7 @@ def test_each_pod_has_a_disk_and_a_name_of_its_own_and_hands_over_before_it_ends
         pod = group["template"]["spec"]
         (data,) = [each for each in pod["volumes"] if each["name"] == "data"]
         used.append(data["persistentVolumeClaim"]["claimName"])
-        # Ray is given the words between the outer quotes by a shell.
+        # A shell passes the words between the outer quotes to Ray.
         ((resource, amount),) = json.loads(*shlex.split(group["rayStartParams"]["resources"])).items()
         assert amount == 1
         names.append(resource)
@@ -234,7 +237,7 @@ def test_each_pod_has_a_disk_and_a_name_of_its_own_and_hands_over_before_it_ends
     assert made["rayVersion"] == version("ray")
 
 
-def test_the_image_is_not_roots_and_has_our_versions(repository: Path, configs: Path) -> None:
+def test_image_runs_as_non_root_with_the_required_versions(repository: Path, configs: Path) -> None:
     text = (configs / "docker" / "Dockerfile").read_text("utf-8")
     lines = re.sub(r"\\\n", " ", "\n".join(line for line in text.splitlines() if not line.startswith("#")))
     instructions = [line.split(maxsplit=1) for line in lines.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Input files of the demo."""
+"""Fixtures that write input files of the demo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def input_file(tmp_path: Path) -> Any:
-    """Writes a file and gives its path."""
+    """Return a function that writes a file and returns its path."""
 
     def write(text: str | bytes, name: str = "input") -> Path:
         path = tmp_path / name
@@ -22,5 +22,5 @@ def input_file(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def csv_file(input_file: Any) -> Any:
-    """The same with a suffix."""
+    """Return a function that writes a file with a suffix and returns its path."""
     return lambda text, name="input.csv": input_file(text, name)

@@ -1,4 +1,4 @@
-"""The demo's accounting: what adds up, what does not, and rows that come twice."""
+"""Test the counts of the demo: consistent counts, differences, and duplicate rows."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def counts(**changed: int) -> Counts:
     return Counts(**{**right, **changed})
 
 
-def test_what_adds_up() -> None:
+def test_consistent_counts_have_no_differences() -> None:
     assert counts().differences() == []
 
 
 @pytest.mark.parametrize("name", ["sent", "consumed", "dead_letters", "spark_rows", "spark_dead_letters"])
 @pytest.mark.parametrize("by", [-1, 1])
-def test_one_count_that_is_off_is_told(name: str, by: int) -> None:
+def test_each_wrong_count_is_a_difference(name: str, by: int) -> None:
     assert counts(**{name: getattr(counts(), name) + by}).differences() != []
 
 
-def received(body: bytes, row: int, reconsume_times: int = 0) -> ReceivedMessage:
+def received_message(body: bytes, row: int, reconsume_times: int = 0) -> ReceivedMessage:
     record = decode(Message("events", body, properties={ROW: str(row)}).encode(1, HOST))
     record.reconsume_times = reconsume_times
     return ReceivedMessage.from_record(record, "broker-a")
 
 
-def test_the_listener_fails_on_dirty_rows_and_counts_each_row_once() -> None:
+def test_listener_fails_dirty_rows_and_counts_each_row_once() -> None:
     listener = RowListener(RULE)
     clean, dirty = b'{"id":"a","n":1}', b'{"id":"b","n":"NA"}'
     ok, later = ConsumeResult.SUCCESS, ConsumeResult.RECONSUME_LATER
-    assert listener([received(clean, 1), received(dirty, 2)]) == [ok, later]
-    assert listener([received(dirty, 2, 1), received(clean, 1)]) == [later, ok]
+    assert listener([received_message(clean, 1), received_message(dirty, 2)]) == [ok, later]
+    assert listener([received_message(dirty, 2, 1), received_message(clean, 1)]) == [later, ok]
     assert (listener.consumed, listener.deliveries, listener.retries, listener.duplicates) == (1, 4, 1, 1)
 
 
@@ -62,6 +62,6 @@ def test_any_value_becomes_a_tag(value: object, tag: str) -> None:
     assert (message.tags, message.keys, message.properties) == (tag, ("a%20key",), {ROW: "1"})
 
 
-def test_waiting_ends_when_nothing_moves() -> None:
+def test_wait_ends_without_progress() -> None:
     assert wait_until(lambda: True, lambda: 0, 0.0)
     assert not wait_until(lambda: False, lambda: 0, 0.0)

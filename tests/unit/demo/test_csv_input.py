@@ -1,4 +1,4 @@
-"""The demo's reader of CSV: every record is found, becomes the body it should, and is judged as its body is."""
+"""Test the demo's CSV reader: records, their bodies, and the detection of dirty records."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_csv_blank_lines_are_no_records(csv_file: Any) -> None:
     assert len(records_of(csv_file("\n\nid,n\n\n1,2\n\r\n3,4\n\n"))) == 2
 
 
-def test_csv_with_a_header_only_has_no_records(csv_file: Any) -> None:
+def test_csv_with_only_a_header_has_no_records(csv_file: Any) -> None:
     assert records_of(csv_file("id,n\n")) == []
 
 
-def test_csv_another_number_of_fields_is_dirty_and_keeps_its_raw_text(csv_file: Any) -> None:
+def test_csv_wrong_field_count_is_dirty_and_keeps_raw_text(csv_file: Any) -> None:
     found = records_of(csv_file('id,a,b\n1,2\n"x,y",2,3,"4\n5"\n7,8,9\n'), key="a")
     assert [each.body for each in found] == [b"1,2", b'"x,y",2,3,"4\n5"', b'{"id": 7, "a": 8, "b": 9}']
     assert [each.reason for each in found] == ["has 2 fields, the header has 3", "has 4 fields, the header has 3", None]
@@ -60,7 +60,7 @@ def test_csv_raw_text_is_never_taken_for_an_object(csv_file: Any, line: str) -> 
     assert not isinstance(parse_json(found.body.decode()), dict)
 
 
-def test_csv_a_value_that_is_no_number_is_dirty(csv_file: Any) -> None:
+def test_csv_text_in_a_number_column_is_dirty(csv_file: Any) -> None:
     lines = [f"k{number},{number},{number}.5" for number in range(98)]
     path = csv_file("key,whole,real\n" + "\n".join([*lines, "k98,NA,1", "k99,7.5,oops", "k100,,"]))
     plan = describe(path)
@@ -71,14 +71,14 @@ def test_csv_a_value_that_is_no_number_is_dirty(csv_file: Any) -> None:
     assert found[100].values == {"key": "k100", "whole": None, "real": None}
 
 
-def test_csv_a_fraction_in_an_int_column_is_dirty(csv_file: Any) -> None:
+def test_csv_fraction_in_an_int_column_is_dirty(csv_file: Any) -> None:
     path = csv_file("key,n\n" + "".join(f"k{number},{number}\n" for number in range(1_000)) + "k,1.0\nk,1e5\nk, 12 \n")
     found = records_of(path)
     assert describe(path).types["n"] == "int"
     assert [each.reason for each in found[1_000:]] == ['n: "1.0" is no int', 'n: "1e5" is no int', None]
 
 
-def test_csv_types_come_of_the_first_1000_values_that_are_not_empty(csv_file: Any) -> None:
+def test_csv_types_come_from_the_first_1000_non_empty_values(csv_file: Any) -> None:
     head = "".join(f"k{number},\n" for number in range(500))
     numbers = "".join(f"k{number},{number}\n" for number in range(1_000))
     words = "".join(f"k{number},word\n" for number in range(2_000))
@@ -86,12 +86,12 @@ def test_csv_types_come_of_the_first_1000_values_that_are_not_empty(csv_file: An
 
 
 @pytest.mark.parametrize(("words", "expected"), [(0, "int"), (50, "int"), (51, "text"), (1_000, "text")])
-def test_csv_a_number_column_has_95_percent_numbers(csv_file: Any, words: int, expected: str) -> None:
+def test_csv_number_column_has_95_percent_numbers(csv_file: Any, words: int, expected: str) -> None:
     values = ["x"] * words + ["1"] * (1_000 - words)
     assert describe(csv_file("key,n\n" + "".join(f"k,{value}\n" for value in values))).types["n"] == expected
 
 
-def test_csv_an_empty_column_is_text(csv_file: Any) -> None:
+def test_csv_empty_column_is_text(csv_file: Any) -> None:
     assert describe(csv_file("key,n\nk,\nk,\n")).types["n"] == "text"
 
 
@@ -100,7 +100,7 @@ def test_csv_empty_key_is_dirty(csv_file: Any) -> None:
     assert [each.reason for each in found] == ["key: the key is empty", "key: the key is empty", None, None]
 
 
-def test_csv_what_is_no_json_number_stays_text_and_clean(csv_file: Any) -> None:
+def test_csv_non_json_numbers_stay_text_and_clean(csv_file: Any) -> None:
     texts = ["007", "+5", " 12 ", "99999999999999999999", "-9223372036854775808", "9223372036854775808", "-0", "0"]
     found = records_of(csv_file("key,n\n" + "".join(f"k,{text}\n" for text in texts)))
     assert not any(each.dirty for each in found)
@@ -115,7 +115,7 @@ def test_csv_header_names_are_made_unique(csv_file: Any) -> None:
     assert unique_names(["x", "x", "x"]) == ("x", "x_2", "x_3")
 
 
-def test_csv_a_field_longer_than_the_csv_modules_limit(csv_file: Any) -> None:
+def test_csv_field_may_exceed_the_csv_module_limit(csv_file: Any) -> None:
     path = csv_file(f'key,text\n1,{"x" * 300_000}\n2,"{"y" * 300_000}",3\n')
     before = csv.field_size_limit(131_072)
     try:
@@ -130,7 +130,7 @@ def test_csv_a_field_longer_than_the_csv_modules_limit(csv_file: Any) -> None:
     ["key,text\n1,{big}\n", '1,"{big}\n', "key,text\n1,{big},\n", 'key,text\n1,"a\n{big}\nb\n'],
     ids=["line", "quote-in-header", "wrong-count", "quote"],
 )
-def test_csv_a_record_larger_than_a_message_is_refused_before_anything_is_read(csv_file: Any, text: str) -> None:
+def test_csv_record_larger_than_a_message_is_refused(csv_file: Any, text: str) -> None:
     path = csv_file(text.replace("{big}", "x" * 1_100))
     with pytest.raises(InvalidInput) as caught:
         describe(path, max_body_bytes=1_000)
@@ -138,7 +138,7 @@ def test_csv_a_record_larger_than_a_message_is_refused_before_anything_is_read(c
     assert "1000 bytes" in str(caught.value)
 
 
-def test_csv_a_record_that_grows_in_json_is_refused_by_describe(csv_file: Any) -> None:
+def test_csv_record_that_grows_in_json_is_refused(csv_file: Any) -> None:
     text = "key,text\n1," + "\x01" * 200 + "\n"
     with pytest.raises(InvalidInput, match="record 1"):
         describe(csv_file(text), max_body_bytes=1_000)
@@ -150,7 +150,7 @@ def test_csv_a_record_that_grows_in_json_is_refused_by_describe(csv_file: Any) -
     st.sampled_from(["\n", "\r\n"]),
     st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
-def test_csv_reads_what_pythons_csv_reads_and_judges_as_the_body_is(
+def test_csv_reader_agrees_with_the_csv_module(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], line_end: str, quoting: int
 ) -> None:
     buffer = io.StringIO(newline="")
@@ -171,7 +171,9 @@ def test_csv_reads_what_pythons_csv_reads_and_judges_as_the_body_is(
 
 
 @given(st.text(alphabet=st.sampled_from("ab1.-,\"'{}[]:\n\r \\eE+_\u00e9\x00\ufeff"), max_size=60))
-def test_csv_any_text_is_judged_as_its_bodies_are(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_csv_any_text_has_dirty_records_where_fields_mismatch(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
     path = tmp_path_factory.mktemp("csv") / "input.csv"
     path.write_text("a,b\n" + text, encoding="utf-8", newline="")
     expected = [row for row in csv.reader(io.StringIO("a,b\n" + text, newline="")) if row][1:]

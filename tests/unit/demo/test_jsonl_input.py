@@ -1,4 +1,4 @@
-"""The demo's reader of JSON lines: the line is the body; what is no object, or has no key, is dirty."""
+"""Test the demo's JSON lines reader: bodies, keys, types and dirty lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raymq.storage.errors import InvalidInput
 from tests.demo_records import records_of
 
 
-def test_jsonl_the_line_is_the_body(csv_file: Any) -> None:
+def test_jsonl_line_is_the_body(csv_file: Any) -> None:
     path = csv_file(
         '\ufeff{"id": "a", "n": 1.10, "x": {"y": [1]}}\n\n  {"id":"b","n":2}\t\r\n{"n": null, "id": "c"}', "f.jsonl"
     )
@@ -33,7 +33,7 @@ def test_jsonl_the_line_is_the_body(csv_file: Any) -> None:
     ["[1]", "7", "null", "nope", '{"id": "a"', '{"id": NaN}', '{"id": "a", "n": -Infinity}', "{'id': 1}", '"{}"',
      '{"id":' + "[" * 250 + "]" * 250 + "}", "[" * 100_000],
 )  # fmt: skip
-def test_jsonl_what_is_no_object_is_dirty(csv_file: Any, line: str) -> None:
+def test_jsonl_non_object_is_dirty(csv_file: Any, line: str) -> None:
     found = records_of(csv_file(f'{{"id": "a"}}\n{line}\n', "f.jsonl"))
     assert [each.reason for each in found] == [None, "is no JSON object"]
     assert found[1].body == line.encode()
@@ -41,7 +41,7 @@ def test_jsonl_what_is_no_object_is_dirty(csv_file: Any, line: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["{}", '{"n": 1}', '{"id": null}', '{"id": ""}'])
-def test_jsonl_a_missing_or_empty_key_is_dirty(csv_file: Any, line: str) -> None:
+def test_jsonl_missing_or_empty_key_is_dirty(csv_file: Any, line: str) -> None:
     found = records_of(csv_file(f'{{"id": "a", "n": 1}}\n{line}\n', "f.jsonl"))
     assert [each.reason for each in found] == [None, "id: the key is empty"]
 
@@ -52,14 +52,14 @@ def test_jsonl_a_missing_or_empty_key_is_dirty(csv_file: Any, line: str) -> None
      ("true", False), ("[5]", False), ("{}", False), ("null", True), ('""', True), ("1" + "0" * 5_000, True),
      ("1e999", False), ("1e3", True)],
 )  # fmt: skip
-def test_jsonl_values_in_an_int_column(csv_file: Any, value: str, clean: bool) -> None:
+def test_jsonl_int_column_accepts_only_integers(csv_file: Any, value: str, clean: bool) -> None:
     head = "".join(f'{{"id": "a", "n": {number}}}\n' for number in range(1_000))
     path = csv_file(head + f'{{"id": "b", "n": {value}}}\n', "f.jsonl")
     assert describe(path).types["n"] == "int"
     assert records_of(path)[-1].dirty != clean
 
 
-def test_jsonl_digits_in_strings_and_booleans_make_no_number_column(csv_file: Any) -> None:
+def test_jsonl_digit_strings_and_booleans_are_text_columns(csv_file: Any) -> None:
     path = csv_file('{"id": "007", "flag": true}\n{"id": "A8", "flag": "no"}\n', "f.jsonl")
     assert set(describe(path).types.values()) == {"text"}
     assert not any(each.dirty for each in records_of(path))
@@ -73,27 +73,27 @@ def test_jsonl_keys_of_any_type_become_text(csv_file: Any, value: str, key: str)
     assert found.key == key
 
 
-def test_jsonl_the_key_column_may_come_late_and_repeat(csv_file: Any) -> None:
+def test_jsonl_key_column_may_appear_late(csv_file: Any) -> None:
     path = csv_file('x\n{}\n{"a": 1}\n{"b": 2, "a": 1}\n', "f.jsonl")
     assert describe(path).key == "a"
     assert [each.key for each in records_of(path, key="b")] == ["", "", "", "2"]
 
 
-def test_jsonl_without_an_object_is_dirty_throughout(csv_file: Any) -> None:
+def test_jsonl_without_any_object_has_only_dirty_records(csv_file: Any) -> None:
     path = csv_file("one\ntwo\n", "f.jsonl")
     assert [each.reason for each in records_of(path)] == ["is no JSON object"] * 2
     with pytest.raises(InvalidInput):
         describe(path, "id")
 
 
-def test_jsonl_names_that_are_data_do_not_fill_the_memory(csv_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jsonl_number_of_known_columns_is_bounded(csv_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl_input, "MAX_COLUMNS", 3)
     path = csv_file("".join(f'{{"name{number}": {number}}}\n' for number in range(10)), "f.jsonl")
     assert len(describe(path).columns) == 3
     assert describe(path, "name7").key == "name7"
 
 
-def test_jsonl_a_line_larger_than_a_message_is_refused(csv_file: Any) -> None:
+def test_jsonl_line_larger_than_a_message_is_refused(csv_file: Any) -> None:
     path = csv_file('{"id": 1}\n{"id": "' + " " * 2_000 + '"}\n', "f.jsonl")
     with pytest.raises(InvalidInput, match="record 2"):
         describe(path, max_body_bytes=1_000)
@@ -114,9 +114,7 @@ JSON_VALUES = st.recursive(
 @given(
     st.lists(st.dictionaries(st.sampled_from("abc"), JSON_VALUES, max_size=3) | JSON_VALUES, min_size=1, max_size=10)
 )
-def test_jsonl_any_values_are_judged_as_their_bodies_are(
-    tmp_path_factory: pytest.TempPathFactory, values: list[Any]
-) -> None:
+def test_jsonl_any_non_object_value_is_dirty(tmp_path_factory: pytest.TempPathFactory, values: list[Any]) -> None:
     path = tmp_path_factory.mktemp("jsonl") / "input.jsonl"
     path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
     found = records_of(path)

@@ -1,4 +1,4 @@
-"""The demo's reader of Parquet: rows are records, judged by their types."""
+"""Test the demo's Parquet reader: rows are records, and column types decide which are dirty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raymq.storage.errors import InvalidInput
 from tests.demo_records import records_of, write_parquet
 
 
-def test_parquet_rows_are_clean_by_their_types(tmp_path: Path) -> None:
+def test_parquet_rows_of_all_types_are_clean(tmp_path: Path) -> None:
     table = pa.table(
         {
             "id": pa.array(["a", "b"]),
@@ -50,13 +50,13 @@ def test_parquet_rows_are_clean_by_their_types(tmp_path: Path) -> None:
     assert not second.dirty
 
 
-def test_parquet_an_empty_key_is_dirty(tmp_path: Path) -> None:
+def test_parquet_empty_key_is_dirty(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "f.parquet", pa.table({"n": [1, 2, 3], "id": ["a", None, ""]}))
     assert [each.dirty for each in records_of(path, "id")] == [False, True, True]
     assert [each.key for each in records_of(path)] == ["1", "2", "3"]
 
 
-def test_parquet_many_batches_and_repeated_names(tmp_path: Path) -> None:
+def test_parquet_reads_many_batches_and_repeated_names(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(range(5_000)), pa.array(range(5_000))], names=["id", "id"])
     found = records_of(write_parquet(tmp_path / "f.parquet", table))
     assert len(found) == 5_000
@@ -67,7 +67,7 @@ def test_parquet_without_rows_has_no_records(tmp_path: Path) -> None:
     assert records_of(write_parquet(tmp_path / "f.parquet", pa.table({"id": pa.array([], pa.string())}))) == []
 
 
-def test_parquet_nanoseconds_within_structs_and_lists(tmp_path: Path) -> None:
+def test_parquet_nested_nanoseconds_are_truncated(tmp_path: Path) -> None:
     moment = pa.array([1_001], pa.timestamp("ns"))
     table = pa.table(
         {"id": ["a"], "s": pa.StructArray.from_arrays([moment], ["at"]), "l": pa.ListArray.from_arrays([0, 1], moment)}
@@ -78,20 +78,20 @@ def test_parquet_nanoseconds_within_structs_and_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"PAR1", b"no parquet at all", b"PAR1" + b"\x00" * 100 + b"PAR1"])
-def test_parquet_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_invalid_parquet_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "f.parquet").write_bytes(content)
     with pytest.raises(InvalidInput) as caught:
         describe(tmp_path / "f.parquet")
     assert caught.value.field == "input"
 
 
-def test_parquet_a_date_that_python_has_not_is_refused(tmp_path: Path) -> None:
+def test_parquet_date_out_of_python_range_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "f.parquet", pa.table({"day": pa.array([10_000_000], pa.date32())}))
     with pytest.raises(InvalidInput, match="Parquet"):
         list(read(describe(path)))
 
 
-def test_parquet_a_row_larger_than_a_message_is_refused(tmp_path: Path) -> None:
+def test_parquet_row_larger_than_a_message_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "f.parquet", pa.table({"id": ["a", "b" * 2_000]}))
     with pytest.raises(InvalidInput, match="record 2"):
         list(read(describe(path, max_body_bytes=1_000)))

@@ -1,4 +1,4 @@
-"""Arrow bodies that are decoded together give what they give one by one, and what is not for that way is left."""
+"""Test that Arrow bodies decoded as a batch equal those decoded one by one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def row(n: int) -> dict[str, Any]:
     return {name: None if (n + place) % 11 == 0 else value for place, (name, value) in enumerate(values.items())}
 
 
-#: Bodies that are not for the quick way, though some have values.
+#: Bodies that the batch decoder leaves, though some of them have values.
 ODD = {
     "another type": stream({"i": 3}, pa.schema([("i", pa.int32())])),
     "text for a number": stream({"i": "3"}, pa.schema([("i", pa.string())])),
@@ -70,49 +70,49 @@ with pa.ipc.new_stream(sink, FLAT) as two:
 ODD["two rows"] = bytes(sink.getvalue())
 
 
-def decoded(bodies: list[bytes]) -> list[dict[str, Any]]:
+def decode_bodies(bodies: list[bytes]) -> list[dict[str, Any]]:
     decoder = BodyDecoder(SCHEMA, ARROW)
     columns = decoder.decode(pa.array(bodies, pa.binary()), pa.nulls(len(bodies), pa.string()))
     return pa.Table.from_arrays(columns, decoder.names).to_pylist()
 
 
-def one_by_one(body: bytes) -> dict[str, Any]:
+def decode_singly(body: bytes) -> dict[str, Any]:
     decoder = BodyDecoder(SCHEMA, ARROW)
     values = decoder._one_by_one(pa.array([body], pa.binary()), decode_arrow_row)
     value = values[0].as_py()
     return {**(value or dict.fromkeys(SCHEMA.names)), "_corrupt": body if value is None else None}
 
 
-def test_streams_that_are_alike_are_decoded_together() -> None:
+def test_streams_of_one_schema_are_decoded_in_one_batch() -> None:
     bodies = [stream(row(n)) for n in range(500)]
     taken, left = ArrowBatchDecoder(pa.struct(list(SCHEMA))).decode(pa.array(bodies, pa.binary()))
     assert (len(taken), len(left)) == (1, 0)
-    assert decoded(bodies) == [one_by_one(body) for body in bodies]
+    assert decode_bodies(bodies) == [decode_singly(body) for body in bodies]
 
 
-def test_what_is_decoded_together_is_what_comes_one_by_one_in_the_same_order() -> None:
+def test_batch_decoding_equals_single_decoding_in_order() -> None:
     bodies = [*(stream(row(n)) for n in range(60)), *ODD.values(), *ODD.values()]
     bodies += [
         stream({"s": f"{n}", "other": n}, pa.schema([("s", pa.string()), ("other", pa.int8())])) for n in range(9)
     ]
     random.Random(5).shuffle(bodies)
-    assert decoded(bodies) == [one_by_one(body) for body in bodies]
+    assert decode_bodies(bodies) == [decode_singly(body) for body in bodies]
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_what_is_odd_is_left(odd: str) -> None:
+def test_unsupported_streams_are_left_to_single_decoding(odd: str) -> None:
     taken, left = ArrowBatchDecoder(pa.struct(list(SCHEMA))).decode(pa.array([ODD[odd]] * 2, pa.binary()))
     assert (taken, left.tolist()) == ([], [0, 1])
 
 
-def test_many_kinds_of_streams_are_decoded_all_the_same() -> None:
+def test_many_schemas_in_one_batch_are_decoded() -> None:
     bodies = [stream({"s": "x"}, pa.schema([("s", pa.string()), (f"c{n}", pa.int8())])) for n in range(200)]
-    assert [each["s"] for each in decoded(bodies)] == ["x"] * 200
+    assert [each["s"] for each in decode_bodies(bodies)] == ["x"] * 200
 
 
-def test_one_bad_stream_does_not_spoil_those_like_it() -> None:
+def test_corrupt_stream_leaves_streams_of_same_schema_intact() -> None:
     good = stream({"s": "Z" * 40}, pa.schema([("s", pa.string())]))
     bad = good.replace(b"Z" * 40, b"\xff" * 40)
-    found = decoded([good, bad, good])
+    found = decode_bodies([good, bad, good])
     assert [each["_corrupt"] for each in found] == [None, bad, None]
     assert [each["s"] for each in found] == ["Z" * 40, None, "Z" * 40]

@@ -1,4 +1,4 @@
-"""Which of Ray's nodes can start Java workers, as far as this machine's processes tell."""
+"""Test which of Ray's nodes can start Java workers, judged by this machine's processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.polling import poll_until
 
 @contextmanager
 def raylet(program: Path, node: str, java: str) -> Iterator[None]:
-    """A process that has a raylet's name and arguments."""
+    """Run a process with a raylet's name and arguments."""
     arguments = [f"--node_id={node}", "--node_ip_address=127.0.0.1", f"--java_worker_command={java}"]
     command = [str(program), "-c", "import sys; sys.stdin.read()", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
@@ -29,8 +29,8 @@ def raylet(program: Path, node: str, java: str) -> Iterator[None]:
             process.kill()
 
 
-def test_raylets_of_this_machine_are_not_asked_whether_they_have_a_java(tmp_path: Path) -> None:
-    """It took a worker of each, a second or more."""
+def test_java_support_of_local_raylets_is_read_from_processes(tmp_path: Path) -> None:
+    # Asking Ray took a worker on each node, a second or more.
     program = tmp_path / "raylet"
     program.symlink_to(sys.executable)
     with raylet(program, "a" * 56, "java -cp x"), raylet(program, "b" * 56, ""), raylet(program, "", "java"):
@@ -40,10 +40,8 @@ def test_raylets_of_this_machine_are_not_asked_whether_they_have_a_java(tmp_path
 
 
 @pytest.mark.parametrize("length", [4, 30, 31, 32, 33, 34, 35, 60, 200])
-def test_a_node_of_ray_has_its_sockets_where_their_names_are_not_too_long(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Linux takes 107 bytes; temporary folders of tests, of macOS and of schedulers are longer than it looks."""
+def test_socket_folder_keeps_paths_within_107_bytes(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Linux takes 107 bytes; temporary folders of tests, of macOS and of schedulers are long.
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * (length - 1))
     folder = _folder_for_sockets()
     assert folder in {"/tmp", tempfile.tempdir}

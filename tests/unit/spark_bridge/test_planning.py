@@ -1,4 +1,4 @@
-"""What the next batch of a stream reads: nothing twice, nothing left out, and an error where something is gone."""
+"""Test the plan of a stream's next batch: every message once, and an error for lost ones."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ U0 = MessageQueue("u", "broker-a", 0)
 Held = Mapping[MessageQueue, tuple[int, int] | QueueBounds]
 
 
-def found(held: Held, topic_id: str = "first", epoch: int = 7) -> dict[tuple[str, str], TopicBounds]:
-    """What brokers answer: {queue: (first offset, the one behind the last)}."""
+def broker_answers(held: Held, topic_id: str = "first", epoch: int = 7) -> dict[tuple[str, str], TopicBounds]:
+    """Return what brokers answer for {queue: (first offset, the one behind the last)}."""
     by_origin: dict[tuple[str, str], dict[int, QueueBounds]] = {}
     for queue, bounds in held.items():
         of = by_origin.setdefault((queue.topic, queue.broker), {})
@@ -29,8 +29,8 @@ def found(held: Held, topic_id: str = "first", epoch: int = 7) -> dict[tuple[str
     return {origin: TopicBounds(topic_id, epoch, queues) for origin, queues in by_origin.items()}
 
 
-def before(ends: Mapping[MessageQueue, int], topic_id: str = "first", goal: RunEnd | None = None) -> BatchPlan:
-    """A batch that has read up to these offsets."""
+def plan_read_to(ends: Mapping[MessageQueue, int], topic_id: str = "first", goal: RunEnd | None = None) -> BatchPlan:
+    """Build the plan of a batch that has read up to these offsets."""
     origins = {(queue.topic, queue.broker): (topic_id, 7) for queue in ends}
     return BatchPlan({queue: (0, end) for queue, end in ends.items()}, origins, goal)
 
@@ -41,45 +41,47 @@ def before(ends: Mapping[MessageQueue, int], topic_id: str = "first", goal: RunE
         pytest.param(None, {A0: (3, 9), B0: (0, 0)}, None, {A0: (3, 9), B0: (0, 0)}, id="earliest: what is there"),
         pytest.param(None, {A0: (3, 9)}, {A0: 9}, {A0: (9, 9)}, id="latest: what comes after"),
         pytest.param(None, {A0: (0, 9), B0: (0, 2)}, {A0: 5}, {A0: (5, 9), B0: (0, 2)}, id="a queue since the start"),
-        pytest.param(before({A0: 5}), {A0: (0, 9)}, {A0: 1}, {A0: (5, 9)}, id="goes on, whatever start says"),
-        pytest.param(before({A0: 9}), {A0: (9, 9)}, None, {A0: (9, 9)}, id="nothing new, and all before expired"),
-        pytest.param(before({A0: 5}), {A0: (5, 9)}, None, {A0: (5, 9)}, id="expired exactly up to here"),
+        pytest.param(plan_read_to({A0: 5}), {A0: (0, 9)}, {A0: 1}, {A0: (5, 9)}, id="goes on, whatever start says"),
+        pytest.param(plan_read_to({A0: 9}), {A0: (9, 9)}, None, {A0: (9, 9)}, id="nothing new, and all before expired"),
+        pytest.param(plan_read_to({A0: 5}), {A0: (5, 9)}, None, {A0: (5, 9)}, id="expired exactly up to here"),
         pytest.param(
-            before({A0: 5}),
+            plan_read_to({A0: 5}),
             {A0: (0, 6), A1: (0, 4), B0: (0, 1)},
             {A0: 2},
             {A0: (5, 6), A1: (0, 4), B0: (0, 1)},
             id="a new queue and a new broker begin with their first message",
         ),
-        pytest.param(before({A0: 5}), {A0: (0, 6), U0: (0, 8)}, {U0: 8}, {A0: (5, 6), U0: (8, 8)}, id="a new topic"),
         pytest.param(
-            before({A0: 5}), {A0: (0, 6), U0: (2, 8)}, None, {A0: (5, 6), U0: (2, 8)}, id="a new one, earliest"
+            plan_read_to({A0: 5}), {A0: (0, 6), U0: (0, 8)}, {U0: 8}, {A0: (5, 6), U0: (8, 8)}, id="a new topic"
         ),
-        pytest.param(before({A0: 5, U0: 3}), {A0: (0, 6)}, None, {A0: (5, 6)}, id="a topic that is read no more"),
         pytest.param(
-            before({A0: 5, A1: 4}),
+            plan_read_to({A0: 5}), {A0: (0, 6), U0: (2, 8)}, None, {A0: (5, 6), U0: (2, 8)}, id="a new one, earliest"
+        ),
+        pytest.param(plan_read_to({A0: 5, U0: 3}), {A0: (0, 6)}, None, {A0: (5, 6)}, id="a topic that is read no more"),
+        pytest.param(
+            plan_read_to({A0: 5, A1: 4}),
             {A0: (0, 6), A1: QueueBounds(0, 4, readable=False)},
             None,
             {A0: (5, 6), A1: (4, 4)},
             id="a queue that was taken away when all of it was read",
         ),
         pytest.param(
-            before({A0: 5}),
+            plan_read_to({A0: 5}),
             {A0: (0, 6), A1: QueueBounds(0, 4, readable=False)},
             None,
             {A0: (5, 6)},
             id="a queue that nobody may read",
         ),
-        pytest.param(before({A0: 5}), {A0: QueueBounds(0, 6, kept=5)}, None, {A0: (5, 6)}, id="a cut behind it"),
+        pytest.param(plan_read_to({A0: 5}), {A0: QueueBounds(0, 6, kept=5)}, None, {A0: (5, 6)}, id="a cut behind it"),
     ],
 )
-def test_where_the_queues_go_on(
+def test_next_plan_continues_each_queue_at_its_last_offset(
     previous: BatchPlan | None,
     held: Held,
     start_offsets: dict[MessageQueue, int] | None,
     expected: dict[MessageQueue, tuple[int, int]],
 ) -> None:
-    plan = next_plan(4, previous, found(held), start_offsets)
+    plan = next_plan(4, previous, broker_answers(held), start_offsets)
     assert plan.ranges == expected
     assert plan.goal is None
     assert plan.origins == {(queue.topic, queue.broker): ("first", 7) for queue in held}
@@ -88,34 +90,52 @@ def test_where_the_queues_go_on(
 @pytest.mark.parametrize(
     ("previous", "answers", "start_offsets", "said"),
     [
-        pytest.param(before({A0: 5}), found({A0: (6, 9)}), None, "expired", id="expired"),
-        pytest.param(before({A0: 5}), found({A0: (9, 9)}), None, "expired", id="all of it expired"),
-        pytest.param(None, found({A0: (6, 9)}), {A0: 5}, "expired", id="expired since the start was fixed"),
+        pytest.param(plan_read_to({A0: 5}), broker_answers({A0: (6, 9)}), None, "expired", id="expired"),
+        pytest.param(plan_read_to({A0: 5}), broker_answers({A0: (9, 9)}), None, "expired", id="all of it expired"),
+        pytest.param(None, broker_answers({A0: (6, 9)}), {A0: 5}, "expired", id="expired since the start was fixed"),
         pytest.param(
-            before({A0: 5}), found({A0: (0, 9), A1: (2, 3)}), None, "expired", id="a new queue's first message"
+            plan_read_to({A0: 5}),
+            broker_answers({A0: (0, 9), A1: (2, 3)}),
+            None,
+            "expired",
+            id="a new queue's first message",
         ),
-        pytest.param(before({A0: 5}), found({A0: (0, 4)}), None, "ends at 4", id="shorter"),
-        pytest.param(None, found({A0: (0, 4)}), {A0: 5}, "ends at 4", id="shorter than the start"),
-        pytest.param(before({A0: 5}), found({A0: (0, 9)}, "second"), None, "recreated", id="another of that name"),
+        pytest.param(plan_read_to({A0: 5}), broker_answers({A0: (0, 4)}), None, "ends at 4", id="shorter"),
+        pytest.param(None, broker_answers({A0: (0, 4)}), {A0: 5}, "ends at 4", id="shorter than the start"),
         pytest.param(
-            before({A0: 5}), found({A0: QueueBounds(0, 9, kept=4)}), None, "power failure", id="lost messages"
-        ),
-        pytest.param(
-            before({A0: 5, A1: 5}), found({A0: (0, 9)}), None, "does not exist any more", id="a queue is gone"
-        ),
-        pytest.param(
-            before({A0: 5, B0: 5}), found({A0: (0, 9)}), None, "does not exist any more", id="a broker is gone"
+            plan_read_to({A0: 5}), broker_answers({A0: (0, 9)}, "second"), None, "recreated", id="another of that name"
         ),
         pytest.param(
-            before({A0: 5}),
-            found({A0: QueueBounds(0, 9, readable=False)}),
+            plan_read_to({A0: 5}),
+            broker_answers({A0: QueueBounds(0, 9, kept=4)}),
+            None,
+            "power failure",
+            id="lost messages",
+        ),
+        pytest.param(
+            plan_read_to({A0: 5, A1: 5}),
+            broker_answers({A0: (0, 9)}),
+            None,
+            "does not exist any more",
+            id="a queue is gone",
+        ),
+        pytest.param(
+            plan_read_to({A0: 5, B0: 5}),
+            broker_answers({A0: (0, 9)}),
+            None,
+            "does not exist any more",
+            id="a broker is gone",
+        ),
+        pytest.param(
+            plan_read_to({A0: 5}),
+            broker_answers({A0: QueueBounds(0, 9, readable=False)}),
             None,
             "4 messages of it",
             id="taken away unread",
         ),
     ],
 )
-def test_what_is_gone_is_an_error_and_never_passed_over(
+def test_lost_messages_raise_stream_broken(
     previous: BatchPlan | None,
     answers: dict[tuple[str, str], TopicBounds],
     start_offsets: dict[MessageQueue, int] | None,
@@ -128,18 +148,41 @@ def test_what_is_gone_is_an_error_and_never_passed_over(
 @pytest.mark.parametrize(
     ("previous", "answers", "start_offsets", "expected", "skipped"),
     [
-        pytest.param(before({A0: 5}), found({A0: (7, 9)}), None, {A0: (7, 9)}, {A0: 2}, id="expired"),
-        pytest.param(None, found({A0: (6, 9)}), {A0: 5}, {A0: (6, 9)}, {A0: 1}, id="expired since the start was fixed"),
-        pytest.param(before({A0: 5}), found({A0: (0, 4)}), None, {A0: (4, 4)}, {A0: 0}, id="shorter"),
-        pytest.param(before({A0: 5}), found({A0: (0, 9)}, "second"), None, {A0: (0, 9)}, {A0: 0}, id="made anew"),
+        pytest.param(plan_read_to({A0: 5}), broker_answers({A0: (7, 9)}), None, {A0: (7, 9)}, {A0: 2}, id="expired"),
         pytest.param(
-            before({A0: 5}), found({A0: QueueBounds(0, 9, kept=4)}), None, {A0: (4, 9)}, {A0: 0}, id="loss of power"
+            None, broker_answers({A0: (6, 9)}), {A0: 5}, {A0: (6, 9)}, {A0: 1}, id="expired since the start was fixed"
         ),
-        pytest.param(before({A0: 5, A1: 5}), found({A0: (0, 9)}), None, {A0: (5, 9)}, {A1: 0}, id="a queue is gone"),
-        pytest.param(before({A0: 5, B0: 5}), found({A0: (0, 9)}), None, {A0: (5, 9)}, {B0: 0}, id="a broker is gone"),
+        pytest.param(plan_read_to({A0: 5}), broker_answers({A0: (0, 4)}), None, {A0: (4, 4)}, {A0: 0}, id="shorter"),
         pytest.param(
-            before({A0: 5}),
-            found({A0: QueueBounds(0, 9, readable=False)}),
+            plan_read_to({A0: 5}), broker_answers({A0: (0, 9)}, "second"), None, {A0: (0, 9)}, {A0: 0}, id="recreated"
+        ),
+        pytest.param(
+            plan_read_to({A0: 5}),
+            broker_answers({A0: QueueBounds(0, 9, kept=4)}),
+            None,
+            {A0: (4, 9)},
+            {A0: 0},
+            id="power failure",
+        ),
+        pytest.param(
+            plan_read_to({A0: 5, A1: 5}),
+            broker_answers({A0: (0, 9)}),
+            None,
+            {A0: (5, 9)},
+            {A1: 0},
+            id="a queue is gone",
+        ),
+        pytest.param(
+            plan_read_to({A0: 5, B0: 5}),
+            broker_answers({A0: (0, 9)}),
+            None,
+            {A0: (5, 9)},
+            {B0: 0},
+            id="a broker is gone",
+        ),
+        pytest.param(
+            plan_read_to({A0: 5}),
+            broker_answers({A0: QueueBounds(0, 9, readable=False)}),
             None,
             {A0: (9, 9)},
             {A0: 4},
@@ -147,7 +190,7 @@ def test_what_is_gone_is_an_error_and_never_passed_over(
         ),
     ],
 )
-def test_a_stream_may_skip_what_is_gone_and_says_so(
+def test_skip_losses_skips_lost_messages_and_reports_them(
     previous: BatchPlan | None,
     answers: dict[tuple[str, str], TopicBounds],
     start_offsets: dict[MessageQueue, int] | None,
@@ -168,45 +211,45 @@ def test_a_stream_may_skip_what_is_gone_and_says_so(
 
 
 def test_skipped_messages_add_up_over_batches() -> None:
-    first = next_plan(1, before({A0: 5}), found({A0: (7, 9)}), None, skip_losses=True)
-    second = next_plan(2, first, found({A0: (20, 21)}), None, skip_losses=True)
+    first = next_plan(1, plan_read_to({A0: 5}), broker_answers({A0: (7, 9)}), None, skip_losses=True)
+    second = next_plan(2, first, broker_answers({A0: (20, 21)}), None, skip_losses=True)
     assert second.skipped[A0].messages == 2 + 11
     assert "begins at 20" in second.skipped[A0].reason
 
 
-def test_a_deleted_topic_is_skipped_until_it_is_there_again() -> None:
-    previous = before({A0: 5, U0: 3})
-    away = next_plan(1, previous, found({U0: (0, 4)}), {A0: 2}, skip_losses=True, skip_topics={"t"})
+def test_deleted_topic_is_skipped_until_it_is_recreated() -> None:
+    previous = plan_read_to({A0: 5, U0: 3})
+    away = next_plan(1, previous, broker_answers({U0: (0, 4)}), {A0: 2}, skip_losses=True, skip_topics={"t"})
     assert away.ranges == {U0: (3, 4)}
     assert away.topics == {"t", "u"}
     assert "does not exist" in away.skipped[A0].reason
-    again = found({A0: (0, 2)}, "second") | found({U0: (0, 4)})
+    again = broker_answers({A0: (0, 2)}, "second") | broker_answers({U0: (0, 4)})
     assert next_plan(2, away, again, {A0: 2}, skip_losses=True).ranges == {A0: (0, 2), U0: (4, 4)}
 
 
-def test_what_was_planned_long_ago_is_read_if_it_is_still_the_same() -> None:
+def test_verify_plan_accepts_old_plan_whose_messages_remain() -> None:
     plan = BatchPlan(
         {A0: (5, 8), A1: (3, 3), B0: (0, 0)}, {("t", "broker-a"): ("first", 7), ("t", "broker-b"): ("first", 7)}
     )
-    verify_plan(plan, found({A0: (5, 20), A1: (9, 9)}))  # of the others nothing is to be read
-    verify_plan(plan, found({A0: QueueBounds(0, 20, kept=8, readable=False)}))
+    verify_plan(plan, broker_answers({A0: (5, 20), A1: (9, 9)}))  # nothing is to be read of A1 and B0
+    verify_plan(plan, broker_answers({A0: QueueBounds(0, 20, kept=8, readable=False)}))
 
 
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        pytest.param(found({A0: (6, 20)}), "expired", id="expired in part"),
-        pytest.param(found({A0: (8, 20)}), "expired", id="expired"),
-        pytest.param(found({A0: (0, 7)}), "ends at 7", id="lost in part"),
-        pytest.param(found({A0: QueueBounds(0, 20, kept=7)}), "power failure", id="lost in part, and others came"),
-        pytest.param(found({A0: (0, 20)}, "second"), "recreated", id="another of that name"),
-        pytest.param(found({A1: (0, 20)}), "does not exist any more", id="the queue is gone"),
+        pytest.param(broker_answers({A0: (6, 20)}), "expired", id="expired in part"),
+        pytest.param(broker_answers({A0: (8, 20)}), "expired", id="expired"),
+        pytest.param(broker_answers({A0: (0, 7)}), "ends at 7", id="lost in part"),
+        pytest.param(
+            broker_answers({A0: QueueBounds(0, 20, kept=7)}), "power failure", id="lost in part, and others came"
+        ),
+        pytest.param(broker_answers({A0: (0, 20)}, "second"), "recreated", id="another of that name"),
+        pytest.param(broker_answers({A1: (0, 20)}), "does not exist any more", id="the queue is gone"),
         pytest.param({}, "does not exist any more", id="the broker is gone"),
     ],
 )
-def test_what_was_planned_and_is_not_there_any_more_is_an_error(
-    answers: dict[tuple[str, str], TopicBounds], said: str
-) -> None:
+def test_verify_plan_raises_for_lost_messages(answers: dict[tuple[str, str], TopicBounds], said: str) -> None:
     with pytest.raises(StreamBroken, match=said):
         verify_plan(BatchPlan({A0: (5, 8)}, {("t", "broker-a"): ("first", 7)}), answers)
 
@@ -215,34 +258,43 @@ def test_what_was_planned_and_is_not_there_any_more_is_an_error(
     ("first", "second"),
     [("a", "b"), pytest.param("", "b", id="RocketMQ made it"), pytest.param("a", "", id="repaired")],
 )
-def test_a_topic_of_another_id_is_another_topic_wherever_its_offsets_are(first: str, second: str) -> None:
+def test_topic_with_another_id_raises_stream_broken(first: str, second: str) -> None:
     with pytest.raises(StreamBroken, match="recreated"):
-        next_plan(1, before({A0: 5}, first), found({A0: (0, 9)}, second), None)
+        next_plan(1, plan_read_to({A0: 5}, first), broker_answers({A0: (0, 9)}, second), None)
 
 
-def test_a_start_is_a_place_between_messages_that_were_there_then() -> None:
-    """The query is started later than its start was fixed, or a topic is added to it."""
+def test_start_offsets_hold_only_for_their_topic_and_epoch() -> None:
+    # A query may start later than its start was fixed, or get another topic.
     start_offsets, start_epochs = {A0: 5, U0: 5}, {("t", "broker-a"): ("first", 7), ("u", "broker-a"): ("first", 7)}
     held = {A0: (0, 9), U0: (0, 9)}
-    assert next_plan(0, None, found(held), start_offsets, start_epochs=start_epochs).ranges == {A0: (5, 9), U0: (5, 9)}
+    assert next_plan(0, None, broker_answers(held), start_offsets, start_epochs=start_epochs).ranges == {
+        A0: (5, 9),
+        U0: (5, 9),
+    }
     with pytest.raises(StreamBroken, match="recreated"):
-        next_plan(0, None, found(held, "second"), start_offsets, start_epochs=start_epochs)
+        next_plan(0, None, broker_answers(held, "second"), start_offsets, start_epochs=start_epochs)
     with pytest.raises(StreamBroken, match="power failure"):
-        next_plan(0, None, found({A0: QueueBounds(0, 9, kept=4), U0: (0, 9)}), start_offsets, start_epochs=start_epochs)
-    # What was read before goes on there: of its topic the start says nothing.
-    previous = before({A0: 7}, "second")
+        next_plan(
+            0,
+            None,
+            broker_answers({A0: QueueBounds(0, 9, kept=4), U0: (0, 9)}),
+            start_offsets,
+            start_epochs=start_epochs,
+        )
+    # A topic that was read before continues at its last offset; its start offset is not used.
+    previous = plan_read_to({A0: 7}, "second")
     only = {("t", "broker-a"): TopicBounds("second", 7, {0: QueueBounds(0, 9)})}
     assert next_plan(1, previous, only, start_offsets, start_epochs=start_epochs).ranges == {A0: (7, 9)}
     with pytest.raises(StreamBroken, match="topic u was deleted and recreated"):
-        next_plan(1, previous, only | found({U0: (0, 9)}, "third"), start_offsets, start_epochs=start_epochs)
+        next_plan(1, previous, only | broker_answers({U0: (0, 9)}, "third"), start_offsets, start_epochs=start_epochs)
 
 
-def test_a_run_that_ends_by_itself_reads_what_was_there_when_it_began() -> None:
-    first = next_plan(0, None, found({A0: (0, 10), B0: (0, 4)}), None, 7, "run-1")
+def test_bounded_run_reads_messages_present_at_its_begin() -> None:
+    first = next_plan(0, None, broker_answers({A0: (0, 10), B0: (0, 4)}), None, 7, "run-1")
     assert first.goal == RunEnd("run-1", {A0: 10, B0: 4})
     assert not first.is_last_of("run-1")
     # Messages, a queue and a broker have come since.
-    later = found({A0: (0, 99), A1: (0, 9), B0: (0, 99)})
+    later = broker_answers({A0: (0, 99), A1: (0, 9), B0: (0, 99)})
     second = next_plan(1, first, later, None, 7, "run-1")
     assert {queue: end for queue, (_, end) in second.ranges.items()} == {A0: 10, A1: 0, B0: 4}
     assert second.is_last_of("run-1")
@@ -258,7 +310,7 @@ held_now = st.dictionaries(queues, st.integers(0, 1 << 40), max_size=8)
 
 
 @given(held_now, st.integers(1, 1 << 41), st.integers(0, 99))
-def test_a_limit_is_used_up_and_never_passed(backlogs: dict[MessageQueue, int], max_messages: int, turn: int) -> None:
+def test_allocation_uses_the_limit_exactly(backlogs: dict[MessageQueue, int], max_messages: int, turn: int) -> None:
     taken = allocate_messages(backlogs, max_messages, turn)
     assert taken.keys() == backlogs.keys()
     assert all(0 <= taken[queue] <= backlogs[queue] for queue in backlogs)
@@ -266,25 +318,25 @@ def test_a_limit_is_used_up_and_never_passed(backlogs: dict[MessageQueue, int], 
 
 
 @given(st.dictionaries(queues, st.integers(1, 1 << 20), min_size=1, max_size=8), st.integers(1, 10))
-def test_every_queue_that_has_something_is_read_within_as_many_batches_as_there_are_queues(
+def test_each_backlogged_queue_is_read_within_queue_count_turns(
     backlogs: dict[MessageQueue, int], max_messages: int
 ) -> None:
     read = dict.fromkeys(backlogs, 0)
     for turn in range(len(backlogs)):
         for queue, count in allocate_messages(
             backlogs, max_messages, turn
-        ).items():  # the backlogs stay: as much comes as is read
+        ).items():  # the backlogs stay equal: as much arrives as is read
             read[queue] += count
     assert all(read.values())
 
 
-def test_queues_are_read_through_at_the_same_time() -> None:
+def test_allocation_is_proportional_to_backlogs() -> None:
     assert allocate_messages({A0: 1_000, A1: 3_000, B0: 0}, 400, 0) == {A0: 100, A1: 300, B0: 0}
 
 
 @given(st.data())
-def test_batch_after_batch_reads_every_message_once_and_in_order(data: st.DataObject) -> None:
-    """Whatever comes between them, and wherever a batch is planned again from its predecessor."""
+def test_successive_plans_read_every_message_once_in_order(data: st.DataObject) -> None:
+    # Messages arrive between batches, and each batch is planned from its packed predecessor.
     ends: dict[MessageQueue, int] = {}
     read: dict[MessageQueue, int] = {}
     plan: BatchPlan | None = None
@@ -292,13 +344,13 @@ def test_batch_after_batch_reads_every_message_once_and_in_order(data: st.DataOb
         for queue in data.draw(st.lists(queues, min_size=1, max_size=4)):
             ends[queue] = ends.get(queue, 0) + data.draw(st.integers(0, 50))
         max_messages = data.draw(st.none() | st.integers(1, 60))
-        answers = found({queue: (0, end) for queue, end in ends.items()})
+        answers = broker_answers({queue: (0, end) for queue, end in ends.items()})
         plan = next_plan(batch, None if plan is None else BatchPlan.unpack(plan.pack()), answers, None, max_messages)
         for queue, (start, end) in plan.ranges.items():
             assert start == read.get(queue, 0)
             read[queue] = end
         assert max_messages is None or sum(end - start for start, end in plan.ranges.values()) <= max_messages
-    answers = found({queue: (0, end) for queue, end in ends.items()})
+    answers = broker_answers({queue: (0, end) for queue, end in ends.items()})
     assert {queue: end for queue, (_, end) in next_plan(99, plan, answers, None).ranges.items()} == ends
 
 
@@ -312,7 +364,7 @@ plans = st.builds(
 
 
 @given(plans)
-def test_a_plan_comes_back_as_it_was_kept(plan: BatchPlan) -> None:
+def test_plan_survives_pack_and_unpack(plan: BatchPlan) -> None:
     assert BatchPlan.unpack(plan.pack()) == plan
 
 
@@ -320,16 +372,16 @@ def test_a_plan_comes_back_as_it_was_kept(plan: BatchPlan) -> None:
     "packed",
     [b"", b"\xc1", b"\x95\x01\x80\x90\xc0\xa0", b"\x95\x02\x90\x90\xc0\xa0", b"\x95\x02\x80\x91\x00\xc0\xa0", b"\x90"],
 )
-def test_what_is_no_plan_is_an_error(packed: bytes) -> None:
+def test_unpack_rejects_malformed_plans(packed: bytes) -> None:
     with pytest.raises(RayMQError, match="plan"):
         BatchPlan.unpack(packed)
 
 
-def test_in_a_stream_that_does_not_count_its_batches_no_queue_waits_for_ever_beside_others() -> None:
-    """With as many messages a batch as queues, one that got more with each batch had all that was left over."""
+def test_rotation_after_plan_prevents_starvation_of_a_queue() -> None:
+    # With as many messages a batch as queues, a queue that got more in each batch took the whole remainder.
     queues = [MessageQueue("t", "broker-a", number) for number in range(4)]
-    plan = before(dict.fromkeys(queues, 0))
+    plan = plan_read_to(dict.fromkeys(queues, 0))
     for batch in range(12):
         held = {queues[0]: (0, 10_000), queues[1]: (0, 1 + batch), queues[2]: (0, 1), queues[3]: (0, 1)}
-        plan = next_plan(rotation_after(plan, 4), plan, found(held), None, max_messages=4)
+        plan = next_plan(rotation_after(plan, 4), plan, broker_answers(held), None, max_messages=4)
     assert [plan.ranges[queue][1] for queue in queues[2:]] == [1, 1]

@@ -1,4 +1,4 @@
-"""Bars show how far a read or a write is, end with it, and are nothing where nobody would see them."""
+"""Test progress bars of reads and writes: their counts, their end, and no terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def screen() -> io.StringIO:
 
 
 def console_of(screen: io.StringIO, term: str) -> Console:
-    """A terminal of this kind, whatever the terminal of the tests is."""
+    """Return a terminal of this kind, independent of the terminal of the tests."""
     return Console(file=screen, force_terminal=True, width=100, color_system=None, _environ={"TERM": term})
 
 
@@ -43,13 +43,13 @@ def console(screen: io.StringIO) -> Console:
 
 
 def counts(screen: io.StringIO) -> list[tuple[int, int]]:
-    """What a bar said, as (done, total), the same once."""
-    told = [(int(done), int(total)) for done, total in re.findall(r"(\d+)/(\d+) 0:00", screen.getvalue())]
-    return list(dict.fromkeys(told))
+    """Return the distinct (done, total) pairs that a bar showed."""
+    pairs = [(int(done), int(total)) for done, total in re.findall(r"(\d+)/(\d+) 0:00", screen.getvalue())]
+    return list(dict.fromkeys(pairs))
 
 
 class Spark:
-    """A SparkContext, as far as bars ask it: jobs of groups with their stages, and this thread's properties."""
+    """Fake a SparkContext with jobs of groups, their stages, and local properties."""
 
     def __init__(self) -> None:
         self.properties: dict[str, str | None] = {"spark.jobGroup.id": "the user's"}
@@ -75,9 +75,7 @@ class Spark:
         )
 
 
-def test_a_write_is_shown_by_its_tasks_and_the_thread_s_group_is_as_before(
-    console: Console, screen: io.StringIO
-) -> None:
+def test_write_bar_counts_tasks_and_restores_the_job_group(console: Console, screen: io.StringIO) -> None:
     spark: Any = Spark()
     with task_progress(spark, "write orders", "ours", console):
         assert spark.properties == {"spark.jobGroup.id": "ours"}
@@ -88,7 +86,7 @@ def test_a_write_is_shown_by_its_tasks_and_the_thread_s_group_is_as_before(
     assert spark.properties == {"spark.jobGroup.id": "the user's"}
 
 
-def test_a_write_that_fails_ends_its_bar_where_it_is(console: Console, screen: io.StringIO) -> None:
+def test_failed_write_leaves_its_bar_at_the_last_count(console: Console, screen: io.StringIO) -> None:
     spark: Any = Spark()
 
     def fail() -> None:
@@ -102,7 +100,7 @@ def test_a_write_that_fails_ends_its_bar_where_it_is(console: Console, screen: i
     assert spark.properties == {"spark.jobGroup.id": "the user's"}
 
 
-def test_without_a_terminal_nothing_is_asked_and_nothing_written(
+def test_without_terminal_no_progress_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -115,7 +113,7 @@ def test_without_a_terminal_nothing_is_asked_and_nothing_written(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_read_is_shown_by_its_messages_anew_for_each_action(console: Console, screen: io.StringIO) -> None:
+def test_read_bar_counts_messages_of_each_action(console: Console, screen: io.StringIO) -> None:
     spark: Any = Spark()
     spark.active = [1]
     shown = MessageProgress(spark, "read orders", 30, console)
@@ -130,7 +128,7 @@ def test_a_read_is_shown_by_its_messages_anew_for_each_action(console: Console, 
     spark.active = []
 
 
-def test_a_read_that_is_given_up_ends_its_bar(console: Console, screen: io.StringIO) -> None:
+def test_cancelled_read_ends_its_bar(console: Console, screen: io.StringIO) -> None:
     spark: Any = Spark()
     spark.active = [1]
     shown = MessageProgress(spark, "read orders", 30, console)
@@ -142,14 +140,14 @@ def test_a_read_that_is_given_up_ends_its_bar(console: Console, screen: io.Strin
     poll_until(lambda: (20, 30) in counts(screen), what="the next action begins at nothing")
 
 
-def test_a_task_only_counts(console: Console) -> None:
+def test_accumulator_in_a_task_only_counts(console: Console) -> None:
     shown = MessageProgress(Spark(), "read orders", 30, console)  # type: ignore[arg-type]
     in_task = pickle.loads(pickle.dumps(shown))
     assert (in_task.zero(5), in_task.addInPlace(3, 4)) == (0, 7)
     assert not isinstance(in_task, MessageProgress)
 
 
-def test_a_closed_spark_ends_the_looking() -> None:
+def test_periodic_thread_ends_when_spark_is_closed() -> None:
     ended = threading.Event()
 
     def look() -> bool:
@@ -161,12 +159,12 @@ def test_a_closed_spark_ends_the_looking() -> None:
     ticks.close()
 
 
-def test_a_bar_that_nobody_has_shown_writes_nothing(console: Console, screen: io.StringIO) -> None:
+def test_bar_without_show_writes_nothing(console: Console, screen: io.StringIO) -> None:
     ProgressBar(console, "x").close()
     assert screen.getvalue() == ""
 
 
-def test_a_dumb_terminal_gets_lines_without_control_sequences(screen: io.StringIO) -> None:
+def test_dumb_terminal_gets_plain_lines(screen: io.StringIO) -> None:
     bar = ProgressBar(console_of(screen, "dumb"), "read [orders]")
     for done in (0, 1, 10):
         bar.show(done, 10)
@@ -176,7 +174,7 @@ def test_a_dumb_terminal_gets_lines_without_control_sequences(screen: io.StringI
     assert screen.getvalue() == "".join(f"read [orders] {done}/10 0:00:00\n" for done in (0, 10, 3))
 
 
-def test_lines_of_a_dumb_terminal_come_every_few_seconds(screen: io.StringIO) -> None:
+def test_plain_lines_are_rate_limited(screen: io.StringIO) -> None:
     now = 100.0
     lines = PlainLines(console_of(screen, "dumb"), lambda: now)
     tasks = [lines.add_task(name, total=None) for name in ("one", "two")]

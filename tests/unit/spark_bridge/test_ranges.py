@@ -1,4 +1,4 @@
-"""Where a read starts and ends: what may be said, before anybody is asked."""
+"""Test the check of a read's start and end positions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
         ({A: np.int32(3)}, {A: 3}),
     ],
 )
-def test_a_position(given: Any, taken: Any) -> None:
+def test_valid_positions_are_normalized(given: Any, taken: Any) -> None:
     assert check_position("start", given) == taken
 
 
@@ -43,13 +43,13 @@ def test_a_position(given: Any, taken: Any) -> None:
         *({"x": 1}, {None: 1}, {MessageQueue("t", "broker-a", True): 0}, {MessageQueue(1, "broker-a", 0): 0}),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_position_is_refused_by_the_argument_s_name(given: Any) -> None:
+def test_invalid_position_names_the_argument(given: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_position("end", given)
     assert caught.value.field.partition(".")[0] == "end"
 
 
 @pytest.mark.parametrize("given", ["group:a b", "group:" + "x" * 300])
-def test_a_name_that_no_group_can_have_is_refused(given: str) -> None:
+def test_invalid_group_name_is_refused(given: str) -> None:
     with pytest.raises(InvalidInput):
         check_position("start", given)

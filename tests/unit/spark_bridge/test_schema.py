@@ -1,4 +1,4 @@
-"""Spark's schemas: what a read's columns are, and that bodies may lack what a schema says is always there."""
+"""Test Spark schemas of reads: their columns, and fields that bodies may lack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raymq.spark_bridge.body_decoder import JSON, BodyDecoder
 from raymq.spark_bridge.dataframe_schema import arrow_schema, message_schema, parse_schema
 
 INNER = StructType([StructField("b", IntegerType(), nullable=False)])
-#: Every place of a schema that can say "never null".
+#: Every position in a schema that can be "not nullable".
 STRICT = {
     "struct": INNER,
     "array": ArrayType(IntegerType(), containsNull=False),
@@ -26,7 +26,7 @@ STRICT = {
 
 
 def has_required(kind: pa.DataType) -> bool:
-    """Whether anything within `kind` but a map's keys must not be null."""
+    """Return whether anything in `kind` except a map's keys must not be null."""
     if pa.types.is_map(kind):
         return not kind.item_field.nullable or has_required(kind.item_type)
     fields = [kind.field(n) for n in range(kind.num_fields)]
@@ -34,7 +34,7 @@ def has_required(kind: pa.DataType) -> bool:
 
 
 @pytest.mark.parametrize("kind", STRICT.values(), ids=STRICT.keys())
-def test_all_that_is_decoded_can_be_null_at_every_depth(kind: Any) -> None:
+def test_decoded_columns_are_nullable_at_every_depth(kind: Any) -> None:
     decoded = parse_schema(StructType([StructField("a", kind, nullable=False)]))
     for schema in (arrow_schema(decoded), arrow_schema(message_schema(decoded))):
         field = schema.field("a")
@@ -56,7 +56,7 @@ def test_all_that_is_decoded_can_be_null_at_every_depth(kind: Any) -> None:
         ("deeper", b'{"a": [null, {"x": null}, {"y": {}}]}', [None, [("x", None)], [("y", {"b": None})]]),
     ],
 )
-def test_a_body_may_lack_what_the_schema_says_is_there(kind: str, body: bytes, expected: Any) -> None:
+def test_missing_required_field_is_decoded_as_null(kind: str, body: bytes, expected: Any) -> None:
     decoded = parse_schema(StructType([StructField("a", STRICT[kind])]))
     value, corrupt = BodyDecoder(arrow_schema(decoded), JSON).decode(pa.array([body]), pa.nulls(1, pa.string()))
     assert value.cast(arrow_schema(message_schema(decoded)).field("a").type).to_pylist() == [expected]
@@ -64,7 +64,7 @@ def test_a_body_may_lack_what_the_schema_says_is_there(kind: str, body: bytes, e
 
 
 @pytest.mark.parametrize("around", [None, StructType, ArrayType], ids=["top", "struct", "array"])
-def test_fields_of_one_name_in_one_struct_are_refused(around: Any) -> None:
+def test_duplicate_field_names_in_a_struct_are_refused(around: Any) -> None:
     twice: Any = StructType([StructField("a", IntegerType()), StructField("a", StringType())])
     if around is not None:
         inner = ArrayType(twice) if around is ArrayType else twice

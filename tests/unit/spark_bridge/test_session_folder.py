@@ -1,4 +1,4 @@
-"""The folders of bridges: those of processes that were killed go with the next bridge, and no others."""
+"""Test session folders: a new session removes those of killed processes, and no others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def killed(folders: Path) -> Path:
-    """What a process has left that was killed."""
+def run_killed_process(folders: Path) -> Path:
+    """Run a process that is killed, and return the folder it left."""
     program = (
         "import os, signal, sys, tempfile\n"
         "tempfile.tempdir = sys.argv[1]\n"
@@ -34,10 +34,10 @@ def killed(folders: Path) -> Path:
     return Path(done.stdout.strip())
 
 
-def test_what_a_killed_process_left_goes_with_the_next_bridge(folders: Path) -> None:
-    """Each driver that was killed left what Spark had shuffled and cached, for good."""
+def test_next_session_removes_folder_of_a_killed_process(folders: Path) -> None:
+    # Each killed driver left Spark's shuffle and cache files for good.
     living = SessionFolder()
-    left = killed(folders)
+    left = run_killed_process(folders)
     assert (left / "local" / "shuffled").exists()
     another = SessionFolder()
     assert sorted(folders.iterdir()) == sorted([living.path, another.path])
@@ -46,7 +46,7 @@ def test_what_a_killed_process_left_goes_with_the_next_bridge(folders: Path) -> 
     assert list(folders.iterdir()) == []
 
 
-def test_what_is_not_whole_or_no_bridges_stays(folders: Path) -> None:
+def test_incomplete_and_foreign_folders_are_kept(folders: Path) -> None:
     begun, other, link = (folders / f"raymq-spark-{name}" for name in ("begun", "file", "link"))
     begun.mkdir()
     other.write_bytes(b"")

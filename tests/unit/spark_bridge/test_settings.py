@@ -1,4 +1,4 @@
-"""Settings of Spark that a user gives."""
+"""Test Spark settings that a user gives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raymq.client.errors import InvalidInput
 from raymq.spark_bridge.session_settings import check_user_settings, merge_settings
 
 
-def test_a_users_settings_count_more_than_ours() -> None:
+def test_user_settings_override_defaults() -> None:
     own = {"spark.ui.enabled": "false", "spark.local.dir": "/x"}
     users = check_user_settings(
         {"spark.ui.enabled": True, "spark.task.maxFailures": 7, "spark.speculation.quantile": 0.5}
@@ -23,7 +23,7 @@ def test_a_users_settings_count_more_than_ours() -> None:
     }
 
 
-def test_options_of_java_stand_behind_ours() -> None:
+def test_user_java_options_are_appended_to_defaults() -> None:
     own = {"spark.executor.extraJavaOptions": "-Da=1"}
     users = check_user_settings({"spark.executor.extraJavaOptions": "-Db=2", "spark.driver.extraJavaOptions": "-Dc=3"})
     assert merge_settings(own, users) == {
@@ -49,12 +49,12 @@ def test_options_of_java_stand_behind_ours() -> None:
     ],
     ids=repr,
 )
-def test_what_the_bridge_makes_itself_and_what_is_none_is_refused(given: Any) -> None:
+def test_reserved_and_malformed_settings_are_refused(given: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_user_settings(given)
     assert caught.value.field == "settings"
 
 
-def test_who_wants_more_memory_is_told_how() -> None:
+def test_memory_setting_error_names_the_memory_argument() -> None:
     with pytest.raises(InvalidInput, match="use memory="):
         check_user_settings({"spark.executor.memory": "2g"})

@@ -1,4 +1,4 @@
-"""What a schema asks of messages, and which columns become messages, as tables."""
+"""Test which columns a source's schema may have, and which columns become messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def schema(**columns: DataType) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-def test_the_messages_own_columns_are_all_of_a_read_without_schema() -> None:
+def test_read_without_schema_has_message_columns_only() -> None:
     selection = selection_of_schema(message_schema(), "json", None, None)
     assert selection.columns == message_schema()
     assert selection.decoder is None
@@ -63,12 +63,12 @@ def test_other_columns_are_decoded_from_the_body() -> None:
         (StructType([]), "columns"),
     ],
 )
-def test_a_schema_that_no_message_has_is_refused(wanted: StructType, said: str) -> None:
+def test_unreadable_schema_is_refused(wanted: StructType, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         selection_of_schema(wanted, "json", None, None)
 
 
-def test_columns_are_parts_of_the_message_by_their_names() -> None:
+def test_write_columns_are_recognized_by_name() -> None:
     all_of_them = schema(
         keys=ArrayType(TEXT), tags=TEXT, properties=MapType(TEXT, TEXT), sharding_key=TEXT, body=BinaryType(),
         deliver_at=TimestampType(), delay_level=IntegerType(),
@@ -92,14 +92,14 @@ def test_columns_are_parts_of_the_message_by_their_names() -> None:
         ({"body": TEXT, "delay_level": DoubleType()}, "delay_level"),
     ],
 )
-def test_a_column_of_another_type_is_refused_by_its_name(columns: dict[str, DataType], field: str) -> None:
+def test_column_type_error_names_the_column(columns: dict[str, DataType], field: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         check_columns(schema(**columns))
     assert raised.value.field == field
 
 
 @pytest.mark.skipif(has_data_sources(), reason="this is Spark 4.2")
-def test_an_older_spark_is_told_what_it_needs() -> None:
+def test_register_source_on_older_spark_raises_an_error() -> None:
     session: Any = None
     with pytest.raises(RayMQError, match="sources in Python"):
         register_source(session)

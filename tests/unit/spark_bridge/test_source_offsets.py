@@ -1,4 +1,4 @@
-"""What a stream's checkpoint holds, as tables."""
+"""Test the offsets in a stream's checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def through_json(offset: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def test_the_end_of_a_batch_is_the_start_of_the_next_one() -> None:
+def test_end_offset_of_a_batch_starts_the_next_batch() -> None:
     first = BatchPlan({A0: (5, 10), B0: (0, 0)}, ORIGINS)
     second = BatchPlan({A0: (10, 12), B0: (0, 7)}, ORIGINS)
     start, end = through_json(end_offset(first, ())), through_json(end_offset(second, first.ranges))
@@ -35,7 +35,7 @@ def test_the_end_of_a_batch_is_the_start_of_the_next_one() -> None:
     assert plan_between(start, end) == second
 
 
-def test_a_queue_that_is_new_begins_where_its_plan_says() -> None:
+def test_new_queue_begins_at_its_planned_offset() -> None:
     first = BatchPlan({A0: (5, 10)}, ORIGINS)
     second = BatchPlan({A0: (10, 10), A1: (3, 8)}, ORIGINS)
     end = through_json(end_offset(second, first.ranges))
@@ -45,7 +45,7 @@ def test_a_queue_that_is_new_begins_where_its_plan_says() -> None:
 
 
 @pytest.mark.parametrize("begin", [12, 0], ids=["expired", "made anew"])
-def test_a_batch_begins_behind_what_it_skips(begin: int) -> None:
+def test_batch_begins_after_skipped_offsets(begin: int) -> None:
     start = end_offset(BatchPlan({A0: (5, 10), B0: (0, 3)}, ORIGINS), ())
     plan = BatchPlan({A0: (begin, begin + 2), B0: (3, 4)}, ORIGINS)
     end = through_json(offset_after(plan, start, [A0, B0]))
@@ -54,12 +54,12 @@ def test_a_batch_begins_behind_what_it_skips(begin: int) -> None:
     assert plan_between(end, offset_after(following, end, [A0, B0])) == following
 
 
-def test_two_batches_may_be_read_as_one() -> None:
+def test_two_batches_can_be_read_as_one() -> None:
     plans = [BatchPlan({A0: (0, 4)}, ORIGINS), BatchPlan({A0: (4, 9)}, ORIGINS), BatchPlan({A0: (9, 20)}, ORIGINS)]
     assert plan_between(end_offset(plans[0], ()), end_offset(plans[2], [A0])).ranges == {A0: (4, 20)}
 
 
-def test_a_topic_that_is_read_no_longer_is_left_out() -> None:
+def test_topic_no_longer_read_is_left_out() -> None:
     other = MessageQueue("gone", "a", 0)
     start = end_offset(BatchPlan({A0: (0, 4), other: (0, 9)}, {**ORIGINS, ("gone", "a"): ("", 1)}), ())
     end = end_offset(BatchPlan({A0: (4, 5)}, ORIGINS), [A0, other])
@@ -76,19 +76,19 @@ def test_a_topic_that_is_read_no_longer_is_left_out() -> None:
         {"ends": {}, "new": {}, "origins": {"t": {"a": [1]}}},
     ],
 )
-def test_another_checkpoint_is_refused(offset: dict[str, Any]) -> None:
+def test_malformed_checkpoint_offset_is_refused(offset: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="checkpoint"):
         previous_plan(offset)
 
 
-def test_a_batch_that_ends_before_it_begins_is_refused() -> None:
+def test_batch_with_end_before_start_is_refused() -> None:
     first, second = end_offset(BatchPlan({A0: (0, 4)}, ORIGINS), ()), end_offset(BatchPlan({A0: (4, 9)}, ORIGINS), [A0])
     with pytest.raises(ProtocolError, match="checkpoint"):
         plan_between(second, first)
 
 
-def test_the_first_batch_begins_where_it_began_wherever_a_query_would_begin_now() -> None:
-    """Spark asks for the beginning again when it runs the first batch again."""
+def test_rerun_of_first_batch_keeps_its_start() -> None:
+    # Spark asks for the initial offset again when it runs the first batch again.
     begun, later = BatchPlan({A0: (4, 4)}, ORIGINS), BatchPlan({A0: (90, 90)}, ORIGINS)
     start = through_json(initial_offset(begun))
     end = through_json(offset_after(BatchPlan({A0: (4, 20)}, ORIGINS), start, begun.ranges))

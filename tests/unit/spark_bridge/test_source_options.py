@@ -1,4 +1,4 @@
-"""The options of `format("raymq")`, as tables."""
+"""Test the options of `format("raymq")`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVERS = {"name_servers": "127.0.0.1:9876"}
 CLUSTER = ClusterAddress(("127.0.0.1:9876",))
 
 
-def test_what_is_not_said_is_as_in_the_bridges_own_calls() -> None:
+def test_option_defaults_equal_defaults_of_the_bridge() -> None:
     read = read_options({"topic": "orders"}, SERVERS)
     assert (read.cluster, read.topics, read.start, read.end) == (CLUSTER, ("orders",), "earliest", "latest")
     assert (read.format, read.tags, read.filter) == ("json", None, None)
@@ -40,20 +40,20 @@ def test_what_is_not_said_is_as_in_the_bridges_own_calls() -> None:
         ('{"orders": {"broker-a": {"0": 5, "1": 0}}}', {("broker-a", 0): 5, ("broker-a", 1): 0}),
     ],
 )
-def test_a_position_is_text_seconds_or_offsets(text: str, meant: Any) -> None:
+def test_position_is_text_seconds_or_offsets(text: str, meant: Any) -> None:
     if isinstance(meant, dict):
         meant = {MessageQueue("orders", *queue): offset for queue, offset in meant.items()}
     assert read_options({"topic": "orders", "start": text}, SERVERS).start == meant
 
 
-def test_names_mind_no_case_and_the_users_word_counts() -> None:
-    told = read_options({"TOPIC": "a, b", "Name_Servers": "one:1,two:2", "Tasks": "3"}, {**SERVERS, "tasks": "8"})
-    assert told.topics == ("a", "b")
-    assert told.cluster.name_servers == ("one:1", "two:2")
-    assert told.tasks == 3
+def test_option_names_ignore_case_and_override_session() -> None:
+    parsed = read_options({"TOPIC": "a, b", "Name_Servers": "one:1,two:2", "Tasks": "3"}, {**SERVERS, "tasks": "8"})
+    assert parsed.topics == ("a", "b")
+    assert parsed.cluster.name_servers == ("one:1", "two:2")
+    assert parsed.tasks == 3
 
 
-def test_what_load_save_and_start_are_given_is_the_topic() -> None:
+def test_path_option_is_the_topic() -> None:
     assert read_options({"path": "orders"}, SERVERS).topics == ("orders",)
     assert write_options({"path": "orders"}, SERVERS).topic == "orders"
     assert sink_options({"topic": "a", "path": "b", "checkpointLocation": "/c", "name": "n"}, SERVERS).topic == "a"
@@ -70,7 +70,7 @@ def test_what_load_save_and_start_are_given_is_the_topic() -> None:
         ({"topic": "orders", "tls_check_host": "maybe"}, "tls_check_host"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(parse: Parse, options: dict[str, str], field: str) -> None:
+def test_invalid_option_is_named_in_the_error(parse: Parse, options: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         parse(options, SERVERS)
     assert raised.value.field == field
@@ -93,13 +93,13 @@ def test_what_cannot_be_is_refused_by_its_name(parse: Parse, options: dict[str, 
         (sink_options, {"name": "x" * 65}, "name"),
     ],
 )
-def test_each_use_has_options_of_its_own(parse: Parse, options: dict[str, str], field: str) -> None:
+def test_options_of_another_use_are_refused(parse: Parse, options: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         parse({"topic": "orders", **options}, SERVERS)
     assert raised.value.field == field
 
 
-def test_how_a_session_reaches_its_cluster_goes_through_options_and_back() -> None:
+def test_cluster_address_survives_conversion_to_options() -> None:
     for cluster in (
         CLUSTER,
         ClusterAddress(("a:1", "b:2"), Tls("ca", "cert", "key", check_host=False)),

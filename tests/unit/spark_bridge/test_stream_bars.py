@@ -1,4 +1,4 @@
-"""The bars of streams move with their batches, outlive a restart, and end with their queries."""
+"""Test stream progress bars: counts of batches, restarts of queries, and their end."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.polling import poll_until
 
 
 class Streams:
-    """How far streams are, as a bridge tells it."""
+    """Fake the positions of streams' queries as a bridge reports them."""
 
     def __init__(self) -> None:
         self.screen = io.StringIO()
         self.at: dict[str, QueryPosition | None] = {}
         self.away = False
-        environment = {"TERM": "xterm"}  # whatever the terminal of the tests is
+        environment = {"TERM": "xterm"}  # independent of the terminal of the tests
         console = Console(file=self.screen, force_terminal=True, width=100, color_system=None, _environ=environment)
         self.bars = StreamProgressBars(console, self.standing)
 
@@ -34,9 +34,9 @@ class Streams:
         return self.at.get(stream)
 
     def last(self, stream: str) -> tuple[int, int] | None:
-        """What its line said last, as (done, total)."""
-        told = re.findall(rf"stream {stream} [^\d?]*(\d+)/(\d+) ", self.screen.getvalue())
-        return (int(told[-1][0]), int(told[-1][1])) if told else None
+        """Return the last (done, total) of the stream's line."""
+        matches = re.findall(rf"stream {stream} [^\d?]*(\d+)/(\d+) ", self.screen.getvalue())
+        return (int(matches[-1][0]), int(matches[-1][1])) if matches else None
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     return Streams()
 
 
-def test_a_line_counts_from_where_its_query_went_on_to_the_queues_ends(streams: Streams) -> None:
+def test_line_counts_from_query_position_to_queue_ends(streams: Streams) -> None:
     streams.bars.watch("totals")
     streams.bars.watch("totals")
     streams.bars.watch("late")
@@ -61,7 +61,7 @@ def test_a_line_counts_from_where_its_query_went_on_to_the_queues_ends(streams: 
     streams.bars.close()
 
 
-def test_a_broker_that_is_away_leaves_a_line_as_it_is(streams: Streams) -> None:
+def test_line_is_unchanged_while_a_broker_is_unavailable(streams: Streams) -> None:
     streams.at["totals"] = QueryPosition("q1", 0, 10)
     streams.bars.watch("totals")
     poll_until(lambda: streams.last("totals") == (0, 10))
@@ -73,8 +73,8 @@ def test_a_broker_that_is_away_leaves_a_line_as_it_is(streams: Streams) -> None:
     streams.bars.close()
 
 
-def test_what_the_program_prints_goes_where_it_went(streams: Streams, capsys: pytest.CaptureFixture[str]) -> None:
-    """Into a file, say. While a bar was shown it came to be on the terminal instead."""
+def test_program_output_goes_to_stdout_beside_a_bar(streams: Streams, capsys: pytest.CaptureFixture[str]) -> None:
+    # Redirected output went to the terminal while a bar was shown.
     streams.at["totals"] = QueryPosition("q1", 0, 10)
     streams.bars.watch("totals")
     poll_until(lambda: streams.last("totals") == (0, 10))
@@ -84,9 +84,9 @@ def test_what_the_program_prints_goes_where_it_went(streams: Streams, capsys: py
     assert "a result" not in streams.screen.getvalue()
 
 
-def test_a_query_that_is_started_again_at_once_keeps_its_line_and_one_that_ended_frees_the_terminal() -> None:
+def test_line_survives_a_restart_and_closes_at_query_end() -> None:
     streams = Streams()
-    streams.bars._streams = ["totals"]  # nobody looks but this test
+    streams.bars._streams = ["totals"]  # no polling thread: only this test refreshes
     streams.at["totals"] = QueryPosition("q1", 5, 10)
     assert streams.bars.refresh()
     display = streams.bars._progress
@@ -109,11 +109,11 @@ def test_a_query_that_is_started_again_at_once_keeps_its_line_and_one_that_ended
     assert streams.bars._progress is None
 
 
-def test_a_dumb_terminal_gets_lines_without_control_sequences() -> None:
+def test_dumb_terminal_gets_plain_stream_lines() -> None:
     screen, at = io.StringIO(), {"totals": QueryPosition("q1", 5, 10)}
     console = Console(file=screen, force_terminal=True, width=100, color_system=None, _environ={"TERM": "dumb"})
     bars = StreamProgressBars(console, at.get)
-    bars._streams = ["totals"]  # nothing looks but this test
+    bars._streams = ["totals"]  # no polling thread: only this test refreshes the bars
     assert bars.refresh()
     at["totals"] = QueryPosition("q1", 9, 12)
     assert bars.refresh()

@@ -1,4 +1,4 @@
-"""Which tables and DataFrames go into one another, and what is refused by its column's name."""
+"""Test which table and DataFrame schemas convert, and errors that name the column."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raymq.client.errors import InvalidInput
 from raymq.spark_bridge.table_batches import TableBuilder, cast_table, split_batches
 from raymq.spark_bridge.table_types import schema_difference, schema_of_dataframe, schema_of_tables
 
-#: What both sides have in the same form.
+#: Types that Arrow tables and DataFrames have in the same form.
 COMMON = {
     "b": pa.bool_(),
     "i": pa.int8(),
@@ -42,7 +42,7 @@ COMMON = {
 }
 
 
-def test_the_common_types_come_back_as_they_were() -> None:
+def test_common_types_round_trip() -> None:
     schema = pa.schema(list(COMMON.items()))
     assert schema_difference(schema_of_dataframe(schema_of_tables(schema)), schema) is None
     berlin = pa.schema([("at", pa.timestamp("us", "Europe/Berlin"))])
@@ -76,7 +76,7 @@ def test_the_common_types_come_back_as_they_were() -> None:
         (pa.struct([("x", pa.int8()), ("x", pa.int8())]), "c.x, twice"),
     ],
 )
-def test_an_arrow_type_that_dataframes_do_not_have_is_refused_by_its_column(kind: pa.DataType, place: str) -> None:
+def test_unsupported_arrow_type_error_names_the_column(kind: pa.DataType, place: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         schema_of_tables(pa.schema([("ok", pa.int64()), ("c", kind)]))
     assert caught.value.field == "schema"
@@ -93,14 +93,14 @@ def test_an_arrow_type_that_dataframes_do_not_have_is_refused_by_its_column(kind
         (StructType([StructField("x", LongType()), StructField("x", LongType())]), "c.x, twice"),
     ],
 )
-def test_a_spark_type_that_tables_do_not_have_is_refused_by_its_column(kind: object, place: str) -> None:
+def test_unsupported_spark_type_error_names_the_column(kind: object, place: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         schema_of_dataframe(StructType([StructField("ok", IntegerType()), StructField("c", kind)]))  # type: ignore[arg-type]
     assert caught.value.field == "df"
     assert str(caught.value.actual).startswith(place)
 
 
-def test_no_columns_and_two_of_one_name_are_refused() -> None:
+def test_empty_and_duplicate_columns_are_refused() -> None:
     for schema in (pa.schema([]), pa.schema([("a", pa.int8()), ("a", pa.int8())]), StructType([]), 3):
         with pytest.raises(InvalidInput):
             schema_of_tables(schema)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_no_columns_and_two_of_one_name_are_refused() -> None:
             schema_of_dataframe(StructType(fields))
 
 
-def test_a_table_of_another_schema_is_told_by_its_column() -> None:
+def test_schema_difference_names_the_column() -> None:
     wanted = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.field("element", pa.string())))])
     named = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.list_(pa.field("item", pa.string())))])
     assert schema_difference(named, wanted) is None
@@ -117,7 +117,7 @@ def test_a_table_of_another_schema_is_told_by_its_column() -> None:
     assert "columns ['b', 'a']" in str(schema_difference(pa.schema([wanted.field(1), wanted.field(0)]), wanted))
 
 
-def test_batches_become_tables_of_some_size_in_their_order() -> None:
+def test_batches_are_combined_into_tables_in_order() -> None:
     schema = pa.schema([("n", pa.int64())])
     batches = [pa.record_batch({"n": list(range(start, start + 100))}, schema=schema) for start in range(0, 1_000, 100)]
     batches.insert(3, batches[0].slice(0, 0))
@@ -132,8 +132,8 @@ def test_batches_become_tables_of_some_size_in_their_order() -> None:
 @pytest.mark.parametrize(
     "kind", [pa.list_(pa.null()), pa.map_(pa.string(), pa.null()), pa.struct([("a", pa.list_(pa.null()))])], ids=str
 )
-def test_more_nulls_within_lists_than_there_are_rows_stay_as_they_are(kind: pa.DataType) -> None:
-    """Arrow's cast gives them as many as there are rows, also into the type that they have."""
+def test_nulls_within_lists_keep_their_count(kind: pa.DataType) -> None:
+    # Arrow's cast of nulls within lists gives one for each row, also into the same type.
     nulls = [None, None, None]
     value = {"a": nulls} if pa.types.is_struct(kind) else nulls
     if pa.types.is_map(kind):

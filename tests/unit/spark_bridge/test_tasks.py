@@ -1,4 +1,4 @@
-"""What Spark's Python workers do, without Spark and brokers."""
+"""Test the tasks of Spark's Python workers without Spark and brokers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 
 
-def stored(queue: MessageQueue, first: int, count: int) -> pa.Table:
-    """A table of messages as a broker serves them."""
+def message_table(queue: MessageQueue, first: int, count: int) -> pa.Table:
+    """Return a table of messages as a broker serves them."""
     bodies = pa.table({"b": [b"%d" % n for n in range(first, first + count)]})
     records, sizes = records_from_table(bodies, topic="t", queue_id=0, body="b", unique_keys=UniqueKeyGenerator())
     data = bytearray(records)
@@ -35,7 +35,7 @@ def stored(queue: MessageQueue, first: int, count: int) -> pa.Table:
 
 
 class FakeReader:
-    """Serves ranges in tables of up to three messages; `missing` is left out."""
+    """Serve ranges in tables of up to three messages, without those from `missing`."""
 
     missing: int | None = None
 
@@ -47,16 +47,16 @@ class FakeReader:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def table(self, queue: MessageQueue, start: int, end: int, wish: ReadSpec, _: ReadFence) -> Iterator[pa.Table]:
+    def table(self, queue: MessageQueue, start: int, end: int, spec: ReadSpec, _: ReadFence) -> Iterator[pa.Table]:
         for at in range(start, end, 3):
             if at != self.missing:
-                yield stored(queue, at, min(3, end - at))
+                yield message_table(queue, at, min(3, end - at))
 
 
 def fetch(monkeypatch: pytest.MonkeyPatch, reader: type[FakeReader], numbers: list[int]) -> list[dict[str, Any]]:
     monkeypatch.setattr(worker_tasks, "RangeReader", reader)
     names = (*ENVELOPE, "body")
-    columns = [envelope_column(stored(A, 0, 1), name).type for name in ENVELOPE]
+    columns = [envelope_column(message_table(A, 0, 1), name).type for name in ENVELOPE]
     schema = pa.schema(list(zip(names, [*columns, pa.binary()], strict=True)))
     task = FetchRanges(("host:1",), (OffsetRange(A, 5, 12), OffsetRange(B, 0, 2)), schema, None)
     task = pickle.loads(pickle.dumps(task))
@@ -64,7 +64,7 @@ def fetch(monkeypatch: pytest.MonkeyPatch, reader: type[FakeReader], numbers: li
     return [row for batch in task(iter(batches)) for row in batch.to_pylist()]
 
 
-def test_a_row_number_becomes_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_numbers_select_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = fetch(monkeypatch, FakeReader, [1, 0])
     assert [(row["queue"]["broker"], row["offset"]) for row in rows] == [
         *(("broker-b", n) for n in range(2)),
@@ -74,7 +74,7 @@ def test_a_row_number_becomes_its_range(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_columns_of_nulls_within_lists_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that had more of them than messages failed the read."""
+    # A batch with more nulls within lists than messages failed the read.
 
     class Decoder:
         names: ClassVar = ["v", "_corrupt"]
@@ -92,7 +92,7 @@ def test_columns_of_nulls_within_lists_are_read(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("missing", [5, 8, 11])
-def test_a_hole_in_a_range_is_an_error(monkeypatch: pytest.MonkeyPatch, missing: int) -> None:
+def test_missing_message_in_a_range_raises_an_error(monkeypatch: pytest.MonkeyPatch, missing: int) -> None:
     class Holes(FakeReader):
         pass
 
@@ -102,7 +102,7 @@ def test_a_hole_in_a_range_is_an_error(monkeypatch: pytest.MonkeyPatch, missing:
 
 
 class FakeWriter:
-    """Keeps what was staged."""
+    """Keep staged chunks."""
 
     staged: ClassVar[list[tuple[str, str, int, MessageQueue, list[bytes]]]]
 
@@ -172,7 +172,7 @@ WIDE = pa.map_(pa.string(), pa.string())
         pytest.param({"body": pa.array([{"v": b"x" * ((4 << 20) - 9)}] * 3)}, id="the largest structs"),
     ],
 )
-def test_rows_of_any_sizes_are_staged_in_chunks_that_brokers_take(
+def test_chunks_of_rows_of_any_size_fit_broker_limits(
     monkeypatch: pytest.MonkeyPatch, batch: dict[str, pa.Array]
 ) -> None:
     sizes_of_chunks = []
@@ -180,8 +180,8 @@ def test_rows_of_any_sizes_are_staged_in_chunks_that_brokers_take(
     class Writer(FakeWriter):
         staged: ClassVar[list[Any]] = []
 
-        def begin(self, *chunk: Any, **told: Any) -> None:
-            super().begin(*chunk, **told)
+        def begin(self, *chunk: Any, **options: Any) -> None:
+            super().begin(*chunk, **options)
             *_, records, sizes = chunk
             assert len(records) == int(sizes.sum())
             assert len(records) <= 4 << 20 or len(sizes) == 1
@@ -197,7 +197,7 @@ def test_rows_of_any_sizes_are_staged_in_chunks_that_brokers_take(
     assert len(sizes_of_chunks) <= 2 * full + 2, "a chunk is as full as the next row lets it be"
 
 
-def test_no_rows_stage_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_input_stages_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     class Writer(FakeWriter):
         staged: ClassVar[list[Any]] = []
 
@@ -206,7 +206,7 @@ def test_no_rows_stage_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.num_rows, Writer.staged) == (0, [])
 
 
-def test_ranges_are_cut_for_the_tasks_that_can_run() -> None:
+def test_ranges_are_split_for_available_tasks() -> None:
     whole = [OffsetRange(A, 7, 100_007), OffsetRange(B, 3, 3)]
     parts = split_ranges(whole, tasks=4)
     assert [(part.start, part.end) for part in parts] == [

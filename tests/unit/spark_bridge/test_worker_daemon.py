@@ -1,4 +1,4 @@
-"""Archives on the path are read anew when they have changed, and not otherwise."""
+"""Test that archives on the path are read again only after a change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raymq.spark_bridge.worker_daemon import cache_unchanged_archives
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The archives that were read."""
+    """Collect the archives that are read."""
     seen: list[str] = []
     read = zipimport._read_directory  # type: ignore[attr-defined]
 
@@ -38,9 +38,7 @@ def archive(path: Path, **modules: str) -> None:
             made.writestr(f"{name}.py", text)
 
 
-def test_an_archive_is_read_anew_once_it_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str]
-) -> None:
+def test_changed_archive_is_read_again_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str]) -> None:
     path = tmp_path / "modules.zip"
     archive(path, raymq_first="value = 1")
     monkeypatch.syspath_prepend(str(path))
@@ -60,9 +58,7 @@ def test_an_archive_is_read_anew_once_it_has_changed(
     assert reads.count(str(path)) == 1
 
 
-def test_an_archive_that_is_gone_has_nothing_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str]
-) -> None:
+def test_removed_archive_has_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str]) -> None:
     path = tmp_path / "modules.zip"
     archive(path, raymq_gone="value = 1")
     monkeypatch.syspath_prepend(str(path))

@@ -1,4 +1,4 @@
-"""What several tests of the storage room open."""
+"""Fixtures for tests of the storage package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODES = [
 
 @pytest.fixture(scope="module", params=MODES)
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Answers]]:
-    """Each golden directory, opened for writing and read-only, and RocketMQ's answers."""
+    """Open each golden directory for writing and read-only, with RocketMQ's answers."""
     name, read_only = request.param
     directory = golden.unpack(name, tmp_path_factory.mktemp("golden"))
     with Store.open(directory, golden.config(name), read_only) as store:
@@ -29,5 +29,5 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each checkpoint makes a run of what was told since the last one."""
+    """Have each checkpoint write a run of the entries since the last one."""
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)

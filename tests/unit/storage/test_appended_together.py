@@ -1,4 +1,4 @@
-"""Which messages of a queue came with one append: told from those that stand where its lost end would."""
+"""Test which messages came with one append, also after its end was lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def records(count: int, size: int = 20, queue_id: int = 0) -> list[bytes]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 12, 13, 40])
-def test_an_append_of_any_length_is_told_from_the_next_one(tmp_path: Path, count: int) -> None:
+def test_append_of_any_length_is_distinguished_from_the_next(tmp_path: Path, count: int) -> None:
     clock = Clock()
     with Store.open(tmp_path, CONFIG, now_ms=clock) as store:
         for _ in range(3):
@@ -43,7 +43,7 @@ def test_an_append_of_any_length_is_told_from_the_next_one(tmp_path: Path, count
 
 
 @pytest.mark.parametrize(("count", "size"), [(4, 1_500), (8, 3_000), (40, 1_000)])
-def test_one_that_lies_in_several_files_is_one(tmp_path: Path, count: int, size: int) -> None:
+def test_append_across_several_log_files_is_one_append(tmp_path: Path, count: int, size: int) -> None:
     clock = Clock()
     with Store.open(tmp_path, CONFIG, now_ms=clock) as store:
         append(store, *records(count, size))
@@ -51,8 +51,8 @@ def test_one_that_lies_in_several_files_is_one(tmp_path: Path, count: int, size:
         assert store.appended_together("orders", 0, 0, count) == count
 
 
-def test_others_in_between_end_it(tmp_path: Path) -> None:
-    """Of another queue, at the same time."""
+def test_record_of_another_queue_ends_the_append(tmp_path: Path) -> None:
+    # The record of the other queue has the same store time.
     with Store.open(tmp_path, CONFIG, now_ms=Clock()) as store:
         append(store, *records(3), *records(1, queue_id=1), *records(2))
         assert store.appended_together("orders", 0, 0, 10) == 3
@@ -61,10 +61,10 @@ def test_others_in_between_end_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("born_host", [("10.0.0.1", 5), ("2001:db8::1", 5)], ids=["IPv4", "IPv6"])
 @pytest.mark.parametrize("others", [1, 20])
-def test_what_is_stored_after_a_loss_of_power_is_not_of_an_append_before_it(
+def test_append_after_power_loss_is_not_joined_to_a_former_one(
     tmp_path: Path, others: int, born_host: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the clock has not moved, and they lie back to back."""
+    # This holds also where the clock has not moved and the records lie back to back.
     clock = Clock()
     monkeypatch.setattr(checkpointer, "boot_id", lambda: "an earlier boot")
     with Store.open(tmp_path / "0", CONFIG, now_ms=clock) as store:
@@ -83,7 +83,7 @@ def test_what_is_stored_after_a_loss_of_power_is_not_of_an_append_before_it(
         assert store.appended_together("orders", 0, 4, 100) == others
 
 
-def test_store_times_are_the_clocks_where_no_power_was_lost(tmp_path: Path) -> None:
+def test_store_timestamp_is_the_clocks_without_power_loss(tmp_path: Path) -> None:
     clock = Clock()
     for life in range(4):
         store = Store.open(tmp_path, CONFIG, now_ms=clock)
@@ -95,7 +95,7 @@ def test_store_times_are_the_clocks_where_no_power_was_lost(tmp_path: Path) -> N
             store._abandon()
 
 
-def test_where_there_is_nothing(tmp_path: Path) -> None:
+def test_missing_queue_and_offset_raise_errors(tmp_path: Path) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         with pytest.raises(QueueNotFound):
             store.appended_together("orders", 0, 0, 10)
@@ -105,7 +105,7 @@ def test_where_there_is_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("queue_ids", [[0], [0, 1], [0, 0, 1, 2, 1, 0]])
-def test_a_few_records_of_any_queues_get_the_offsets_that_follow(tmp_path: Path, queue_ids: list[int]) -> None:
+def test_records_of_several_queues_get_consecutive_offsets(tmp_path: Path, queue_ids: list[int]) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         expected = dict.fromkeys(queue_ids, 0)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What a checkpoint could not sync for want of a descriptor is synced before the next one says that it is on disk."""
+"""Test that syncs skipped for want of descriptors are done before the next checkpoint."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, index_entries=10_000, flus
 
 
 class Busy(Disk):
-    """A disk that remembers what was synced, for a process that may lack descriptors for some paths."""
+    """Record what was synced, and refuse descriptors for some paths."""
 
-    #: Which, as a pattern.
+    #: The paths without descriptors, as a pattern.
     without = "(?!)"
 
     def duplicate(self, fd: int) -> int:
@@ -41,7 +41,7 @@ class Busy(Disk):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def fails_once(self, call: Callable[[], None], *without: str) -> None:
-        """Call it while each of these paths lacks a descriptor, and once more when none does; then power is lost."""
+        """Call it without a descriptor for each path, then with all; then lose power."""
         for self.without in without:
             with pytest.raises(StoreBusy):
                 call()
@@ -51,7 +51,7 @@ class Busy(Disk):
 
     @property
     def lost(self) -> Path:
-        """What the disk holds after that."""
+        """Return the folder of what the disk holds after the power loss."""
         return self.root.parent / "lost"
 
 
@@ -74,7 +74,7 @@ def test_keys_are_found_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytes
         assert [len(store.query("orders", f"k{number}", 0, 1 << 60, 9)) for number in range(100)] == [1] * 100
 
 
-def test_the_name_of_a_new_index_file_is_synced_after_all(tmp_path: Path) -> None:
+def test_name_of_a_new_index_file_is_synced_by_the_retry(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     disk = Busy(tmp_path / "s")
     with replaced(disk):
@@ -86,7 +86,7 @@ def test_the_name_of_a_new_index_file_is_synced_after_all(tmp_path: Path) -> Non
     assert len(list((tmp_path / "lost" / "index").iterdir())) == 1
 
 
-def test_the_name_of_a_journal_beside_is_synced_after_all(tmp_path: Path) -> None:
+def test_name_of_a_rotated_journal_is_synced_by_the_retry(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     disk = Busy(tmp_path / "s")
     with replaced(disk):

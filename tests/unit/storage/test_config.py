@@ -1,4 +1,4 @@
-"""Store settings and the table of delay levels."""
+"""Test store settings and the table of delay levels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput
 
 
-def test_default_levels() -> None:
+def test_default_delay_levels_are_parsed() -> None:
     delays_ms = StoreConfig().delays_ms
     assert len(delays_ms) == 18
     assert (delays_ms[0], delays_ms[4], delays_ms[17]) == (1_000, 60_000, 7_200_000)
@@ -19,7 +19,7 @@ def test_default_levels() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  ", "1", "s", "1x", "-1s", "1.5s", "1s,2s"])
-def test_levels_that_are_none(text: str) -> None:
+def test_malformed_delay_levels_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         delay_levels.parse(text)
 
@@ -48,16 +48,16 @@ def test_levels_that_are_none(text: str) -> None:
         {"delay_levels": "soon"},
     ],
 )
-def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
+def test_invalid_setting_is_named_in_the_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         StoreConfig(**wrong)
     assert caught.value.field == next(iter(wrong))
 
 
-def test_a_long_message_has_to_fit_into_a_log_file() -> None:
+def test_max_message_bytes_must_fit_into_a_log_file() -> None:
     beside = 33 << 10
     StoreConfig(max_message_bytes=64 << 20)
     StoreConfig(max_message_bytes=20 << 20, commitlog_file_bytes=(20 << 20) + beside)
     with pytest.raises(InvalidInput, match=r"max_message_bytes: at most 20971519, .*raise commitlog_file_bytes"):
         StoreConfig(max_message_bytes=20 << 20, commitlog_file_bytes=(20 << 20) + beside - 1)
-    StoreConfig(commitlog_file_bytes=1 << 20)  # what is the default for all files is no wish for long messages
+    StoreConfig(commitlog_file_bytes=1 << 20)  # the default of max_message_bytes need not fit

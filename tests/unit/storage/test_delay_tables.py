@@ -1,4 +1,4 @@
-"""Which table of delay levels was in force where in the log."""
+"""Test which table of delay levels was in force at which place of the log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from raymq.storage.log.delay_level_history import UNKNOWN_MS, DelayLevelHistory
 
 
-def started(path: Path, *starts: tuple[str, int, int]) -> DelayLevelHistory:
-    """After starts with these tables, at which the log began and ended there."""
+def open_history(path: Path, *starts: tuple[str, int, int]) -> DelayLevelHistory:
+    """Return the history after starts with these tables, log begins and log ends."""
     for table, log_min, log_end in starts:
         made = DelayLevelHistory(path / "delay_levels.json", table)
         made.begin(log_min, log_end, writable=True)
@@ -33,25 +33,25 @@ _UNKNOWN = UNKNOWN_MS // 1000
         ([("1s", 0, 0), ("9s", 0, 100)], [0, 99, 100, 101], [1, 1, 9, 9]),
         ([("1s", 0, 0), ("9s", 0, 100), ("9s", 0, 500)], [99, 100, 600], [1, 9, 9]),
         ([("60s", 0, 0), ("1m", 0, 100), ("2m", 0, 200)], [99, 199, 200], [60, 60, 120]),
-        # A loss of power takes the end of the log: what is written there again is of the newest table.
+        # A power loss removes the log's end: what is written there later is of the newest table.
         ([("1s", 0, 0), ("9s", 0, 100), ("9s", 0, 50)], [49, 50, 100], [1, 9, 9]),
         ([("1s", 0, 0), ("2s", 0, 100), ("3s", 0, 200), ("4s", 0, 50)], [49, 50, 150, 250], [1, 4, 4, 4]),
         # What the log no longer holds needs no table.
         ([("1s", 0, 0), ("2s", 0, 100), ("3s", 0, 200), ("3s", 150, 300)], [100, 199, 200], [2, 2, 3]),
     ],
 )
-def test_the_table_of_a_place(
+def test_table_of_a_log_place_is_known_after_restarts(
     tmp_path: Path, starts: list[tuple[str, int, int]], places: list[int], expected: list[int]
 ) -> None:
-    tables = started(tmp_path, *starts)
+    tables = open_history(tmp_path, *starts)
     assert delays(tables, 0, *places) == expected
     assert delays(DelayLevelHistory(tmp_path / "delay_levels.json", starts[-1][0]), 0, *places) == expected, (
         "written down"
     )
 
 
-def test_of_a_level_that_its_table_did_not_have_nothing_is_known(tmp_path: Path) -> None:
-    tables = started(tmp_path, ("1s 5s", 0, 0), ("1s", 0, 100), ("1s 7s", 0, 200))
+def test_delay_of_a_level_missing_in_its_table_is_unknown(tmp_path: Path) -> None:
+    tables = open_history(tmp_path, ("1s 5s", 0, 0), ("1s", 0, 100), ("1s 7s", 0, 200))
     assert delays(tables, 1, 50, 150, 250) == [5, _UNKNOWN, 7]
     places = np.array([50, 150], np.int64)
     assert tables.due_ms(1, places, np.array([1000, 1000])).tolist() == [6_000, 8_000]
@@ -69,16 +69,16 @@ def test_of_a_level_that_its_table_did_not_have_nothing_is_known(tmp_path: Path)
         b'{"tables":[[0]]}',
     ],
 )
-def test_what_cannot_be_read_keeps_no_store_from_opening(tmp_path: Path, damage: bytes) -> None:
-    started(tmp_path, ("1s", 0, 0), ("9s", 0, 100))
+def test_unreadable_history_does_not_prevent_opening(tmp_path: Path, damage: bytes) -> None:
+    open_history(tmp_path, ("1s", 0, 0), ("9s", 0, 100))
     path = tmp_path / "delay_levels.json"
     path.write_bytes(damage)
     path.with_name(path.name + ".bak").unlink(missing_ok=True)
-    assert delays(started(tmp_path, ("3s", 0, 200)), 0, 0, 300) == [3, 3]
-    assert delays(started(tmp_path, ("4s", 0, 400)), 0, 0, 400) == [3, 4]
+    assert delays(open_history(tmp_path, ("3s", 0, 200)), 0, 0, 300) == [3, 3]
+    assert delays(open_history(tmp_path, ("4s", 0, 400)), 0, 0, 400) == [3, 4]
 
 
-def test_the_copy_beside_it_is_read_where_it_is_damaged(tmp_path: Path) -> None:
-    started(tmp_path, ("1s", 0, 0), ("9s", 0, 100), ("5s", 0, 200))
+def test_backup_copy_is_read_when_the_file_is_damaged(tmp_path: Path) -> None:
+    open_history(tmp_path, ("1s", 0, 0), ("9s", 0, 100), ("5s", 0, 200))
     (tmp_path / "delay_levels.json").write_bytes(b"{")
-    assert delays(started(tmp_path, ("5s", 0, 300)), 0, 0, 150) == [1, 9]
+    assert delays(open_history(tmp_path, ("5s", 0, 300)), 0, 0, 150) == [1, 9]

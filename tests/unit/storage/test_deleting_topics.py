@@ -1,4 +1,4 @@
-"""A topic is deleted beside whatever the store's threads do, and stays deleted; fault 13.28."""
+"""Test that a topic is deleted beside the store's threads, and stays deleted (fault 13.28)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, index_entries=10_000, flus
 
 
 class HangingQueues(FileCalls):
-    """A disk that syncs no queue's file until `going`; it counts who syncs what else."""
+    """Block syncs of queue files until `going`; count the main thread's syncs."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -46,7 +46,7 @@ class HangingQueues(FileCalls):
 
 
 class OwnCalls(UnsyncedCalls):
-    """Real calls; those that wait for the disk while this thread is watched are counted."""
+    """Count the main thread's calls that wait for the disk while it is watched."""
 
     def __init__(self) -> None:
         self._watched = False
@@ -65,7 +65,7 @@ class OwnCalls(UnsyncedCalls):
         self.fsync(fd)
 
 
-def filled(directory: Path, queues: int) -> Store:
+def open_filled_store(directory: Path, queues: int) -> Store:
     store = Store.open(directory, CONFIG)
     for topic in ("kept", "gone"):
         store.topic_configs.put(TopicConfig(topic, queues, queues))
@@ -74,16 +74,16 @@ def filled(directory: Path, queues: int) -> Store:
     return store
 
 
-def meanwhile(work: Callable[[], None]) -> threading.Thread:
+def run_in_thread(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=work)
     thread.start()
     return thread
 
 
-def test_a_deletion_does_not_wait_for_a_running_checkpoint(tmp_path: Path) -> None:
+def test_deletion_does_not_wait_for_a_running_checkpoint(tmp_path: Path) -> None:
     disk = HangingQueues()
-    with filled(tmp_path, 3) as store, replaced(disk):
-        checkpoint = meanwhile(store._save_checkpoint)
+    with open_filled_store(tmp_path, 3) as store, replaced(disk):
+        checkpoint = run_in_thread(store._save_checkpoint)
         assert disk.reached.wait(30)
         store.delete_topic("gone")
         assert store.topics() == ["kept"]
@@ -102,12 +102,12 @@ def test_a_deletion_does_not_wait_for_a_running_checkpoint(tmp_path: Path) -> No
             assert store.queues("kept") == [0, 1, 2]
 
 
-def test_a_deletion_syncs_no_more_with_more_queues(tmp_path: Path) -> None:
+def test_deletion_syncs_do_not_grow_with_queues(tmp_path: Path) -> None:
     counted = []
     for queues in (1, 40):
         disk = HangingQueues()
         disk.going.set()
-        with filled(tmp_path / str(queues), queues) as store:
+        with open_filled_store(tmp_path / str(queues), queues) as store:
             write_entries(store)
             with replaced(disk):
                 store.delete_topic("gone")
@@ -115,28 +115,28 @@ def test_a_deletion_syncs_no_more_with_more_queues(tmp_path: Path) -> None:
     assert counted[0] == counted[1]
 
 
-def test_who_owns_the_store_waits_for_no_disk_to_delete_a_topic(tmp_path: Path) -> None:
-    """A deletion synced four journals on the broker's loop."""
+def test_delete_topic_soon_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    # A deletion used to sync four journals on the broker's event loop.
     disk = HangingQueues()
     disk.going.set()
-    with filled(tmp_path, 3) as store:
+    with open_filled_store(tmp_path, 3) as store:
         write_entries(store)
         with replaced(disk):
             store.delete_topic_soon("gone")
             assert disk.syncs == 0
-            thread = meanwhile(store.sync_settings)
+            thread = run_in_thread(store.sync_settings)
             thread.join()
             append(store, make_record(b"anew", topic="gone"))
             assert disk.syncs == 0, "it is on disk already"
 
 
 @contextlib.contextmanager
-def losing_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float) -> Iterator[Store]:
-    """A store whose machine loses power at the end of the block, and boots; what is left of it is in "lost"."""
+def lose_power_at_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float) -> Iterator[Store]:
+    """Yield a store whose machine loses power after the block; "lost" has the rest."""
     (tmp_path / "s").mkdir()
     disk = Disk(tmp_path / "s")
     with replaced(disk):
-        store = filled(tmp_path / "s", 2)
+        store = open_filled_store(tmp_path / "s", 2)
         yield store
         disk.after_power_loss(tmp_path / "lost", random.Random(7), luck)
         store.close()
@@ -146,11 +146,11 @@ def losing_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float) -
 
 
 @pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
-def test_what_is_stored_in_a_topic_that_was_just_deleted_is_a_new_topics_after_a_loss_of_power(
+def test_messages_of_a_recreated_topic_survive_power_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float
 ) -> None:
-    """Nobody has waited for the deletion: the first message of the new topic does."""
-    with losing_power(tmp_path, monkeypatch, luck) as store:
+    # The deletion is not synced by itself: the first message of the new topic syncs it.
+    with lose_power_at_end(tmp_path, monkeypatch, luck) as store:
         append(store, *(make_record(b"old", topic="gone") for _ in range(5)))
         store._save_checkpoint()
         store.delete_topic_soon("gone")
@@ -161,8 +161,8 @@ def test_what_is_stored_in_a_topic_that_was_just_deleted_is_a_new_topics_after_a
         assert bodies(store, "kept", 1) == [b"body"]
 
 
-def test_a_deletion_that_cannot_be_brought_to_disk_is_the_stores_bad_health(tmp_path: Path) -> None:
-    store = filled(tmp_path, 1)
+def test_failed_sync_of_a_deletion_fails_the_store(tmp_path: Path) -> None:
+    store = open_filled_store(tmp_path, 1)
     store.delete_topic_soon("gone")
     with replaced(FaultyCalls("fdatasync", 1, errno.EIO)), pytest.raises(StoreFailed):
         store.sync_settings()
@@ -171,9 +171,9 @@ def test_a_deletion_that_cannot_be_brought_to_disk_is_the_stores_bad_health(tmp_
     store.close()
 
 
-def test_what_was_deleted_after_a_checkpoint_stays_deleted(tmp_path: Path) -> None:
-    """The state that the next start finds speaks of the topic's queues, and not of their end."""
-    with filled(tmp_path / "s", 2) as store:
+def test_topic_deleted_after_a_checkpoint_stays_deleted(tmp_path: Path) -> None:
+    # The state that the next start reads has the topic's queues, but not their deletion.
+    with open_filled_store(tmp_path / "s", 2) as store:
         store._save_checkpoint()
         store.delete_topic("gone")
         assert store.wait_for_removals(30)
@@ -191,11 +191,9 @@ def test_what_was_deleted_after_a_checkpoint_stays_deleted(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("starts", [0, 2])
 @pytest.mark.parametrize("damaged", ["state.json", "deletions.journal"])
-def test_what_was_deleted_stays_deleted_whichever_of_two_files_is_damaged(
-    tmp_path: Path, damaged: str, starts: int
-) -> None:
-    """A state that was damaged brought deleted topics back, with all their messages."""
-    with filled(tmp_path, 2) as store:
+def test_deletion_survives_damage_to_one_of_its_two_files(tmp_path: Path, damaged: str, starts: int) -> None:
+    # A damaged state used to bring deleted topics back with all their messages.
+    with open_filled_store(tmp_path, 2) as store:
         store.delete_topic("gone")
         append(store, make_record(b"between"))
     for _ in range(starts):
@@ -212,9 +210,9 @@ def test_what_was_deleted_stays_deleted_whichever_of_two_files_is_damaged(
         assert bodies(store, "gone") == [b"anew"]
 
 
-def test_marks_of_deletions_that_the_log_has_lost_hide_nothing_that_comes_later(tmp_path: Path) -> None:
-    """The log ends where it ended before the deletion: what is stored there next is a new topic's."""
-    with filled(tmp_path, 1) as store:
+def test_deletion_behind_the_lost_log_end_hides_no_messages(tmp_path: Path) -> None:
+    # The log ends before the deletion: what is stored there next belongs to a new topic.
+    with open_filled_store(tmp_path, 1) as store:
         append(store, *(make_record(b"x" * 900, topic="gone") for _ in range(50)))
         lost = store.max_physical_offset
         append(store, *(make_record(b"x" * 900, topic="gone") for _ in range(50)))
@@ -233,10 +231,8 @@ def test_marks_of_deletions_that_the_log_has_lost_hide_nothing_that_comes_later(
 
 
 @pytest.mark.parametrize("luck", [0.0, 0.3, 0.7, 1.0])
-def test_what_was_deleted_stays_deleted_after_a_loss_of_power(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float
-) -> None:
-    with losing_power(tmp_path, monkeypatch, luck) as store:
+def test_deletion_survives_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float) -> None:
+    with lose_power_at_end(tmp_path, monkeypatch, luck) as store:
         store._save_checkpoint()
         store.flush()
         store.delete_topic("gone")
@@ -246,7 +242,7 @@ def test_what_was_deleted_stays_deleted_after_a_loss_of_power(
 
 
 class HangingRemovals(FileCalls):
-    """A disk that removes no file of the log until `going`."""
+    """Block removals of log files until `going`."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -259,7 +255,7 @@ class HangingRemovals(FileCalls):
         super().unlink(path)
 
 
-def test_a_removal_that_waits_does_not_take_the_file_of_a_topic_that_is_made_anew(tmp_path: Path) -> None:
+def test_late_removal_keeps_files_of_a_recreated_topic(tmp_path: Path) -> None:
     now_ms = [1_700_000_000_000]
     disk = HangingRemovals()
     with (
@@ -285,7 +281,7 @@ def test_a_removal_that_waits_does_not_take_the_file_of_a_topic_that_is_made_ane
 
 
 @pytest.mark.parametrize("kind", ["make_folder", "rename"])
-def test_a_deletion_that_fails_leaves_the_topic_as_it_was(tmp_path: Path, kind: str) -> None:
+def test_failed_deletion_keeps_the_topic(tmp_path: Path, kind: str) -> None:
     store = Store.open(tmp_path / "s", CONFIG)
     store.topic_configs.put(TopicConfig("t", 1, 1))
     append(store, make_record(b"0", topic="t"))
@@ -306,7 +302,7 @@ def test_a_deletion_that_fails_leaves_the_topic_as_it_was(tmp_path: Path, kind: 
             assert again.topics() == []
 
 
-def test_what_is_written_of_deletions_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletions_journal_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletions_module, "_LEAST_JOURNAL_BYTES", 500)
     store = Store.open(tmp_path / "s", CONFIG)
     store._deletions._shorten_at = 500
@@ -325,10 +321,8 @@ def test_what_is_written_of_deletions_is_bounded(tmp_path: Path, monkeypatch: py
         assert store.incarnation("gone") == incarnation
 
 
-def test_a_deletion_waits_for_no_disk_though_what_is_written_of_them_is_shortened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The journal of deletions was rewritten, with two fsyncs, by the deletion that made it too long."""
+def test_deletion_does_not_wait_for_a_journal_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The deletion that made the journal too long used to rewrite it, with two fsyncs.
     monkeypatch.setattr(deletions_module, "_LEAST_JOURNAL_BYTES", 500)
     store, disk = Store.open(tmp_path / "s", CONFIG), OwnCalls()
     store._deletions._shorten_at = 500
@@ -350,11 +344,11 @@ def test_a_deletion_waits_for_no_disk_though_what_is_written_of_them_is_shortene
             assert {topic: again.incarnation(topic) for topic in known} == known
 
 
-def test_folders_that_a_killed_process_left_are_removed(tmp_path: Path) -> None:
+def test_folders_left_by_a_killed_process_are_removed(tmp_path: Path) -> None:
     left = tmp_path / "raymq" / "deleted_queues"
     (left / "7" / "0").mkdir(parents=True)
     (left / "7" / "0" / ("0" * 20)).write_bytes(b"x")
-    with filled(tmp_path, 1) as store:
+    with open_filled_store(tmp_path, 1) as store:
         poll_until(lambda: not list(left.iterdir()))
         store.delete_topic("gone")
         assert store.wait_for_removals(10)
@@ -362,7 +356,7 @@ def test_folders_that_a_killed_process_left_are_removed(tmp_path: Path) -> None:
 
 
 class NoRoom(FileCalls):
-    """Real calls on a disk that takes so many writes more, and neither a folder nor another name."""
+    """Allow so many more writes, and refuse folders and renames."""
 
     def __init__(self, writes: int) -> None:
         self.writes = writes
@@ -381,11 +375,9 @@ class NoRoom(FileCalls):
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_a_deletion_that_a_full_disk_refused_is_not_carried_out_by_the_next_start(
-    tmp_path: Path, is_killed: bool
-) -> None:
-    """Its frame was in the journal, and the one that was to take it back found no room."""
-    with filled(tmp_path / "s", 1) as store:
+def test_deletion_refused_by_full_disk_is_not_redone_at_startup(tmp_path: Path, is_killed: bool) -> None:
+    # The deletion's frame was in the journal, and the frame that revokes it found no space.
+    with open_filled_store(tmp_path / "s", 1) as store:
         write_entries(store)
         store.flush()
         with replaced(NoRoom(1)), pytest.raises(StoreFull):

@@ -1,4 +1,4 @@
-"""A directory says which format RayMQ's own files in it have; what a newer RayMQ has written is refused untouched."""
+"""Test the format number of a store directory, and that newer formats are refused."""
 
 from __future__ import annotations
 
@@ -51,34 +51,34 @@ def files_of(directory: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def both(directory: Path) -> list[Path]:
+def format_files(directory: Path) -> list[Path]:
     path = directory_format.path_of(directory)
     return [path, json_file.backup_path_of(path)]
 
 
-def test_a_new_directory_says_the_present_format(directory: Path) -> None:
+def test_new_directory_has_the_current_format(directory: Path) -> None:
     assert read_format(directory) == HERE
-    assert [each.read_bytes() for each in both(directory)] == [both(directory)[0].read_bytes()] * 2
-    told = json.loads(both(directory)[0].read_bytes())
-    assert (told["format"], told["writtenBy"]) == (1, VERSION)
+    assert [each.read_bytes() for each in format_files(directory)] == [format_files(directory)[0].read_bytes()] * 2
+    fields = json.loads(format_files(directory)[0].read_bytes())
+    assert (fields["format"], fields["writtenBy"]) == (1, VERSION)
 
 
-def test_a_directory_without_the_file_has_the_first_format(directory: Path) -> None:
-    for each in both(directory):
+def test_directory_without_format_file_has_the_first_format(directory: Path) -> None:
+    for each in format_files(directory):
         each.unlink()
     assert read_format(directory) == DirectoryFormat(1, "")
     with Store.open(directory, SMALL, read_only=True) as store:
         assert bodies(store) == [b"one"]
-    assert not both(directory)[0].exists()  # who only looks writes nothing
+    assert not format_files(directory)[0].exists()  # a read-only store writes nothing
     with Store.open(directory, SMALL) as store:
         assert bodies(store) == [b"one"]
     assert read_format(directory) == HERE
 
 
-def test_a_start_of_the_same_format_writes_nothing(directory: Path) -> None:
-    before = [(each.stat().st_ino, each.stat().st_mtime_ns) for each in both(directory)]
+def test_start_with_the_same_format_writes_nothing(directory: Path) -> None:
+    before = [(each.stat().st_ino, each.stat().st_mtime_ns) for each in format_files(directory)]
     Store.open(directory, SMALL).close()
-    assert [(each.stat().st_ino, each.stat().st_mtime_ns) for each in both(directory)] == before
+    assert [(each.stat().st_ino, each.stat().st_mtime_ns) for each in format_files(directory)] == before
 
 
 async def start_broker(directory: Path) -> None:
@@ -106,7 +106,7 @@ async def start_replica(directory: Path) -> None:
         pytest.param(lambda directory: EmergencyCleaner(directory, SMALL, lambda: 0).step(), id="make-room"),
     ],
 )
-def test_a_newer_directory_is_refused_and_nothing_in_it_changes(directory: Path, use: Callable[[Path], object]) -> None:
+def test_newer_directory_is_refused_unchanged(directory: Path, use: Callable[[Path], object]) -> None:
     write_format(directory, NEWER)
     before = files_of(directory)
     with pytest.raises(FormatTooNew, match=r"by RayMQ 9.8.7 in format 2; this RayMQ supports formats up to") as raised:
@@ -116,10 +116,8 @@ def test_a_newer_directory_is_refused_and_nothing_in_it_changes(directory: Path,
     assert files_of(directory) == before
 
 
-def test_whoever_makes_a_directory_newer_while_another_one_waits_for_its_lock_is_seen(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was looked at before the lock was taken may be another one's of before."""
+def test_upgrade_while_waiting_for_the_lock_is_detected(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The format that was read before the lock was taken may be outdated.
     from raymq.storage import store_paths as layout
 
     class Taken(layout.DirectoryLock):
@@ -132,10 +130,10 @@ def test_whoever_makes_a_directory_newer_while_another_one_waits_for_its_lock_is
         Store.open(directory, SMALL)
     monkeypatch.undo()
     write_format(directory, HERE)
-    Store.open(directory, SMALL).close()  # the lock was given back
+    Store.open(directory, SMALL).close()  # the lock was released
 
 
-def test_an_older_directory_is_raised_by_who_writes_there(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_directory_is_upgraded_by_a_writing_store(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory_format, "CURRENT_FORMAT", 2)
     with Store.open(directory, SMALL, read_only=True):
         assert read_format(directory) == HERE
@@ -151,32 +149,32 @@ def test_an_older_directory_is_raised_by_who_writes_there(directory: Path, monke
     "content", [b"", b"{}", b"[1]", b'{"format":"1","writtenBy":"x"}', b'{"format":0,"writtenBy":""}']
 )
 @pytest.mark.parametrize("damaged", [0, 1])
-def test_one_damaged_file_of_the_two_is_made_good(directory: Path, damaged: int, content: bytes) -> None:
+def test_damaged_format_file_is_repaired_from_the_other(directory: Path, damaged: int, content: bytes) -> None:
     write_format(directory, NEWER)
-    both(directory)[damaged].write_bytes(content)
+    format_files(directory)[damaged].write_bytes(content)
     assert read_format(directory) == NEWER
     write_format(directory, HERE)
-    both(directory)[damaged].write_bytes(content)
+    format_files(directory)[damaged].write_bytes(content)
     Store.open(directory, SMALL).close()
-    assert both(directory)[0].read_bytes() == both(directory)[1].read_bytes()
+    assert format_files(directory)[0].read_bytes() == format_files(directory)[1].read_bytes()
     assert read_format(directory) == HERE
 
 
-def test_every_flipped_bit_is_noticed(directory: Path) -> None:
-    whole = both(directory)[0].read_bytes()
-    both(directory)[1].unlink()
+def test_flipped_bit_in_the_format_file_is_detected(directory: Path) -> None:
+    whole = format_files(directory)[0].read_bytes()
+    format_files(directory)[1].unlink()
     for bit in range(8 * len(whole)):
         content = bytearray(whole)
         content[bit // 8] ^= 1 << bit % 8
-        both(directory)[0].write_bytes(content)
+        format_files(directory)[0].write_bytes(content)
         try:
-            assert read_format(directory) == HERE  # a bit of the seal's name: then it is an object without one
+            assert read_format(directory) == HERE  # a flip in the seal's name leaves no seal
         except StoreCorrupt:
             continue
 
 
-def test_where_neither_can_be_read_nobody_opens_it(directory: Path) -> None:
-    for each in both(directory):
+def test_store_does_not_open_with_two_damaged_format_files(directory: Path) -> None:
+    for each in format_files(directory):
         each.write_bytes(b"x")
     before = files_of(directory)
     with pytest.raises(StoreCorrupt, match=r"raymq-format\.json"):
@@ -184,16 +182,16 @@ def test_where_neither_can_be_read_nobody_opens_it(directory: Path) -> None:
     assert files_of(directory) == before
 
 
-def test_the_larger_number_counts(directory: Path) -> None:
-    """A death between the two leaves the new one in the spare file."""
-    first = both(directory)[0].read_bytes()
+def test_larger_of_two_formats_counts(directory: Path) -> None:
+    # A kill between the two writes leaves the new format in the spare file.
+    first = format_files(directory)[0].read_bytes()
     write_format(directory, NEWER)
-    both(directory)[0].write_bytes(first)
+    format_files(directory)[0].write_bytes(first)
     assert read_format(directory) == NEWER
 
 
-def test_no_master_ships_it(directory: Path) -> None:
-    assert not any(is_state(str(each.relative_to(directory))) for each in both(directory))
+def test_format_files_are_not_replicated(directory: Path) -> None:
+    assert not any(is_state(str(each.relative_to(directory))) for each in format_files(directory))
 
 
 # Backups
@@ -207,16 +205,14 @@ def target(tmp_path: Path, directory: Path) -> FolderTarget:
     return made
 
 
-def test_a_backup_says_the_format_and_what_is_restored_has_it(
-    tmp_path: Path, directory: Path, target: FolderTarget
-) -> None:
+def test_backup_keeps_the_format_for_restore(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
     (manifest,) = read_catalog(target).backups
     assert manifest.store == HERE
     restore(target, tmp_path / "restored")
     assert read_format(tmp_path / "restored") == HERE
 
 
-def test_a_backup_of_a_newer_directory_is_not_restored(
+def test_backup_of_a_newer_directory_is_not_restored(
     tmp_path: Path, directory: Path, target: FolderTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
@@ -229,11 +225,11 @@ def test_a_backup_of_a_newer_directory_is_not_restored(
         with pytest.raises(FormatTooNew, match=r"backup two of .* by RayMQ 9.8.7 in format 2"):
             restore(target, tmp_path / "restored", dry_run=dry_run)
     assert not (tmp_path / "restored").exists()
-    restore(target, tmp_path / "restored", at="one")  # of before the upgrade
+    restore(target, tmp_path / "restored", at="one")  # the backup from before the upgrade
     assert read_format(tmp_path / "restored") == HERE
 
 
-def test_backups_in_a_newer_form_are_named_and_nothing_of_theirs_goes(
+def test_backups_in_a_newer_format_are_reported_and_kept(
     tmp_path: Path, directory: Path, target: FolderTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raymq.storage.backup.backup_manifest.FORMAT", 2)

@@ -1,4 +1,4 @@
-"""Every public name of the store says what it promises."""
+"""Test that every public name of the store has a docstring."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def test_every_public_name_has_a_docstring(repository: Path) -> None:
     assert missing == []
 
 
-def test_it_is_seen() -> None:
+def test_missing_docstrings_are_found() -> None:
     source = "class A:\n    def f(self): ...\n    def _g(self): ...\ndef h(): 'said'"
     assert list(undocumented(ast.parse(source), "m")) == ["m.A", "m.A.f"]

@@ -1,4 +1,4 @@
-"""Entries of queues go to the disk beside the store's writer, which never waits for it; fault 13.23."""
+"""Test that queue entries are written to disk beside the appends (fault 13.23)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, index_entries=10_000, flus
 
 
 class Watched(FileCalls):
-    """Real calls that remember who made them below consumequeue/, and may hang or fail there."""
+    """Record the callers of operations below consumequeue/, which may hang or fail."""
 
     def __init__(self) -> None:
         self.callers: set[int] = set()
@@ -73,7 +73,7 @@ def queue_files(directory: Path) -> list[Path]:
     return sorted((directory / "consumequeue").glob("*/*/*"))
 
 
-def test_first_messages_and_rolls_make_no_file_in_the_append(tmp_path: Path, calls: Watched) -> None:
+def test_append_creates_no_queue_file_itself(tmp_path: Path, calls: Watched) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         calls.syncs = 0
         for number in range(3 * CONFIG.consume_queue_file_entries):
@@ -85,7 +85,7 @@ def test_first_messages_and_rolls_make_no_file_in_the_append(tmp_path: Path, cal
         assert calls.syncs == 0
 
 
-def test_appends_and_reads_go_on_while_the_disk_makes_no_file(tmp_path: Path, calls: Watched) -> None:
+def test_appends_and_reads_continue_while_the_disk_hangs(tmp_path: Path, calls: Watched) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         calls.going.clear()
         for number in range(50):  # three files of the queue
@@ -104,7 +104,7 @@ def test_appends_and_reads_go_on_while_the_disk_makes_no_file(tmp_path: Path, ca
         assert bodies(store) == [b"%d" % number for number in range(81)]
 
 
-def test_what_was_only_in_memory_is_made_anew_from_the_log(tmp_path: Path, calls: Watched) -> None:
+def test_entries_lost_from_memory_are_rebuilt_from_the_log(tmp_path: Path, calls: Watched) -> None:
     with Store.open(tmp_path / "s", CONFIG) as store:
         append(store, make_record(b"0"))
         store._save_checkpoint()
@@ -123,7 +123,7 @@ def test_what_was_only_in_memory_is_made_anew_from_the_log(tmp_path: Path, calls
         assert bodies(store, "other") == [b"%d" % number for number in range(1, 40)]
 
 
-def test_a_checkpoint_has_written_what_it_speaks_of(tmp_path: Path) -> None:
+def test_checkpoint_writes_all_queue_entries(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s", CONFIG) as store:
         for number in range(40):
             append(store, make_record(b"%d" % number, topic=f"t{number}"))
@@ -133,7 +133,7 @@ def test_a_checkpoint_has_written_what_it_speaks_of(tmp_path: Path) -> None:
     assert all(path.stat().st_size == 20 * CONFIG.consume_queue_file_entries for path in queue_files(tmp_path / "copy"))
 
 
-def test_a_disk_that_takes_no_queue_refuses_appends_and_loses_none(tmp_path: Path, calls: Watched) -> None:
+def test_full_disk_refuses_appends_and_loses_no_entries(tmp_path: Path, calls: Watched) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         calls.error = errno.ENOSPC
         stored = 0
@@ -160,7 +160,7 @@ def test_a_disk_that_takes_no_queue_refuses_appends_and_loses_none(tmp_path: Pat
         assert bodies(store) == [b"%d" % number for number in range(stored)]
 
 
-def test_too_much_in_memory_makes_the_append_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_waits_for_too_many_unwritten_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_writer, "_MAX_UNWRITTEN_BYTES", 400)
     monkeypatch.setattr(entry_writer, "_PAUSE_SECONDS", 3_600.0)
     store = Store.open(tmp_path, CONFIG)
@@ -171,9 +171,7 @@ def test_too_much_in_memory_makes_the_append_wait(tmp_path: Path, monkeypatch: p
     store.close()
 
 
-def test_queues_in_great_number_keep_nothing_in_memory_and_a_block_each_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_queues_use_bounded_memory_and_a_block_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_writer, "_REMEMBERING", 8)
     with Store.open(tmp_path, replace(CONFIG, consume_queue_file_entries=300_000)) as store:
         for number in range(64):
@@ -187,7 +185,7 @@ def test_queues_in_great_number_keep_nothing_in_memory_and_a_block_each_on_disk(
         assert used <= 64 * 4096
 
 
-def test_a_deleted_topics_entries_make_no_folder_again(tmp_path: Path, calls: Watched) -> None:
+def test_entries_of_a_deleted_topic_create_no_folder(tmp_path: Path, calls: Watched) -> None:
     with Store.open(tmp_path, CONFIG) as store:
         append(store, make_record(topic="kept"))
         append(store, make_record(topic="gone"))
@@ -201,8 +199,8 @@ def test_a_deleted_topics_entries_make_no_folder_again(tmp_path: Path, calls: Wa
         assert store.topics() == ["kept", "later"]
 
 
-def test_the_thread_outlives_whatever_fails_in_it(tmp_path: Path, calls: Watched) -> None:
-    """Appends are refused with a typed error meanwhile, and nothing is lost."""
+def test_writer_thread_survives_failures(tmp_path: Path, calls: Watched) -> None:
+    # Meanwhile appends are refused with a typed error, and no entry is lost.
     with Store.open(tmp_path, CONFIG) as store:
         calls.failure = MemoryError("no room")
         append(store, make_record(b"0"))

@@ -1,4 +1,4 @@
-"""What changes a file goes through `storage/files`, where tests stand between the store and its disk."""
+"""Test that files are changed only through `storage/files`, where tests inject faults."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-#: Of the os module; what reads, and flags and types, may be used everywhere.
+#: Calls of the os module that change files; reads, flags and types may be used everywhere.
 OS_CALLS = {
     *("open", "write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_range", "ftruncate", "truncate"),
     *("rename", "renames", "replace", "unlink", "remove", "link", "symlink", "chmod", "utime"),
     *("mkdir", "makedirs", "rmdir", "removedirs", "fsync", "fdatasync", "sync", "posix_fallocate"),
 }
-#: Of paths. `rename` and `replace` are those of other things, too: text, calls of files behind the seam.
+#: Methods of paths. `rename` and `replace` are also methods of text and of calls behind the seam.
 PATH_CALLS = {"write_bytes", "write_text", "unlink", "mkdir", "rmdir", "touch", "symlink_to", "hardlink_to", "chmod"}
 SHUTIL_CALLS = {"rmtree", "copy", "copy2", "copyfile", "copyfileobj", "copytree", "move"}
-#: What has methods of these names and goes through the seam.
+#: Objects with methods of these names that go through the seam.
 SEAMS = {"self.real", "fileutil"}
 
 
-def changes(source: str) -> Iterator[str]:
-    """The calls in a source that change files past the seam."""
+def file_changes(source: str) -> Iterator[str]:
+    """Yield the calls in a source that change files past the seam."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
@@ -41,24 +41,25 @@ def changes(source: str) -> Iterator[str]:
             yield f"{node.lineno}: {called}"
 
 
-def test_only_the_room_of_files_changes_files(repository: Path) -> None:
-    room = repository / "storage"
+def test_only_storage_files_package_changes_files(repository: Path) -> None:
+    folder = repository / "storage"
     found = {
-        str(path.relative_to(room)): wrong
-        for path in sorted(room.rglob("*.py"))
-        if "files" not in path.relative_to(room).parts and (wrong := list(changes(path.read_text(encoding="utf-8"))))
+        str(path.relative_to(folder)): wrong
+        for path in sorted(folder.rglob("*.py"))
+        if "files" not in path.relative_to(folder).parts
+        and (wrong := list(file_changes(path.read_text(encoding="utf-8"))))
     }
     assert found == {}
-    seam = (room / "files" / "file_calls.py").read_text(encoding="utf-8")
-    assert len(list(changes(seam))) > 8, "the check finds the calls where they are"
+    seam = (folder / "files" / "file_calls.py").read_text(encoding="utf-8")
+    assert len(list(file_changes(seam))) > 8, "the check finds the calls where they are"
 
 
 @pytest.mark.parametrize(
     "source",
     ["os.replace(a, b)", "path.unlink()", "open(path, 'wb')", "path.open('r+b')", "shutil.rmtree(path)"],
 )
-def test_the_check_finds_a_change(source: str) -> None:
-    assert list(changes(source))
+def test_check_finds_a_file_change(source: str) -> None:
+    assert list(file_changes(source))
 
 
 @pytest.mark.parametrize(
@@ -71,5 +72,5 @@ def test_the_check_finds_a_change(source: str) -> None:
         "fileutil.replace(path, b'')",
     ],
 )
-def test_the_check_lets_reading_and_the_seam_be(source: str) -> None:
-    assert not list(changes(source))
+def test_check_allows_reads_and_calls_through_the_seam(source: str) -> None:
+    assert not list(file_changes(source))

@@ -1,4 +1,4 @@
-"""The threads that bring a store to disk go on whatever one turn met."""
+"""Test that the flush threads continue after any error."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ERRORS = (
 )
 
 
-def test_a_turn_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread ended with what is no error of the disk's, and what was appended from then on stayed in memory."""
+def test_flusher_continues_after_a_failed_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The thread used to end with an error that was not the disk's; later appends stayed in memory.
     monkeypatch.setattr(make_flush, "_AT_MOST_SECONDS", 0.01)
     turns = {"flush": 0, "checkpoint": 0}
 

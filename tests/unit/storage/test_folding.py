@@ -1,4 +1,4 @@
-"""Progress is folded beside commits, which never wait for it, and no kill in between takes any back; fault 13.28."""
+"""Test that offsets are folded beside commits, and that no kill takes any back (fault 13.28)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.faulty_calls import FaultyCalls
 
 
 class HangingFile(FileCalls):
-    """Real calls, but the syncs of files whose name holds `name` wait for `going`; syncs of this thread are counted."""
+    """Block syncs of files with `name` until `going`; count the main thread's syncs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -38,11 +38,11 @@ class HangingFile(FileCalls):
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "_FOLD_BYTES", 400)
 
 
-def opened(directory: Path) -> ConsumerOffsetStore:
+def open_offset_store(directory: Path) -> ConsumerOffsetStore:
     return ConsumerOffsetStore(directory / "config", directory / "raymq" / "progress.journal", writable=True)
 
 
@@ -50,12 +50,12 @@ def state(progress: ConsumerOffsetStore) -> object:
     return progress.consumers, progress.resets, progress.delays, progress.log_end
 
 
-def after_a_kill(directory: Path, target: Path) -> object:
+def reopen_after_kill(directory: Path, target: Path) -> object:
     shutil.copytree(directory, target)
-    again = opened(target)
+    again = open_offset_store(target)
     found = state(again)
     again.close(fold=False)
-    once_more = opened(target)
+    once_more = open_offset_store(target)
     assert state(once_more) == found
     once_more.close(fold=False)
     shutil.rmtree(target)
@@ -63,8 +63,8 @@ def after_a_kill(directory: Path, target: Path) -> object:
 
 
 @pytest.mark.parametrize("name", ["consumerOffset.json", "delayOffset.json"])
-def test_commits_go_on_while_a_fold_waits_for_the_disk(tmp_path: Path, name: str) -> None:
-    progress = opened(tmp_path / "s")
+def test_commits_continue_while_a_fold_waits_for_the_disk(tmp_path: Path, name: str) -> None:
+    progress = open_offset_store(tmp_path / "s")
     disk = HangingFile(name)
     expected = []
     with replaced(disk):
@@ -88,16 +88,16 @@ def test_commits_go_on_while_a_fold_waits_for_the_disk(tmp_path: Path, name: str
         progress.consumer_offsets.commit("last", "t", 0, 1)
         progress._wait()
     for each, known in enumerate(expected):
-        assert after_a_kill(tmp_path / str(each), tmp_path / "copy") == known
-    assert after_a_kill(tmp_path / "s", tmp_path / "copy") == state(progress)
+        assert reopen_after_kill(tmp_path / str(each), tmp_path / "copy") == known
+    assert reopen_after_kill(tmp_path / "s", tmp_path / "copy") == state(progress)
     progress.close(fold=True)
-    assert after_a_kill(tmp_path / "s", tmp_path / "copy") == state(progress)
+    assert reopen_after_kill(tmp_path / "s", tmp_path / "copy") == state(progress)
     assert (tmp_path / "s" / "raymq" / "progress.journal").stat().st_size == 0
     assert not (tmp_path / "s" / "raymq" / "progress.journal.beside").exists()
 
 
-def test_commits_and_folds_do_not_wait_for_a_checkpoints_sync_of_the_journal(tmp_path: Path) -> None:
-    progress = opened(tmp_path)
+def test_commits_and_folds_do_not_wait_for_a_journal_sync(tmp_path: Path) -> None:
+    progress = open_offset_store(tmp_path)
     progress.consumer_offsets.commit("g", "t", 0, 1)
     disk = HangingFile("progress.journal")
     with replaced(disk):
@@ -110,28 +110,28 @@ def test_commits_and_folds_do_not_wait_for_a_checkpoints_sync_of_the_journal(tmp
         disk.going.set()
         checkpoint.join()
     progress.close(fold=True)
-    assert opened(tmp_path).consumers == {"g": {"t": {0: 199}}}
+    assert open_offset_store(tmp_path).consumers == {"g": {"t": {0: 199}}}
 
 
-def test_a_fold_that_the_disk_refuses_is_tried_again_and_loses_nothing(tmp_path: Path) -> None:
-    progress = opened(tmp_path / "s")
+def test_failed_fold_is_retried_without_loss(tmp_path: Path) -> None:
+    progress = open_offset_store(tmp_path / "s")
     rng = random.Random(5)
     for kind in ("rename", "open", "fsync"):
         with replaced(FaultyCalls(kind, 1, errno.ENOSPC, lasting=True)):
             for number in range(200):
                 progress.consumer_offsets.commit("g", f"t{rng.randrange(9)}", 0, number)
             progress._wait()
-        assert after_a_kill(tmp_path / "s", tmp_path / "copy") == state(progress)
+        assert reopen_after_kill(tmp_path / "s", tmp_path / "copy") == state(progress)
     for number in range(100):
         progress.consumer_offsets.commit("g", f"t{rng.randrange(9)}", 0, 1000 + number)
     progress._wait()
-    assert after_a_kill(tmp_path / "s", tmp_path / "copy") == state(progress)
+    assert reopen_after_kill(tmp_path / "s", tmp_path / "copy") == state(progress)
     progress.close(fold=True)
 
 
-def test_what_is_folded_rarely_grows_with_what_there_is(tmp_path: Path) -> None:
-    """Each fold writes the whole table: they come as the journal has grown by twice of it."""
-    progress = opened(tmp_path)
+def test_fold_interval_grows_with_the_table(tmp_path: Path) -> None:
+    # Each fold writes the whole table: the next one is due when the journal has grown by twice the table's size.
+    progress = open_offset_store(tmp_path)
     for number in range(300):
         progress.consumer_offsets.commit(f"group{number}", "t", 0, 1)
     progress.fold()

@@ -1,4 +1,4 @@
-"""Going on with a real broker's store: what was there stays, what we write has RocketMQ's layout field by field."""
+"""Test appends to a real broker's store: old data stay, new data have RocketMQ's layout."""
 
 from __future__ import annotations
 
@@ -26,15 +26,19 @@ TARGETS = [("orders", 1), ("payments", 0), ("%RETRY%g_new", 0), ("new", 7), ("SC
 
 
 def log_bytes(directory: Path, begin: int, end: int) -> bytes:
-    """A part of the log, put together from its files."""
+    """Return a part of the log, put together from its files."""
     paths = sorted((directory / "commitlog").iterdir())
     first = int(paths[0].name)
     content = b"".join(path.read_bytes() for path in paths)
     return content[begin - first : end - first]
 
 
-def go_on(store: Store, count: int) -> list[tuple[str, int, int, int, str]]:
-    """Append to old queues and new ones, singly and in batches: topic, queue, offset, place and key of each."""
+def append_messages(store: Store, count: int) -> list[tuple[str, int, int, int, str]]:
+    """Append to old and new queues, singly and in batches.
+
+    Returns:
+        topic, queue, offset, place and key of each message.
+    """
     done: list[tuple[str, int, int, int, str]] = []
     number = 0
     while number < count:
@@ -53,7 +57,7 @@ def go_on(store: Store, count: int) -> list[tuple[str, int, int, int, str]]:
 
 
 @pytest.mark.parametrize("name", golden.NAMES)
-def test_append_and_open_again(tmp_path: Path, name: str) -> None:
+def test_appended_and_old_messages_survive_a_reopen(tmp_path: Path, name: str) -> None:
     directory = golden.unpack(name, tmp_path)
     expected, config = golden.answers(name), golden.config(name)
     begin, end = expected["min_physical_offset"], expected["max_physical_offset"]
@@ -65,8 +69,8 @@ def test_append_and_open_again(tmp_path: Path, name: str) -> None:
         if path.startswith(("timer", "compaction", "abort.bak", "config/consumerFilter", "config/consumerOrder"))
     }
     with Store.open(directory, config) as store:
-        done = go_on(store, 600)
-    # Dense: each queue goes on at its maximum, a new one at 0.
+        done = append_messages(store, 600)
+    # Dense: each queue continues at its maximum, and a new queue begins at 0.
     following = dict(maxima)
     for topic, queue_id, offset, _, _ in done:
         assert offset == following.get((topic, queue_id), 0)
@@ -92,14 +96,14 @@ def test_append_and_open_again(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", golden.NAMES)
-def test_the_layout_of_what_we_wrote(tmp_path: Path, name: str) -> None:
+def test_appended_files_have_rocketmqs_layout(tmp_path: Path, name: str) -> None:
     directory = golden.unpack(name, tmp_path)
     expected, config = golden.answers(name), golden.config(name)
-    # After a kill index files that the checkpoint does not vouch for are made anew.
+    # After a kill, index files that the checkpoint does not cover are rebuilt.
     clean = not expected["raw"]["abort"]
     old_index = {path.name for path in (directory / "index").iterdir()} if clean else set()
     with Store.open(directory, config) as store:
-        done = go_on(store, 1500)
+        done = append_messages(store, 1500)
         end, last_ms = store.max_physical_offset, store.read_at(done[-1][3]).store_timestamp_ms
     check_log(directory, config.commitlog_file_bytes, end)
     check_queues(directory, config.consume_queue_file_entries, expected, done)
@@ -119,7 +123,7 @@ def test_the_layout_of_what_we_wrote(tmp_path: Path, name: str) -> None:
 
 
 def check_log(directory: Path, file_bytes: int, end: int) -> None:
-    """Files of one size without gaps; each ends with a BLANK that says how much is left, and zeros behind it."""
+    """Check log files: one size, no gaps, a BLANK with the rest's length at each end."""
     paths = sorted((directory / "commitlog").iterdir())
     starts = [int(path.name) for path in paths]
     assert starts == list(range(starts[0], starts[0] + file_bytes * len(paths), file_bytes))
@@ -143,7 +147,7 @@ def check_log(directory: Path, file_bytes: int, end: int) -> None:
 def check_queues(
     directory: Path, file_entries: int, expected: Answers, done: list[tuple[str, int, int, int, str]]
 ) -> None:
-    """Full-size files named by their first byte, 20 bytes an entry, zeros behind the last; the entries are right."""
+    """Check queue files: full size, names, entries, and zeros behind the last entry."""
     counts: dict[tuple[str, int], int] = {(q["topic"], q["queue"]): q["max"] for q in expected["queues"]}
     for topic, queue_id, offset, place, _ in done:
         folder = directory / "consumequeue" / topic / str(queue_id)
@@ -170,7 +174,7 @@ def check_queues(
 def check_index(
     directory: Path, slots: int, entries: int, old: set[str], done: list[tuple[str, int, int, int, str]]
 ) -> None:
-    """Headers that agree with the entries, full files of `entries - 1`, and RocketMQ's own search finds every key."""
+    """Check index files: headers, `entries - 1` entries, and RocketMQ's search for every key."""
     folder = directory / "index"
     paths = rocketmq_index.index_files(folder)
     assert old <= {path.name for path in paths}
@@ -196,8 +200,8 @@ def check_index(
 
 
 @pytest.mark.parametrize("name", golden.NAMES)
-def test_every_record_encoded_anew_is_the_same_bytes(tmp_path: Path, name: str) -> None:
-    """Our codec and our store, given what the real broker was given, leave the bytes that it left."""
+def test_reencoded_records_equal_rocketmqs_bytes(tmp_path: Path, name: str) -> None:
+    # RayMQ's codec and store get the input of the real broker.
     source = golden.unpack(name, tmp_path)
     expected = golden.answers(name)
     clock = [0]

@@ -1,6 +1,6 @@
-"""Queries by key on the golden directories: RocketMQ's answers, and every way in which ours differ from them.
+"""Test queries by key on golden directories: RocketMQ's answers and all differences from them.
 
-RocketMQ's index returns candidates; its `queryMessage` hands them on, its client drops what does not fit. Our store
+RocketMQ's index has candidates; its `queryMessage` returns them, its client drops what does not match. Our store
 compares topic, key and time itself. So an answer of ours is RocketMQ's without
 
 - messages of another key or topic whose hash is equal (`Aa` and `BB`),
@@ -28,16 +28,19 @@ def places(
 
 
 def indexed_keys(message: Answers) -> set[str]:
-    """The keys by which RocketMQ's index knows the message: of a batch's member not its own unique key."""
+    """Return the keys by which RocketMQ's index knows the message.
+
+    The own unique key of a batch's member is not among them.
+    """
     return {message["unique_key"], *message["properties"].get("KEYS", "").split(" ")} - {None, ""}
 
 
-def test_each_answer_and_how_it_differs(opened: tuple[Store, Answers]) -> None:
+def test_query_answers_differ_from_rocketmqs_only_as_documented(opened: tuple[Store, Answers]) -> None:
     store, expected = opened
     by_place = {message["physical_offset"]: message for message in expected["messages"]}
     differing = 0
-    for asked in expected["queries"]["by_key"]:
-        topic, key, begin, end, limit = (asked[name] for name in ("topic", "key", "begin", "end", "max"))
+    for request in expected["queries"]["by_key"]:
+        topic, key, begin, end, limit = (request[name] for name in ("topic", "key", "begin", "end", "max"))
         found = places(store, topic, key, begin, end, limit)
         right = [
             message["physical_offset"]
@@ -45,8 +48,8 @@ def test_each_answer_and_how_it_differs(opened: tuple[Store, Answers]) -> None:
             if message["topic"] == topic and key in indexed_keys(message) and begin <= message["store_timestamp"] <= end
         ]
         assert found == right[:limit]
-        theirs = asked["index_order"]
-        assert asked["store_order"] == sorted(place for place in theirs if place in by_place)
+        theirs = request["index_order"]
+        assert request["store_order"] == sorted(place for place in theirs if place in by_place)
         for place in set(theirs) - set(found):
             message = by_place.get(place)
             deleted = message is None
@@ -54,7 +57,7 @@ def test_each_answer_and_how_it_differs(opened: tuple[Store, Answers]) -> None:
             outside = message is not None and not begin <= message["store_timestamp"] <= end
             assert deleted or foreign or outside
         if set(found) - set(theirs):
-            # Cut off by their limit, which counts candidates, or by their whole seconds.
+            # RocketMQ's limit counts candidates, and its times are whole seconds.
             assert len(theirs) == limit or not (begin == 0 and end == golden.FOREVER_MS)
         if begin == 0 and end == golden.FOREVER_MS and len(theirs) < limit:
             mine = [place for place in theirs if place in found]
@@ -63,7 +66,7 @@ def test_each_answer_and_how_it_differs(opened: tuple[Store, Answers]) -> None:
     assert differing < len(expected["queries"]["by_key"])
 
 
-def test_every_message_is_found_by_each_of_its_keys(opened: tuple[Store, Answers]) -> None:
+def test_message_is_found_by_each_of_its_keys(opened: tuple[Store, Answers]) -> None:
     store, expected = opened
     pairs = 0
     for message in expected["messages"]:
@@ -74,7 +77,7 @@ def test_every_message_is_found_by_each_of_its_keys(opened: tuple[Store, Answers
     assert (expected["index_check"]["keys"], expected["index_check"]["missing"]) == (pairs, 0)
 
 
-def test_keys_of_equal_hash_are_told_apart(opened: tuple[Store, Answers]) -> None:
+def test_keys_of_equal_hash_are_distinguished(opened: tuple[Store, Answers]) -> None:
     store, expected = opened
     for topic in {message["topic"] for message in expected["messages"]}:
         for key, other in (("Aa", "BB"), ("BB", "Aa")):
@@ -87,8 +90,8 @@ def test_keys_of_equal_hash_are_told_apart(opened: tuple[Store, Answers]) -> Non
             assert not found & only_other
 
 
-def test_the_time_window_is_exact_to_the_millisecond(opened: tuple[Store, Answers]) -> None:
-    """RocketMQ's own index finds nothing in most windows of one millisecond."""
+def test_time_window_is_exact_to_the_millisecond(opened: tuple[Store, Answers]) -> None:
+    # RocketMQ's own index finds nothing in most windows of one millisecond.
     store, expected = opened
     for message in expected["messages"][::7]:
         at = message["store_timestamp"]
@@ -101,8 +104,8 @@ def test_the_time_window_is_exact_to_the_millisecond(opened: tuple[Store, Answer
 
 
 @pytest.mark.parametrize("name", ["clean", "killed", "trimmed"])
-def test_an_index_built_by_us_also_knows_the_own_keys_of_a_batch(tmp_path: Path, name: str) -> None:
-    """RocketMQ's has only the key of the batch: a query by the key that the sender was told finds nothing there."""
+def test_rebuilt_index_has_the_unique_keys_of_batch_members(tmp_path: Path, name: str) -> None:
+    # RocketMQ's index has only the batch's key: a query by the key that the sender got finds nothing there.
     directory = golden.unpack(name, tmp_path)
     expected = golden.answers(name)
     for path in (directory / "index").iterdir():

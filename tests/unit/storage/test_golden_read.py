@@ -1,4 +1,4 @@
-"""Store directories of a real RocketMQ broker, opened with our store: the same answers as RocketMQ's own code gives.
+"""Test that store directories of a real RocketMQ broker give RocketMQ's answers.
 
 Where ours differ on purpose the test says how and why; everything else is equal.
 """
@@ -45,7 +45,7 @@ def test_opening_read_only_changes_no_byte(tmp_path: Path, name: str) -> None:
     assert golden.fingerprints(directory) == as_written
 
 
-def test_recovery_finds_nothing_to_complain_of(opened: tuple[Store, Answers]) -> None:
+def test_recovery_of_a_golden_store_reports_no_corruption(opened: tuple[Store, Answers]) -> None:
     store, expected = opened
     assert store.recovery.clean == (not expected["raw"]["abort"])
     assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
@@ -53,7 +53,7 @@ def test_recovery_finds_nothing_to_complain_of(opened: tuple[Store, Answers]) ->
     assert store.max_physical_offset == expected["max_physical_offset"]
 
 
-def test_queues(opened: tuple[Store, Answers]) -> None:
+def test_queues_and_entries_equal_rocketmqs(opened: tuple[Store, Answers]) -> None:
     store, expected = opened
     assert store.topics() == sorted({queue["topic"] for queue in expected["queues"]})
     known = {topic: store.queues(topic) for topic in store.topics()}
@@ -68,7 +68,7 @@ def test_queues(opened: tuple[Store, Answers]) -> None:
 
 def check_fields(record: Record, message: Answers) -> None:
     fields = {
-        **golden.shown(record),
+        **golden.record_fields(record),
         "version": record.version,
         "body_length": len(record.body),
         "body_sha256": hashlib.sha256(record.body).hexdigest(),
@@ -86,7 +86,7 @@ def check_fields(record: Record, message: Answers) -> None:
         assert content is record.body
 
 
-def test_every_message_by_place_and_id(opened: tuple[Store, Answers]) -> None:
+def test_messages_by_place_and_id_equal_rocketmqs(opened: tuple[Store, Answers]) -> None:
     store, expected = opened
     assert [record.physical_offset for record in store.walk(0)] == [m["physical_offset"] for m in expected["messages"]]
     for message in expected["messages"]:
@@ -95,7 +95,7 @@ def test_every_message_by_place_and_id(opened: tuple[Store, Answers]) -> None:
         assert (f"{host}:{port}", physical_offset) == (message["store_host"], message["physical_offset"])
 
 
-def test_every_message_by_queue_offset(opened: tuple[Store, Answers]) -> None:
+def test_messages_by_queue_offset_equal_rocketmqs(opened: tuple[Store, Answers]) -> None:
     store, expected = opened
     by_place = {message["physical_offset"]: message for message in expected["messages"]}
     seen = set()
@@ -112,7 +112,7 @@ def test_every_message_by_queue_offset(opened: tuple[Store, Answers]) -> None:
     assert seen == by_place.keys()
 
 
-def test_tags_codes(opened: tuple[Store, Answers]) -> None:
+def test_tags_codes_equal_rocketmqs(opened: tuple[Store, Answers]) -> None:
     store, expected = opened
     for message in expected["messages"]:
         at = message["topic"], message["queue"], message["queue_offset"]
@@ -121,44 +121,44 @@ def test_tags_codes(opened: tuple[Store, Answers]) -> None:
         assert [record.physical_offset for record in found.messages()] == [message["physical_offset"]]
 
 
-def test_offsets_by_time(opened: tuple[Store, Answers]) -> None:
+def test_offsets_by_time_equal_rocketmqs(opened: tuple[Store, Answers]) -> None:
     store, expected = opened
     assert len(expected["queries"]["by_time"]) > 50
-    for asked in expected["queries"]["by_time"]:
-        at = asked["topic"], asked["queue"], asked["timestamp"]
-        if asked["queue"] not in store.queues(asked["topic"]):
-            # RocketMQ says 0 for a queue that does not exist; we say so.
-            assert asked["lower"] == asked["upper"] == 0
+    for request in expected["queries"]["by_time"]:
+        at = request["topic"], request["queue"], request["timestamp"]
+        if request["queue"] not in store.queues(request["topic"]):
+            # RocketMQ returns 0 for a queue that does not exist; RayMQ raises an error.
+            assert request["lower"] == request["upper"] == 0
             with pytest.raises(QueueNotFound):
                 store.offset_at_time(*at)
             continue
-        assert store.offset_at_time(*at) == asked["lower"]
-        assert store.offset_at_time(*at, boundary="upper") == asked["upper"]
+        assert store.offset_at_time(*at) == request["lower"]
+        assert store.offset_at_time(*at, boundary="upper") == request["upper"]
 
 
-def test_reads_at_and_beyond_the_bounds(opened: tuple[Store, Answers]) -> None:
-    """RocketMQ's status of each `getMessage`, and what ours says in its place."""
+def test_reads_beyond_bounds_match_rocketmqs_statuses(opened: tuple[Store, Answers]) -> None:
+    # Each status of RocketMQ's `getMessage` has a counterpart in RayMQ.
     store, expected = opened
     statuses = set()
-    for asked in expected["queries"]["get"]:
-        at = asked["topic"], asked["queue"], asked["offset"]
-        statuses.add(asked["status"])
-        match asked["status"]:
+    for request in expected["queries"]["get"]:
+        at = request["topic"], request["queue"], request["offset"]
+        statuses.add(request["status"])
+        match request["status"]:
             case "FOUND":
-                with store.read(*at, asked["max"]) as lease:
+                with store.read(*at, request["max"]) as lease:
                     found = [record.physical_offset for record in lease.messages()]
-                    # RocketMQ cuts what it returns to 256 KiB or 8 messages "from disk"; ours has no such rule.
-                    assert found[: len(asked["physical_offsets"])] == asked["physical_offsets"]
-                    assert lease.next_offset == asked["offset"] + len(found)
+                    # RocketMQ limits an answer to 256 KiB or 8 messages "from disk"; RayMQ has no such limit.
+                    assert found[: len(request["physical_offsets"])] == request["physical_offsets"]
+                    assert lease.next_offset == request["offset"] + len(found)
             case "OFFSET_TOO_SMALL" | "OFFSET_OVERFLOW_BADLY":
                 with pytest.raises(OffsetOutOfRange) as caught:
                     store.read(*at)
                 bounds = caught.value.min_offset, caught.value.max_offset
-                assert bounds == (asked["min"], asked["max_offset"])
-                assert asked["next_begin"] == bounds[asked["status"] == "OFFSET_OVERFLOW_BADLY"]
+                assert bounds == (request["min"], request["max_offset"])
+                assert request["next_begin"] == bounds[request["status"] == "OFFSET_OVERFLOW_BADLY"]
             case "OFFSET_OVERFLOW_ONE":
                 with store.read(*at) as lease:
-                    assert (len(lease), lease.next_offset) == (0, asked["next_begin"])
+                    assert (len(lease), lease.next_offset) == (0, request["next_begin"])
             case "NO_MESSAGE_IN_QUEUE":
                 with pytest.raises(QueueNotFound):
                     store.read(*at)
@@ -167,7 +167,7 @@ def test_reads_at_and_beyond_the_bounds(opened: tuple[Store, Answers]) -> None:
     assert len(statuses) == 5
 
 
-def test_places_outside_of_the_log(opened: tuple[Store, Answers]) -> None:
+def test_places_outside_the_log_raise_errors(opened: tuple[Store, Answers]) -> None:
     store, expected = opened
     places = [message["physical_offset"] + 1 for message in expected["messages"][:20]]
     places += [blank["physical_offset"] for blank in expected["blanks"]]

@@ -1,4 +1,4 @@
-"""config/*.json of a real broker: what RocketMQ's managers read from it, and that we keep what is not ours."""
+"""Test config/*.json of a real broker: what RocketMQ reads, and that unknown parts are kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUILT_IN_TOPICS = {
 
 @pytest.mark.parametrize("name", golden.NAMES)
 @pytest.mark.parametrize("read_only", [True, False])
-def test_offsets_topics_and_groups(tmp_path: Path, name: str, read_only: bool) -> None:
+def test_offsets_topics_and_groups_equal_rocketmqs(tmp_path: Path, name: str, read_only: bool) -> None:
     expected = golden.answers(name)
     with Store.open(golden.unpack(name, tmp_path), golden.config(name), read_only) as store:
         offsets = store.consumer_offsets
@@ -76,15 +76,15 @@ def test_offsets_topics_and_groups(tmp_path: Path, name: str, read_only: bool) -
 
 
 def shape(value: Any) -> Any:
-    """Names and kinds, without the values."""
+    """Return names and types without the values."""
     if isinstance(value, Mapping):
         return {key: shape(inner) for key, inner in value.items()}
     return type(value).__name__
 
 
 @pytest.mark.parametrize("name", golden.NAMES)
-def test_what_we_write_is_what_rocketmq_wrote(tmp_path: Path, name: str) -> None:
-    """Save each file without a change: the same objects with the same names, but for the version of the table."""
+def test_saved_settings_equal_rocketmqs_files(tmp_path: Path, name: str) -> None:
+    # Each file is saved without a change: only the version of the table differs.
     config = golden.unpack(name, tmp_path) / "config"
     before = {path.name: json_file.load(path) for path in config.glob("*.json")}
     text_before = {path.name: path.read_bytes() for path in config.glob("*.json")}
@@ -131,8 +131,8 @@ def test_offset_files_keep_their_shape(tmp_path: Path, name: str) -> None:
     assert {path.name: path.read_bytes() for path in config.iterdir() if "Offset" not in path.name} == others
 
 
-def test_settings_that_we_do_not_know_are_kept(tmp_path: Path) -> None:
-    """A group with RocketMQ's exponential retries, a topic with flags of a later version, keys of the file itself."""
+def test_unknown_settings_are_kept(tmp_path: Path) -> None:
+    # A group with RocketMQ's exponential retries, a topic with flags of a later version, keys of the file itself.
     topics_path, groups_path = tmp_path / "topics.json", tmp_path / "subscriptionGroup.json"
     topic = TopicConfig("t", 2, 2).to_json() | {"topicSysFlag": 3, "topicFilterType": "MULTI_TAG", "new": [1]}
     group = GroupConfig("g").to_json() | {

@@ -1,4 +1,4 @@
-"""Where a sparse file has data."""
+"""Test the search for data in a sparse file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raymq.storage.errors import StoreFailed
 from raymq.storage.files.holes import data_ranges, last_data
 
 
-def test_the_last_byte_that_is_not_zero_is_found_behind_a_hole(tmp_path: Path) -> None:
+def test_last_nonzero_byte_is_found_behind_a_hole(tmp_path: Path) -> None:
     path = tmp_path / "f"
     with path.open("wb") as file:
         file.truncate(1 << 20)
@@ -21,8 +21,8 @@ def test_the_last_byte_that_is_not_zero_is_found_behind_a_hole(tmp_path: Path) -
         assert last_data(file.fileno(), 800_000, 1 << 20, path) == 800_000
 
 
-def test_a_disk_that_does_not_say_where_data_are_has_failed() -> None:
-    """It was an OSError, which nobody who opens a store expects. A pipe knows as little as a broken disk."""
+def test_seek_error_raises_store_failed() -> None:
+    # The error used to be a raw OSError. A pipe supports seeks to data as little as a broken disk.
     reading, writing = os.pipe()
     try:
         for ask in (last_data, lambda *arguments: list(data_ranges(*arguments))):

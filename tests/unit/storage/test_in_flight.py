@@ -1,4 +1,4 @@
-"""The table of what consumers have, and its journal."""
+"""Test the table of in-flight messages and its journal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUEUE = ("g", "t", 0)
 FIRST = InFlightMessage(1_000, 2_000, 0, 16)
 
 
-def test_a_table_is_what_its_changes_made_it(tmp_path: Path) -> None:
+def test_in_flight_table_survives_reopen_and_rewrite(tmp_path: Path) -> None:
     table = InFlightTable(tmp_path / "journal", writable=True)
     table.deliver(QUEUE, 3, {0: FIRST, 2: FIRST})
     table.deliver(("h", "t", 1), 9, {8: FIRST})
@@ -35,7 +35,7 @@ def test_a_table_is_what_its_changes_made_it(tmp_path: Path) -> None:
     table.close(rewrite=True)
 
 
-def test_a_store_opened_read_only_shows_it_and_changes_nothing(tmp_path: Path) -> None:
+def test_read_only_store_shows_in_flight_messages(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         append(store, make_record(topic="t"))
         store.in_flight.deliver(QUEUE, 1, {0: FIRST})
@@ -46,7 +46,7 @@ def test_a_store_opened_read_only_shows_it_and_changes_nothing(tmp_path: Path) -
         assert list(store.in_flight.queues) == [QUEUE]
 
 
-def test_a_torn_end_is_cut(tmp_path: Path) -> None:
+def test_torn_journal_end_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     table = InFlightTable(path, writable=True)
     table.deliver(QUEUE, 1, {0: FIRST})
@@ -59,7 +59,7 @@ def test_a_torn_end_is_cut(tmp_path: Path) -> None:
         assert list(InFlightTable(copy, writable=False).queues) == [QUEUE]
 
 
-def test_deliveries_of_older_versions_do_not_say_for_how_long_they_were_lent(tmp_path: Path) -> None:
+def test_deliveries_of_older_versions_have_no_duration(tmp_path: Path) -> None:
     path = tmp_path / "in_flight.journal"
     journal = Journal(path, writable=True)
     journal.append(("d", *QUEUE, 5, [[2, 1_000, 2_000, 0, 16]]))

@@ -1,4 +1,4 @@
-"""Entries of single records in an index file that a crash has left ahead of its header."""
+"""Test single entries in an index file that a crash left ahead of its header."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SLOTS = 9
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["one record", "a batch"])
-def test_a_slot_that_points_at_a_new_entry_of_another_slot_is_empty(tmp_path: Path, alone: bool) -> None:
-    """The entry's number is given anew, to the first key; the second one's slot still has it from before the crash."""
+def test_slot_pointing_at_a_reused_entry_is_empty(tmp_path: Path, alone: bool) -> None:
+    # The entry's number is reused for the first key; the second key's slot still has it from before the crash.
     file = IndexFile(tmp_path / "1", SLOTS, 100, writable=True)
     file.put_few([1], 10, 1_000, 10)
-    file.count = 1  # the header did not get there
+    file.count = 1  # the header was not written
     if alone:
         file.put_few([5, 1], 20, 2_000, 20)
     else:
@@ -36,8 +36,8 @@ def test_a_slot_that_points_at_a_new_entry_of_another_slot_is_empty(tmp_path: Pa
     file.close()
 
 
-def test_slots_are_allocated_before_they_are_made_anew(tmp_path: Path) -> None:
-    """Fault 13.12: a full disk killed, with SIGBUS, who restored an index file after a loss of power."""
+def test_slots_are_allocated_before_a_restore(tmp_path: Path) -> None:
+    # Fault 13.12: on a full disk, restoring an index file after a power loss was killed by SIGBUS.
     file = IndexFile(tmp_path / "1", 2_000, 100, writable=True)
     file.put_few([1], 10, 1_000, 10)
     file.sync()

@@ -1,4 +1,4 @@
-"""Index files whose numbers of slots and entries nobody wrote down."""
+"""Test how the sizes of index files are found when they are not written down."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.store_records import SMALL, append, make_record
 
 
 @pytest.mark.parametrize("name", golden.NAMES)
-def test_a_directory_of_rocketmq_opens_without_being_told(tmp_path: Path, name: str) -> None:
+def test_rocketmq_directory_opens_without_configured_sizes(tmp_path: Path, name: str) -> None:
     directory = golden.unpack(name, tmp_path)
     expected = golden.answers(name)
     with Store.open(directory, StoreConfig(disk_refuse_ratio=1.0)) as store:
@@ -34,21 +34,23 @@ def test_a_directory_of_rocketmq_opens_without_being_told(tmp_path: Path, name: 
 @pytest.mark.parametrize(("slots", "entries"), [(50, 40), (1, 90), (1000, 1000), (503, 200), (504, 200), (7, 30)])
 @pytest.mark.parametrize("count", [1, 2, 29, 300])
 @pytest.mark.parametrize("keys", ["", "a a b", "k{i} common"])
-def test_any_sizes(tmp_path: Path, slots: int, entries: int, count: int, keys: str) -> None:
+def test_index_sizes_are_found_for_any_configuration(
+    tmp_path: Path, slots: int, entries: int, count: int, keys: str
+) -> None:
     config = replace(SMALL, commitlog_file_bytes=1 << 17, index_slots=slots, index_entries=entries)
     with Store.open(tmp_path, config) as store:
         for i in range(count):
             append(store, make_record(b"%d" % i, keys=keys.format(i=i) or None, unique_key=f"U{i}"))
     assert index_sizes.find(tmp_path / "index", 5_000_000, 20_000_000) == (slots, entries)
     assert index_sizes.find(tmp_path / "index", slots, entries) == (slots, entries)
-    # Without our own notes, as if RocketMQ had written it.
+    # Without RayMQ's own files, as in a directory of RocketMQ.
     shutil.rmtree(tmp_path / "raymq")
     with Store.open(tmp_path, replace(config, index_slots=9, index_entries=9)) as store:
         assert (store.config.index_slots, store.config.index_entries) == (slots, entries)
         assert len(store.query("orders", f"U{count - 1}", 0, 1 << 62, 9)) == 1
 
 
-def test_what_is_no_index(tmp_path: Path) -> None:
+def test_folder_without_index_files_has_no_sizes(tmp_path: Path) -> None:
     assert index_sizes.find(tmp_path / "nowhere", 5, 5) is None
     for name, content in {
         "20260101000000000": b"",

@@ -1,4 +1,4 @@
-"""UNIQ_KEY, KEYS and TAGS of many records at once are those of each record alone, whatever the bytes."""
+"""Test that UNIQ_KEY, KEYS and TAGS of a batch equal those of each record alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raymq.storage.records.byte_rows import pieces, rows_before
 from raymq.storage.records.indexed_properties import Spans, find_tags_and_keys, tags_and_keys
 
-#: Stands in front of the properties, as a record's header does.
+#: Bytes in front of the properties, as of a record's header.
 HEADER = b"\x02KEYS\x01no\x02TAGS\x01no\x02"
 
 names = st.sampled_from(
@@ -68,22 +68,22 @@ def check(records: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_properties(name: str) -> None:
+def test_odd_properties_in_a_batch_equal_single_ones(name: str) -> None:
     check([ODD[name]])
     check([ODD["two unique keys"], ODD[name], ODD[name], ODD["none"]])
 
 
-def test_all_odd_properties_together() -> None:
+def test_all_odd_properties_in_one_batch_equal_single_ones() -> None:
     check([*ODD.values(), *reversed(ODD.values())])
 
 
 @given(st.lists(properties, min_size=1, max_size=30))
-def test_any_properties(records: list[bytes]) -> None:
+def test_any_properties_in_a_batch_equal_single_ones(records: list[bytes]) -> None:
     check(records)
 
 
 @given(properties)
-def test_values_are_those_of_the_pairs(record: bytes) -> None:
+def test_values_equal_the_values_of_the_pairs(record: bytes) -> None:
     def values(name: bytes) -> list[bytes]:
         return [pair[len(name) + 1 :] for pair in record.split(b"\x02") if pair.startswith(name + b"\x01")] or [b""]
 
@@ -93,7 +93,7 @@ def test_values_are_those_of_the_pairs(record: bytes) -> None:
 
 
 @given(st.lists(st.lists(st.binary(max_size=90), min_size=1, max_size=4), min_size=1, max_size=20))
-def test_pieces(spans: list[list[bytes]]) -> None:
+def test_pieces_split_spans_at_separators(spans: list[list[bytes]]) -> None:
     joined = [b",".join(piece.replace(b",", b"") for piece in span) for span in spans]
     buffer = b"," + b",".join(joined)
     ends = np.cumsum([1 + len(span) for span in joined], dtype=np.int64)

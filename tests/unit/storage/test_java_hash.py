@@ -1,4 +1,4 @@
-"""Java's string hash; the expected values are those of a JVM."""
+"""Test Java's string hash; the expected values are those of a JVM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_java_hash(text: str, expected: int) -> None:
     assert java_hash(text) == expected
 
 
-def plain(text: str) -> int:
+def hash_by_definition(text: str) -> int:
     value = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for high, low in zip(units[::2], units[1::2], strict=True):
@@ -46,12 +46,12 @@ def plain(text: str) -> int:
 
 
 @given(st.text(max_size=60))
-def test_java_hash_is_its_definition(text: str) -> None:
-    assert java_hash(text) == plain(text)
+def test_java_hash_equals_its_definition(text: str) -> None:
+    assert java_hash(text) == hash_by_definition(text)
 
 
 def spans_of(texts: list[bytes], before: bytes = b"") -> tuple[bytes, np.ndarray, np.ndarray]:
-    """One buffer of all texts, and where each starts and ends in it."""
+    """Join the texts in one buffer; return it with each start and end."""
     ends = len(before) + np.cumsum([len(text) for text in texts], dtype=np.int64)
     starts = ends - np.array([len(text) for text in texts], np.int64)
     return before + b"".join(texts), starts, ends
@@ -62,9 +62,9 @@ def hashes_of(topic: str, keys: list[bytes], before: bytes = b"") -> list[int]:
     return found
 
 
-def test_long_texts() -> None:
+def test_long_texts_hash_by_definition() -> None:
     text = "0123456789" * 1000
-    assert java_hash(text) == plain(text)
+    assert java_hash(text) == hash_by_definition(text)
     assert hashes_of("t", [text.encode()]) == [index_hash("t#" + text)]
 
 
@@ -79,20 +79,20 @@ def test_index_hash_is_never_negative() -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=20))
-def test_many_at_once_equal_one_by_one(keys: list[str]) -> None:
+def test_batch_hashes_equal_single_hashes(keys: list[str]) -> None:
     expected = [index_hash("orders#" + key) for key in keys]
     assert hashes_of("orders", [key.encode() for key in keys]) == expected
 
 
 @given(st.lists(st.binary(max_size=300) | st.text().map(str.encode), min_size=1, max_size=20), st.binary(max_size=80))
-def test_any_bytes_at_once_equal_one_by_one(texts: list[bytes], before: bytes) -> None:
+def test_batch_hashes_of_any_bytes_equal_single_hashes(texts: list[bytes], before: bytes) -> None:
     expected = [index_hash("%RETRY%g#" + text.decode("utf-8", "replace")) for text in texts]
     assert hashes_of("%RETRY%g", texts, before) == expected
     filled = [text for text in texts if text] or [b"x"]
     assert tags_codes(*spans_of(filled, before)).tolist() == [tags_code_of_bytes(text) for text in filled]
 
 
-def test_the_smallest_int_at_once() -> None:
+def test_batch_hash_of_the_smallest_int_is_zero() -> None:
     assert java_hash("polygenelubricants") == -(2**31)
     buffer, starts, ends = spans_of([b"polygenelubricants"])
     assert index_hashes(np.zeros(1, np.uint32), buffer, starts, ends).tolist() == [0]

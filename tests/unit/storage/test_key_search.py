@@ -1,4 +1,4 @@
-"""A search by key touches what it has to and no more, in steps that are bounded, and its answer is complete."""
+"""Test that a search by key reads few records, in bounded steps, and is complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = replace(EXPIRING, index_slots=16, index_entries=4_000)
 
 
 class Clock:
-    """The store's time."""
+    """Hold the store's time."""
 
     def __init__(self) -> None:
         self.ms = START_MS
@@ -41,8 +41,8 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
         yield opened
 
 
-class Looked:
-    """How many records were looked at, and how many of them decoded."""
+class ReadCounter:
+    """Count the records that were located, and those decoded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.located = self.decoded = 0
@@ -61,7 +61,7 @@ class Looked:
 
 
 def fill(store: Store, clock: Clock, count: int, *, key: str = "hot", every_ms: int = 1_000) -> None:
-    """Messages of one key, one every `every_ms`."""
+    """Append messages of one key, one every `every_ms`."""
     for number in range(count):
         append(store, make_record(b"%d" % number, keys=key))
         clock.ms += every_ms
@@ -71,43 +71,41 @@ def numbers(found: list[Record]) -> list[int]:
     return [int(record.body) for record in found]
 
 
-def test_an_old_window_behind_many_newer_messages_touches_only_its_own_records(
+def test_old_time_window_reads_only_its_own_records(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 13.27."""
+    # Fault 13.27.
     fill(store, clock, 3_000)
-    looked = Looked(monkeypatch)
+    looked = ReadCounter(monkeypatch)
     found = store.query("orders", "hot", START_MS + 10_000, START_MS + 19_000, 100)
     assert numbers(found) == list(range(19, 9, -1))
     assert looked.decoded == 10
     assert looked.located <= 2 * 12, "the window, and what was stored in the seconds at its ends"
 
 
-def test_an_empty_window_touches_no_record(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 13.27."""
+def test_empty_time_window_reads_no_record(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fault 13.27.
     fill(store, clock, 500)
     clock.ms += 3_600_000
     fill(store, clock, 500)
-    looked = Looked(monkeypatch)
+    looked = ReadCounter(monkeypatch)
     assert store.query("orders", "hot", START_MS + 1_000_000, START_MS + 2_000_000, 100) == []
     assert (looked.located, looked.decoded) == (0, 0)
 
 
-def test_what_has_the_same_hash_and_another_key_is_not_decoded(
+def test_record_of_another_key_with_equal_hash_is_not_decoded(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 13.27: "Aa" and "BB" have one hash."""
+    # Fault 13.27: "Aa" and "BB" have one hash.
     fill(store, clock, 200, key="Aa")
     fill(store, clock, 3, key="BB")
-    looked = Looked(monkeypatch)
+    looked = ReadCounter(monkeypatch)
     assert numbers(store.query("orders", "BB", 0, EVER_MS, 100)) == [2, 1, 0]
     assert looked.decoded == 3
 
 
 @pytest.mark.parametrize("window", [(0, 0), (0, 5), (3, 3), (7, 12), (39, 99), (0, 99), (-9, -1), (40, 99)])
-def test_the_window_is_that_of_the_store_times_to_the_millisecond(
-    store: Store, clock: Clock, window: tuple[int, int]
-) -> None:
+def test_time_window_is_exact_by_store_time(store: Store, clock: Clock, window: tuple[int, int]) -> None:
     fill(store, clock, 40, every_ms=499)
     begin, end = (START_MS + 499 * seconds for seconds in window)
     expected = [n for n in range(39, -1, -1) if window[0] <= n <= window[1]]
@@ -116,8 +114,8 @@ def test_the_window_is_that_of_the_store_times_to_the_millisecond(
     assert numbers(store.query("orders", "hot", begin + 1, end - 1, 100)) == inner
 
 
-def test_times_that_an_entry_cannot_tell_are_found(tmp_path: Path) -> None:
-    """Earlier than the file's first record, as a clock that was set back wrote it, or 68 years later."""
+def test_times_beyond_an_entrys_range_are_found(tmp_path: Path) -> None:
+    # The times are before the file's first record, as by a clock that was set back, and 68 years later.
     from raymq.storage.log.index_file import IndexFile
 
     file = IndexFile(tmp_path / "1", 9, 100, writable=True)
@@ -133,8 +131,8 @@ def test_times_that_an_entry_cannot_tell_are_found(tmp_path: Path) -> None:
     file.close()
 
 
-def steps_of(search: Steps[list[Record]], between: list[tuple[int, int]], looked: Looked) -> list[Record]:
-    """The result; what each step that belongs to the store's thread looked at, and how many bytes it decoded."""
+def run_search_steps(search: Steps[list[Record]], between: list[tuple[int, int]], looked: ReadCounter) -> list[Record]:
+    """Run the search; note how many records each step located and decoded."""
     while True:
         before = looked.located, looked.decoded
         try:
@@ -148,20 +146,22 @@ def steps_of(search: Steps[list[Record]], between: list[tuple[int, int]], looked
             aside()
 
 
-def test_no_step_looks_at_more_than_it_may(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 13.27: the loop belongs to all."""
+def test_search_step_decodes_a_bounded_number_of_records(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Fault 13.27: a long step blocks the event loop.
     monkeypatch.setattr(message_reader, "_BYTES_A_STEP", 10 * message_reader._BYTES_A_RECORD)
     monkeypatch.setattr(message_reader, "_ENTRIES_A_STEP", 64)
     fill(store, clock, 1_000)
-    looked = Looked(monkeypatch)
+    looked = ReadCounter(monkeypatch)
     between: list[tuple[int, int]] = []
-    found = steps_of(store.search("orders", "hot", 0, EVER_MS, 1_000), between, looked)
+    found = run_search_steps(store.search("orders", "hot", 0, EVER_MS, 1_000), between, looked)
     assert numbers(found) == list(range(999, -1, -1))
     assert len(between) > 100
     assert max(decoded for _, decoded in between) <= 10
 
 
-def test_a_step_beside_the_loop_looks_at_a_bounded_number_of_entries(
+def test_search_step_reads_a_bounded_number_of_entries(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(message_reader, "_ENTRIES_A_STEP", 64)
@@ -176,8 +176,8 @@ def test_a_step_beside_the_loop_looks_at_a_bounded_number_of_entries(
     assert asides >= 1_000 // 64
 
 
-def test_a_search_maps_no_index_file(tmp_path: Path, clock: Clock) -> None:
-    """Fault 13.27: without a window all files are looked at, and each mapping was made on the loop."""
+def test_search_maps_no_index_file(tmp_path: Path, clock: Clock) -> None:
+    # Fault 13.27: without a window all files are searched, and each mapping was made on the event loop.
     config = replace(CONFIG, index_entries=40)
     with Store.open(tmp_path, config, now_ms=clock) as store:
         fill(store, clock, 800)
@@ -189,7 +189,7 @@ def test_a_search_maps_no_index_file(tmp_path: Path, clock: Clock) -> None:
         assert [file._file for file in files] == mapped
 
 
-def test_between_steps_messages_are_stored_and_files_go(
+def test_appends_and_expiry_between_search_steps_are_safe(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(message_reader, "_ENTRIES_A_STEP", 16)
@@ -209,14 +209,16 @@ def test_between_steps_messages_are_stored_and_files_go(
         assert store.wait_for_removals(10)
         names = {path.name for path in (tmp_path / "index").iterdir()}
         between: list[tuple[int, int]] = []
-        found = numbers(steps_of(search, between, Looked(monkeypatch)))
+        found = numbers(run_search_steps(search, between, ReadCounter(monkeypatch)))
         assert found == list(range(1_999, found[-1] - 1, -1)), "newest first, none missing, none twice"
         assert {path.name for path in (tmp_path / "index").iterdir()} == names, "no file is made by looking for it"
 
 
 @pytest.mark.parametrize(("most", "of_bytes", "expected"), [(5, None, 5), (50, 7.5, 7), (50, 0.5, 1), (50, None, 20)])
-def test_its_limits(store: Store, clock: Clock, most: int, of_bytes: float | None, expected: int) -> None:
-    """`of_bytes` in records."""
+def test_search_stops_at_its_limits(
+    store: Store, clock: Clock, most: int, of_bytes: float | None, expected: int
+) -> None:
+    # `of_bytes` is in records.
     fill(store, clock, 20)
     max_bytes = None if of_bytes is None else int(of_bytes * len(make_record(b"00", keys="hot")))
     found = run_steps(store.search("orders", "hot", 0, EVER_MS, most, max_bytes))

@@ -1,4 +1,4 @@
-"""A folder that cannot be listed for a moment is not empty: what looks into it fails, a start too; nothing is lost."""
+"""Test that a folder that cannot be listed fails the start, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of several files of each kind, whose process was killed when a deleted topic was not removed yet."""
+def killed_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create a store with several files of each kind, killed before a topic's removal."""
     directory = tmp_path_factory.mktemp("used") / "store"
     store = Store.open(directory, CONFIG)
     for number in range(60):
@@ -52,30 +52,28 @@ def content(directory: Path, **options: bool) -> tuple[list[bytes], list[int], l
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
-def test_a_folder_that_cannot_be_listed_fails_the_start_and_nothing_is_lost(
-    used: Path, tmp_path: Path, error: int
-) -> None:
-    """Each of the listings of a start fails once."""
-    before = content(used, read_only=True)
+def test_failed_listing_fails_the_start_without_loss(killed_store: Path, tmp_path: Path, error: int) -> None:
+    # Each listing of a start fails once.
+    before = content(killed_store, read_only=True)
     nth, failed = 0, True
     while failed:
         nth += 1
         directory = tmp_path / str(nth)
-        shutil.copytree(used, directory)
+        shutil.copytree(killed_store, directory)
         calls = FaultyCalls("scan", nth, error)
         with replaced(calls):
-            told = ""
+            message = ""
             try:
                 Store.open(directory, CONFIG).close()
             except StoreError as problem:
-                told = str(problem)
-        assert calls.failed == (errno.errorcode[error] in told)
+                message = str(problem)
+        assert calls.failed == (errno.errorcode[error] in message)
         failed = calls.failed
         assert content(directory) == before
     assert nth > 5
 
 
-def test_rows_that_were_staged_are_not_passed_over_where_their_folder_cannot_be_listed(tmp_path: Path) -> None:
+def test_failed_listing_of_staged_rows_raises_store_busy(tmp_path: Path) -> None:
     staged = StagedRecords(tmp_path)
     record = make_record()
     staged.add("tx", "part", 0, ("orders", 0), record, np.array([len(record)], np.int32))
@@ -89,7 +87,7 @@ def test_rows_that_were_staged_are_not_passed_over_where_their_folder_cannot_be_
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
-def test_a_folder_of_timers_that_cannot_be_listed_fails_the_start(tmp_path: Path, error: int) -> None:
+def test_failed_listing_of_timers_fails_the_start(tmp_path: Path, error: int) -> None:
     TimerLog(tmp_path / "timers", log_end=0, queue_end=0, memory_lost=False).close()
     calls = FaultyCalls("scan", 1, error)
     with replaced(calls), pytest.raises(StoreError):
@@ -97,8 +95,8 @@ def test_a_folder_of_timers_that_cannot_be_listed_fails_the_start(tmp_path: Path
     assert calls.failed
 
 
-def test_a_folder_is_removed_with_all_that_is_in_it_or_it_is_told(tmp_path: Path) -> None:
-    """What could not be listed was passed over."""
+def test_remove_tree_removes_all_or_raises_an_error(tmp_path: Path) -> None:
+    # A folder that could not be listed used to be skipped.
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c").write_bytes(b"x")
     for nth in (1, 2):

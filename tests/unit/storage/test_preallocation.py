@@ -1,4 +1,4 @@
-"""The thread ahead of the log's writer, and the bound on mapped files."""
+"""Test the thread that prepares log files ahead, and the bound on mapped files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def log_names(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_files_within_the_window_are_made_and_have_blocks(tmp_path: Path, clean: bool) -> None:
+def test_files_within_the_window_are_created_with_blocks(tmp_path: Path, clean: bool) -> None:
     files = MappedFileQueue(tmp_path / "log", 32 * MIB, writable=True)
     ahead = Preallocator(files, clean=clean)
     ahead.start(5000)
@@ -42,7 +42,7 @@ def test_files_within_the_window_are_made_and_have_blocks(tmp_path: Path, clean:
     assert [path.name for path in (tmp_path / "log").iterdir()] == [file_name(0)]
 
 
-def test_blocks_are_allocated_as_far_ahead_as_was_written(tmp_path: Path) -> None:
+def test_blocks_are_allocated_as_far_ahead_as_written(tmp_path: Path) -> None:
     files = MappedFileQueue(tmp_path / "log", 2 * BLOCKS_BYTES, writable=True)
     ahead = Preallocator(files, clean=True)
     ahead.start(0)
@@ -60,7 +60,7 @@ def test_blocks_are_allocated_as_far_ahead_as_was_written(tmp_path: Path) -> Non
     files.close()
 
 
-def test_a_store_takes_over_what_was_prepared_and_leaves_no_empty_file(tmp_path: Path) -> None:
+def test_store_uses_prepared_files_and_leaves_no_empty_file(tmp_path: Path) -> None:
     assert LARGE.commitlog_file_bytes <= WINDOW_BYTES
     with Store.open(tmp_path, LARGE) as store:
         poll_until(lambda: file_name(0) in log_names(tmp_path))
@@ -76,22 +76,22 @@ def test_a_store_takes_over_what_was_prepared_and_leaves_no_empty_file(tmp_path:
         assert (store.recovery.clean, store.recovery.corruption, store.max_physical_offset) == (True, [], end)
 
 
-def test_no_room_for_the_next_file_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+def test_full_disk_for_the_next_file_does_not_fail_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[int] = []
 
     def full(_self: object, begin: int, _end: int) -> None:
-        asked.append(begin)
+        attempts.append(begin)
         raise StoreFull("no room")
 
     monkeypatch.setattr("raymq.storage.files.mapped_file.MappedFile.allocate_ahead", full)
     with Store.open(tmp_path, LARGE) as store:
         append(store, make_record(b"first"))
-        poll_until(lambda: bool(asked))
+        poll_until(lambda: bool(attempts))
         append(store, make_record(b"second"))
         assert bodies(store) == [b"first", b"second"]
 
 
-def test_more_queues_than_mapped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_beyond_the_mapped_files_limit_are_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_file_cache.MappedFileCache.__init__, "__defaults__", (4,))
     config = replace(SMALL, commitlog_file_bytes=MIB, index_slots=500, index_entries=5000)
     before = len(os.listdir("/proc/self/fd"))

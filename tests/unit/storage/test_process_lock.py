@@ -1,4 +1,4 @@
-"""The lock that a process keeps for its life, and which lock that is."""
+"""Test the lock that a process keeps for its life, and the lock's identity."""
 
 from __future__ import annotations
 
@@ -24,58 +24,58 @@ sys.stdin.read()
 """
 
 
-def taken(directory: Path, boot: str = "boot") -> ProcessLock:
+def take_lock(directory: Path, boot: str = "boot") -> ProcessLock:
     return ProcessLock(directory, directory / "abort", boot)
 
 
 def place_of(directory: Path, boot: str = "boot") -> str:
-    lock = taken(directory, boot)
+    lock = take_lock(directory, boot)
     lock.release()
     return lock.place
 
 
-def test_a_directory_has_one_process_until_that_is_killed(tmp_path: Path) -> None:
+def test_directory_is_locked_until_its_process_is_killed(tmp_path: Path) -> None:
     (tmp_path / "abort").write_text("17")
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         place = process.stdout.readline().strip()
         with pytest.raises(StoreLocked, match="17"):
-            taken(tmp_path)
+            take_lock(tmp_path)
         process.kill()
         process.wait()
     assert place_of(tmp_path) == place
 
 
-def test_a_second_lock_of_one_process_is_refused_too(tmp_path: Path) -> None:
-    first = taken(tmp_path)
+def test_second_lock_of_one_process_is_refused(tmp_path: Path) -> None:
+    first = take_lock(tmp_path)
     with pytest.raises(StoreLocked):
-        taken(tmp_path)
+        take_lock(tmp_path)
     first.release()
     first.release()
-    taken(tmp_path).release()
+    take_lock(tmp_path).release()
 
 
-def test_a_copy_has_another_place_and_a_renamed_directory_its_own(tmp_path: Path) -> None:
+def test_lock_place_follows_a_rename_but_not_a_copy(tmp_path: Path) -> None:
     original, copy, renamed = (tmp_path / name for name in ("original", "copy", "renamed"))
     original.mkdir()
-    held = taken(original)
+    held = take_lock(original)
     shutil.copytree(original, copy)
     assert len(held.place) == 16
     assert place_of(copy) not in {held.place, ""}
     original.rename(renamed)
     with pytest.raises(StoreLocked):
-        taken(renamed)
+        take_lock(renamed)
     held.release()
     assert place_of(renamed) == held.place
 
 
-def test_another_start_of_the_machine_is_another_place(tmp_path: Path) -> None:
+def test_reboot_changes_the_lock_place(tmp_path: Path) -> None:
     assert place_of(tmp_path, "another") not in {place_of(tmp_path), ""}
     assert place_of(tmp_path, "") == ""
 
 
-def test_on_a_network_file_system_the_lock_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_on_a_network_file_system_has_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert directory_lock._file_system(fd) == "proc"

@@ -1,4 +1,4 @@
-"""The sequence property: written into records of every shape, overwritten in place, and read back."""
+"""Test the sequence property: written into records, overwritten in place, and read back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def records(topic: str, host: tuple[str, int], properties: dict[str, str]) -> tu
 @pytest.mark.parametrize("host", [HOST4, HOST6])
 @pytest.mark.parametrize("topic", ["t", "t" * 200])
 @pytest.mark.parametrize("properties", [{}, {"UNIQ_KEY": "k", "TAGS": "x"}])
-def test_stamped_records_are_sound_and_keep_the_rest(
+def test_stamped_records_keep_body_topic_and_properties(
     topic: str, host: tuple[str, int], properties: dict[str, str]
 ) -> None:
     data, sizes = records(topic, host, properties)
@@ -40,7 +40,7 @@ def test_stamped_records_are_sound_and_keep_the_rest(
         assert int(sizes.sum()) == len(data)
 
 
-def test_it_has_to_fit_among_the_properties() -> None:
+def test_sequence_must_fit_into_the_properties() -> None:
     data, sizes = records("t", HOST4, {"a": "x" * (MAX_PROPERTIES_BYTES - 67)})
     stamped = stamp(data, sizes, FIRST)
     assert decode(data).properties["a"]
@@ -53,12 +53,12 @@ def test_it_has_to_fit_among_the_properties() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 20, bytes(records("t", HOST4, {"a": "b"})[0])])
-def test_without_it_reading_is_refused(data: bytes) -> None:
+def test_reading_a_missing_sequence_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput):
         read(data)
 
 
 @pytest.mark.parametrize("value", ["", "0" * 47, "0" * 49, "g" * 48])
-def test_a_value_that_is_none_is_refused(value: str) -> None:
+def test_malformed_sequence_value_is_refused(value: str) -> None:
     with pytest.raises(InvalidInput):
         ProducerSequence.from_value(value)

@@ -1,4 +1,4 @@
-"""Where a queue's file ends, and how little of the file is read to find it."""
+"""Test the search for a queue file's end, and how little of the file it reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COUNT = 300_000
 
 
 class File:
-    """A file of so many entries, and what was read of it."""
+    """Fake a file of so many entries, and record its reads."""
 
     def __init__(self, written: int, count: int) -> None:
         entries = np.zeros(count, ENTRY)
@@ -44,14 +44,14 @@ class File:
         (PROBE_ENTRIES + 30, PROBE_ENTRIES + 31, 2),
     ],
 )
-def test_the_first_empty_entry(written: int, count: int, reads: int) -> None:
+def test_first_empty_entry_is_found_with_few_reads(written: int, count: int, reads: int) -> None:
     file = File(written, count)
     assert first_empty(file.read, count) == written
     assert len(file.reads) <= reads
     assert all(length <= PROBE_ENTRIES * ENTRY.itemsize for _, length in file.reads)
 
 
-def test_a_hole_in_the_first_page_ends_a_queue() -> None:
+def test_hole_in_the_first_page_ends_a_queue() -> None:
     file = File(5_000, COUNT)
     file.entries["size"][7] = 0
     assert first_empty(file.read, COUNT) == 7

@@ -1,4 +1,4 @@
-"""What is done with one topic's queues touches no other's."""
+"""Test that operations on one topic's queues do not visit other topics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from raymq.storage.log.queue_table import QueueTable
 
 
 class Counting(dict[str, set[int]]):
-    """How often somebody went through all topics."""
+    """Count the iterations over all topics."""
 
     walks = 0
 
@@ -17,7 +17,7 @@ class Counting(dict[str, set[int]]):
         return super().__iter__()
 
 
-def test_a_topic_is_found_and_taken_without_a_look_at_others() -> None:
+def test_topic_is_found_and_taken_without_visiting_others() -> None:
     table = QueueTable()
     table._ids = counting = Counting()
     for number in range(100):

@@ -1,4 +1,4 @@
-"""The codec of single records: golden bytes, both versions, both kinds of hosts, and nonsense."""
+"""Test the codec of single records: golden bytes, versions, hosts, and malformed input."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_golden_record_is_decoded() -> None:
     assert list(record.properties) == ["MSG_REGION", "UNIQ_KEY", "CLUSTER", "WAIT", "TRACE_ON"]
 
 
-def test_golden_record_is_encoded_but_for_what_the_store_stamps() -> None:
+def test_golden_record_is_encoded_except_store_fields() -> None:
     record = decode(GOLDEN)
     made = encode(
         "orders",
@@ -74,7 +74,7 @@ def test_golden_record_is_encoded_but_for_what_the_store_stamps() -> None:
     host=st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)),
     port=st.integers(0, 65535),
 )
-def test_what_is_encoded_comes_back(
+def test_record_round_trips(
     topic: str, queue_id: int, body: bytes, properties: dict[str, str], flag: int, host: object, port: int
 ) -> None:
     encoded = encode(
@@ -98,13 +98,13 @@ def test_what_is_encoded_comes_back(
     assert measure(encoded, 0, len(encoded)) == record.size == len(encoded)
 
 
-def test_every_cut_of_a_record_is_refused() -> None:
+def test_truncated_record_is_refused() -> None:
     for length in range(len(GOLDEN)):
         with pytest.raises(StoreCorrupt):
             decode(GOLDEN[:length])
 
 
-def test_no_byte_of_nonsense_gets_past_with_anything_but_store_corrupt() -> None:
+def test_damaged_bytes_raise_only_store_corrupt() -> None:
     for at in range(len(GOLDEN)):
         for value in (0, 0x7F, 0xFF):
             damaged = bytearray(GOLDEN)
@@ -115,7 +115,7 @@ def test_no_byte_of_nonsense_gets_past_with_anything_but_store_corrupt() -> None
                 continue
 
 
-def test_a_flipped_bit_of_the_body_is_noticed() -> None:
+def test_flipped_body_bit_is_detected() -> None:
     damaged = bytearray(GOLDEN)
     damaged[layout.OFFSET_BODY] ^= 1
     with pytest.raises(StoreCorrupt, match="CRC"):
@@ -127,7 +127,7 @@ def test_ipv6_hosts_are_printed_as_java_does() -> None:
     assert decode(make_record(born_host=("::1", 80))).born_host == "[0:0:0:0:0:0:0:1]:80"
 
 
-def test_properties() -> None:
+def test_properties_are_encoded_and_decoded() -> None:
     assert decode_properties(b"") == {}
     assert decode_properties(b"a\x011\x02a\x012\x02") == {"a": "2"}
     assert decode_properties(b"UNIQ_KEY\x01own\x02UNIQ_KEY\x01batch\x02") == {"UNIQ_KEY": "own"}
@@ -139,7 +139,7 @@ def test_properties() -> None:
             encode_properties({name: value})
 
 
-def test_limits_of_encode() -> None:
+def test_encode_refuses_values_beyond_limits() -> None:
     with pytest.raises(InvalidInput):
         make_record(topic="t" * 256)
     with pytest.raises(InvalidInput):
@@ -158,7 +158,7 @@ def test_keys_are_separated_by_blanks() -> None:
     assert record.tags == "red"
 
 
-def test_split() -> None:
+def test_split_returns_record_sizes() -> None:
     records = [make_record(b"x" * n) for n in (1, 50, 3)]
     assert split(memoryview(b"".join(records))).tolist() == [len(record) for record in records]
     assert split(memoryview(b"")).tolist() == []

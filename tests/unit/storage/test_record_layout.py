@@ -1,4 +1,4 @@
-"""A record's layout is one table: NumPy's headers and the compiled code say what `record` says."""
+"""Test that NumPy's headers and the compiled code have the layout of `record`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from raymq.storage.records import columnar_encoder, record
 from raymq.storage.records.record import header_dtype
 
-#: What the compiled code calls what `record` calls otherwise than AT_X and OFFSET_X.
+#: Names in the compiled code that are not AT_X for an OFFSET_X of `record`.
 NAMES = {
     "LEAST_TAIL": record.LEAST_TAIL,
     "STORE_HOST_BYTES": record.STORE_TIMESTAMP_AND_HOST.size - record.STORE_TIMESTAMP.size,
@@ -33,7 +33,7 @@ def compiled_layout(repository: Path) -> dict[str, int]:
     return {name: int(value, 0) for name, value in re.findall(r"^    (\w+) = (\S+)$", text, re.MULTILINE)}
 
 
-def test_the_compiled_code_has_the_layout_of_the_codec(repository: Path) -> None:
+def test_compiled_code_has_the_layout_of_the_codec(repository: Path) -> None:
     layout = compiled_layout(repository)
     assert len(layout) > 20
     for name, value in layout.items():
@@ -41,14 +41,14 @@ def test_the_compiled_code_has_the_layout_of_the_codec(repository: Path) -> None
         assert value == expected, name
 
 
-def test_the_compiled_code_says_the_layout_once(repository: Path) -> None:
+def test_compiled_code_defines_the_layout_once(repository: Path) -> None:
     names = set(compiled_layout(repository))
     for source in (repository / "native" / "raymq_native").glob("*.pyx"):
         said = re.findall(r"^    (\w+) = ", source.read_text(encoding="utf-8"), re.MULTILINE)
         assert not names & set(said), f"{source.name} says again what layout.pxi says"
 
 
-def test_a_numpy_header_is_made_of_the_codecs_table() -> None:
+def test_numpy_header_has_the_layout_of_the_codec() -> None:
     whole = header_dtype()
     assert whole == columnar_encoder._HEADER
     assert whole.itemsize == record.HEADER.size == record.OFFSET_BODY
@@ -59,7 +59,7 @@ def test_a_numpy_header_is_made_of_the_codecs_table() -> None:
 
 
 @pytest.mark.parametrize("fields", [("size",), ("store_host", "magic"), ("queue_offset", "body_length")])
-def test_some_fields_lie_where_all_have_them(fields: tuple[str, ...]) -> None:
+def test_partial_header_keeps_field_offsets(fields: tuple[str, ...]) -> None:
     some, whole = header_dtype(fields), header_dtype()
     assert some.itemsize == whole.itemsize
     assert some.fields is not None

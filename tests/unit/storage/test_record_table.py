@@ -1,4 +1,4 @@
-"""The Arrow codec against the scalar one: the same bytes out, the same values in."""
+"""Test the Arrow codec against the scalar one: equal bytes out, equal values in."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ rows = st.lists(st.tuples(st.binary(min_size=1, max_size=40), keys, tags, st.non
 
 
 class SameKeys(UniqueKeyGenerator):
-    """Hands out keys that a test can say beforehand."""
+    """Hand out keys that a test can predict."""
 
     def __init__(self) -> None:
         super().__init__(bytes(10))
@@ -51,7 +51,7 @@ class SameKeys(UniqueKeyGenerator):
         return 0
 
 
-def stored(
+def stored_record(
     body: bytes = b"body",
     properties: bytes = b"",
     *,
@@ -64,7 +64,7 @@ def stored(
     born_host: tuple[str, int] = HOST,
     reconsume_times: int = 0,
 ) -> bytes:
-    """A record as a broker would have stored it: stamped."""
+    """Encode a record as a broker stores it, with offsets and store host stamped."""
     data = bytearray(
         record.encode(
             topic,
@@ -99,7 +99,7 @@ def split(buffer: memoryview, sizes: np.ndarray[Any, Any]) -> list[bytes]:
 
 @settings(deadline=None)
 @given(rows, st.sampled_from(["t", "orders", "%RETRY%" + "g" * 121]), st.none() | st.just("application/json"))
-def test_records_are_byte_for_byte_those_of_the_scalar_codec(
+def test_records_equal_the_scalar_codecs(
     messages: list[tuple[bytes, list[str], str | None, dict[str, str] | None]], topic: str, content_type: str | None
 ) -> None:
     table = pa.table(
@@ -136,7 +136,7 @@ def test_records_are_byte_for_byte_those_of_the_scalar_codec(
 
 @settings(deadline=None)
 @given(rows, st.booleans())
-def test_a_table_says_what_the_scalar_codec_says(
+def test_table_values_equal_the_scalar_codecs(
     messages: list[tuple[bytes, list[str], str | None, dict[str, str] | None]], ipv6: bool
 ) -> None:
     records = []
@@ -147,7 +147,9 @@ def test_a_table_says_what_the_scalar_codec_says(
         host = ("fe80::1", 1) if ipv6 and number % 2 else HOST
         topic = "orders" if number % 3 else "x" * 127
         encoded = record.encode_properties(pairs)
-        records.append(stored(body, encoded, topic=topic, offset=number, physical_offset=number << 33, born_host=host))
+        records.append(
+            stored_record(body, encoded, topic=topic, offset=number, physical_offset=number << 33, born_host=host)
+        )
     table = table_of(records)
     decoded = [record.decode(data) for data in records]
     assert table.num_rows == len(decoded)
@@ -170,7 +172,7 @@ def test_a_table_says_what_the_scalar_codec_says(
 @given(
     st.lists(st.binary(max_size=30) | st.lists(st.sampled_from([b"a", b"\x01", b"\x02", b" ", b"\xff"])).map(b"".join))
 )
-def test_any_bytes_as_properties_are_split_as_the_scalar_codec_splits_them(blocks: list[bytes]) -> None:
+def test_properties_of_any_bytes_are_split_like_scalar_codec(blocks: list[bytes]) -> None:
     parsed = split_properties(pa.array(blocks, pa.binary()))
     wanted = [record.decode_properties(block) for block in blocks]
     assert [dict(row) for row in parsed.user().to_pylist()] == [
@@ -178,29 +180,29 @@ def test_any_bytes_as_properties_are_split_as_the_scalar_codec_splits_them(block
     ]
 
 
-def test_a_batch_member_keeps_its_own_unique_key_and_the_last_of_other_repeated_names() -> None:
+def test_batch_member_keeps_unique_key_and_last_duplicates() -> None:
     properties = b"UNIQ_KEY\x01OWN\x02a\x011\x02UNIQ_KEY\x01BATCH\x02a\x012\x02TAGS\x01x\x02TAGS\x01y\x02"
-    (row,) = table_of([stored(properties=properties)]).to_pylist()
+    (row,) = table_of([stored_record(properties=properties)]).to_pylist()
     assert (row["unique_key"], row["tags"], row["properties"]) == ("OWN", "y", [("a", "2")])
 
 
-def test_what_is_missing_is_null_but_for_keys_and_properties() -> None:
-    (row,) = table_of([stored()]).to_pylist()
+def test_missing_fields_are_null_except_keys_and_properties() -> None:
+    (row,) = table_of([stored_record()]).to_pylist()
     assert (row["unique_key"], row["tags"], row["keys"], row["properties"]) == (None, None, [], [])
 
 
 def test_retried_messages_show_the_topic_and_id_of_their_original() -> None:
     pairs = {names.RETRY_TOPIC: "orders", names.ORIGIN_MESSAGE_ID: "0A" * 16, names.DELAY: "3", "k": "v"}
-    retried = stored(properties=record.encode_properties(pairs), topic="%RETRY%billing", reconsume_times=1)
-    plain = stored(topic="%RETRY%billing", physical_offset=5)
+    retried = stored_record(properties=record.encode_properties(pairs), topic="%RETRY%billing", reconsume_times=1)
+    plain = stored_record(topic="%RETRY%billing", physical_offset=5)
     rows = table_of([retried, plain]).to_pylist()
     assert [row["topic"] for row in rows] == ["orders", "%RETRY%billing"]
     assert [row["message_id"] for row in rows] == ["0A" * 16, record.decode(plain).message_id]
     assert rows[0]["properties"] == [("k", "v")]
 
 
-def test_a_store_host_of_ipv6_gives_the_long_message_id() -> None:
-    data = stored(physical_offset=77)
+def test_ipv6_store_host_gives_the_long_message_id() -> None:
+    data = stored_record(physical_offset=77)
     at = record.OFFSET_STORE_HOST
     longer = bytearray(data[:at] + record.pack_host("fe80::2", 10911) + data[at + 8 :])
     longer[:4] = len(longer).to_bytes(4, "big")
@@ -220,7 +222,7 @@ def test_compressed_bodies_are_decompressed(kind: str, flag: int) -> None:
         with pa.CompressedOutputStream(sink, kind) as stream:
             stream.write(plain)
         body = sink.getvalue().to_pybytes()
-    table = table_of([stored(), stored(body, sys_flag=flag), stored(b"last")])
+    table = table_of([stored_record(), stored_record(body, sys_flag=flag), stored_record(b"last")])
     assert table["body"].to_pylist() == [b"body", plain, b"last"]
 
 
@@ -236,29 +238,34 @@ def test_compressed_bodies_are_decompressed(kind: str, flag: int) -> None:
         pytest.param(zlib.compress(bytes(body_compression.MAX_DECOMPRESSED_BYTES + 1), 9), 0x301, id="too large"),
     ],
 )
-def test_a_body_that_does_not_decompress_is_given_as_it_is_stored_and_holds_up_nothing(body: bytes, flag: int) -> None:
+def test_undecompressible_body_is_returned_as_stored(body: bytes, flag: int) -> None:
     packed = zlib.compress(b"packed", 5)
-    table = table_of([stored(b"first"), stored(body, sys_flag=flag), stored(packed, sys_flag=0x301), stored(b"last")])
+    table = table_of(
+        [
+            stored_record(b"first"),
+            stored_record(body, sys_flag=flag),
+            stored_record(packed, sys_flag=0x301),
+            stored_record(b"last"),
+        ]
+    )
     assert table["body"].to_pylist() == [b"first", body, b"packed", b"last"]
 
 
 @pytest.mark.parametrize("born_ms", [-(2**63), -62_135_596_800_000, 253_402_300_799_999, 2**62, 2**63 - 1])
-def test_a_born_time_that_is_none_is_null_and_fails_no_table(born_ms: int) -> None:
-    """What a sender says is stored as it is. Some wrapped around to times that were never said."""
-    limits = [stored(born_ms=FIRST_MS), stored(born_ms=LAST_MS)]
-    rows = table_of([*limits, stored(born_ms=born_ms)]).to_pylist()
+def test_born_time_out_of_range_is_null(born_ms: int) -> None:
+    # A sender's born time is stored as it is. Some used to wrap around to other times.
+    limits = [stored_record(born_ms=FIRST_MS), stored_record(born_ms=LAST_MS)]
+    rows = table_of([*limits, stored_record(born_ms=born_ms)]).to_pylist()
     first, last, none = (row["born_timestamp"] for row in rows)
     assert (first.year, last.year, none) == (2, 9998, None)
     assert [row["store_timestamp"].timestamp() * 1000 for row in rows] == pytest.approx([STORED_MS] * 3)
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "America/New_York", "Etc/GMT+12", "Etc/GMT-14"])
-def test_every_born_time_of_a_table_is_one_that_python_shows_in_every_zone(
-    monkeypatch: pytest.MonkeyPatch, zone: str
-) -> None:
-    """Spark's `collect` shows times so; and of Go and .NET "no time" is the first of year 1, which it shows nowhere."""
+def test_born_times_can_be_converted_in_every_time_zone(monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    # Spark's `collect` converts times so; Go and .NET send year 1 for "no time", which it converts in no zone.
     born = [-62_135_596_800_000, FIRST_MS, LAST_MS, 253_402_300_799_999]
-    column = table_of([stored(born_ms=each) for each in born])["born_timestamp"]
+    column = table_of([stored_record(born_ms=each) for each in born])["born_timestamp"]
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
@@ -270,32 +277,32 @@ def test_every_born_time_of_a_table_is_one_that_python_shows_in_every_zone(
     assert column.null_count == 2
 
 
-def test_a_flipped_bit_is_found_and_placed() -> None:
-    good, bad = stored(b"first"), bytearray(stored(b"second"))
+def test_flipped_bit_is_reported_with_its_place() -> None:
+    good, bad = stored_record(b"first"), bytearray(stored_record(b"second"))
     bad[record.OFFSET_BODY] ^= 1
     with pytest.raises(StoreCorrupt) as caught:
         table_of([good, bytes(bad)])
     assert (caught.value.file, caught.value.offset) == ("broker-a", len(good))
 
 
-def test_properties_that_are_not_utf8_are_replaced() -> None:
+def test_properties_with_invalid_utf8_are_replaced() -> None:
     rows = table_of(
-        [stored(properties=b"a\x01\xff\xfe\x02TAGS\x01t\x02"), stored(properties=b"b\x01c\x02")]
+        [stored_record(properties=b"a\x01\xff\xfe\x02TAGS\x01t\x02"), stored_record(properties=b"b\x01c\x02")]
     ).to_pylist()
     assert rows[0]["properties"] == [("a", "\ufffd\ufffd")]
     assert rows[0]["tags"] == "t"
     assert rows[1]["properties"] == [("b", "c")]
 
 
-def test_the_table_outlives_the_buffer() -> None:
-    data = bytearray(stored(b"lasting", record.encode_properties({"k": "v"})))
+def test_table_is_valid_after_its_buffer_is_overwritten() -> None:
+    data = bytearray(stored_record(b"lasting", record.encode_properties({"k": "v"})))
     table = table_from_records(data, np.array([len(data)], np.int32), broker="b")
     data[:] = bytes(len(data))
     assert table["body"].to_pylist() == [b"lasting"]
     assert table["properties"].to_pylist() == [[("k", "v")]]
 
 
-def test_no_records_are_an_empty_table() -> None:
+def test_no_records_give_an_empty_table() -> None:
     assert table_of([]).num_rows == 0
 
 
@@ -305,7 +312,7 @@ def send(column: Any, **options: Any) -> tuple[memoryview, Any]:
     return records_from_table(table, topic="orders", queue_id=0, body="b", unique_keys=UniqueKeyGenerator(), **options)
 
 
-def test_struct_bodies_are_msgpack() -> None:
+def test_struct_bodies_are_encoded_as_msgpack() -> None:
     rows = [{"a": 1, "b": "x"}, {"a": None, "b": "y"}]
     buffer, sizes = send(pa.array(rows))
     messages = [record.decode(data) for data in split(buffer, sizes)]
@@ -318,20 +325,20 @@ NOWHERE = pa.array([{"at": 0}], pa.struct([("at", pa.timestamp("us", "Nowhere/Ci
 
 
 @pytest.mark.parametrize(("structs", "said"), [(TWICE, "struct<a"), (NOWHERE, "at: ")])
-def test_structs_that_python_cannot_hold_are_refused_by_name(structs: pa.Array, said: str) -> None:
+def test_structs_unsupported_by_python_are_refused_by_name(structs: pa.Array, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         checked_rows(pa.table({"body": structs}), body="body")
 
 
-def test_a_field_of_properties_that_has_no_value_at_all_is_left_out() -> None:
-    """Take columns of nulls, to which other libraries give the type null."""
+def test_property_of_null_type_is_left_out() -> None:
+    # Other libraries give the type null to columns of nulls.
     kind = pa.struct([("a", pa.string()), ("b", pa.null())])
     buffer, sizes = send(pa.array(["x"]), p=pa.array([{"a": "1", "b": None}], kind), properties="p")
     (only,) = [record.decode(data) for data in split(buffer, sizes)]
     assert {name: value for name, value in only.properties.items() if name != "UNIQ_KEY"} == {"a": "1"}
 
 
-def test_slices_and_chunks_are_their_own_rows_only() -> None:
+def test_slices_and_chunks_encode_only_their_rows() -> None:
     whole = pa.chunked_array([[b"a", b"bb"], [b"ccc", b"dddd"]])
     table = pa.table({"b": whole, "k": pa.chunked_array([["1", "2"], ["3", "4"]])}).slice(1, 2)
     buffer, sizes = records_from_table(
@@ -347,7 +354,7 @@ def test_slices_and_chunks_are_their_own_rows_only() -> None:
     assert found == [{"a": "1"}, {"b": "2"}]
 
 
-def test_the_sizes_of_records_are_known_before_they_are_made() -> None:
+def test_record_sizes_are_predicted_before_encoding() -> None:
     table = pa.table({"b": [b"a", b"bb" * 500, b"ccc"], "k": [["1"], None, ["22", "333"]]})
     for columns in ({"keys": "k"}, {}, {"content_type": "text/plain"}):
         rows = checked_rows(table, body="b", **columns)
@@ -356,7 +363,7 @@ def test_the_sizes_of_records_are_known_before_they_are_made() -> None:
             assert part.record_sizes("topic").tolist() == sizes.tolist()
 
 
-def test_empty_and_null_tags_and_keys_are_none() -> None:
+def test_empty_and_null_tags_and_keys_are_omitted() -> None:
     buffer, sizes = send(pa.array(["x", "y"]), k=pa.array(["", None]), t=pa.array([None, ""]), keys="k", tags="t")
     assert [set(record.decode(data).properties) for data in split(buffer, sizes)] == [{"UNIQ_KEY"}, {"UNIQ_KEY"}]
 
@@ -386,13 +393,13 @@ def test_empty_and_null_tags_and_keys_are_none() -> None:
         (pa.array(["x"]), {"born_host": ("fe80::1", 1)}, "born_host"),
     ],
 )
-def test_a_broken_limit_is_named(column: pa.Array, options: dict[str, Any], field: str) -> None:
+def test_violated_limit_is_named_in_the_error(column: pa.Array, options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         send(column, **options)
     assert caught.value.field == field
 
 
-def test_a_name_that_two_columns_have_is_no_column() -> None:
+def test_duplicate_column_name_is_refused() -> None:
     twice = pa.table([pa.array(["x"]), pa.array(["y"]), pa.array(["z"])], names=["b", "b", "c"])
     for columns in ({"body": "b"}, {"body": "c", "keys": "b"}, {"body": "c", "tags": "b"}, {"body": ["b"]}):
         with pytest.raises(InvalidInput):
@@ -405,7 +412,7 @@ def test_integer_keys_are_written_as_text() -> None:
     assert record.decode(split(buffer, sizes)[0]).keys == ["42"]
 
 
-def test_unique_keys_rise_and_never_repeat() -> None:
+def test_unique_keys_increase_and_never_repeat() -> None:
     source = UniqueKeyGenerator(bytes(range(10)))
     counts = [1, 0, 70_000, random.randrange(1, 50), 3]  # more than the counter's 65,536
     taken = [key for count in counts for key in source.take(count).to_pylist()]
@@ -414,12 +421,12 @@ def test_unique_keys_rise_and_never_repeat() -> None:
     assert all(len(key) == 32 and key.startswith("00010203040506070809") and key == key.upper() for key in taken[:5])
 
 
-def test_two_sources_do_not_share_keys() -> None:
+def test_two_generators_do_not_share_keys() -> None:
     assert UniqueKeyGenerator().take(1)[0].as_py()[:20] != UniqueKeyGenerator().take(1)[0].as_py()[:20]
 
 
-def test_a_property_without_a_value_is_refused() -> None:
-    """RocketMQ's readers would leave it out, and its producers refuse it; null leaves it out on purpose."""
+def test_property_with_empty_value_is_refused() -> None:
+    # RocketMQ's readers leave out an empty property, and its producers refuse it; null leaves it out on purpose.
     rows = pa.array([[("a", "")]], pa.map_(pa.string(), pa.string()))
     with pytest.raises(InvalidInput, match="not empty"):
         send(pa.array(["x"]), p=rows, properties="p")

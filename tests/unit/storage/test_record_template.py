@@ -1,4 +1,4 @@
-"""A template makes the bytes that `encode` makes."""
+"""Test that a template makes the bytes that `encode` makes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOSTS = [pack_host("10.0.0.1", 0), pack_host("127.0.0.1", 65_535), pack_host("20
 
 @pytest.mark.parametrize("topic", ["t", "t" * 127, "t" * 128, "t" * MAX_TOPIC_BYTES])
 @pytest.mark.parametrize("host", HOSTS)
-def test_it_makes_what_encode_makes(topic: str, host: bytes) -> None:
+def test_template_encodes_the_bytes_of_encode(topic: str, host: bytes) -> None:
     template = RecordTemplate(topic, host)
     for body in (b"x", b"\xff" * 1_000):
         for properties in (b"", b"UNIQ_KEY\x01U\x02", b"p" * MAX_PROPERTIES_BYTES):
@@ -23,7 +23,7 @@ def test_it_makes_what_encode_makes(topic: str, host: bytes) -> None:
                 assert decode(made).body == body
 
 
-def test_what_encode_refuses_is_refused() -> None:
+def test_template_refuses_invalid_input_like_encode() -> None:
     template = record_template("t", HOSTS[0])
     assert record_template("t", HOSTS[0]) is template
     with pytest.raises(InvalidInput, match="properties"):

@@ -1,4 +1,4 @@
-"""Request modes: RocketMQ's file, read and written."""
+"""Test that RocketMQ's file of request modes is read and written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raymq.storage.tables import request_mode
 from raymq.storage.tables.request_mode import POP, PULL, RequestMode, RequestModes
 
 
-def test_what_is_set_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_request_modes_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "config" / "messageRequestMode.json"
     modes = RequestModes(path, writable=True)
     assert modes.get("t", "g").mode == PULL
@@ -30,15 +30,13 @@ def test_what_is_set_is_there_after_a_restart(tmp_path: Path) -> None:
     }
 
 
-def test_a_store_that_is_only_read_keeps_its_file(tmp_path: Path) -> None:
+def test_read_only_request_modes_refuse_changes(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         RequestModes(tmp_path / "messageRequestMode.json", writable=False).put(RequestMode("t", "g"))
 
 
-def test_so_many_may_be_set_and_those_that_are_nothing_of_their_own_do_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Anybody may set them: 100,000 were a file that each further one wrote anew in a second of the loop."""
+def test_request_modes_are_limited_without_counting_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Any client may set modes: with 100,000 of them each further one rewrote the file in a second of the event loop.
     monkeypatch.setattr(request_mode, "MAX_MODES", 3)
     modes = RequestModes(tmp_path / "m.json", writable=True)
     for number in range(10):
@@ -55,10 +53,10 @@ def test_so_many_may_be_set_and_those_that_are_nothing_of_their_own_do_not_count
     assert [each.mode for each in found.values()] == [POP, PULL, POP, POP]
     assert found["t", "g0"].pop_share_queues == 5
     monkeypatch.setattr(request_mode, "MAX_MODES", 1)
-    again.put(RequestMode("t", "g2", POP, 1))  # there are more than there may be, and none is added
+    again.put(RequestMode("t", "g2", POP, 1))  # above the limit, but no mode is added
 
 
-def test_one_more_costs_what_one_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_a_mode_encodes_only_the_new_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modes = RequestModes(tmp_path / "m.json", writable=True)
     for number in range(20):
         modes.put(RequestMode("t", f"g{number}", POP))

@@ -1,4 +1,4 @@
-"""Retention: the decision as a table, and what a store does with it."""
+"""Test retention: the decision as a table, and a store's expiry of files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OLD, YOUNG = NOW - 73 * HOUR, NOW - 71 * HOUR
         (4, "04", 0.5, [OLD, YOUNG, OLD], False, RetentionDecision(1, "hour")),
         (4, "04", 0.5, [], False, RetentionDecision()),
         (4, "04", 0.95, [], True, RetentionDecision()),
-        # Exactly as old as it may become.
+        # Exactly as old as allowed.
         (4, "04", 0.5, [NOW - 72 * HOUR], False, RetentionDecision()),
         (4, "04", 0.5, [NOW - 72 * HOUR - 1], False, RetentionDecision(1, "hour")),
         # Forced: as many as bring the disk below the mark, whatever their age; one at least.
@@ -57,7 +57,7 @@ OLD, YOUNG = NOW - 73 * HOUR, NOW - 71 * HOUR
         (4, "04", 0.5, [OLD] * 30, False, RetentionDecision(10, "hour")),
     ],
 )
-def test_decision(
+def test_retention_decision_table(
     hour: int, at_hour: str, share: float, newest_ms: list[int], asked: bool, expected: RetentionDecision
 ) -> None:
     rules = Retention(72, at_hour)
@@ -67,12 +67,12 @@ def test_decision(
 
 @pytest.fixture(autouse=True)
 def roomy_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a machine's own disk holds decides nothing here."""
-    if request.function is not test_the_disk_is_what_df_shows:
+    """Have the machine's own disk usage decide nothing."""
+    if request.function is not test_disk_usage_equals_df:
         monkeypatch.setattr(retention_of.shutil, "disk_usage", lambda _: _empty())
 
 
-def test_the_disk_is_what_df_shows(tmp_path: Path) -> None:
+def test_disk_usage_equals_df(tmp_path: Path) -> None:
     disk = DiskUsage.of(tmp_path)
     assert 0 < disk.ratio < 1
     assert DiskUsage(3, 1).ratio == 0.75
@@ -87,8 +87,8 @@ class Clock:
         return self.now_ms
 
 
-def filled(directory: Path, clock: Clock, count: int = 300, **settings: object) -> Store:
-    """A store of many small files, of two busy queues, one of long ago and many small ones."""
+def open_filled_store(directory: Path, clock: Clock, count: int = 300, **settings: object) -> Store:
+    """Open a store of small files: two busy queues, an old one, many small ones."""
     config = replace(SMALL, delete_at_hour="*", **settings)  # type: ignore[arg-type]
     store = Store.open(directory, config, now_ms=clock)
     append(store, *[make_record(b"idle", topic="idle", keys="idle") for _ in range(20)])
@@ -102,8 +102,8 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def finish(store: Store) -> None:
-    """The owner's runs until nothing is left to do, and the removals."""
+def run_retention(store: Store) -> None:
+    """Run the owner's expiry until nothing is left to do, and the removals."""
     for _ in range(50):
         deleted = store.delete_expired()
         assert store.wait_for_removals(30)
@@ -112,9 +112,9 @@ def finish(store: Store) -> None:
     raise AssertionError("it never ends")
 
 
-def test_expired_files_go_and_everything_else_stays(tmp_path: Path) -> None:
+def test_expired_files_are_removed_and_others_kept(tmp_path: Path) -> None:
     clock = Clock()
-    with filled(tmp_path, clock) as store:
+    with open_filled_store(tmp_path, clock) as store:
         assert store.delete_expired() == retention_of.RetentionResult()
         store._save_checkpoint()
         before = names(tmp_path / "commitlog")
@@ -123,7 +123,7 @@ def test_expired_files_go_and_everything_else_stays(tmp_path: Path) -> None:
         clock.now_ms = NOW + 72 * HOUR + 120_000
         first = store.delete_expired()
         assert (first.log_files, first.reason) == (retention_of.MAX_FILES_PER_RUN, "hour") or first.log_files < 10
-        finish(store)
+        run_retention(store)
         after = names(tmp_path / "commitlog")
         assert after == before[-len(after) :]
         assert 1 < len(after) < len(before)
@@ -144,7 +144,7 @@ def test_expired_files_go_and_everything_else_stays(tmp_path: Path) -> None:
             assert store.offset_at_time("orders", queue_id, 0) == minimum
             files = names(tmp_path / "consumequeue" / "orders" / str(queue_id))
             assert int(files[0]) // 20 <= minimum < int(files[0]) // 20 + 16
-        # A queue all of whose messages are gone keeps its last file, and with it its offsets.
+        # A queue whose messages are all gone keeps its last file, and with it its offsets.
         assert store.min_offset("idle", 0) == store.max_offset("idle", 0) == 20
         assert names(tmp_path / "consumequeue" / "idle" / "0") == [f"{320:020d}"]
         assert store.query("orders", "k0", 0, 1 << 60, 9) == []
@@ -156,7 +156,7 @@ def test_expired_files_go_and_everything_else_stays(tmp_path: Path) -> None:
         assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
         assert {queue_id: store.min_offset("orders", queue_id) for queue_id in (0, 1)} == minima
         assert store.max_offset("idle", 0) == 20
-    # Lost queues are made anew; one of which no message is left does not begin at 0 again.
+    # Lost queues are rebuilt; a queue without messages does not begin at 0 again.
     shutil.rmtree(tmp_path / "consumequeue")
     with Store.open(tmp_path, SMALL, now_ms=clock) as store:
         assert {queue_id: store.min_offset("orders", queue_id) for queue_id in (0, 1)} == minima
@@ -165,7 +165,7 @@ def test_expired_files_go_and_everything_else_stays(tmp_path: Path) -> None:
         assert store.min_offset("idle", 0) == 20
 
 
-def test_entries_that_never_came_into_files_go_with_their_messages(tmp_path: Path) -> None:
+def test_unwritten_queue_entries_expire_with_their_messages(tmp_path: Path) -> None:
     clock = Clock()
     with Store.open(tmp_path, replace(SMALL, delete_at_hour="*"), now_ms=clock) as store:
         writer = store._dispatcher.entry_writer
@@ -176,7 +176,7 @@ def test_entries_that_never_came_into_files_go_with_their_messages(tmp_path: Pat
             clock.now_ms += 1000
         store.flush()
         clock.now_ms = NOW + 72 * HOUR + 120_000
-        finish(store)
+        run_retention(store)
         minimum = store.min_offset("orders", 0)
         assert 32 < minimum < 300
     # RocketMQ looks for the minimum in the first file only.
@@ -185,7 +185,7 @@ def test_entries_that_never_came_into_files_go_with_their_messages(tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["filler", "a place below zero", "a size below zero"])
-def test_a_damaged_entry_takes_no_file_of_messages_that_are_there(tmp_path: Path, damage: str) -> None:
+def test_damaged_queue_entry_removes_no_live_file(tmp_path: Path, damage: str) -> None:
     clock = Clock()
     with Store.open(tmp_path, SMALL, now_ms=clock) as store:
         for i in range(100):
@@ -199,7 +199,7 @@ def test_a_damaged_entry_takes_no_file_of_messages_that_are_there(tmp_path: Path
         content[at if "place" in damage else at + 8] ^= 0x80
     file.write_bytes(content)
     with Store.open(tmp_path, SMALL, now_ms=clock) as store:
-        finish(store)
+        run_retention(store)
         assert file.exists()
         assert store.min_offset("orders", 0) == 0
         with store.read("orders", 0, 0, 15) as lease:
@@ -207,43 +207,41 @@ def test_a_damaged_entry_takes_no_file_of_messages_that_are_there(tmp_path: Path
 
 
 @pytest.mark.parametrize("nth", [0, 1, 2])
-def test_a_flipped_bit_in_a_store_time_takes_no_file_before_its_time(tmp_path: Path, nth: int) -> None:
-    """That of the record with which the next file begins said how old a file was."""
+def test_flipped_bit_in_a_store_time_expires_no_file(tmp_path: Path, nth: int) -> None:
+    # The age of a file used to be taken from the first record of the next file alone.
     clock = Clock()
-    filled(tmp_path, clock).close()
+    open_filled_store(tmp_path, clock).close()
     path = tmp_path / "commitlog" / names(tmp_path / "commitlog")[nth]
     content = bytearray(path.read_bytes())
     content[OFFSET_STORE_TIMESTAMP + 4] ^= 0x80  # 24 days earlier
     path.write_bytes(content)
-    with filled(tmp_path, clock, 0) as store:
+    with open_filled_store(tmp_path, clock, 0) as store:
         append(store, make_record(b"later"))
         store.flush()
         assert store.delete_expired(asked=True) == retention_of.RetentionResult()
         clock.now_ms += 73 * HOUR
-        finish(store)
+        run_retention(store)
         assert store.min_physical_offset > 0
 
 
-def test_never_the_newest_file_and_never_what_is_not_on_disk(tmp_path: Path) -> None:
+def test_newest_and_unflushed_files_are_never_removed(tmp_path: Path) -> None:
     clock = Clock()
-    with filled(tmp_path, clock, flush_interval_ms=600_000) as store:
+    with open_filled_store(tmp_path, clock, flush_interval_ms=600_000) as store:
         clock.now_ms += 1000 * HOUR
         flushed = store.flushed_offset
-        finish(store)
+        run_retention(store)
         assert store.min_physical_offset <= flushed
         store.flush()
-        finish(store)
+        run_retention(store)
         newest = store.max_physical_offset - store.max_physical_offset % 4096
         assert names(tmp_path / "commitlog")[0] == f"{newest:020d}"
         append(store, make_record(b"again"))
         assert bodies(store)[-1] == b"again"
 
 
-def test_a_full_disk_forces_deletion_and_refuses_writes_until_it_falls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_forces_deletion_and_refuses_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    with filled(tmp_path, clock, disk_refuse_ratio=0.9) as store:
+    with open_filled_store(tmp_path, clock, disk_refuse_ratio=0.9) as store:
         store.flush()
         before = len(names(tmp_path / "commitlog"))
         total = 1000 * 4096
@@ -268,9 +266,9 @@ def _empty() -> object:
     return type("Usage", (), {"total": 100, "used": 10, "free": 90})()
 
 
-def test_asked_for_it_does_not_wait_for_the_hour(tmp_path: Path) -> None:
+def test_requested_deletion_does_not_wait_for_the_hour(tmp_path: Path) -> None:
     clock = Clock()
-    with filled(tmp_path, clock) as store:
+    with open_filled_store(tmp_path, clock) as store:
         store.flush()
         clock.now_ms += 73 * HOUR
         another_hour = (time.localtime(clock.now_ms / 1000).tm_hour + 1) % 24
@@ -279,23 +277,23 @@ def test_asked_for_it_does_not_wait_for_the_hour(tmp_path: Path) -> None:
         assert store.delete_expired(asked=True).reason == "asked"
 
 
-def test_a_lease_outlives_the_file(tmp_path: Path) -> None:
+def test_lease_is_valid_after_its_file_is_removed(tmp_path: Path) -> None:
     clock = Clock()
-    with filled(tmp_path, clock) as store:
+    with open_filled_store(tmp_path, clock) as store:
         store.flush()
         lease = store.read("idle", 0, 0, 20)
         before = bytes(lease.records)
         clock.now_ms += 100 * HOUR
-        finish(store)
+        run_retention(store)
         assert store.min_offset("idle", 0) == 20
         assert bytes(lease.records) == before
         assert [record.body for record in lease.messages()] == [b"idle"] * 20
 
 
-def test_files_that_a_crash_left_go_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner let go of them, and the process died before they were removed."""
+def test_files_left_by_a_crash_are_removed_after_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The process was killed after the decision and before the removal.
     clock = Clock()
-    with filled(tmp_path, clock) as store:
+    with open_filled_store(tmp_path, clock) as store:
         store.flush()
         clock.now_ms += 100 * HOUR
         with monkeypatch.context() as patched:
@@ -306,13 +304,13 @@ def test_files_that_a_crash_left_go_the_next_time(tmp_path: Path, monkeypatch: p
         assert store.min_physical_offset == 0
         assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
         store.retention = Retention(72, "*")
-        finish(store)
+        run_retention(store)
         assert store.min_physical_offset >= minimum
 
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """The process may open nothing."""
+    """Prevent this process from opening files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
@@ -321,11 +319,11 @@ def no_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_run_that_cannot_open_the_files_of_queues_leaves_no_gap_in_the_log(tmp_path: Path) -> None:
-    """The log's files of that run were never removed, those of later runs were, and the store did not open any more."""
+def test_run_without_descriptors_leaves_no_gap_in_the_log(tmp_path: Path) -> None:
+    # The run's log files were never removed, those of later runs were, and the store did not open any more.
     clock = Clock()
-    filled(tmp_path, clock, 900).close()
-    with filled(tmp_path, clock, 0) as store:  # what its queues had before is in files
+    open_filled_store(tmp_path, clock, 900).close()
+    with open_filled_store(tmp_path, clock, 0) as store:  # former queue entries are in files
         clock.now_ms += 73 * HOUR
         append(store, make_record(b"later"))
         store.flush()
@@ -337,7 +335,7 @@ def test_a_run_that_cannot_open_the_files_of_queues_leaves_no_gap_in_the_log(tmp
         append(store, *(make_record(b"x" * 500) for _ in range(20)))
         store.flush()
         clock.now_ms += 73 * HOUR
-        finish(store)
+        run_retention(store)
         left = [int(name) for name in names(tmp_path / "commitlog")]
         assert left[0] == store.min_physical_offset
         assert left == list(range(left[0], left[-1] + 1, SMALL.commitlog_file_bytes))
@@ -346,9 +344,9 @@ def test_a_run_that_cannot_open_the_files_of_queues_leaves_no_gap_in_the_log(tmp
         assert store.recovery.clean
 
 
-def test_appends_and_flushes_go_on_meanwhile(tmp_path: Path) -> None:
+def test_appends_and_flushes_continue_during_retention(tmp_path: Path) -> None:
     clock = Clock()
-    with filled(tmp_path, clock, retention_hours=0.001, flush_interval_ms=1) as store:
+    with open_filled_store(tmp_path, clock, retention_hours=0.001, flush_interval_ms=1) as store:
         stop = threading.Event()
         problems: list[BaseException] = []
 
@@ -356,7 +354,7 @@ def test_appends_and_flushes_go_on_meanwhile(tmp_path: Path) -> None:
             while not stop.is_set():
                 try:
                     store.flush()
-                except BaseException as error:  # noqa: BLE001 - whatever it is, the test wants to see it
+                except BaseException as error:  # noqa: BLE001 - the test reports any error
                     problems.append(error)
 
         thread = threading.Thread(target=flush)
@@ -372,12 +370,12 @@ def test_appends_and_flushes_go_on_meanwhile(tmp_path: Path) -> None:
             thread.join()
         assert problems == []
         store.flush()
-        finish(store)
+        run_retention(store)
         assert len(names(tmp_path / "commitlog")) < 10
         assert store.max_offset("orders", 0) == 150 + 1200
 
 
-def test_a_removal_that_fails_is_tried_again_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_removal_is_retried_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     first.touch()
     second.touch()
@@ -401,7 +399,7 @@ def test_a_removal_that_fails_is_tried_again_before_the_next(tmp_path: Path, mon
 
 
 class Unclosed:
-    """An open file whose closing fails at first, as where there is no memory."""
+    """Fake an open file whose first close fails, as for want of memory."""
 
     def __init__(self) -> None:
         self.tries = 0
@@ -412,8 +410,8 @@ class Unclosed:
             raise MemoryError
 
 
-def test_a_removal_that_fails_with_no_error_of_the_disk_is_tried_again_too(tmp_path: Path) -> None:
-    """Its thread died: nothing was removed any more, and the store's stop waited for ever."""
+def test_removal_failed_by_a_memory_error_is_retried(tmp_path: Path) -> None:
+    # The remover's thread used to end: nothing was removed any more, and the store's stop hung.
     paths = [tmp_path / str(number) for number in range(2)]
     for path in paths:
         path.touch()
@@ -426,10 +424,10 @@ def test_a_removal_that_fails_with_no_error_of_the_disk_is_tried_again_too(tmp_p
     remover.stop()
 
 
-def test_deleted_topics_are_remembered_until_all_that_they_had_has_expired(tmp_path: Path) -> None:
-    """Fault 13.30."""
+def test_deleted_topics_are_kept_until_their_messages_expire(tmp_path: Path) -> None:
+    # Fault 13.30.
     clock = Clock()
-    with filled(tmp_path, clock) as store:
+    with open_filled_store(tmp_path, clock) as store:
         for number in range(50):
             store.delete_topic(f"early-{number}")
         assert len(store._parts.deleted_topics) == 50
@@ -442,10 +440,10 @@ def test_deleted_topics_are_remembered_until_all_that_they_had_has_expired(tmp_p
         assert list(store._parts.deleted_topics) == ["late"]
 
 
-def test_what_groups_had_in_deleted_topics_is_remembered_no_longer_than_the_deletions(tmp_path: Path) -> None:
-    """The tables beside the log remembered all deletions of a broker's life, until the next start."""
+def test_group_state_of_deleted_topics_is_dropped_in_time(tmp_path: Path) -> None:
+    # The tables beside the log used to keep all deletions of a broker's life until the next start.
     clock = Clock()
-    store = filled(tmp_path, clock)
+    store = open_filled_store(tmp_path, clock)
     tables = store._parts.progress, store.in_flight
     for number in range(50):
         store.delete_topic(f"early-{number}")
@@ -472,13 +470,11 @@ def test_what_groups_had_in_deleted_topics_is_remembered_no_longer_than_the_dele
         assert set(store._parts.progress.forgotten or {}) <= {"late", "later", "last"}
 
 
-def test_what_is_remembered_of_deletions_does_not_grow_with_the_life_of_a_broker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What has expired is forgotten whenever the journal of deletions has doubled: at most so much is kept above it."""
+def test_number_of_kept_deletions_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Expired deletions are dropped when the deletions journal has doubled, which bounds the number above them.
     monkeypatch.setattr(deletions_module, "_LEAST_JOURNAL_BYTES", 2_000)
     clock = Clock()
-    store = filled(tmp_path, clock)
+    store = open_filled_store(tmp_path, clock)
     store._deletions._shorten_at = 2_000
     sizes: list[int] = []
     for turn in range(40):

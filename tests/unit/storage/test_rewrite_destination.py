@@ -1,4 +1,4 @@
-"""Copies of records for other queues, beside the codec of single records."""
+"""Test copies of records for other queues against the codec of single records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batch_of(*records: bytes) -> record_batch.Batch:
     return record_batch.parse(b"".join(records), np.array(list(map(len, records)), np.int32))
 
 
-def decoded(records: memoryview, sizes: np.ndarray) -> list[Record]:
+def decode_records(records: memoryview, sizes: np.ndarray) -> list[Record]:
     starts = np.cumsum(sizes) - sizes
     assert int(sizes.sum()) == len(records)
     return [decode(records, int(start)) for start in starts]
@@ -49,14 +49,16 @@ properties = st.dictionaries(texts, texts, max_size=4)
         max_size=8,
     )
 )
-def test_all_but_the_address_stays(told: list[tuple]) -> None:
+def test_rewrite_changes_only_the_destination(messages: list[tuple]) -> None:
     records = [
         encode(topic, 1, body, encode_properties(own), flag=3, born_timestamp_ms=9, born_host=host, reconsume_times=2)
-        for topic, _, _, body, own, host in told
+        for topic, _, _, body, own, host in messages
     ]
-    further = [encode_properties({"MORE": f"{n}", "x": "last"}) for n in range(len(told))]
-    moved = decoded(*rewrite_destinations(batch_of(*records), [t[1] for t in told], [t[2] for t in told], further))
-    for number, (record, (_, topic, queue_id, _, own, _)) in enumerate(zip(records, told, strict=True)):
+    further = [encode_properties({"MORE": f"{n}", "x": "last"}) for n in range(len(messages))]
+    moved = decode_records(
+        *rewrite_destinations(batch_of(*records), [t[1] for t in messages], [t[2] for t in messages], further)
+    )
+    for number, (record, (_, topic, queue_id, _, own, _)) in enumerate(zip(records, messages, strict=True)):
         was = decode(record)
         expected = replace(
             was,
@@ -69,11 +71,11 @@ def test_all_but_the_address_stays(told: list[tuple]) -> None:
         assert moved[number] == expected
 
 
-def test_properties_without_a_last_separator(tmp_path: Path) -> None:
+def test_properties_without_trailing_separator_are_extended(tmp_path: Path) -> None:
     record = encode("t", 0, b"b", b"a\x011\x02b\x012", born_timestamp_ms=1, born_host=HOSTS[0])
     bare = encode("t", 0, b"b", b"", born_timestamp_ms=1, born_host=HOSTS[0])
     records, sizes = rewrite_destinations(batch_of(record, bare), ["u", "u"], [0, 0], [b"c\x013\x02"] * 2)
-    first, second = decoded(records, sizes)
+    first, second = decode_records(records, sizes)
     assert first.properties == {"a": "1", "b": "2", "c": "3"}
     assert second.properties == {"c": "3"}
     with Store.open(tmp_path, SMALL) as store:
@@ -81,7 +83,7 @@ def test_properties_without_a_last_separator(tmp_path: Path) -> None:
         assert store.max_offset("u", 0) == 2
 
 
-def test_properties_that_become_too_long() -> None:
+def test_properties_beyond_the_limit_are_refused() -> None:
     record = encode("t", 0, b"b", encode_properties({"a": "x" * 32_700}), born_timestamp_ms=1, born_host=HOSTS[0])
     with pytest.raises(InvalidInput, match="properties"):
         rewrite_destinations(batch_of(record), ["u"], [0], [encode_properties({"b": "y" * 100})])

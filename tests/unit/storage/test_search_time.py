@@ -1,4 +1,4 @@
-"""An offset by time is found in bounded steps, however many records in a row are damaged."""
+"""Test that an offset by time is found in bounded steps despite damaged records."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.store_records import SMALL, append, make_record
 
 COUNT = 3_000
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, consume_queue_file_entries=1_000)
-#: Of records that one step may look at.
+#: The number of records that one step may read.
 MOST = 300
 
 
-def damaged(directory: Path) -> Store:
-    """Each message is stored a second after the one before it; those in the middle are zeros in the log."""
+def open_damaged_store(directory: Path) -> Store:
+    """Open a store with a message each second; those in the middle are zeros."""
     seconds = count(1)
     store = Store.open(directory, CONFIG, now_ms=lambda: next(seconds) * 1_000)
     for number in range(COUNT):
@@ -36,14 +36,12 @@ def damaged(directory: Path) -> Store:
 
 
 def times(store: Store) -> tuple[int, int]:
-    """When the first messages before and behind the damaged ones were stored."""
+    """Return the store times of the messages before and behind the damaged ones."""
     with store.read("orders", 0, 499, 1) as before, store.read("orders", 0, 2_900, 1) as behind:
         return before.messages()[0].store_timestamp_ms, behind.messages()[0].store_timestamp_ms
 
 
-def test_a_step_looks_at_few_records_and_the_answer_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_step_reads_few_records_with_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = [0]
     has_record_header = CommitLog.has_record_header
 
@@ -51,20 +49,20 @@ def test_a_step_looks_at_few_records_and_the_answer_is_the_same(
         looked[-1] += 1
         return has_record_header(log, place)
 
-    with damaged(tmp_path) as store:
+    with open_damaged_store(tmp_path) as store:
         before_ms, behind_ms = times(store)
         monkeypatch.setattr(CommitLog, "has_record_header", counting)
         for at_ms, lower in ((before_ms, 499), (before_ms + 1, 500), (behind_ms, 500), (behind_ms + 1, 2_901)):
             steps, looked[:] = store.search_time("orders", 0, at_ms), [0]
-            assert told(steps, looked) == lower == store.offset_at_time("orders", 0, at_ms)
+            assert run_counted_steps(steps, looked) == lower == store.offset_at_time("orders", 0, at_ms)
             assert max(looked[:-1], default=0) <= MOST
         steps, looked[:] = store.search_time("orders", 0, before_ms + 1), [0]
-        told(steps, looked)
+        run_counted_steps(steps, looked)
         assert len(looked) > 3, "there was more than one step"
 
 
-def told(steps: Steps[int], looked: list[int]) -> int:
-    """What the steps return; a count begins with each."""
+def run_counted_steps(steps: Steps[int], looked: list[int]) -> int:
+    """Return the steps' result, with a new count for each step."""
     while True:
         try:
             next(steps)
@@ -76,8 +74,8 @@ def told(steps: Steps[int], looked: list[int]) -> int:
 
 
 @pytest.mark.parametrize("made_again", [False, True])
-def test_a_queue_that_is_deleted_between_two_steps_is_not_found(tmp_path: Path, *, made_again: bool) -> None:
-    with damaged(tmp_path) as store:
+def test_queue_deleted_between_steps_raises_queue_not_found(tmp_path: Path, *, made_again: bool) -> None:
+    with open_damaged_store(tmp_path) as store:
         steps = store.search_time("orders", 0, 1 << 40)
         next(steps)
         store.delete_topic("orders")

@@ -1,4 +1,4 @@
-"""topics.json and subscriptionGroup.json: RocketMQ's form, both kinds of integer keys, the spare copy."""
+"""Test topics.json and subscriptionGroup.json: RocketMQ's form, integer keys, spare copies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from raymq.storage.tables.group_config import GroupConfig, GroupConfigs
 from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
 
 
-def test_integer_keys_quoted_and_not() -> None:
+def test_quoted_and_unquoted_integer_keys_are_read() -> None:
     bare = '{\n\t"offsetTable":{"a@b":{0:17,1:42\n\t\t},"{1:2}":{ -3 : 4}},"n":[1,{5:6}]}'
     quoted = '{"offsetTable":{"a@b":{"0":17,"1":42},"{1:2}":{"-3":4}},"n":[1,{"5":6}]}'
     assert json_file.parse(bare) == json_file.parse(quoted)
     assert json_file.parse(bare)["offsetTable"]["{1:2}"] == {"-3": 4}
 
 
-def test_topics_come_back(tmp_path: Path) -> None:
+def test_topics_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "config" / "topics.json"
     topics = TopicConfigs(path, writable=True)
     config = TopicConfig("orders", 4, 2, 6, True, {"message.type": "FIFO"})
@@ -37,7 +37,7 @@ def test_topics_come_back(tmp_path: Path) -> None:
         again.put(config)
 
 
-def test_topics_of_rocketmq(tmp_path: Path) -> None:
+def test_topics_file_of_rocketmq_is_read(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     path.write_text(
         '{\n\t"dataVersion":{"counter":7,"stateVersion":0,"timestamp":5},\n\t"topicConfigTable":{"t":{"attributes":'
@@ -47,7 +47,7 @@ def test_topics_of_rocketmq(tmp_path: Path) -> None:
     assert TopicConfigs(path, writable=False).get("t") == TopicConfig("t", 4, 2, 6, True, {"message.type": "FIFO"})
 
 
-def test_groups_come_back(tmp_path: Path) -> None:
+def test_groups_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "config" / "subscriptionGroup.json"
     groups = GroupConfigs(path, writable=True)
     config = GroupConfig("g", retry_max_times=3, consume_broadcast_enable=False, consume_timeout_minutes=1)
@@ -58,8 +58,8 @@ def test_groups_come_back(tmp_path: Path) -> None:
     assert json_file.load(path)["subscriptionGroupTable"]["g"]["retryMaxTimes"] == 3
 
 
-def saved_twice(path: Path) -> TopicConfigs:
-    """The spare copy has the first of its two topics."""
+def save_twice(path: Path) -> TopicConfigs:
+    """Save two topics one by one; the spare copy has only the first."""
     topics = TopicConfigs(path, writable=True)
     for name in ("first", "second"):
         topics.put(TopicConfig(name, 1, 1))
@@ -67,9 +67,9 @@ def saved_twice(path: Path) -> TopicConfigs:
     return topics
 
 
-def test_a_broken_file_gives_way_to_its_spare_copy(tmp_path: Path) -> None:
+def test_spare_copy_is_read_when_the_file_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
-    saved_twice(path)
+    save_twice(path)
     path.write_text('{"topicConfigTable":{"fir')
     assert list(TopicConfigs(path, writable=False).all()) == ["first"]
 
@@ -78,7 +78,7 @@ def test_a_broken_file_gives_way_to_its_spare_copy(tmp_path: Path) -> None:
         TopicConfigs(path, writable=False)
 
 
-def test_a_change_leaves_the_other_lines_as_they_are(tmp_path: Path) -> None:
+def test_change_keeps_the_other_lines(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     topics = TopicConfigs(path, writable=True)
     topics.put(*(TopicConfig(f"t{number}", 4, 4) for number in range(50)))
@@ -95,9 +95,9 @@ def test_a_change_leaves_the_other_lines_as_they_are(tmp_path: Path) -> None:
     assert topics.all().keys() == {f"t{number}" for number in range(50)} - {"t9"} | {'odd "name"'}
 
 
-def test_what_somebody_else_broke_meanwhile_is_no_spare_copy(tmp_path: Path) -> None:
+def test_damaged_file_does_not_replace_the_spare_copy(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
-    topics = saved_twice(path)
+    topics = save_twice(path)
     spare = path.with_name("topics.json.bak").read_bytes()
     path.write_bytes(path.read_bytes()[:-20])
     topics.put(TopicConfig("third", 1, 1))

@@ -1,4 +1,4 @@
-"""A change of a settings table costs what is changed, and nothing of it is lost on the way into the file."""
+"""Test that a settings change costs only itself, and is not lost on the way into the file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
 from tests.faulty_calls import FaultyCalls
 
 
-def made(tmp_path: Path, count: int) -> TopicConfigs:
+def open_topics(tmp_path: Path, count: int) -> TopicConfigs:
     topics = TopicConfigs(tmp_path / "topics.json", writable=True)
     topics.put(*(TopicConfig(f"t{number}", 4, 4) for number in range(count)))
     topics.save()
     return topics
 
 
-def test_a_change_costs_what_is_changed_and_not_what_there_is(tmp_path: Path) -> None:
-    """Each change of a topic wrote the whole table twice, on the broker's loop."""
-    topics = made(tmp_path, 2_000)
+def test_change_cost_does_not_grow_with_the_table(tmp_path: Path) -> None:
+    # Each change of a topic used to write the whole table twice, on the broker's event loop.
+    topics = open_topics(tmp_path, 2_000)
     journal = tmp_path / "topics.json.journal"
     with replaced(calls := FaultyCalls()):
         topics.put_soon(TopicConfig("new", 4, 4))
@@ -41,8 +41,8 @@ def test_a_change_costs_what_is_changed_and_not_what_there_is(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whenever_it_is_killed_the_table_is_as_it_was(tmp_path: Path, seed: int) -> None:
-    """What writes the file may be called late, in any order, or never."""
+def test_table_survives_a_kill_at_any_point(tmp_path: Path, seed: int) -> None:
+    # The write of the file may be called late, in any order, or never.
     rng = random.Random(seed)
     path = tmp_path / "topics.json"
     topics = TopicConfigs(path, writable=True)
@@ -75,8 +75,8 @@ def test_whenever_it_is_killed_the_table_is_as_it_was(tmp_path: Path, seed: int)
     topics.close()
 
 
-def test_a_change_that_finds_no_room_was_never_made(tmp_path: Path) -> None:
-    topics = made(tmp_path, 3)
+def test_change_refused_by_a_full_disk_is_not_made(tmp_path: Path) -> None:
+    topics = open_topics(tmp_path, 3)
     before = topics.all(), topics.version
     with replaced(FaultyCalls("write", 1, errno.ENOSPC)), pytest.raises(StoreFull):
         topics.put(TopicConfig("new", 1, 1))
@@ -85,16 +85,16 @@ def test_a_change_that_finds_no_room_was_never_made(tmp_path: Path) -> None:
     assert TopicConfigs(tmp_path / "topics.json", writable=False).get("new") is not None
 
 
-def test_a_failed_sync_is_told_to_the_store(tmp_path: Path) -> None:
-    told: list[StoreError] = []
-    topics = TopicConfigs(tmp_path / "topics.json", writable=True, on_failure=told.append)
+def test_failed_sync_is_reported_to_the_store(tmp_path: Path) -> None:
+    failures: list[StoreError] = []
+    topics = TopicConfigs(tmp_path / "topics.json", writable=True, on_failure=failures.append)
     with replaced(FaultyCalls("fdatasync", 1, errno.EIO)), pytest.raises(StoreFailed):
         topics.put(TopicConfig("new", 1, 1))
-    assert len(told) == 1
+    assert len(failures) == 1
 
 
-def test_what_changed_is_known_from_any_version_on(tmp_path: Path) -> None:
-    topics = made(tmp_path, 5)
+def test_changes_since_any_version_are_known(tmp_path: Path) -> None:
+    topics = open_topics(tmp_path, 5)
     known = {}
     for number in range(10):
         known[topics.version] = topics.all()
@@ -107,7 +107,7 @@ def test_what_changed_is_known_from_any_version_on(tmp_path: Path) -> None:
     assert topics.changed_since(topics.version) == []
 
 
-def test_what_a_group_may_not_do_is_in_the_journal_too(tmp_path: Path) -> None:
+def test_forbidden_permissions_are_journaled(tmp_path: Path) -> None:
     groups = GroupConfigs(tmp_path / "groups.json", writable=True)
     groups.forbid("g", "t", 1)
     assert GroupConfigs(tmp_path / "groups.json", writable=False).forbidden == {"g": {"t": 1}}

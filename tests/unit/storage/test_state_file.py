@@ -1,4 +1,4 @@
-"""A state that is damaged is as good as none: all is worked out from the log."""
+"""Test that a damaged state file is ignored, and the state is rebuilt from the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.store_records import SMALL, append, bodies, make_record
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "null", '"x"', "[]", "9" * 5000])
-def test_numbers_that_are_none(tmp_path: Path, number: str) -> None:
+def test_malformed_numbers_are_ignored(tmp_path: Path, number: str) -> None:
     with Store.open(tmp_path, SMALL) as store:
         append(store, make_record(b"0"), make_record(b"1"))
     path = tmp_path / "raymq" / "state.json"
@@ -23,7 +23,7 @@ def test_numbers_that_are_none(tmp_path: Path, number: str) -> None:
         assert bodies(store) == [b"0", b"1"]
 
 
-def test_any_flipped_bit(tmp_path: Path) -> None:
+def test_flipped_bit_in_the_state_file_is_detected(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         append(store, make_record(b"0", topic="a"), make_record(b"1", topic="b", queue_id=3))
     path = tmp_path / "raymq" / "state.json"
@@ -35,11 +35,11 @@ def test_any_flipped_bit(tmp_path: Path) -> None:
             damaged[at] ^= 1 << bit
             path.write_bytes(damaged)
             found = CheckpointState.load(path)
-            # Where the checksum's own name is damaged it is one of before there were any: nothing else may be.
+            # A state whose checksum's name is damaged looks like an old one without checksum; no other damage passes.
             assert found is None or b'"crc"' not in damaged
 
 
-def test_one_of_before_there_were_checksums(tmp_path: Path) -> None:
+def test_state_file_without_checksum_is_read(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         append(store, make_record(b"0"))
     path = tmp_path / "raymq" / "state.json"

@@ -1,4 +1,4 @@
-"""The store: append, read, find, close and open again."""
+"""Test the store: append, read, find, close and open again."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_one_record_is_stamped_and_found(store: Store) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, 12, 13, 60])
-def test_a_batch_of_several_queues_keeps_the_order_in_each(store: Store, count: int) -> None:
+def test_batch_over_several_queues_keeps_the_order_in_each(store: Store, count: int) -> None:
     sent = [
         make_record(b"%d" % i, topic=("a", "longer")[i % 3 == 0], queue_id=i % 2, tags=f"t{i}", keys=f"k{i}")
         for i in range(count)
@@ -77,7 +77,7 @@ def test_a_batch_of_several_queues_keeps_the_order_in_each(store: Store, count: 
             assert store.max_offset(topic, queue_id) == len(found)
 
 
-def test_files_roll_behind_a_blank(store: Store, tmp_path: Path) -> None:
+def test_log_files_roll_behind_a_blank(store: Store, tmp_path: Path) -> None:
     record = make_record(b"x" * 400)
     for _ in range(20):
         append(store, record)
@@ -92,14 +92,14 @@ def test_files_roll_behind_a_blank(store: Store, tmp_path: Path) -> None:
     assert [p.stat().st_size for p in (tmp_path / "consumequeue" / "orders" / "0").iterdir()] == [320, 320]
 
 
-def test_a_batch_larger_than_a_file(store: Store) -> None:
+def test_batch_larger_than_a_file_is_stored(store: Store) -> None:
     append(store, *[make_record(b"x" * 100 + b"%d" % i) for i in range(100)])
     assert bodies(store) == [b"x" * 100 + b"%d" % i for i in range(100)]
 
 
 @given(data=st.data())
 @settings(max_examples=15)
-def test_any_batches(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_any_batches_are_stored_and_reopened(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("store")
     expected: dict[tuple[str, int], list[bytes]] = {}
     with Store.open(directory, SMALL) as store:
@@ -122,21 +122,21 @@ def test_any_batches(tmp_path_factory: pytest.TempPathFactory, data: st.DataObje
     shutil.rmtree(directory)
 
 
-def test_who_is_told_of_a_record_finds_queue_and_index_afterwards(store: Store) -> None:
-    told: list[tuple[int, int, int]] = []
+def test_append_one_calls_back_and_updates_queue_and_index(store: Store) -> None:
+    calls: list[tuple[int, int, int]] = []
 
     def stored(queue_offset: int, physical_offset: int) -> None:
-        told.append((queue_offset, physical_offset, store.read_at(physical_offset).queue_offset))
+        calls.append((queue_offset, physical_offset, store.read_at(physical_offset).queue_offset))
 
     for n in range(3):
         single = store.check_one(make_record(b"%d" % n, tags="red", keys=f"k{n}"))
         place = store.append_one(single, stored)
-        assert (*place, n) == told[-1]
+        assert (*place, n) == calls[-1]
     assert bodies(store) == [b"0", b"1", b"2"]
     assert [record.body for record in store.query("orders", "k1", 0, 1 << 60, 9)] == [b"1"]
 
 
-def test_a_failure_of_who_is_told_concerns_no_record(store: Store) -> None:
+def test_failing_append_callback_keeps_the_record(store: Store) -> None:
     def stored(_: int, __: int) -> None:
         raise ValueError("the client is gone")
 
@@ -147,7 +147,7 @@ def test_a_failure_of_who_is_told_concerns_no_record(store: Store) -> None:
     assert [record.body for record in store.query("orders", "k", 0, 1 << 60, 9)] == [b"0"]
 
 
-def test_single_records_and_batches_share_files_and_rooms(store: Store) -> None:
+def test_single_records_and_batches_share_files(store: Store) -> None:
     sent: list[bytes] = []
     for n in range(200):
         if n % 7 == 3:
@@ -163,31 +163,31 @@ def test_single_records_and_batches_share_files_and_rooms(store: Store) -> None:
         assert found == ([] if n % 7 == 3 else [b"%d" % n])
 
 
-def damaged(record: bytes, at: int, value: bytes) -> bytes:
+def damage_record(record: bytes, at: int, value: bytes) -> bytes:
     return record[:at] + value + record[at + len(value) :]
 
 
 GOOD = make_record(b"good")
 BAD = {
-    "size": damaged(GOOD, 0, struct.pack(">i", len(GOOD) + 1)),
-    "magic": damaged(GOOD, 4, b"\1\2\3\4"),
-    "crc": damaged(GOOD, 8, b"\1\2\3\4"),
-    "queue id": damaged(GOOD, 12, b"\xff\xff\xff\xff"),
-    "body length": damaged(GOOD, 84, b"\0\1\0\0"),
-    "topic length": damaged(GOOD, 92, b"\xff"),
-    "empty topic": damaged(GOOD, 92, b"\0"),
+    "size": damage_record(GOOD, 0, struct.pack(">i", len(GOOD) + 1)),
+    "magic": damage_record(GOOD, 4, b"\1\2\3\4"),
+    "crc": damage_record(GOOD, 8, b"\1\2\3\4"),
+    "queue id": damage_record(GOOD, 12, b"\xff\xff\xff\xff"),
+    "body length": damage_record(GOOD, 84, b"\0\1\0\0"),
+    "topic length": damage_record(GOOD, 92, b"\xff"),
+    "empty topic": damage_record(GOOD, 92, b"\0"),
     "topic name": make_record(topic="../x"),
     "long topic": make_record(topic="t" * 128),
     "body": make_record(b""),
-    "store host": damaged(GOOD, 36, b"\0\0\0\x20"),
-    "prepared": damaged(GOOD, 36, b"\0\0\0\x04"),
+    "store host": damage_record(GOOD, 36, b"\0\0\0\x20"),
+    "prepared": damage_record(GOOD, 36, b"\0\0\0\x04"),
     "larger than a file": make_record(b"x" * 4096),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("others", [0, 3, 30])
-def test_a_bad_batch_leaves_no_trace(store: Store, tmp_path: Path, name: str, others: int) -> None:
+def test_batch_with_a_bad_record_is_refused_unchanged(store: Store, tmp_path: Path, name: str, others: int) -> None:
     append(store, GOOD)
     before = log_file(tmp_path).read_bytes(), store.max_physical_offset
     with pytest.raises(InvalidInput):
@@ -199,14 +199,14 @@ def test_a_bad_batch_leaves_no_trace(store: Store, tmp_path: Path, name: str, ot
     assert len(bodies(store)) == 2
 
 
-def test_sizes_that_do_not_fit(store: Store) -> None:
+def test_sizes_that_do_not_match_are_refused(store: Store) -> None:
     for sizes in ([], [len(GOOD) - 1], [len(GOOD), len(GOOD)], [0], [-1]):
         with pytest.raises(InvalidInput):
             store.append(GOOD, np.array(sizes, np.int32))
     assert store.max_physical_offset == 0
 
 
-def test_limits_of_body_and_properties(tmp_path: Path) -> None:
+def test_body_and_properties_limits_are_enforced(tmp_path: Path) -> None:
     with Store.open(tmp_path, replace(SMALL, max_message_bytes=10, commitlog_file_bytes=1 << 20)) as store:
         append(store, make_record(b"x" * 10))
         for count in (1, 20):
@@ -216,7 +216,7 @@ def test_limits_of_body_and_properties(tmp_path: Path) -> None:
         append(store, encode("t", 0, b"b", long_properties, born_timestamp_ms=0, born_host=("1.2.3.4", 5)))
 
 
-def test_four_answers_about_an_offset(store: Store) -> None:
+def test_read_at_and_beyond_the_queue_bounds(store: Store) -> None:
     append(store, *[GOOD] * 3)
     with store.read("orders", 0, 3) as lease:
         assert len(lease) == 0
@@ -231,7 +231,7 @@ def test_four_answers_about_an_offset(store: Store) -> None:
             store.read(topic, queue_id, 0)
 
 
-def test_read_by_bytes_and_count(store: Store) -> None:
+def test_read_is_limited_by_bytes_and_count(store: Store) -> None:
     append(store, *[GOOD] * 20)
     assert len(store.read("orders", 0, 5, 7)) == 7
     assert len(store.read("orders", 0, 5, max_bytes=1)) == 1
@@ -239,7 +239,7 @@ def test_read_by_bytes_and_count(store: Store) -> None:
     assert store.read("orders", 0, 5, 7).next_offset == 12
 
 
-def test_read_by_tags(store: Store) -> None:
+def test_read_filters_by_tags(store: Store) -> None:
     append(store, *[make_record(b"%d" % i, tags=("red", "blue", "green")[i % 3]) for i in range(30)])
     wanted = {tags_code("red"), tags_code("green")}
     lease = store.read("orders", 0, 1, 5, tags_codes=wanted)
@@ -250,7 +250,7 @@ def test_read_by_tags(store: Store) -> None:
     assert (len(lease), lease.next_offset) == (0, 30)
 
 
-def test_offsets_by_time(tmp_path: Path) -> None:
+def test_offset_at_time_is_the_first_message_not_before(tmp_path: Path) -> None:
     clock = [1000]
     with Store.open(tmp_path, SMALL, now_ms=lambda: clock[0]) as store:
         for now in (1000, 1000, 2000, 3000, 3000, 1500):
@@ -262,7 +262,7 @@ def test_offsets_by_time(tmp_path: Path) -> None:
         assert found == [0, 0, 2, 2, 3, 3, 6]
 
 
-def test_read_at_says_why_not(store: Store) -> None:
+def test_read_at_raises_for_missing_and_expired_places(store: Store) -> None:
     append(store, GOOD, GOOD)
     assert store.read_at(len(GOOD)).queue_offset == 1
     for place in (1, 2 * len(GOOD), 1 << 40):
@@ -272,7 +272,7 @@ def test_read_at_says_why_not(store: Store) -> None:
         store.read_at(-1)
 
 
-def test_query(store: Store) -> None:
+def test_query_returns_the_newest_messages_of_a_key(store: Store) -> None:
     for i in range(60):
         append(store, make_record(b"%d" % i, keys=f"all {('Aa', 'BB')[i % 2]} all", unique_key=f"U{i}"))
     everything = store.query("orders", "all", 0, 1 << 60, 1000)
@@ -283,7 +283,7 @@ def test_query(store: Store) -> None:
     assert store.query("orders", "all", 0, everything[-1].store_timestamp_ms - 1, 3) == []
 
 
-def test_tags_code_of_the_schedule_topic_is_when_it_is_due(store: Store) -> None:
+def test_schedule_topic_entry_has_the_due_time(store: Store) -> None:
     for count in (1, 20):
         sent = [make_record(topic="SCHEDULE_TOPIC_XXXX", queue_id=2, tags="x")] * count
         result = append(store, *sent)
@@ -291,7 +291,7 @@ def test_tags_code_of_the_schedule_topic_is_when_it_is_due(store: Store) -> None
         assert codes.tolist() == [result.store_timestamp_ms + 10_000] * count
 
 
-def test_a_lease_outlives_the_store(tmp_path: Path) -> None:
+def test_lease_is_valid_after_the_store_is_closed(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         append(store, make_record(b"kept"))
         lease = store.read("orders", 0, 0)
@@ -301,7 +301,7 @@ def test_a_lease_outlives_the_store(tmp_path: Path) -> None:
         _ = lease.records
 
 
-def test_open_again_goes_on(tmp_path: Path) -> None:
+def test_reopened_store_continues(tmp_path: Path) -> None:
     for round_ in range(3):
         with Store.open(tmp_path, SMALL) as store:
             assert store.recovery.clean
@@ -317,10 +317,10 @@ def test_open_again_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint").stat().st_size == 4096
 
 
-def test_read_only_changes_nothing(tmp_path: Path) -> None:
+def test_read_only_store_changes_no_file(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         append(store, *[GOOD] * 40)
-        write_entries(store)  # else the store's own thread does, at some moment
+        write_entries(store)  # otherwise the store's thread writes them at some moment
 
         def contents() -> dict[Path, bytes]:
             return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -337,7 +337,7 @@ def test_read_only_changes_nothing(tmp_path: Path) -> None:
         Store.open(tmp_path / "nowhere", read_only=True)
 
 
-def test_delete_topic(tmp_path: Path) -> None:
+def test_deleted_topic_is_gone_and_can_be_recreated(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         append(store, GOOD, make_record(topic="other"))
         store.delete_topic("orders")
@@ -353,12 +353,12 @@ def test_delete_topic(tmp_path: Path) -> None:
         assert bodies(store) == [b"new"]
 
 
-def test_a_full_disk_refuses(tmp_path: Path) -> None:
+def test_full_disk_refuses_appends(tmp_path: Path) -> None:
     with Store.open(tmp_path, replace(SMALL, disk_refuse_ratio=0.000001)) as store, pytest.raises(StoreFull):
         append(store, GOOD)
 
 
-def test_a_failing_disk_refuses_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sync_refuses_all_later_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(tmp_path, replace(SMALL, flush_interval_ms=600_000))
     append(store, GOOD)
 
@@ -380,7 +380,7 @@ def test_a_failing_disk_refuses_from_then_on(tmp_path: Path, monkeypatch: pytest
         assert len(bodies(again)) == 2
 
 
-def test_no_room_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_does_not_fail_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(tmp_path, SMALL) as store:
 
         def full(_fd: int, _start: int, _length: int, _path: Path) -> None:
@@ -403,7 +403,7 @@ def test_flush_moves_the_flushed_offset(tmp_path: Path) -> None:
         assert store.flushed_offset == store.max_physical_offset == len(GOOD)
 
 
-def test_verify(tmp_path: Path) -> None:
+def test_verify_reports_bad_records(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
         append(store, *[GOOD] * 80)
         live = verify(tmp_path)

@@ -1,4 +1,4 @@
-"""Plans of streams: the first one of a batch stands, over restarts, and what is kept is bounded."""
+"""Test plans of streams: the first plan of a batch is kept over restarts, within bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raymq.storage.tables.stream_plan_store import MAX_PLAN_BYTES, StreamPlanSto
 from tests.full_disk import FullDisk
 
 
-def test_the_first_plan_of_a_batch_stands_over_restarts(tmp_path: Path) -> None:
+def test_first_plan_of_a_batch_is_kept_over_restarts(tmp_path: Path) -> None:
     plans = StreamPlanStore(tmp_path)
     assert plans.kept("agg", "q1") == []
     assert plans.put("agg", "q1", 0, b"first") == b"first"
@@ -27,15 +27,15 @@ def test_the_first_plan_of_a_batch_stands_over_restarts(tmp_path: Path) -> None:
     assert again.kept("agg", "q1") == [(0, b"first")]
 
 
-def test_of_many_who_plan_a_batch_at_once_all_get_the_same_plan(tmp_path: Path) -> None:
+def test_concurrent_planners_of_a_batch_get_the_same_plan(tmp_path: Path) -> None:
     plans = StreamPlanStore(tmp_path)
     with ThreadPoolExecutor(8) as threads:
         standing = list(threads.map(lambda number: plans.put("agg", "q", 3, b"%d" % number), range(32)))
     assert len(set(standing)) == 1
 
 
-def test_the_last_two_batches_are_kept_and_an_older_one_is_refused(tmp_path: Path) -> None:
-    """Batches without data are not planned, so that numbers are left out."""
+def test_last_two_batches_are_kept_and_older_ones_refused(tmp_path: Path) -> None:
+    # Batches without data are not planned, so that batch numbers have gaps.
     plans = StreamPlanStore(tmp_path)
     for batch in (0, 1, 5):
         plans.put("agg", "q", batch, b"plan %d" % batch)
@@ -47,7 +47,7 @@ def test_the_last_two_batches_are_kept_and_an_older_one_is_refused(tmp_path: Pat
     assert plans.kept("agg", "q") == [(1, b"plan 1"), (5, b"plan 5")]
 
 
-def test_queries_of_one_stream_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_queries_of_one_stream_are_independent(tmp_path: Path) -> None:
     plans = StreamPlanStore(tmp_path)
     plans.put("agg", "q1", 7, b"a")
     plans.put("agg", "q2", 0, b"b")
@@ -56,13 +56,13 @@ def test_queries_of_one_stream_do_not_disturb_each_other(tmp_path: Path) -> None
     assert plans.kept("other", "q1") == [(0, b"c")]
 
 
-def clock_was_wrong(tmp_path: Path, seconds: int) -> None:
-    """What is there was written while the clock was so far ahead (it is set right now), or so far behind."""
+def shift_file_times(tmp_path: Path, seconds: int) -> None:
+    """Set file times as if the clock had been so far ahead or behind."""
     for path in (tmp_path / "raymq" / "streams").rglob("*"):
         os.utime(path, (time.time() + seconds,) * 2)
 
 
-def test_the_query_that_was_planned_last_is_found(tmp_path: Path) -> None:
+def test_latest_planned_query_is_found(tmp_path: Path) -> None:
     plans = StreamPlanStore(tmp_path)
     assert plans.latest_query("agg") is None
     for query in ("q3", "q1", "q2"):
@@ -78,16 +78,16 @@ def test_the_query_that_was_planned_last_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seconds", [3_600, -3_600])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_of_queries_and_streams_those_planned_last_are_kept_whatever_the_clock_says(
+def test_last_planned_queries_are_kept_despite_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, restarts: bool
 ) -> None:
-    """A clock that was an hour ahead made the plans of the query that runs the oldest: the next one took them away."""
+    # A clock an hour ahead used to make the running query's plans the oldest: the next query removed them.
     monkeypatch.setattr(stream_plan_store, "MAX_QUERIES", 3)
     monkeypatch.setattr(stream_plan_store, "MAX_STREAMS", 2)
     plans = StreamPlanStore(tmp_path)
 
     def later() -> StreamPlanStore:
-        clock_was_wrong(tmp_path, seconds)
+        shift_file_times(tmp_path, seconds)
         return StreamPlanStore(tmp_path) if restarts else plans
 
     for query in "abc":
@@ -110,7 +110,7 @@ def test_of_queries_and_streams_those_planned_last_are_kept_whatever_the_clock_s
     assert [stream for stream in ("s1", "s2", "s3") if plans.kept(stream, "a")] == ["s1", "s2"]
 
 
-def test_plans_that_cannot_be_read_give_way_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_plans_are_removed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_plan_store, "MAX_QUERIES", 3)
     for content in (b"", b"\x90", b"\xc1", b"\x92\xa1x\x90", b"\x92"):
         plans = StreamPlanStore(tmp_path)
@@ -125,7 +125,7 @@ def test_plans_that_cannot_be_read_give_way_first(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 65, "ä", "a.tmp", "a b"])
-def test_a_name_that_is_no_file_s_is_refused(tmp_path: Path, name: str) -> None:
+def test_name_unfit_for_a_file_is_refused(tmp_path: Path, name: str) -> None:
     plans = StreamPlanStore(tmp_path)
     for call in (
         lambda: plans.put(name, "q", 0, b""),
@@ -139,7 +139,7 @@ def test_a_name_that_is_no_file_s_is_refused(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "raymq").exists()
 
 
-def test_a_number_that_is_none_and_a_plan_that_is_too_long_are_refused(tmp_path: Path) -> None:
+def test_invalid_batch_number_and_long_plan_are_refused(tmp_path: Path) -> None:
     plans = StreamPlanStore(tmp_path)
     for batch in (-1, 1 << 63):
         with pytest.raises(InvalidInput, match="batch"):
@@ -160,8 +160,8 @@ def test_a_number_that_is_none_and_a_plan_that_is_too_long_are_refused(tmp_path:
         b"\x92\xc0\x91\x92\x00\xc4\x00",
     ],
 )
-def test_a_damaged_file_is_told_and_never_taken_for_no_plans(tmp_path: Path, content: bytes) -> None:
-    """Without plans the query would begin anew."""
+def test_damaged_plan_file_raises_store_corrupt(tmp_path: Path, content: bytes) -> None:
+    # Without plans the query would restart from its beginning.
     plans = StreamPlanStore(tmp_path)
     plans.put("s", "q", 0, b"plan")
     (tmp_path / "raymq" / "streams" / "s" / "q").write_bytes(content)
@@ -171,7 +171,7 @@ def test_a_damaged_file_is_told_and_never_taken_for_no_plans(tmp_path: Path, con
         plans.put("s", "q", 0, b"other")
 
 
-def test_a_disk_without_room_takes_no_plan_and_keeps_those_that_it_has(tmp_path: Path) -> None:
+def test_full_disk_refuses_a_plan_and_keeps_the_others(tmp_path: Path) -> None:
     plans = StreamPlanStore(tmp_path)
     plans.put("s", "q", 0, b"first")
     with replaced(FullDisk(0)), pytest.raises(StoreFull):

@@ -1,4 +1,4 @@
-"""Tables that cannot be read: their first version has a spare copy, the error names the remedy, and that works."""
+"""Test unreadable tables: spare copies, errors that name the remedy, and the repair."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TABLES = ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delay
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A store with topics, a group and its progress, closed cleanly: its journals are folded into the tables."""
+    """Create a cleanly closed store, whose journals are folded into its tables."""
     with Store.open(tmp_path / "store", CONFIG) as store:
         store.topic_configs.put(TopicConfig("orders", 4, 4))
         store.group_configs.put(GroupConfig("billing", retry_max_times=3))
@@ -42,8 +42,8 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_the_first_version_of_a_file_has_a_spare_copy(tmp_path: Path) -> None:
-    """Fault 14.19: an empty consumerOffset.json kept a broker down, since the spare came with the second writing."""
+def test_first_version_of_a_file_has_a_spare_copy(tmp_path: Path) -> None:
+    # Fault 14.19: an empty consumerOffset.json kept a broker down: the spare copy came with the second write.
     path = tmp_path / "config" / "a.json"
     json_file.save(path, {"n": 1}, dict)
     path.write_bytes(b"")
@@ -55,7 +55,7 @@ def test_the_first_version_of_a_file_has_a_spare_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_that_is_empty_after_its_first_writing_keeps_no_store_closed(directory: Path, name: str) -> None:
+def test_table_emptied_after_its_first_write_is_recovered(directory: Path, name: str) -> None:
     (directory / "config" / name).write_bytes(b"")
     with Store.open(directory, CONFIG) as store:
         assert store.topic_configs.get("orders") == TopicConfig("orders", 4, 4)
@@ -72,7 +72,7 @@ def break_both(directory: Path, name: str, content: bytes = b"") -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'{"offsetTable": 7, "topicConfigTable": 7, "subscriptionGroupTable": 7}']
 )
-def test_a_table_without_a_spare_is_made_anew(directory: Path, name: str, content: bytes) -> None:
+def test_table_without_a_spare_is_rebuilt_by_repair(directory: Path, name: str, content: bytes) -> None:
     break_both(directory, name, content)
     if content in (b"", b"{"):
         with pytest.raises(StoreCorrupt, match=f"raymq store repair {directory} --dry-run"):
@@ -99,7 +99,7 @@ def test_a_table_without_a_spare_is_made_anew(directory: Path, name: str, conten
 
 
 NESTED = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-#: For each table a value that no reader can make a number, or a name, of.
+#: For each table a value that is no valid number or name.
 UNREADABLE = {
     "config/topics.json": b'{"topicConfigTable": {"t": {"readQueueNums": 1e999}}}',
     "config/subscriptionGroup.json": b'{"subscriptionGroupTable": {"g": {"retryMaxTimes": 1e999}}}',
@@ -112,8 +112,8 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("name", UNREADABLE)
 @pytest.mark.parametrize("kind", ["nested", "nested for long", "another form"])
-def test_whatever_a_table_says_it_is_read_or_offered_for_repair(directory: Path, name: str, kind: str) -> None:
-    """A deeply nested one, and a port of 1e999, ended the repair with a RecursionError and an OverflowError."""
+def test_table_of_any_content_is_read_or_offered_for_repair(directory: Path, name: str, kind: str) -> None:
+    # Deep nesting and a port of 1e999 used to end the repair with RecursionError and OverflowError.
     content = {
         "nested": b'{"x":' + b"[" * 900 + b"]" * 900 + b"}",
         "nested for long": NESTED,
@@ -124,7 +124,7 @@ def test_whatever_a_table_says_it_is_read_or_offered_for_repair(directory: Path,
         path.write_bytes(content)
     [found] = find_broken(directory)
     assert found.file == str(file)
-    if name != "raymq/broker.json":  # a broker's, not the store's
+    if name != "raymq/broker.json":  # a file of the broker, not of the store
         with pytest.raises(StoreCorrupt, match=f"raymq store repair {directory} --dry-run"):
             Store.open(directory, CONFIG)
     [done] = repair(directory)
@@ -134,7 +134,7 @@ def test_whatever_a_table_says_it_is_read_or_offered_for_repair(directory: Path,
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_a_table_of_another_form_is_read_from_its_spare(directory: Path, name: str) -> None:
+def test_malformed_table_is_read_from_its_spare_copy(directory: Path, name: str) -> None:
     file = directory / name
     spare = json_file.backup_path_of(file)
     if not spare.exists():
@@ -145,13 +145,13 @@ def test_a_table_of_another_form_is_read_from_its_spare(directory: Path, name: s
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_a_file_of_another_form_never_takes_the_place_of_its_spare(
+def test_malformed_file_never_replaces_its_spare_copy(
     directory: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was a JSON object, so the next writing made the spare of it: a crash then left two that nobody can read."""
+    # The malformed file was a JSON object, so the next write made it the spare copy: a crash left two bad files.
     file = directory / name
     spare = json_file.backup_path_of(file)
-    write(directory, name)
+    rewrite_table(directory, name)
     good = spare.read_bytes()
     file.write_bytes(UNREADABLE[name])
 
@@ -162,15 +162,15 @@ def test_a_file_of_another_form_never_takes_the_place_of_its_spare(
             super().rename(source, target)
 
     with caplog.at_level("WARNING", "raymq"), replaced(DiesBeforeReplacing()), contextlib.suppress(StoreError):
-        write(directory, name)
+        rewrite_table(directory, name)
     assert spare.read_bytes() == good
     assert [record for record in caplog.records if name.rsplit("/", 1)[-1] + ".bak" in record.getMessage()]
     assert find_broken(directory) == []
     Store.open(directory, CONFIG).close()
 
 
-def write(directory: Path, name: str) -> None:
-    """Have a file written once more."""
+def rewrite_table(directory: Path, name: str) -> None:
+    """Write a file once more."""
     if name == "raymq/broker.json":
         port, epoch = read_port_epoch(directory / name)
         write_identity(directory / name, name="b", cluster="c", host="h", port=port, epoch=epoch + 1)
@@ -185,7 +185,7 @@ def write(directory: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["epochs.json", "state.json", "delay_levels.json"])
 @pytest.mark.parametrize("content", [NESTED, b'{"epoch": 1e999, "cuts": []}', b"[]", b"7"])
-def test_what_is_made_again_by_itself_keeps_no_store_closed(directory: Path, name: str, content: bytes) -> None:
+def test_derived_file_with_bad_content_is_rebuilt_at_open(directory: Path, name: str, content: bytes) -> None:
     file = directory / "raymq" / name
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(content)
@@ -194,13 +194,13 @@ def test_what_is_made_again_by_itself_keeps_no_store_closed(directory: Path, nam
 
 
 @pytest.mark.parametrize("content", [NESTED, b'{"enqueued": 1e999, "logEnd": 0}', b"[]", b"7"])
-def test_nor_do_the_timers(tmp_path: Path, content: bytes) -> None:
+def test_malformed_timer_state_is_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state.json").write_bytes(content)
     assert timer_state.load(tmp_path) is None
 
 
-def test_looking_leaves_broken_epochs_to_the_next_start(directory: Path) -> None:
-    """That one begins a new epoch by itself; who only looks must not."""
+def test_find_broken_leaves_broken_epochs_unchanged(directory: Path) -> None:
+    # The next start begins a new epoch by itself; a check must not.
     epochs = directory / "raymq" / "epochs.json"
     epochs.write_bytes(b"{")
     assert find_broken(directory) == []
@@ -210,8 +210,8 @@ def test_looking_leaves_broken_epochs_to_the_next_start(directory: Path) -> None
 
 
 @pytest.mark.parametrize("nth", range(1, 7))
-def test_a_repair_that_a_full_disk_stops_leaves_no_table_out(directory: Path, nth: int) -> None:
-    """Else the next start would find none, and begin without topics."""
+def test_repair_stopped_by_a_full_disk_leaves_no_table_out(directory: Path, nth: int) -> None:
+    # Otherwise the next start would find no table, and begin without topics.
     break_both(directory, "topics.json", b"{")
     calls = FaultyCalls("write", nth, errno.ENOSPC, lasting=True)
     with replaced(calls), contextlib.suppress(StoreFull):
@@ -224,7 +224,7 @@ def test_a_repair_that_a_full_disk_stops_leaves_no_table_out(directory: Path, nt
         assert store.topic_configs.get("orders") is not None
 
 
-def test_what_was_committed_since_the_table_was_written_is_not_lost_with_it(directory: Path) -> None:
+def test_commits_after_the_last_table_write_survive_repair(directory: Path) -> None:
     store = Store.open(directory, CONFIG)
     store.consumer_offsets.commit("billing", "orders", 2, 1)
     store._abandon()
@@ -234,14 +234,14 @@ def test_what_was_committed_since_the_table_was_written_is_not_lost_with_it(dire
         assert again.consumer_offsets.get("billing", "orders", 2) == 1
 
 
-def test_a_store_that_a_broker_has_open_is_not_repaired(directory: Path) -> None:
+def test_open_store_is_not_repaired(directory: Path) -> None:
     with Store.open(directory, CONFIG), pytest.raises(StoreLocked):
         repair(directory)
     with pytest.raises(InvalidInput):
         repair(directory / "nowhere")
 
 
-def test_the_command_looks_first(directory: Path) -> None:
+def test_repair_command_reports_before_it_repairs(directory: Path) -> None:
     def call(*arguments: str, code: int = 0) -> str:
         ended = CliRunner().invoke(main_group, ["store", "repair", str(directory), *arguments])
         assert ended.exit_code == code, ended.output

@@ -1,4 +1,4 @@
-"""The timer log: what it tells, what it forgets, what a crash and a full disk leave of it."""
+"""Test the timer log: pending entries, expiry, and recovery from crashes and full disks."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from raymq.storage.timers.timer_entry import ENTRY, HOUR_MS, MIN_KEY, NO_ENTRIES
 from raymq.storage.timers.timer_run import TimerRun
 from tests.faulty_calls import FaultyCalls
 from tests.store_records import flip_byte
-from tests.unit.storage.timer_logs import EVER_MS, HOUR, START_MS, checkpoint, entry, offsets, opened, waiting
+from tests.unit.storage.timer_logs import EVER_MS, HOUR, START_MS, checkpoint, entry, offsets, open_timer_log, waiting
 
 
 @pytest.mark.parametrize("in_runs", [False, True])
-def test_what_waits_in_the_order_of_due_times(tmp_path: Path, in_runs: bool, request: pytest.FixtureRequest) -> None:
+def test_pending_timers_are_ordered_by_due_time(tmp_path: Path, in_runs: bool, request: pytest.FixtureRequest) -> None:
     if in_runs:
         request.getfixturevalue("runs_at_once")
-    log = opened(tmp_path)
+    log = open_timer_log(tmp_path)
     for number, part in enumerate(
         (
             np.concatenate([entry(START_MS + 50, 0), entry(START_MS + 10, 2), entry(START_MS + 10, 1)]),
             entry(START_MS + HOUR_MS, 3),
             entry(START_MS + 10, 2, kind=EntryKind.DELIVERED),
-            entry(START_MS + 50, 0),  # told twice, as after a crash
+            entry(START_MS + 50, 0),  # appended twice, as after a crash
         )
     ):
         log.append(part)
         checkpoint(log, number + 1)
-    for each in (log, opened(tmp_path)):
+    for each in (log, open_timer_log(tmp_path)):
         assert waiting(each) == [1, 0, 3]
         assert waiting(each, START_MS + 50) == [1]
         assert waiting(each, begin_ms=START_MS + 51) == [3]
@@ -48,11 +48,11 @@ def test_what_waits_in_the_order_of_due_times(tmp_path: Path, in_runs: bool, req
     assert bool(log.runs) == in_runs
 
 
-def test_any_entries_in_any_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs, what is about to be one and the journal tell together what a table would."""
+def test_entries_in_any_runs_equal_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Runs, the next run and the journal together equal a plain table.
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 20)
     dice = random.Random(13)
-    log = opened(tmp_path)
+    log = open_timer_log(tmp_path)
     waits: dict[int, tuple[int, int]] = {}
     ended: set[int] = set()
     held = None
@@ -75,13 +75,13 @@ def test_any_entries_in_any_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             )
         log.append(np.concatenate([NO_ENTRIES, *parts]))
         log.enqueued = turn
-        held = log.checkpoint(turn + 1) or held  # some of them come late, or never
+        held = log.checkpoint(turn + 1) or held  # some checkpoints run late, or never
         if dice.random() < 0.5 and held is not None:
             held()
         if dice.random() < 0.1:
             log.close()
-            log = opened(tmp_path)
-    for each in (log, opened(tmp_path)):
+            log = open_timer_log(tmp_path)
+    for each in (log, open_timer_log(tmp_path)):
         alive = {offset: mark for offset, mark in waits.items() if offset not in ended}
         for most in (1 << 20, 3):
             assert sorted(waiting(each, most=most)) == sorted(alive)
@@ -93,9 +93,9 @@ def test_any_entries_in_any_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("runs_at_once")
-def test_a_message_is_found_by_looking_at_few_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 13.26: a recall cost all entries of its hour, three times; also if all are due at one millisecond."""
-    log = opened(tmp_path)
+def test_timer_is_found_with_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fault 13.26: a recall read all entries of its hour, three times, also if all are due at one millisecond.
+    log = open_timer_log(tmp_path)
     count = 50_000
     entries = np.concatenate([entry(START_MS, 0)] * count)
     entries["queue_offset"] = np.arange(count)
@@ -117,8 +117,8 @@ def test_a_message_is_found_by_looking_at_few_entries(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("runs_at_once")
-def test_what_is_due_next_is_read_without_what_is_due_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = opened(tmp_path)
+def test_due_timers_are_read_without_later_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_timer_log(tmp_path)
     entries = np.concatenate([entry(START_MS, 0)] * 50_000)
     entries["queue_offset"] = np.arange(len(entries))
     entries["due_ms"] = START_MS + np.arange(len(entries))
@@ -136,9 +136,9 @@ def test_what_is_due_next_is_read_without_what_is_due_later(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("hours", [1, 960])
-def test_a_checkpoint_costs_the_same_however_many_hours_something_is_due_in(tmp_path: Path, hours: int) -> None:
-    """Fault 13.26: it opened and synced a file for each of them, and an append opened them, too."""
-    log = opened(tmp_path)
+def test_checkpoint_cost_does_not_grow_with_due_hours(tmp_path: Path, hours: int) -> None:
+    # Fault 13.26: a checkpoint opened and synced a file for each hour, and an append opened them, too.
+    log = open_timer_log(tmp_path)
     calls = FaultyCalls()
     with file_calls.replaced(calls):
         log.append(np.concatenate([entry(START_MS + hour * HOUR_MS, hour) for hour in range(hours)]))
@@ -149,7 +149,7 @@ def test_a_checkpoint_costs_the_same_however_many_hours_something_is_due_in(tmp_
 
 
 class SyncsBelow(FileCalls):
-    """Counts the waits for the disk of files below a folder: a store of another test may be at work, too."""
+    """Count syncs of files below a folder; stores of other tests may run as well."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -160,9 +160,9 @@ class SyncsBelow(FileCalls):
         super().fdatasync(fd)
 
 
-def test_there_are_few_runs_however_much_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_runs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 4)
-    log = opened(tmp_path)
+    log = open_timer_log(tmp_path)
     most = 0
     for number in range(600):
         log.append(np.concatenate([entry(START_MS + number * 1_000 + n, number * 4 + n) for n in range(4)]))
@@ -178,8 +178,8 @@ def test_there_are_few_runs_however_much_waits(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("runs_at_once")
-def test_what_is_over_goes(tmp_path: Path) -> None:
-    log = opened(tmp_path)
+def test_expired_timers_are_removed(tmp_path: Path) -> None:
+    log = open_timer_log(tmp_path)
     log.append(np.concatenate([entry(START_MS + n, n) for n in range(10)]))
     log.append(np.concatenate([entry(START_MS + n, n, kind=EntryKind.DELIVERED) for n in range(10)]))
     log.append(entry(START_MS + HOUR_MS, 10))
@@ -194,11 +194,11 @@ def test_what_is_over_goes(tmp_path: Path) -> None:
     log.enqueued = 12
     checkpoint(log, 4, ExpiryWatermark(EVER_MS, 12, 3))
     assert (list(log.runs), waiting(log)) == ([], [])
-    assert waiting(opened(tmp_path)) == []
+    assert waiting(open_timer_log(tmp_path)) == []
 
 
-def test_a_checkpoint_is_found_again(tmp_path: Path) -> None:
-    log = opened(tmp_path)
+def test_checkpoint_is_read_after_reopen(tmp_path: Path) -> None:
+    log = open_timer_log(tmp_path)
     assert (log.enqueued, log.log_end) == (0, 0)
     assert log.checkpoint(0) is None
     log.append(entry(START_MS, 0))
@@ -208,37 +208,37 @@ def test_a_checkpoint_is_found_again(tmp_path: Path) -> None:
     log.append(entry(START_MS + HOUR_MS, 1))
     write()
     assert log.checkpoint(500) is None
-    again = opened(tmp_path)
+    again = open_timer_log(tmp_path)
     assert (again.enqueued, again.log_end, again.begin_ms) == (1, 500, START_MS - 9)
-    lost = opened(tmp_path, log_end=300)
+    lost = open_timer_log(tmp_path, log_end=300)
     assert (lost.log_end, lost.begin_ms) == (300, 0)
 
 
-def test_what_came_after_a_checkpoint_is_looked_for_from_when_it_is_due(tmp_path: Path) -> None:
-    """The clock may have been set back."""
-    log = opened(tmp_path)
+def test_begin_precedes_timers_appended_after_a_checkpoint(tmp_path: Path) -> None:
+    # The clock may have been set back.
+    log = open_timer_log(tmp_path)
     log.enqueued = 1
     write = log.checkpoint(500, begin_ms=START_MS)
     assert write is not None
     write()
     log.append(entry(START_MS - 1_000, 1))
-    assert opened(tmp_path).begin_ms == START_MS - 1_000
+    assert open_timer_log(tmp_path).begin_ms == START_MS - 1_000
 
 
-def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    opened(tmp_path)
+def test_newer_format_version_is_refused(tmp_path: Path) -> None:
+    open_timer_log(tmp_path)
     (tmp_path / "state.json").write_text('{"version":4}')
     with pytest.raises(FormatTooNew):
-        opened(tmp_path)
+        open_timer_log(tmp_path)
 
 
 @pytest.mark.usefixtures("runs_at_once")
 @pytest.mark.parametrize(
     "damage", ["{}", "[]", '{"version":3,"position":{}}', "x", "another number", "missing", "short", "flipped"]
 )
-def test_what_is_damaged_is_told_anew_from_the_first_message_on(tmp_path: Path, damage: str) -> None:
-    """Nothing of it is believed: not that something was taken in, nor that it waits no more."""
-    log = opened(tmp_path)
+def test_damaged_timer_log_restarts_from_the_first_message(tmp_path: Path, damage: str) -> None:
+    # Nothing of a damaged log is used: neither its position nor its ended timers.
+    log = open_timer_log(tmp_path)
     log.append(np.concatenate([entry(START_MS, 0), entry(START_MS, 1)]))
     log.enqueued = 2
     checkpoint(log, 1)
@@ -257,7 +257,7 @@ def test_what_is_damaged_is_told_anew_from_the_first_message_on(tmp_path: Path, 
     else:
         state.write_text(damage)
     for _ in range(2):
-        log = opened(tmp_path)
+        log = open_timer_log(tmp_path)
         assert (log.enqueued, log.log_end, log.begin_ms, log.expired_before_ms) == (0, 0, 0, 0)
         assert waiting(log) == []
         assert not list(tmp_path.glob("run.*"))
@@ -265,51 +265,51 @@ def test_what_is_damaged_is_told_anew_from_the_first_message_on(tmp_path: Path, 
     log.append(entry(START_MS, 7))
     log.enqueued = 8
     checkpoint(log, 20)
-    assert waiting(opened(tmp_path)) == [7]
+    assert waiting(open_timer_log(tmp_path)) == [7]
 
 
 @pytest.mark.parametrize("lengths", [True, False])
 @pytest.mark.parametrize("checksums", [True, False])
-def test_files_of_the_second_version_are_taken_over(
+def test_files_of_version_2_are_converted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: bool, checksums: bool
 ) -> None:
-    """Journals were entries alone. What is behind what the state knows of them is told anew."""
+    # Journals of version 2 had entries alone. Entries behind the length in the state are appended again.
     with monkeypatch.context() as patches:
         patches.setattr(timer_log, "FOLD_ENTRIES", 1)
-        log = opened(tmp_path)
+        log = open_timer_log(tmp_path)
         log.append(entry(START_MS + 5, 0))
         log.enqueued = 2
         checkpoint(log, 1)
         log.close()
     state = tmp_path / "state.json"
-    told = json.loads(state.read_text())
-    told.pop("crc")
-    number = told["journal"]
+    fields = json.loads(state.read_text())
+    fields.pop("crc")
+    number = fields["journal"]
     known = np.concatenate([entry(START_MS, 1), entry(START_MS + 5, 0, 9, EntryKind.DELIVERED)]).astype(ENTRY).tobytes()
     content = known + entry(START_MS, 2).tobytes() + b"half an entry"
     (tmp_path / f"journal.{number:010d}").write_bytes(content)
-    told |= {
+    fields |= {
         "version": 2,
         "lengths": {str(number): len(known)},
-        "position": {**told["position"], "begin": START_MS + 3},
+        "position": {**fields["position"], "begin": START_MS + 3},
     }
     if not lengths:
-        del told["lengths"]
+        del fields["lengths"]
     if checksums:
-        told["crc"] = zlib.crc32(json.dumps(told).encode())
+        fields["crc"] = zlib.crc32(json.dumps(fields).encode())
     else:
-        told["runs"] = [run[:4] for run in told["runs"]]
-    state.write_text(json.dumps(told))
+        fields["runs"] = [run[:4] for run in fields["runs"]]
+    state.write_text(json.dumps(fields))
     for _ in range(2):
-        log = opened(tmp_path)
+        log = open_timer_log(tmp_path)
         assert (log.enqueued, log.begin_ms) == (2, START_MS)
         assert waiting(log) == ([1] if lengths else [1, 2])
         assert json.loads(state.read_text())["version"] == 3
         log.close()
 
 
-def test_files_of_the_first_version_are_taken_over(tmp_path: Path) -> None:
-    """One file for each hour, as docs/internals/format.md describes them."""
+def test_files_of_version_1_are_converted(tmp_path: Path) -> None:
+    # Version 1 had one file for each hour, as docs/internals/format.md describes.
     one = np.concatenate(
         [entry(START_MS + 9, 1, 50), entry(START_MS + 5, 0, 10), entry(START_MS + 5, 0, 90, EntryKind.DELIVERED)]
     )
@@ -317,16 +317,16 @@ def test_files_of_the_first_version_are_taken_over(tmp_path: Path) -> None:
     (tmp_path / f"{HOUR + 7:08d}").write_bytes(entry(START_MS + 7 * HOUR_MS, 2, 70).tobytes())
     (tmp_path / "state.json").write_text('{"enqueued": 3, "logEnd": 95}')
     for _ in range(2):
-        log = opened(tmp_path)
+        log = open_timer_log(tmp_path)
         assert (log.enqueued, log.log_end) == (3, 95)
         assert waiting(log) == [1, 2]
         assert log.find(START_MS + 5, 7)["kind"].tolist() == [EntryKind.WAITS, EntryKind.DELIVERED]
     assert {path.name for path in tmp_path.iterdir()} == {"state.json", "run.0000000001"}
 
 
-def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timer_files_have_the_documented_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 2)
-    log = opened(tmp_path)
+    log = open_timer_log(tmp_path)
     log.append(np.concatenate([entry(0x0203, 1, 0x20), entry(0x0102, 0, 0x10, key=-1)]))
     log.append(entry(0x0203, 1, 0x30, EntryKind.DELIVERED))
     log.enqueued = 2
@@ -342,10 +342,10 @@ def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytes
     [journal] = tmp_path.glob("journal.*")
     count, appended = (1).to_bytes(4, "big"), row(0x0405, 2, 0x50, "0000000000000007", 1)
     assert journal.read_bytes() == count + zlib.crc32(count + appended).to_bytes(4, "big") + appended
-    told = json.loads((tmp_path / "state.json").read_bytes())
-    crc = told.pop("crc")
-    assert crc == zlib.crc32(json.dumps(told).encode())
-    assert told == {
+    fields = json.loads((tmp_path / "state.json").read_bytes())
+    crc = fields.pop("crc")
+    assert crc == zlib.crc32(json.dumps(fields).encode())
+    assert fields == {
         "version": 3,
         "position": {"enqueued": 2, "logEnd": 0x40, "begin": 0, "over": 0, "overs": []},
         "journal": int(journal.name.removeprefix("journal.")),
@@ -354,6 +354,6 @@ def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytes
     }
 
 
-def test_keys_differ() -> None:
+def test_keys_of_messages_differ() -> None:
     assert len({key_of(f"t_{n}") for n in range(1_000)}) == 1_000
     assert -(1 << 63) <= key_of("t_1") < 1 << 63

@@ -1,4 +1,4 @@
-"""Every topic that is made has an id of its own, by which it is told from an earlier one of the same name."""
+"""Test that each created topic has its own id, also when recreated under one name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def id_of(topics: TopicConfigs, name: str = "orders") -> str:
     return config.topic_id
 
 
-def test_a_topic_that_is_made_anew_has_another_id(tmp_path: Path) -> None:
+def test_recreated_topic_has_another_id(tmp_path: Path) -> None:
     topics = TopicConfigs(tmp_path / "topics.json", writable=True)
     topics.put(TopicConfig("orders", 4, 4), TopicConfig("bills", 4, 4))
     first = id_of(topics)
@@ -26,12 +26,12 @@ def test_a_topic_that_is_made_anew_has_another_id(tmp_path: Path) -> None:
     assert id_of(topics) not in {"", first}
 
 
-def test_a_topic_keeps_its_id_whatever_is_changed_and_over_restarts(tmp_path: Path) -> None:
+def test_topic_keeps_its_id_over_changes_and_restarts(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     topics = TopicConfigs(path, writable=True)
     topics.put(TopicConfig("orders", 4, 4))
     first = id_of(topics)
-    topics.put(TopicConfig("orders", 8, 8))  # as whoever changes it makes it, from nothing
+    topics.put(TopicConfig("orders", 8, 8))  # a change creates the config from nothing
     config = topics.get("orders")
     assert config is not None
     topics.put(replace(config, perm=4, topic_id="another"))
@@ -42,7 +42,7 @@ def test_a_topic_keeps_its_id_whatever_is_changed_and_over_restarts(tmp_path: Pa
     assert id_of(TopicConfigs(path, writable=False)) == first, "from the file"
 
 
-def test_a_topic_of_rocketmq_has_none_until_it_is_made_anew(tmp_path: Path) -> None:
+def test_topic_of_rocketmq_has_no_id_until_recreated(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     path.write_text(json.dumps({"topicConfigTable": {"orders": TopicConfig("orders", 4, 4).to_json()}}))
     topics = TopicConfigs(path, writable=True)

@@ -1,4 +1,4 @@
-"""Where a process's unique keys begin."""
+"""Test the prefixes of unique keys in forked processes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from raymq.storage.records import unique_key_generator
 from raymq.storage.records.unique_key_generator import UniqueKeyGenerator
 
 
-def test_a_resolver_that_fails_is_asked_once_and_not_after_every_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 13.29: each look-up took two seconds."""
-    asked = []
+def test_failing_resolver_is_called_once_for_all_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fault 13.29: each look-up took two seconds.
+    lookups = []
 
     def fails(name: str) -> str:
-        asked.append(name)
+        lookups.append(name)
         raise OSError("no resolver")
 
     monkeypatch.setattr(socket, "gethostbyname", fails)
@@ -24,9 +24,9 @@ def test_a_resolver_that_fails_is_asked_once_and_not_after_every_fork(monkeypatc
         keys = UniqueKeyGenerator()
         prefixes = {keys.prefix}
         for _ in range(5):
-            keys.restart()  # what a forked child does
+            keys.restart()  # as in a forked child
             prefixes.add(keys.prefix)
     finally:
         unique_key_generator._own_address.cache_clear()
-    assert len(asked) == 1
+    assert len(lookups) == 1
     assert len(prefixes) == 6, "each has keys of its own"

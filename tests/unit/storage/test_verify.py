@@ -1,4 +1,4 @@
-"""A check of a directory that a broker works in."""
+"""Test the check of a directory in which a broker works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raymq.storage.store import Store
 from tests.store_records import SMALL, append, make_record
 
 
-def test_files_that_expire_meanwhile_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_expire_during_a_check_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(tmp_path, SMALL) as store:
         for _ in range(100):
             append(store, make_record(b"x" * 100))

@@ -1,4 +1,4 @@
-"""Timer logs for tests: their entries, what waits in them, checkpoints."""
+"""Timer logs for tests: entries, pending offsets, checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def entry(due_ms: int, offset: int, place: int = 0, kind: EntryKind = EntryKind.
     return np.array([(due_ms, offset, place, key, 100, kind)], ENTRY)
 
 
-def opened(folder: Path, log_end: int = 1 << 40) -> TimerLog:
+def open_timer_log(folder: Path, log_end: int = 1 << 40) -> TimerLog:
     return TimerLog(folder, log_end=log_end)
 
 
@@ -28,7 +28,7 @@ def offsets(entries: Entries) -> list[int]:
 
 
 def waiting(log: TimerLog, until_ms: int = EVER_MS, begin_ms: int = 0, most: int = 1 << 20) -> list[int]:
-    """The offsets of what waits, however many calls it takes."""
+    """Return the offsets of pending timers, in any number of calls."""
     found: list[int] = []
     begin = (begin_ms, MIN_KEY)
     while begin < (until_ms, MIN_KEY):

@@ -1,4 +1,4 @@
-"""Coordinators over sockets: keepers that listen, and replicas that answer; only the stores are not there."""
+"""Test coordinators over sockets, with real keepers and with replicas that have no stores."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from raymq.actors.coordinator.service import CoordinatorService
 from raymq.actors.keeper.group_state import GroupState, ReplicationPolicy
 from raymq.actors.protocol import CoordinatorSpec
 from raymq.storage.clock import boottime
-from tests.unit.actors.coordinator.replicas_at_hand import ReplicaAtHand
+from tests.unit.actors.coordinator.fake_replicas import FakeReplica
 from tests.unit.actors.keeper.served_keepers import ServedKeepers, served_keepers
 
 GROUP = "broker-a"
 
 
 class Group:
-    """A group's replicas, and the coordinators that watch it."""
+    """Hold a group's replicas and the coordinators that watch the group."""
 
     def __init__(self, keepers: ServedKeepers, count: int) -> None:
         self.keepers = keepers
         self.register = keepers.register()
-        self.replicas = {number: ReplicaAtHand(keepers.register(), GROUP, number) for number in range(1, count + 1)}
+        self.replicas = {number: FakeReplica(keepers.register(), GROUP, number) for number in range(1, count + 1)}
         self.coordinators: list[CoordinatorService] = []
-        #: (epoch, replica) of whoever was seen to serve.
+        #: (epoch, replica) of each master that was seen to serve.
         self.seen: set[tuple[int, int]] = set()
 
     async def coordinate(self) -> CoordinatorService:
@@ -34,7 +34,7 @@ class Group:
         return self.coordinators[-1]
 
     @property
-    def master(self) -> ReplicaAtHand | None:
+    def master(self) -> FakeReplica | None:
         serving = [each for each in self.replicas.values() if each.serves]
         self.seen |= {(each.epoch, each.number) for each in serving}
         assert len(serving) <= 1
@@ -53,7 +53,7 @@ class Group:
 
 
 @asynccontextmanager
-async def grouped(folder: Path, count: int = 3) -> AsyncIterator[Group]:
+async def running_group(folder: Path, count: int = 3) -> AsyncIterator[Group]:
     async with served_keepers(folder) as keepers:
         group = Group(keepers, count)
         try:
@@ -65,8 +65,8 @@ async def grouped(folder: Path, count: int = 3) -> AsyncIterator[Group]:
                 await replica.kill()
 
 
-async def test_a_group_is_founded_gets_a_master_and_after_its_death_another_one(tmp_path: Path) -> None:
-    async with grouped(tmp_path) as group:
+async def test_group_elects_new_master_after_master_death(tmp_path: Path) -> None:
+    async with running_group(tmp_path) as group:
         coordinator = await group.coordinate()
         for replica in group.replicas.values():
             await replica.start()
@@ -86,9 +86,9 @@ async def test_a_group_is_founded_gets_a_master_and_after_its_death_another_one(
         assert group.master is group.replicas[3]
 
 
-async def test_two_coordinators_at_once_are_harmless(tmp_path: Path) -> None:
-    """One of two changes of the register is refused; no two masters are in one epoch, and nobody is deposed twice."""
-    async with grouped(tmp_path) as group:
+async def test_two_coordinators_elect_one_master_per_epoch(tmp_path: Path) -> None:
+    """Check that concurrent coordinators create one master per epoch and depose each once."""
+    async with running_group(tmp_path) as group:
         await asyncio.gather(*(group.coordinate() for _ in range(2)))
         for replica in group.replicas.values():
             await replica.start()
@@ -106,8 +106,8 @@ async def test_two_coordinators_at_once_are_harmless(tmp_path: Path) -> None:
         assert sum(each.elections for each in group.coordinators) == (await group.state()).epoch
 
 
-async def test_a_coordinator_that_is_started_anew_takes_nothing_from_a_master_that_serves(tmp_path: Path) -> None:
-    async with grouped(tmp_path, 2) as group:
+async def test_coordinator_restart_keeps_serving_master(tmp_path: Path) -> None:
+    async with running_group(tmp_path, 2) as group:
         first = await group.coordinate()
         for replica in group.replicas.values():
             await replica.start()
@@ -124,8 +124,8 @@ async def test_a_coordinator_that_is_started_anew_takes_nothing_from_a_master_th
         assert second.elections == 1
 
 
-async def test_what_is_in_the_way_of_a_master_is_said(tmp_path: Path) -> None:
-    async with grouped(tmp_path, 2) as group:
+async def test_coordinator_reports_why_group_has_no_master(tmp_path: Path) -> None:
+    async with running_group(tmp_path, 2) as group:
         coordinator = await group.coordinate()
         await group.until(lambda: "no replica has started yet" in coordinator.troubles.get(GROUP, ""))
         await group.replicas[2].start()
@@ -133,13 +133,16 @@ async def test_what_is_in_the_way_of_a_master_is_said(tmp_path: Path) -> None:
         await group.until(lambda: group.master is group.replicas[1])
         await group.until(lambda: len(group.replicas[2].state.replicas if group.replicas[2].state else ()) == 2)
         await group.replicas[1].kill()
-        await group.until(lambda: "in sync [1]" in coordinator.troubles.get(GROUP, ""))
+        await group.until(lambda: "in-sync replica [1]" in coordinator.troubles.get(GROUP, ""))
         assert coordinator.status()["groups"] == [GROUP]
 
 
-async def test_a_replica_that_is_sealed_to_an_election_that_never_was_follows_again(tmp_path: Path) -> None:
-    """As by an operator's election that ended in the middle: nobody elected, nor would another one have done so."""
-    async with grouped(tmp_path) as group:
+async def test_replica_fenced_by_aborted_election_follows_again(tmp_path: Path) -> None:
+    """Cover an operator's election that stopped halfway.
+
+    No replica was elected, and no later election could succeed either.
+    """
+    async with running_group(tmp_path) as group:
         await group.coordinate()
         for replica in group.replicas.values():
             await replica.start()
@@ -150,8 +153,8 @@ async def test_a_replica_that_is_sealed_to_an_election_that_never_was_follows_ag
         assert (await group.state()).replicas.keys() == {1, 2, 3}
 
 
-async def test_groups_that_come_are_looked_after_and_those_that_go_are_not(tmp_path: Path) -> None:
-    async with grouped(tmp_path, 1) as group:
+async def test_set_groups_adds_and_drops_watched_groups(tmp_path: Path) -> None:
+    async with running_group(tmp_path, 1) as group:
         coordinator = await group.coordinate()
         coordinator.set_groups(["broker-b"], ReplicationPolicy("sync", 1))
         await group.until(lambda: "no replica has started yet" in coordinator.troubles.get("broker-b", ""))

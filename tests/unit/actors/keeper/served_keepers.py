@@ -1,4 +1,4 @@
-"""Keepers that listen on loopback, within this process, and a register that reaches them by sockets."""
+"""Run keepers on loopback in this process, with a register that reaches them by sockets."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def record_of(number: int, keepers: KeeperSet) -> KeeperRecord:
 
 
 class ServedKeepers:
-    """Keepers by their numbers; those that are stopped are not in `up`."""
+    """Hold keepers by number; stopped keepers are not in `up`."""
 
     def __init__(self, folder: Path, ports: Mapping[int, int] = MappingProxyType({})) -> None:
-        """`ports`: where they listen, for keepers that others have founded."""
+        """Use `ports` as listening ports, for keepers that another process has founded."""
         self.folder = folder
         self._ports = ports
         self.up: dict[int, KeeperService] = {}
         self.keepers = KeeperSet()
-        self._doors: list[SocketQuorumTransport] = []
+        self._transports: list[SocketQuorumTransport] = []
 
     async def start(self, number: int) -> KeeperService:
         service = self.up[number] = await KeeperService.start(spec_of(number, self.folder, self._ports.get(number, 0)))
@@ -52,17 +52,17 @@ class ServedKeepers:
     def file_of(self, number: int) -> Path:
         return Path(spec_of(number, self.folder).directory) / f"keeper-{number}.record"
 
-    def door(self) -> SocketQuorumTransport:
-        self._doors.append(SocketQuorumTransport())
-        return self._doors[-1]
+    def transport(self) -> SocketQuorumTransport:
+        self._transports.append(SocketQuorumTransport())
+        return self._transports[-1]
 
     def register(self, keepers: KeeperSet | None = None) -> KeeperRegister:
-        return KeeperRegister(keepers or self.keepers, self.door())
+        return KeeperRegister(keepers or self.keepers, self.transport())
 
     async def end(self) -> None:
-        for door in self._doors:
-            await door.close()
-        self._doors.clear()
+        for transport in self._transports:
+            await transport.close()
+        self._transports.clear()
         for number in list(self.up):
             await self.stop(number)
 

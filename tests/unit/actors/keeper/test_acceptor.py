@@ -1,4 +1,4 @@
-"""One keeper: what it promises, accepts and refuses, and what it may not forget."""
+"""Test what one keeper promises, accepts, refuses and remembers."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from raymq.actors.keeper.keeper_record import KeeperRecord
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
 from raymq.actors.keeper.master_lease import LEASE_SECONDS, MasterLease, claim_of
 from tests.unit.actors.clock import FakeClock
-from tests.unit.actors.keeper.keepers_at_hand import MemoryFile, group, mastered, replica
+from tests.unit.actors.keeper.in_memory_keepers import MemoryFile, group, group_with_master, replica
 
 SET = KeeperSet(1, {1: KeeperMember("k1", "made-1")})
-MASTERED = mastered()
+MASTERED = group_with_master()
 CLAIM = LeaseClaim(1, "n1", 1)
 
 
 class Bench:
-    """One keeper on a file that outlives it."""
+    """Run one keeper on a file that outlives the keeper."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -72,7 +72,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_promise_refuses_smaller_ballots_also_after_a_restart(bench: Bench) -> None:
+def test_promise_refuses_lower_ballots_after_restart(bench: Bench) -> None:
     assert bench.ask(Prepare("g", Ballot(5, 1))) == Promised(Ballot(5, 1), NO_BALLOT, NOTHING)
     bench.start()
     assert bench.refused(Prepare("g", Ballot(5, 1))) is Reason.PREEMPTED
@@ -81,7 +81,7 @@ def test_a_promise_refuses_smaller_ballots_also_after_a_restart(bench: Bench) ->
     assert isinstance(bench.ask(Prepare("g", Ballot(5, 2))), Promised)
 
 
-def test_what_was_accepted_is_told_to_the_next_ballot_also_after_a_restart(bench: Bench) -> None:
+def test_next_promise_returns_accepted_value_after_restart(bench: Bench) -> None:
     entry = Registered(1, "c", group())
     bench.ask(Prepare("g", Ballot(1, 1)))
     bench.ask(Accept("g", Ballot(1, 1), entry))
@@ -90,7 +90,7 @@ def test_what_was_accepted_is_told_to_the_next_ballot_also_after_a_restart(bench
     assert bench.ask(Inquire("g")) == Standing(Ballot(2, 1), Ballot(1, 1), entry)
 
 
-def test_nothing_is_answered_that_is_not_on_disk(bench: Bench) -> None:
+def test_failed_save_refuses_requests_until_restart(bench: Bench) -> None:
     bench.file.fails = True
     assert bench.refused(Prepare("g", Ballot(5, 1))) is Reason.FAILED
     bench.file.fails = False
@@ -99,7 +99,7 @@ def test_nothing_is_answered_that_is_not_on_disk(bench: Bench) -> None:
     assert isinstance(bench.ask(Prepare("g", Ballot(1, 1))), Promised)
 
 
-def test_a_master_with_a_lease_is_not_taken_away(bench: Bench) -> None:
+def test_lease_blocks_change_of_master(bench: Bench) -> None:
     bench.decide(1, MASTERED)
     assert bench.ask(Renew("g", CLAIM)) == LeaseGiven(LEASE_SECONDS)
     answer = bench.ask(Prepare("g", Ballot(2, 1), moves=True))
@@ -111,7 +111,7 @@ def test_a_master_with_a_lease_is_not_taken_away(bench: Bench) -> None:
     assert bench.ask(Accept("g", Ballot(2, 1), taken)) == AcceptedBallot(Ballot(2, 1))
 
 
-def test_a_master_that_steps_down_is_not_waited_for(bench: Bench) -> None:
+def test_released_lease_allows_new_master_at_once(bench: Bench) -> None:
     bench.decide(1, MASTERED)
     bench.ask(Renew("g", CLAIM))
     bench.ask(Release("g", dataclasses.replace(CLAIM, nonce="another")))
@@ -123,7 +123,7 @@ def test_a_master_that_steps_down_is_not_waited_for(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "later", [dataclasses.replace(CLAIM, nonce="next"), dataclasses.replace(CLAIM, epoch=3), LeaseClaim(2, "n2", 3)]
 )
-def test_a_late_word_that_a_holder_is_dead_ends_no_newer_lease(bench: Bench, later: LeaseClaim) -> None:
+def test_late_release_keeps_newer_lease(bench: Bench, later: LeaseClaim) -> None:
     bench.decide(1, MASTERED)
     bench.ask(Renew("g", CLAIM))
     bench.ask(Release("g", CLAIM))
@@ -140,12 +140,12 @@ def test_a_late_word_that_a_holder_is_dead_ends_no_newer_lease(bench: Bench, lat
 @pytest.mark.parametrize(
     "claim", [LeaseClaim(2, "n2", 1), LeaseClaim(1, "n1", 0), LeaseClaim(1, "n1", 2), LeaseClaim(1, "before", 1)]
 )
-def test_only_the_registered_process_of_the_master_gets_the_lease(bench: Bench, claim: LeaseClaim) -> None:
+def test_only_registered_master_process_gets_lease(bench: Bench, claim: LeaseClaim) -> None:
     bench.decide(1, MASTERED)
     assert bench.refused(Renew("g", claim)) is Reason.NOT_MASTER
 
 
-def test_no_lease_is_given_while_a_change_of_the_master_is_promised(bench: Bench) -> None:
+def test_promised_master_change_blocks_lease_renewal(bench: Bench) -> None:
     bench.decide(1, MASTERED)
     bench.ask(Prepare("g", Ballot(2, 7), moves=True))
     assert bench.refused(Renew("g", CLAIM)) is Reason.ELECTING
@@ -155,7 +155,7 @@ def test_no_lease_is_given_while_a_change_of_the_master_is_promised(bench: Bench
     assert bench.ask(Renew("g", CLAIM)) == LeaseGiven(LEASE_SECONDS), "who began it is dead: what stood is decided anew"
 
 
-def test_trap_32_a_keeper_that_restarted_forgot_its_leases_and_changes_no_master_for_one_ttl(bench: Bench) -> None:
+def test_restarted_keeper_blocks_master_change_for_one_ttl(bench: Bench) -> None:
     bench.decide(1, MASTERED)
     bench.ask(Renew("g", CLAIM))
     bench.start()
@@ -169,7 +169,7 @@ def test_trap_32_a_keeper_that_restarted_forgot_its_leases_and_changes_no_master
     assert isinstance(bench.ask(Prepare("g", Ballot(3, 1), moves=True)), Promised)
 
 
-def test_trap_23_a_keeper_without_its_file_has_no_voice(bench: Bench) -> None:
+def test_keeper_without_file_is_no_voter(bench: Bench) -> None:
     bench.file = MemoryFile()
     bench.start()
     assert bench.refused(Prepare("g", Ballot(1, 1))) is Reason.NOT_A_VOTER
@@ -180,25 +180,25 @@ def test_trap_23_a_keeper_without_its_file_has_no_voice(bench: Bench) -> None:
     assert isinstance(bench.ask(Prepare("g", Ballot(1, 1)), incarnation="made-again"), Promised)
 
 
-def test_who_knows_an_older_set_of_keepers_is_told_the_newer_one(bench: Bench) -> None:
+def test_request_with_old_keeper_set_gets_newer_set(bench: Bench) -> None:
     joint = SET.with_member(2, KeeperMember("k2", "made-2"))
     bench.decide(1, joint, key=KEEPERS)
     answer = bench.ask(Inquire("g"), number=1)
     assert answer == KeeperRefused(Reason.OLD_SET, keepers=joint)
     assert isinstance(bench.ask(Inquire("g"), number=2), Standing)
-    # Also who means a keeper that was there before this one; it is no vote.
+    # A request for a former incarnation of this keeper also gets the newer set, and is no vote.
     assert bench.ask(Inquire("g"), number=1, incarnation="made-0") == KeeperRefused(Reason.NOT_A_VOTER, keepers=joint)
     assert bench.ask(Inquire("g"), number=2, incarnation="made-0") == KeeperRefused(Reason.NOT_A_VOTER)
 
 
-def test_a_restarted_keeper_delays_only_what_it_may_have_given_a_lease_of(bench: Bench) -> None:
+def test_restarted_keeper_delays_only_groups_with_leases(bench: Bench) -> None:
     bench.decide(1, MASTERED.start_election())
     bench.start()
     bench.decide(2, MASTERED.start_election().elected(2, [2]))
     bench.decide(1, MASTERED, key="h")
 
 
-def test_a_restarted_process_of_the_master_is_another_one(bench: Bench) -> None:
+def test_restarted_master_process_does_not_inherit_lease(bench: Bench) -> None:
     bench.decide(1, MASTERED)
     bench.ask(Renew("g", CLAIM))
     again = MASTERED.with_replica(1, replica(1, "again"))
@@ -207,10 +207,10 @@ def test_a_restarted_process_of_the_master_is_another_one(bench: Bench) -> None:
     assert bench.refused(Accept("g", Ballot(2, 1), Registered(2, "c", again))) is Reason.HELD
 
 
-# A master's own lease.
+# The lease on the side of the master.
 
 
-def test_a_lease_counts_from_before_it_was_asked_for_and_is_used_to_four_fifths() -> None:
+def test_lease_counts_from_request_and_holds_four_fifths() -> None:
     clock = FakeClock(0.0)
     lease = MasterLease(clock)
     assert not lease.holds
@@ -224,7 +224,7 @@ def test_a_lease_counts_from_before_it_was_asked_for_and_is_used_to_four_fifths(
     assert lease.left_seconds == 0.0
 
 
-def test_an_old_answer_does_not_shorten_a_lease() -> None:
+def test_late_lease_answer_does_not_shorten_lease() -> None:
     clock = FakeClock(0.0)
     lease = MasterLease(clock)
     first = lease.ask()
@@ -236,8 +236,8 @@ def test_an_old_answer_does_not_shorten_a_lease() -> None:
     assert lease.left_seconds == pytest.approx(1.6)
 
 
-def test_trap_31_a_lease_ends_while_the_machine_sleeps() -> None:
-    """The clock that is handed in counts sleep; the default of the shells is `boottime`, which does."""
+def test_lease_expires_during_machine_sleep() -> None:
+    """Use a clock that counts sleep, as `boottime` does, the default of the services."""
     clock = FakeClock(0.0)
     lease = MasterLease(clock)
     lease.given(lease.ask(), LEASE_SECONDS)
@@ -245,7 +245,7 @@ def test_trap_31_a_lease_ends_while_the_machine_sleeps() -> None:
     assert not lease.holds
 
 
-def test_who_gives_a_lease_up_has_none() -> None:
+def test_revoked_lease_does_not_hold() -> None:
     lease = MasterLease(FakeClock())
     lease.given(lease.ask(), LEASE_SECONDS)
     lease.revoke()

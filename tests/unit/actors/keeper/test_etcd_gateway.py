@@ -1,4 +1,4 @@
-"""What is known when etcd does not answer, or answers something else; without an etcd."""
+"""Test what the register reports when etcd gives no answer or a wrong one."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from raymq.actors.wire import tls as wire_tls
 from raymq.actors.wire.tls import server_context
 from raymq.storage.errors import InvalidInput
 from tests.certificates import certificates
-from tests.unit.actors.keeper.keepers_at_hand import group
+from tests.unit.actors.keeper.in_memory_keepers import group
 
-NOBODY = "http://127.0.0.1:1"
+UNREACHABLE = "http://127.0.0.1:1"
 HUNG = None
-#: Status and body of an answer; None: none comes.
-Said = tuple[int, bytes] | None
+#: Status and body of an answer; None stands for no answer.
+EtcdReply = tuple[int, bytes] | None
 EMPTY = (200, b'{"succeeded": true, "responses": [{"response_range": {}}, {"response_range": {}}]}')
 
 
 class QuietServer(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
-        """Clients go away on purpose."""
+        """Ignore errors, because the test's clients disconnect on purpose."""
 
 
 @contextlib.contextmanager
-def answering(answers: list[Said], tls: Tls | None = None) -> Iterator[tuple[str, list[str]]]:
-    """A server that says these in turn, the last one again and again; its address, and what it was asked."""
-    asked: list[str] = []
+def etcd_stub(answers: list[EtcdReply], tls: Tls | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Serve `answers` in turn, repeating the last one; yield its address and the requests received."""
+    requests: list[str] = []
     end = threading.Event()
 
     class Answering(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            said = answers[min(len(asked), len(answers) - 1)]
-            asked.append(self.path)
+            said = answers[min(len(requests), len(answers) - 1)]
+            requests.append(self.path)
             if said is HUNG:
                 end.wait(30.0)
                 return
@@ -67,17 +67,17 @@ def answering(answers: list[Said], tls: Tls | None = None) -> Iterator[tuple[str
             server.socket = server_context(tls).wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http{'' if tls is None else 's'}://127.0.0.1:{server.server_port}", asked
+            yield f"http{'' if tls is None else 's'}://127.0.0.1:{server.server_port}", requests
         finally:
             end.set()
             server.shutdown()
 
 
-def refused(code: int, status: int = 503) -> Said:
+def error_reply(code: int, status: int = 503) -> EtcdReply:
     return status, json.dumps({"error": "no", "message": "no", "code": code}).encode()
 
 
-def ends_with(endpoints: list[str], act: Callable[[EtcdRegister], Coroutine[Any, Any, Any]]) -> type | None:
+def error_type_of(endpoints: list[str], act: Callable[[EtcdRegister], Coroutine[Any, Any, Any]]) -> type | None:
     async def run() -> type | None:
         with contextlib.closing(EtcdRegister(endpoints, "/test")) as register:
             try:
@@ -101,27 +101,27 @@ def renew(register: EtcdRegister) -> Coroutine[Any, Any, Any]:
     return register.renew("g", LeaseClaim(1, "n", 1))
 
 
-def test_nothing_was_done_where_nobody_was_reached() -> None:
+def test_unreachable_etcd_raises_register_unavailable() -> None:
     for act in (read, change, renew):
-        assert ends_with([NOBODY, NOBODY], act) is RegisterUnavailable
-    assert ends_with([NOBODY], lambda register: register.release("g", LeaseClaim(1, "n", 1))) is None
-    assert ends_with([NOBODY], lambda register: register.groups()) is RegisterUnavailable
+        assert error_type_of([UNREACHABLE, UNREACHABLE], act) is RegisterUnavailable
+    assert error_type_of([UNREACHABLE], lambda register: register.release("g", LeaseClaim(1, "n", 1))) is None
+    assert error_type_of([UNREACHABLE], lambda register: register.groups()) is RegisterUnavailable
 
 
-def test_the_next_server_is_asked_where_one_is_not_reached() -> None:
-    with answering([EMPTY]) as (address, asked):
-        assert ends_with([NOBODY, address], change) is None
-        assert len(asked) == 2
+def test_unreachable_endpoint_fails_over_to_next() -> None:
+    with etcd_stub([EMPTY]) as (address, requests):
+        assert error_type_of([UNREACHABLE, address], change) is None
+        assert len(requests) == 2
 
 
 @pytest.mark.parametrize(
     ("said", "end"),
     [
         (HUNG, RegisterUnknown),
-        (refused(14), RegisterUnknown),  # such as "leader changed": it may have been decided
-        (refused(4, 504), RegisterUnknown),
-        (refused(3, 400), RegisterUnavailable),
-        (refused(7, 403), RegisterUnavailable),
+        (error_reply(14), RegisterUnknown),  # such as "leader changed", where the change may have been decided
+        (error_reply(4, 504), RegisterUnknown),
+        (error_reply(3, 400), RegisterUnavailable),
+        (error_reply(7, 403), RegisterUnavailable),
         ((404, b"Not Found\n"), RegisterUnavailable),
         ((200, b"no JSON"), RegisterUnknown),
         ((200, b"[]"), RegisterUnknown),
@@ -129,42 +129,46 @@ def test_the_next_server_is_asked_where_one_is_not_reached() -> None:
         ((200, b'{"responses": [{"response_range": {"kvs": [{"value": "x"}]}}]}'), RegisterUnknown),
     ],
 )
-def test_a_change_without_an_answer_is_unknown_unless_it_was_refused(
-    said: Said, end: type, monkeypatch: pytest.MonkeyPatch
+def test_unanswered_change_is_unknown_unless_refused(
+    said: EtcdReply, end: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if said is HUNG:
         monkeypatch.setattr(etcd_gateway, "REQUEST_SECONDS", 1.0)
-    with answering([EMPTY, said]) as (address, asked):
-        assert ends_with([address], change) is end
-        assert len(asked) == 2, "what may have been done is not sent again"
-    with answering([said]) as (address, _):
-        assert ends_with([address], read) is RegisterUnavailable
-        assert ends_with([address], renew) is RegisterUnavailable
+    with etcd_stub([EMPTY, said]) as (address, requests):
+        assert error_type_of([address], change) is end
+        assert len(requests) == 2, "what may have been done is not sent again"
+    with etcd_stub([said]) as (address, _):
+        assert error_type_of([address], read) is RegisterUnavailable
+        assert error_type_of([address], renew) is RegisterUnavailable
 
 
 ONE = (200, b'{"responses": [{"response_range": {}}]}')
 
 
-def test_a_server_that_hangs_is_left_by_all_who_ask_it_together() -> None:
-    """Each of three requests went one server further: all three came back to the one that hung, again and again. A
-    coordinator of three groups elected nobody for as long as one server of three was stopped.
+def test_concurrent_requests_leave_hung_endpoint() -> None:
+    """Guard against all concurrent requests coming back to the endpoint that hangs.
+
+    Each of three requests moved on by one server, so that all three returned to the hung one. A coordinator of
+    three groups elected no master for as long as one server of three was stopped.
     """
 
     async def run(endpoints: list[str]) -> None:
         with contextlib.closing(EtcdRegister(endpoints, "/test")) as register:
             for failed in (3, 0):
-                told = await asyncio.gather(*(register.read(f"g{each}") for each in range(3)), return_exceptions=True)
-                assert [isinstance(each, RegisterUnavailable) for each in told] == [failed > 0] * 3
+                results = await asyncio.gather(
+                    *(register.read(f"g{each}") for each in range(3)), return_exceptions=True
+                )
+                assert [isinstance(each, RegisterUnavailable) for each in results] == [failed > 0] * 3
 
-    with answering([HUNG]) as (hung, _), answering([ONE]) as (second, _), answering([ONE]) as (third, _):
+    with etcd_stub([HUNG]) as (hung, _), etcd_stub([ONE]) as (second, _), etcd_stub([ONE]) as (third, _):
         asyncio.run(run([hung, second, third]))
 
 
 @pytest.mark.parametrize(
     "said", [(404, b"Not Found"), (502, b"<html>"), (200, b"[]"), (200, b"{}"), (200, b"[" * 9999)]
 )
-def test_who_is_no_etcd_is_not_asked_again_and_again(said: Said) -> None:
-    """What else listens at that address now, or a balancer with nobody behind it, was asked for ever."""
+def test_endpoint_that_is_not_etcd_is_skipped_next_time(said: EtcdReply) -> None:
+    """Guard against asking another service at that address, or an empty balancer, forever."""
 
     async def run(endpoints: list[str]) -> None:
         with contextlib.closing(EtcdRegister(endpoints, "/test")) as register:
@@ -172,22 +176,22 @@ def test_who_is_no_etcd_is_not_asked_again_and_again(said: Said) -> None:
                 await register.read("g")
             assert (await register.read("g")).value is None
 
-    with answering([said]) as (other, _), answering([ONE]) as (address, _):
+    with etcd_stub([said]) as (other, _), etcd_stub([ONE]) as (address, _):
         asyncio.run(run([other, address]))
 
 
 @pytest.mark.parametrize("value", [b"[]", b"1", b"null", b"no JSON", b"\xff", b'{"version": Infinity}'])
-def test_what_somebody_else_has_written_is_no_state(value: bytes) -> None:
-    """A broker's loops ended with an AttributeError, and did not go on when the state was there again."""
+def test_foreign_value_raises_register_unavailable(value: bytes) -> None:
+    """Guard against an AttributeError that ended a broker's loops for good."""
     found = {"kvs": [{"value": base64.b64encode(value).decode(), "mod_revision": "3", "version": "1"}]}
     said = 200, json.dumps({"responses": [{"response_range": found}]}).encode()
-    with answering([said]) as (address, _):
+    with etcd_stub([said]) as (address, _):
         for act in (read, renew):
-            assert ends_with([address], act) is RegisterUnavailable
+            assert error_type_of([address], act) is RegisterUnavailable
 
 
-def test_certificates_that_were_renewed_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masters ended with their leases when the certificate of their start had expired, for good."""
+def test_renewed_certificates_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard against masters that lose their leases for good when their first certificate expires."""
     monkeypatch.setattr(wire_tls, "RELOAD_CHECK_SECONDS", 0.0)
     (_, before), (server, renewed) = (certificates(tmp_path / name) for name in ("before", "renewed"))
 
@@ -206,13 +210,13 @@ def test_certificates_that_were_renewed_are_used(tmp_path: Path, monkeypatch: py
         finally:
             await opened.close()
 
-    with answering([ONE], replace(server, client_auth=True)) as (at, _):
+    with etcd_stub([ONE], replace(server, client_auth=True)) as (at, _):
         asyncio.run(run(at))
 
 
-def test_a_register_that_is_closed_is_unavailable() -> None:
+def test_closed_register_raises_register_unavailable() -> None:
     async def run() -> None:
-        register = EtcdRegister([NOBODY], "/test")
+        register = EtcdRegister([UNREACHABLE], "/test")
         register.close()
         with pytest.raises(RegisterUnavailable):
             await register.read("g")
@@ -221,6 +225,6 @@ def test_a_register_that_is_closed_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize("endpoints", [[], ["127.0.0.1:2379"], ["ftp://x"]])
-def test_addresses_that_are_none_are_refused(endpoints: list[str]) -> None:
+def test_invalid_endpoints_raise_invalid_input(endpoints: list[str]) -> None:
     with pytest.raises(InvalidInput):
         EtcdRegister(endpoints, "/test")

@@ -1,4 +1,4 @@
-"""The register made of keepers: what a majority needs, and how keepers come and go."""
+"""Test the register of keepers: majorities, leases, and changes of the keeper set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
 from raymq.actors.keeper.master_lease import LEASE_SECONDS
 from raymq.actors.keeper.proposal import Answers, Proposal
 from raymq.storage.errors import InvalidInput
-from tests.unit.actors.keeper.keepers_at_hand import KeepersAtHand, group, mastered
+from tests.unit.actors.keeper.in_memory_keepers import InMemoryKeepers, group, group_with_master
 
 CLAIM = LeaseClaim(1, "n1", 1)
 
@@ -26,13 +26,13 @@ def members(*numbers: int) -> dict[int, KeeperMember]:
     return {number: KeeperMember(f"k{number}", f"made-{number}") for number in numbers}
 
 
-def take_in(keepers: KeepersAtHand, number: int, incarnation: str) -> KeeperMember:
+def start_empty_keeper(keepers: InMemoryKeepers, number: int, incarnation: str) -> KeeperMember:
     keepers.make(number, KeeperRecord("c", number, incarnation))
     return KeeperMember(f"k{number}", incarnation)
 
 
-async def test_without_a_majority_nothing_is_changed_and_nothing_read() -> None:
-    keepers = KeepersAtHand()
+async def test_register_is_unavailable_without_majority() -> None:
+    keepers = InMemoryKeepers()
     register = keepers.register()
     await register.change("g", Registered(), group())
     keepers.cut = {1, 2}
@@ -44,21 +44,21 @@ async def test_without_a_majority_nothing_is_changed_and_nothing_read() -> None:
     assert (await register.read("g")).value == group()
 
 
-async def test_keepers_that_are_behind_are_brought_up_when_a_lease_needs_them() -> None:
-    keepers = KeepersAtHand()
+async def test_lease_renewal_brings_lagging_keepers_up_to_date() -> None:
+    keepers = InMemoryKeepers()
     register = keepers.register()
     keepers.cut = {3}
-    await register.change("g", Registered(), mastered())
+    await register.change("g", Registered(), group_with_master())
     keepers.cut = {1}
     with pytest.raises(RegisterUnavailable):
         await register.renew("g", CLAIM)
     assert await register.renew("g", CLAIM) == LEASE_SECONDS
 
 
-async def test_a_change_of_the_master_that_was_begun_and_left_does_not_end_its_lease_for_ever() -> None:
-    keepers = KeepersAtHand()
+async def test_abandoned_master_change_blocks_only_one_renewal() -> None:
+    keepers = InMemoryKeepers()
     register = keepers.register()
-    await register.change("g", Registered(), mastered())
+    await register.change("g", Registered(), group_with_master())
     for number, call in Proposal(keepers.founded, "g", Ballot(9, 9), moves=True).prepare().items():
         assert isinstance(keepers.up[number].handle(call), Promised)
     with pytest.raises(RegisterUnavailable):
@@ -66,78 +66,81 @@ async def test_a_change_of_the_master_that_was_begun_and_left_does_not_end_its_l
     assert await register.renew("g", CLAIM) == LEASE_SECONDS
 
 
-async def test_conflict_is_reported_only_with_a_value_that_is_decided() -> None:
-    """A client died when one keeper had accepted its value: a conflict with it, and a later read of the old value."""
-    keepers = KeepersAtHand()
+async def test_conflict_is_reported_only_with_decided_value() -> None:
+    """Guard against reporting a conflict with a value that only one keeper accepted.
+
+    The client that proposed the value died, and a later read returned the old value.
+    """
+    keepers = InMemoryKeepers()
     register = keepers.register()
-    now = await register.change("g", Registered(), mastered())
+    now = await register.change("g", Registered(), group_with_master())
     unfinished = Proposal(keepers.founded, "g", Ballot(9, 9))
     for number, call in unfinished.prepare().items():
         assert isinstance(keepers.up[number].handle(call), Promised)
-    lost = Registered(now.version + 1, "lost", mastered().with_set([1]))
+    lost = Registered(now.version + 1, "lost", group_with_master().with_set([1]))
     keepers.up[1].handle(unfinished.accept(lost)[1])
     keepers.cut = {3}
     with pytest.raises(RegisterConflict):
-        await keepers.register().change("g", now, mastered().with_set([1, 2]))
+        await keepers.register().change("g", now, group_with_master().with_set([1, 2]))
     keepers.cut = {1}
     assert await keepers.register().read("g") == lost
 
 
-async def test_keepers_come_and_go_one_at_a_time() -> None:
-    keepers = KeepersAtHand()
+async def test_keeper_set_changes_by_one_keeper_at_a_time() -> None:
+    keepers = InMemoryKeepers()
     register, other = keepers.register(), keepers.register()
-    now = await register.change("g", Registered(), mastered())
-    settled = await register.add_keeper(4, take_in(keepers, 4, "made-4"))
+    now = await register.change("g", Registered(), group_with_master())
+    settled = await register.add_keeper(4, start_empty_keeper(keepers, 4, "made-4"))
     assert settled == KeeperSet(3, members(1, 2, 3, 4))
     assert keepers.up[4].record is not None
     assert keepers.up[4].record.slots["g"].entry == now, "the values lie with it before it counts"
-    await register.add_keeper(5, take_in(keepers, 5, "made-5"))
+    await register.add_keeper(5, start_empty_keeper(keepers, 5, "made-5"))
     await register.remove_keeper(1)
     await register.remove_keeper(2)
     assert register.keepers.members == members(3, 4, 5)
     keepers.cut = {1, 2}
-    # Who knows the first set only is told by the one that is in both.
+    # A client that knows only the first set learns the new one from keeper 3, which is in both.
     assert await other.read("g") == now
     assert other.keepers == register.keepers
 
 
-async def test_who_knows_an_old_set_cannot_decide_by_it() -> None:
-    keepers = KeepersAtHand()
+async def test_client_with_old_keeper_set_cannot_decide() -> None:
+    keepers = InMemoryKeepers()
     register, late = keepers.register(), keepers.register()
-    now = await register.change("g", Registered(), mastered())
+    now = await register.change("g", Registered(), group_with_master())
     for number in (4, 5):
-        await register.add_keeper(number, take_in(keepers, number, f"made-{number}"))
+        await register.add_keeper(number, start_empty_keeper(keepers, number, f"made-{number}"))
     keepers.cut = {3, 4, 5}
     with pytest.raises((RegisterUnavailable, RegisterUnknown)):
-        await late.change("g", now, mastered().with_set([1]))
+        await late.change("g", now, group_with_master().with_set([1]))
     keepers.cut = {1, 2}
     assert await register.read("g") == now
 
 
-async def test_trap_23_an_emptied_keeper_counts_again_when_the_others_took_it_in() -> None:
-    keepers = KeepersAtHand()
+async def test_emptied_keeper_votes_after_readmission() -> None:
+    keepers = InMemoryKeepers()
     register = keepers.register()
-    now = await register.change("g", Registered(), mastered())
+    now = await register.change("g", Registered(), group_with_master())
     keepers.empty(3)
     keepers.cut = {1}
     with pytest.raises(RegisterUnavailable):
         await register.read("g")
     keepers.cut = set()
     await register.remove_keeper(3)
-    await register.add_keeper(3, take_in(keepers, 3, "made-again"))
+    await register.add_keeper(3, start_empty_keeper(keepers, 3, "made-again"))
     keepers.cut = {1}
     assert await keepers.register(register.keepers).read("g") == now
 
 
-async def test_who_knows_only_keepers_that_were_all_replaced_since_finds_those_of_now() -> None:
-    """As a broker that is started with what was known when the cluster was: each host was lost once."""
-    keepers = KeepersAtHand()
+async def test_client_finds_keepers_after_all_were_replaced() -> None:
+    """Cover a broker with an outdated keeper list, after each host was lost once."""
+    keepers = InMemoryKeepers()
     register = keepers.register()
-    now = await register.change("g", Registered(), mastered())
+    now = await register.change("g", Registered(), group_with_master())
     for number in (1, 2, 3):
         keepers.empty(number)
         await register.remove_keeper(number)
-        await register.add_keeper(number, take_in(keepers, number, f"again-{number}"))
+        await register.add_keeper(number, start_empty_keeper(keepers, number, f"again-{number}"))
     assert await keepers.register().read("g") == now
     assert await keepers.register().settle("g") == now
     late = keepers.register()
@@ -146,26 +149,32 @@ async def test_who_knows_only_keepers_that_were_all_replaced_since_finds_those_o
     assert await late.renew("g", CLAIM) == LEASE_SECONDS
 
 
-async def test_a_change_of_the_set_that_somebody_left_is_finished_by_the_next() -> None:
-    keepers = KeepersAtHand()
+async def test_next_change_finishes_abandoned_keeper_set_change() -> None:
+    keepers = InMemoryKeepers()
     register = keepers.register()
-    await register.change("g", Registered(), mastered())
-    joint = keepers.founded.with_member(4, take_in(keepers, 4, "made-4"))
+    await register.change("g", Registered(), group_with_master())
+    joint = keepers.founded.with_member(4, start_empty_keeper(keepers, 4, "made-4"))
     await register._change("", Registered(), joint)
     other = keepers.register()
     await other.remove_keeper(2)
     assert other.keepers.members == members(1, 3, 4)
 
 
-async def test_a_change_that_a_keeper_has_accepted_is_unknown_also_where_the_set_changes_meanwhile() -> None:
-    """It was told as not made, and whoever settled the register made it: a set that its master did not know of."""
-    keepers = KeepersAtHand()
-    other = keepers.register()
-    before = await other.change("g", Registered(), mastered())
-    member = take_in(keepers, 4, "made-4")
+async def test_accepted_change_is_unknown_after_keeper_set_change() -> None:
+    """Guard against reporting an accepted change as not made.
 
-    class Door:
-        """The first accept reaches keeper 1 before the set changes, and the others behind it; then nothing does."""
+    A later settle of the register made the change, and its master did not know of that in-sync set.
+    """
+    keepers = InMemoryKeepers()
+    other = keepers.register()
+    before = await other.change("g", Registered(), group_with_master())
+    member = start_empty_keeper(keepers, 4, "made-4")
+
+    class RacingTransport:
+        """Deliver the first accept to keeper 1 early, to the others after the change.
+
+        All later requests are lost.
+        """
 
         has_accepted = False
 
@@ -185,14 +194,14 @@ async def test_a_change_that_a_keeper_has_accepted_is_unknown_also_where_the_set
         async def pause(self, seconds: float) -> None:
             await keepers.pause(seconds)
 
-    leadership = KeeperRegister(keepers.founded, Door(), keepers.random.randrange)
+    master_register = KeeperRegister(keepers.founded, RacingTransport(), keepers.random.randrange)
     assert isinstance(before.value, GroupState)
     with pytest.raises(RegisterUnknown):
-        await leadership.change("g", before, before.value.with_set({1}))
+        await master_register.change("g", before, before.value.with_set({1}))
 
 
-async def test_the_set_has_its_bounds() -> None:
-    keepers = KeepersAtHand(1)
+async def test_invalid_keeper_sets_raise_invalid_input() -> None:
+    keepers = InMemoryKeepers(1)
     register = keepers.register()
     with pytest.raises(InvalidInput):
         await register.remove_keeper(1)
@@ -206,7 +215,7 @@ async def test_the_set_has_its_bounds() -> None:
         KeeperSet(1, members(1)).with_member(2, KeeperMember("k", "i")).with_member(3, KeeperMember("k", "i"))
 
 
-def test_consecutive_sets_always_share_a_keeper_of_each_majority() -> None:
+def test_majorities_of_consecutive_keeper_sets_overlap() -> None:
     chance = random.Random(1)
     for _ in range(300):
         before = KeeperSet(1, members(*range(1, chance.randrange(2, 8))))
@@ -229,10 +238,10 @@ def test_consecutive_sets_always_share_a_keeper_of_each_majority() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_no_two_masters_have_leases_at_one_time(seed: int) -> None:
-    """Masters, elections, restarts of keepers and lost messages; a master counts as `MasterLease` does."""
+async def test_two_masters_never_hold_leases_at_once(seed: int) -> None:
+    """Mix elections, keeper restarts and lost messages; a master counts its lease as `MasterLease` does."""
     chance = random.Random(seed)
-    keepers = KeepersAtHand(3, seed)
+    keepers = InMemoryKeepers(3, seed)
     held: dict[LeaseClaim, float] = {}
 
     async def act() -> None:
@@ -244,7 +253,7 @@ async def test_no_two_masters_have_leases_at_one_time(seed: int) -> None:
             keepers.clock.advance(chance.choice([0.0, 0.1, 0.5, 1.0]))
             try:
                 now = await register.read("g")
-                state = now.value or mastered()
+                state = now.value or group_with_master()
                 if chance.random() < 0.4:
                     number = chance.choice([1, 2])
                     state = state.start_election().elected(number, [1, 2]) if now.value else state  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Each deliberate bug is caught by the model, and without it the very same history is fine."""
+"""Test that the model catches each deliberate bug, and accepts the same history without it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.unit.actors.replication.model.bugs import BUGS, SEEDS
 from tests.unit.actors.replication.model.exploring import explore
 from tests.unit.actors.replication.model.scenes import SCENES
 
-#: A bug shows within so many seeds from its own on; the search ends at the first that shows it.
+#: The number of seeds tried from a bug's own seed on; the search ends at the first that reveals it.
 MAX_SEEDS = 150
-#: How a bug shows: an invariant, or a machine that refuses what it is asked for.
+#: How a bug shows: a violated invariant, or a request that a state machine refuses.
 CAUGHT = (AssertionError, InvalidInput, ProtocolError)
 
 
 @pytest.mark.sweep(every=2)
 @pytest.mark.parametrize("name", sorted(BUGS.keys() - SCENES.keys()))
-def test_a_deliberate_bug_is_caught(name: str) -> None:
+def test_model_catches_deliberate_bug(name: str) -> None:
     bug = BUGS[name]
     for seed in range(SEEDS.get(name, 0), SEEDS.get(name, 0) + MAX_SEEDS):
         try:
@@ -30,12 +30,12 @@ def test_a_deliberate_bug_is_caught(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SCENES))
-def test_a_deliberate_bug_is_caught_in_its_scene(name: str) -> None:
+def test_scene_catches_deliberate_bug(name: str) -> None:
     SCENES[name](())
     with pytest.raises(CAUGHT):
         SCENES[name]({name})
 
 
-def test_there_are_enough_of_them() -> None:
+def test_at_least_twelve_bugs_are_listed() -> None:
     assert len(BUGS) >= 12
     assert SCENES.keys() <= BUGS.keys()

@@ -1,4 +1,4 @@
-"""Who becomes master, who may speak for a replica, and what a new master begins with."""
+"""Test elections, claims of starting replicas, and how a new master begins."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from raymq.actors.keeper.keeper_messages import LeaseClaim, Registered
 from raymq.storage.errors import InvalidInput
 from raymq.storage.state.state_changes import StateChange
 from tests.unit.actors.clock import FakeClock
-from tests.unit.actors.keeper.keepers_at_hand import group, mastered, replica
+from tests.unit.actors.keeper.in_memory_keepers import group, group_with_master, replica
 
-STATE = mastered(1, 6, 3).start_election()
+STATE = group_with_master(1, 6, 3).start_election()
 
 
-def at(offset: int, sequence: int = 0) -> StreamPosition:
+def position(offset: int, sequence: int = 0) -> StreamPosition:
     return StreamPosition(offset, sequence)
 
 
@@ -53,63 +53,65 @@ def winner(*answers: FencedState, **more: object) -> int:
     return found.replica
 
 
-def test_the_newest_epoch_comes_first_then_the_longest_log_then_the_priority() -> None:
-    assert winner(fenced(1, 5, at(900)), fenced(2, 6, at(100)), fenced(3, 6, at(99))) == 2
-    assert winner(fenced(1, 6, at(100, 3)), fenced(2, 6, at(100, 4)), fenced(3, 6, at(100, 2))) == 2
-    assert winner(fenced(1, 6, at(100)), fenced(2, 6, at(100), priority=10), fenced(3, 6, at(100))) == 2
-    assert winner(fenced(2, 6, at(100)), fenced(3, 6, at(100))) == 2
+def test_election_compares_epoch_then_log_length_then_priority() -> None:
+    assert winner(fenced(1, 5, position(900)), fenced(2, 6, position(100)), fenced(3, 6, position(99))) == 2
+    assert winner(fenced(1, 6, position(100, 3)), fenced(2, 6, position(100, 4)), fenced(3, 6, position(100, 2))) == 2
+    assert (
+        winner(fenced(1, 6, position(100)), fenced(2, 6, position(100), priority=10), fenced(3, 6, position(100))) == 2
+    )
+    assert winner(fenced(2, 6, position(100)), fenced(3, 6, position(100))) == 2
 
 
-def test_trap_8_logs_that_differ_by_more_than_2_gib_are_compared_rightly() -> None:
-    assert winner(fenced(1, 6, at(1 << 20)), fenced(2, 6, at((1 << 20) + (1 << 31)))) == 2
-    assert winner(fenced(1, 6, at(0)), fenced(2, 6, at(1 << 32))) == 2
+def test_election_compares_log_lengths_beyond_2_gib() -> None:
+    assert winner(fenced(1, 6, position(1 << 20)), fenced(2, 6, position((1 << 20) + (1 << 31)))) == 2
+    assert winner(fenced(1, 6, position(0)), fenced(2, 6, position(1 << 32))) == 2
 
 
-def test_trap_9_only_what_was_said_after_the_seal_counts() -> None:
-    assert winner(fenced(1, 6, at(900), fenced=STATE.epoch - 1), fenced(2, 6, at(100))) == 2
-    assert isinstance(elect(fenced(1, 6, at(900), fenced=0)), NoWinner)
+def test_election_ignores_answers_from_before_fencing() -> None:
+    assert winner(fenced(1, 6, position(900), fenced=STATE.epoch - 1), fenced(2, 6, position(100))) == 2
+    assert isinstance(elect(fenced(1, 6, position(900), fenced=0)), NoWinner)
 
 
-def test_who_reaches_no_keeper_is_not_elected_before_one_who_does() -> None:
-    """It could not hold a lease: the coordinator, which does reach it, would elect it again and again."""
-    assert winner(fenced(1, 6, at(900), reaches_keepers=False), fenced(2, 6, at(100))) == 2
-    assert winner(fenced(1, 6, at(900), reaches_keepers=False)) == 1
-    found = elect(fenced(1, 6, at(100), reaches_keepers=False), fenced(2, 6, at(100)))
+def test_election_prefers_replica_that_reaches_keepers() -> None:
+    """Guard against repeated elections of a replica that cannot get a lease."""
+    assert winner(fenced(1, 6, position(900), reaches_keepers=False), fenced(2, 6, position(100))) == 2
+    assert winner(fenced(1, 6, position(900), reaches_keepers=False)) == 1
+    found = elect(fenced(1, 6, position(100), reaches_keepers=False), fenced(2, 6, position(100)))
     assert found == Winner(2, frozenset({1, 2}))
 
 
-def test_only_members_in_sync_are_elected() -> None:
+def test_only_in_sync_replicas_are_elected() -> None:
     state = dataclasses.replace(STATE, in_sync=frozenset({2, 3}))
-    assert winner(fenced(1, 6, at(900)), fenced(2, 6, at(100)), state=state) == 2
-    found = elect(fenced(1, 6, at(900)), state=state)
+    assert winner(fenced(1, 6, position(900)), fenced(2, 6, position(100)), state=state) == 2
+    found = elect(fenced(1, 6, position(900)), state=state)
     assert isinstance(found, NoWinner)
     assert "[2, 3]" in found.reason
 
 
-def test_those_with_exactly_the_same_are_in_sync_from_the_beginning() -> None:
-    found = elect(fenced(1, 6, at(100)), fenced(2, 6, at(100)), fenced(3, 6, at(90)))
+def test_replicas_with_equal_logs_start_in_sync() -> None:
+    found = elect(fenced(1, 6, position(100)), fenced(2, 6, position(100)), fenced(3, 6, position(90)))
     assert found == Winner(1, frozenset({1, 2}))
 
 
-def test_another_directory_or_process_has_no_say() -> None:
-    assert winner(fenced(1, 6, at(900), nonce="before"), fenced(2, 6, at(100))) == 2
-    assert winner(fenced(1, 6, at(900), identity="copy"), fenced(2, 6, at(100))) == 2
-    assert winner(fenced(1, 6, at(900), healthy=False), fenced(2, 6, at(100))) == 2
-    assert choose_master(STATE, {7: fenced(7, 9, at(900))}) == elect()
+def test_election_ignores_unregistered_or_unhealthy_replicas() -> None:
+    assert winner(fenced(1, 6, position(900), nonce="before"), fenced(2, 6, position(100))) == 2
+    assert winner(fenced(1, 6, position(900), identity="copy"), fenced(2, 6, position(100))) == 2
+    assert winner(fenced(1, 6, position(900), healthy=False), fenced(2, 6, position(100))) == 2
+    assert choose_master(STATE, {7: fenced(7, 9, position(900))}) == elect()
 
 
-def test_an_operator_may_choose_among_those_that_lose_nothing() -> None:
-    answers = (fenced(1, 6, at(100)), fenced(2, 6, at(90)))
+def test_operator_may_designate_any_in_sync_replica() -> None:
+    answers = (fenced(1, 6, position(100)), fenced(2, 6, position(90)))
     assert winner(*answers, designated=2) == 2
     assert isinstance(elect(*answers, designated=3), NoWinner)
     state = dataclasses.replace(STATE, in_sync=frozenset({1}))
     assert isinstance(elect(*answers, state=state, designated=2), NoWinner)
 
 
-def test_an_unclean_election_is_made_by_hand_only_and_told() -> None:
+def test_unclean_election_requires_operator_and_warns() -> None:
     state = dataclasses.replace(STATE, in_sync=frozenset({1}))
-    assert isinstance(elect(fenced(2, 6, at(90)), fenced(3, 6, at(95)), state=state), NoWinner)
-    found = elect(fenced(2, 6, at(90)), fenced(3, 6, at(95)), state=state, unclean=True)
+    assert isinstance(elect(fenced(2, 6, position(90)), fenced(3, 6, position(95)), state=state), NoWinner)
+    found = elect(fenced(2, 6, position(90)), fenced(3, 6, position(95)), state=state, unclean=True)
     assert isinstance(found, Winner)
     assert found.replica == 3
     assert found.in_sync == {3}
@@ -117,38 +119,38 @@ def test_an_unclean_election_is_made_by_hand_only_and_told() -> None:
     assert found.may_lack
 
 
-def test_trap_24_the_last_member_that_may_have_lost_its_tail_does_not_shorten_the_others() -> None:
+def test_last_member_with_lost_tail_yields_to_longer_log() -> None:
     state = dataclasses.replace(STATE, in_sync=frozenset({1}))
-    lost = fenced(1, 6, at(50), tail_lost=True)
+    lost = fenced(1, 6, position(50), tail_lost=True)
     assert isinstance(elect(lost, state=state), NoWinner), "fenced until the others have answered"
-    assert isinstance(elect(lost, fenced(2, 6, at(80)), state=state), NoWinner)
-    found = elect(lost, fenced(2, 6, at(80)), fenced(3, 6, at(70)), state=state)
+    assert isinstance(elect(lost, fenced(2, 6, position(80)), state=state), NoWinner)
+    found = elect(lost, fenced(2, 6, position(80)), fenced(3, 6, position(70)), state=state)
     assert isinstance(found, Winner)
     assert found.replica == 2
     assert found.may_lack
-    by_hand = elect(lost, fenced(3, 6, at(40)), state=state, unclean=True)
+    by_hand = elect(lost, fenced(3, 6, position(40)), state=state, unclean=True)
     assert isinstance(by_hand, Winner)
     assert by_hand.replica == 1
 
 
-def test_a_member_that_is_whole_is_preferred_to_a_longer_one_that_may_not_be() -> None:
-    assert winner(fenced(1, 6, at(900), tail_lost=True), fenced(2, 6, at(100))) == 2
+def test_election_prefers_intact_log_to_longer_lost_tail() -> None:
+    assert winner(fenced(1, 6, position(900), tail_lost=True), fenced(2, 6, position(100))) == 2
 
 
-def test_trap_10_the_new_master_keeps_its_tail_and_confirms_it_in_its_epoch() -> None:
-    entry = first_entry(EpochMap([EpochStart(3, BEGIN)]), 7, BEGIN, at(500, 9))
-    assert entry == EpochStart(7, at(500, 9))
-    made = InSyncSet(2, {2}, entry.start, FakeClock(), confirmed=at(400, 5))
-    assert made.confirmed == at(500, 9)
+def test_new_master_keeps_and_confirms_its_tail() -> None:
+    entry = first_entry(EpochMap([EpochStart(3, BEGIN)]), 7, BEGIN, position(500, 9))
+    assert entry == EpochStart(7, position(500, 9))
+    made = InSyncSet(2, {2}, entry.start, FakeClock(), confirmed=position(400, 5))
+    assert made.confirmed == position(500, 9)
 
 
-def test_a_store_that_never_had_an_epoch_has_all_it_has_in_its_first_one() -> None:
-    assert first_entry(EpochMap(), 1, at(100, 0), at(500, 9)) == EpochStart(1, at(100))
+def test_first_epoch_covers_existing_log() -> None:
+    assert first_entry(EpochMap(), 1, position(100, 0), position(500, 9)) == EpochStart(1, position(100))
 
 
-# A start in the register.
+# The claim of a starting replica in the register.
 
-MASTERED = mastered(1, 2, 3)
+MASTERED = group_with_master(1, 2, 3)
 
 
 def claim(number: int = 2, nonce: str = "new", *before: str, identity: str | None = None, **more: bool) -> ReplicaClaim:
@@ -157,21 +159,21 @@ def claim(number: int = 2, nonce: str = "new", *before: str, identity: str | Non
     return ReplicaClaim(number, record, before or (f"n{number}",), **more)
 
 
-def test_a_new_replica_is_taken_in_but_not_into_the_set() -> None:
+def test_new_replica_joins_group_but_not_in_sync_set() -> None:
     after = apply_claim(MASTERED, claim(4), registered_answers=False)
     assert after.replicas.keys() == {1, 2, 3, 4}
     assert after.in_sync == {1, 2, 3}
     assert apply_claim(GroupState(), claim(1), registered_answers=False).in_sync == {1}
 
 
-def test_a_restart_is_known_again_and_a_repeated_claim_changes_nothing() -> None:
+def test_restart_updates_nonce_and_repeated_claim_is_no_op() -> None:
     after = apply_claim(MASTERED, claim(2, "new", "n2", "never registered"), registered_answers=False)
     assert after.replicas[2].nonce == "new"
     assert (after.master, after.epoch, after.in_sync) == (1, 2, {1, 2, 3})
     assert apply_claim(after, claim(2, "new", "n2"), registered_answers=True) == after
 
 
-def test_a_master_that_starts_anew_is_one_no_more() -> None:
+def test_restarted_master_is_deposed() -> None:
     after = apply_claim(MASTERED, claim(1), registered_answers=False)
     assert (after.master, after.epoch) == (None, 3)
 
@@ -187,7 +189,7 @@ def test_a_master_that_starts_anew_is_one_no_more() -> None:
         pytest.param("here", "here", False, id="a text that was drawn is no lock"),
     ],
 )
-def test_only_the_lease_of_a_process_that_is_surely_dead_is_ended(registered: str, place: str, ends: bool) -> None:
+def test_only_lease_of_surely_dead_process_is_released(registered: str, place: str, ends: bool) -> None:
     record = dataclasses.replace(replica(1), nonce=registered)
     state = MASTERED.with_replica(1, record)
     expected = LeaseClaim(1, registered, MASTERED.epoch) if ends else None
@@ -197,8 +199,8 @@ def test_only_the_lease_of_a_process_that_is_surely_dead_is_ended(registered: st
     assert predecessor_lease(None, 1, place) is None
 
 
-def test_a_process_does_not_end_the_lease_of_its_next_one() -> None:
-    """A word that comes late names the process that is dead, and no other."""
+def test_late_release_keeps_lease_of_next_process() -> None:
+    """Check that a late release names the dead process and no other."""
     former, later = (MASTERED.with_replica(1, dataclasses.replace(replica(1), nonce=each)) for each in ("1@x", "2@x"))
     assert predecessor_lease(former, 1, "x") != predecessor_lease(later, 1, "x")
     assert make_nonce("1", "x") == "1@x"
@@ -206,7 +208,7 @@ def test_a_process_does_not_end_the_lease_of_its_next_one() -> None:
 
 
 class BusyKeepers:
-    """Miss so many questions; it is all of a register that ends a former lease."""
+    """Fail the first `misses` reads; implement only what the release of a former lease needs."""
 
     def __init__(self, misses: int) -> None:
         self.misses = misses
@@ -223,13 +225,13 @@ class BusyKeepers:
 
 
 @pytest.mark.parametrize(("misses", "ends"), [(0, True), (2, True), (100, False)])
-def test_busy_keepers_are_asked_again_for_a_dead_lease_but_not_for_ever(misses: int, ends: bool) -> None:
+def test_lease_release_retries_busy_keepers_up_to_a_limit(misses: int, ends: bool) -> None:
     keepers = BusyKeepers(misses)
     asyncio.run(end_predecessor_lease(keepers, "broker-a", 1, "here"))  # type: ignore[arg-type]
     assert keepers.ended == ([LeaseClaim(1, "drawn@here", MASTERED.epoch)] if ends else [])
 
 
-def test_who_may_have_lost_its_tail_leaves_the_set_unless_it_is_the_last() -> None:
+def test_replica_with_lost_tail_leaves_in_sync_set_unless_last() -> None:
     after = apply_claim(MASTERED, claim(2, tail_lost=True), registered_answers=False)
     assert (after.in_sync, after.set_epoch) == ({1, 3}, MASTERED.set_epoch + 1)
     alone = MASTERED.with_set([1])
@@ -244,13 +246,13 @@ def test_who_may_have_lost_its_tail_leaves_the_set_unless_it_is_the_last() -> No
         (claim(2), True, "two processes"),
     ],
 )
-def test_trap_33_a_copy_of_a_directory_is_refused_by_name(made: ReplicaClaim, answers: bool, words: str) -> None:
+def test_claim_of_copied_directory_is_refused(made: ReplicaClaim, answers: bool, words: str) -> None:
     with pytest.raises(ClaimRefused, match=words) as refused:
         apply_claim(MASTERED, made, registered_answers=answers)
     assert "replica 2" in str(refused.value)
 
 
-def test_an_empty_directory_takes_the_place_of_one_that_is_lost_and_in_sync_no_more() -> None:
+def test_empty_directory_replaces_only_replica_out_of_sync() -> None:
     made = claim(2, identity="another", is_empty=True)
     with pytest.raises(ClaimWaits, match="replica 2 is in sync with a directory"):
         apply_claim(MASTERED, made, registered_answers=False)
@@ -263,23 +265,23 @@ def test_an_empty_directory_takes_the_place_of_one_that_is_lost_and_in_sync_no_m
 # State frames.
 
 
-def test_numbers_go_on_over_folding_and_restarts() -> None:
+def test_state_sequence_continues_after_fold_and_restart() -> None:
     stream = StateStream()
     frames = [stream.make(b"x", 10 * number) for number in range(5)]
     assert [frame.sequence for frame in frames] == [1, 2, 3, 4, 5]
-    assert list(stream.fold(3, at(100, 4))) == frames[:3]
+    assert list(stream.fold(3, position(100, 4))) == frames[:3]
     assert (stream.folded, stream.last, list(stream.after(3))) == (3, 5, frames[3:])
     again = StateStream(3, frames[3:])
     assert again.make(b"y", 50).sequence == 6
 
 
-def test_trap_28_only_what_is_confirmed_is_folded() -> None:
+def test_only_confirmed_state_is_folded() -> None:
     stream = StateStream()
     for number in range(5):
         stream.make(b"x", number)
     with pytest.raises(InvalidInput):
-        stream.fold(4, at(100, 3))
-    stream.fold(3, at(100, 3))
+        stream.fold(4, position(100, 3))
+    stream.fold(3, position(100, 3))
     stream.cut(3)
     assert stream.last == 3
     with pytest.raises(InvalidInput):
@@ -288,7 +290,7 @@ def test_trap_28_only_what_is_confirmed_is_folded() -> None:
         stream.after(2)
 
 
-def test_trap_11_state_never_speaks_of_messages_that_are_gone() -> None:
+def test_clamp_drops_state_of_missing_messages() -> None:
     stream = StateStream()
     for offset in (10, 20, 20, 30):
         stream.make(b"progress", offset)
@@ -297,7 +299,7 @@ def test_trap_11_state_never_speaks_of_messages_that_are_gone() -> None:
     assert stream.clamp(5) == 3
 
 
-def test_a_frame_that_does_not_follow_is_refused() -> None:
+def test_out_of_order_state_frame_raises_protocol_error() -> None:
     stream = StateStream(4)
     stream.take(StateChange(5, 100, b"x"))
     for frame in (
@@ -310,12 +312,12 @@ def test_a_frame_that_does_not_follow_is_refused() -> None:
             stream.take(frame)
 
 
-def test_the_group_of_the_tests_is_one_that_may_be() -> None:
+def test_example_group_states_are_valid() -> None:
     for state in (STATE, MASTERED, group(3)):
         state.validate()
 
 
-def test_the_first_replica_of_a_group_is_number_1_which_may_have_the_messages_of_a_group_of_one_copy() -> None:
+def test_first_replica_of_group_must_be_number_1() -> None:
     assert founding_blocker(None, 1) is not None
     empty = GroupState()
     assert founding_blocker(empty, 1) is None

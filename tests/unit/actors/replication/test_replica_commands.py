@@ -1,4 +1,4 @@
-"""SEAL and REPLICA_STATUS over the wire's own forms: what goes out comes in, and nothing else is believed."""
+"""Test SEAL and REPLICA_STATUS on the wire: round trips, and refusal of malformed values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raymq.actors.wire.commands.replication_commands import (
 )
 from raymq.actors.wire.frame import Command, decode, encode
 
-SEALED = FenceReply(2, "dir-2", "nonce", 7, 6, (4096, 90), False, True, 100, True)
+FENCE_REPLY = FenceReply(2, "dir-2", "nonce", 7, 6, (4096, 90), False, True, 100, True)
 STATUS = ReplicaStatus(
     replica=1,
     role="master",
@@ -45,25 +45,25 @@ STATUS = ReplicaStatus(
 )
 
 
-def over_the_wire(command: Command) -> Command:
+def send_over_wire(command: Command) -> Command:
     return decode(encode(command)[4:])
 
 
-def test_a_seal_and_its_answer_come_as_they_went() -> None:
-    request = over_the_wire(fence_command(7))
+def test_fence_command_and_reply_round_trip() -> None:
+    request = send_over_wire(fence_command(7))
     assert read_fence(request) == 7
-    assert read_fence_reply(over_the_wire(fence_answer(request, SEALED))) == SEALED
+    assert read_fence_reply(send_over_wire(fence_answer(request, FENCE_REPLY))) == FENCE_REPLY
 
 
 @pytest.mark.parametrize("master", [1, None])
-def test_a_status_comes_as_it_went(master: int | None) -> None:
+def test_replica_status_round_trips(master: int | None) -> None:
     status = replace(STATUS, master=master)
-    request = over_the_wire(replica_status_command())
-    assert read_replica_status(over_the_wire(replica_status_answer(request, status))) == status
+    request = send_over_wire(replica_status_command())
+    assert read_replica_status(send_over_wire(replica_status_answer(request, status))) == status
 
 
 @pytest.mark.parametrize("epoch", [None, -1, 1 << 31, "7", True, 1.0])
-def test_what_is_no_epoch_seals_nothing(epoch: object) -> None:
+def test_invalid_epoch_raises_invalid_input(epoch: object) -> None:
     request = fence_command(1)
     request.fields["epoch"] = epoch
     with pytest.raises(InvalidInput):
@@ -74,8 +74,8 @@ def test_what_is_no_epoch_seals_nothing(epoch: object) -> None:
     ("name", "value"),
     [("end", [1]), ("end", [-1, 0]), ("healthy", 1), ("replica", 0), ("nonce", None), ("sealed", 1 << 64)],
 )
-def test_an_answer_of_another_form_is_no_answer(name: str, value: object) -> None:
-    answer = fence_answer(fence_command(7), SEALED)
+def test_malformed_fence_reply_raises_protocol_error(name: str, value: object) -> None:
+    answer = fence_answer(fence_command(7), FENCE_REPLY)
     answer.fields[name] = value
     with pytest.raises(ProtocolError):
         read_fence_reply(answer)
@@ -84,7 +84,7 @@ def test_an_answer_of_another_form_is_no_answer(name: str, value: object) -> Non
 @pytest.mark.parametrize(
     ("name", "value"), [("in_sync", list(range(1, 100))), ("lags", [[1, 2]]), ("master", 0), ("begin", "ab")]
 )
-def test_a_status_of_another_form_is_none(name: str, value: object) -> None:
+def test_malformed_replica_status_raises_protocol_error(name: str, value: object) -> None:
     answer = replica_status_answer(replica_status_command(), STATUS)
     answer.fields[name] = value
     with pytest.raises(ProtocolError):

@@ -1,4 +1,4 @@
-"""The connection's bytes: golden, bounded, and damaged ones refused."""
+"""Test the bytes of replication frames: golden bytes, bounds, and refusal of damage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_golden_bytes() -> None:
     assert HEAD_BYTES == 52
 
 
-def test_a_frame_is_read_as_it_was_written_however_it_arrives() -> None:
+def test_frames_round_trip_in_chunks_of_any_size() -> None:
     frames = [LOG, ReplicationFrame(FrameKind.ACK, 7, P(1, 2)), ReplicationFrame(FrameKind.REFUSED, 1, body=b"no")]
     whole = b"".join(frame.encode() for frame in frames)
     for step in (1, 7, HEAD_BYTES, 60, len(whole)):
@@ -58,7 +58,7 @@ def test_a_frame_is_read_as_it_was_written_however_it_arrives() -> None:
         assert found == frames
 
 
-def test_trap_20_every_flipped_bit_is_an_error() -> None:
+def test_each_flipped_bit_raises_protocol_error() -> None:
     whole = LOG.encode()
     for bit in range(len(whole) * 8):
         damaged = bytearray(whole)
@@ -70,14 +70,14 @@ def test_trap_20_every_flipped_bit_is_an_error() -> None:
             list(reader.feed(whole))
 
 
-def test_trap_15_bytes_that_are_no_frames_are_no_acknowledgement() -> None:
+def test_foreign_bytes_are_no_acknowledgement() -> None:
     for twelve in (bytes(12), b"\0\0\0\x02" + (1 << 40).to_bytes(8, "big")):
         assert list(ReplicationReader().feed(twelve)) == []
         with pytest.raises(ProtocolError):
             list(ReplicationReader().feed(twelve * 5))
 
 
-def test_a_body_that_is_received_in_place_is_checked() -> None:
+def test_body_received_in_place_is_checked() -> None:
     head = read_head(LOG.head())
     assert (head.kind, head.position, head.body_bytes) == (FrameKind.LOG, P(4096, 9), 16)
     check_body(head, LOG.body)
@@ -86,8 +86,8 @@ def test_a_body_that_is_received_in_place_is_checked() -> None:
             check_body(head, body)
 
 
-def forged(**changes: int) -> bytes:
-    """A head whose CRC is right, of whoever knows the protocol and means no good."""
+def forge_head(**changes: int) -> bytes:
+    """Return a head with changed fields and a correct CRC, as from an attacker."""
     head = bytearray(LOG.head()[:48])
     for name, value in changes.items():
         at, size = {"form": (2, 1), "kind": (3, 1), "length": (4, 4), "offset": (12, 8)}[name]
@@ -96,22 +96,22 @@ def forged(**changes: int) -> bytes:
 
 
 @pytest.mark.parametrize("changes", [{"form": 2}, {"kind": 0}, {"kind": 99}, {"length": (1 << 32) - 1}, {"offset": -1}])
-def test_a_head_that_announces_what_may_not_be_is_refused(changes: dict[str, int]) -> None:
+def test_invalid_frame_head_raises_protocol_error(changes: dict[str, int]) -> None:
     with pytest.raises(ProtocolError):
-        list(ReplicationReader().feed(forged(**changes)))
+        list(ReplicationReader().feed(forge_head(**changes)))
 
 
-def test_an_announced_body_costs_nothing_before_it_comes() -> None:
+def test_announced_body_allocates_nothing_before_arrival() -> None:
     reader = ReplicationReader()
     tracemalloc.start()
     try:
-        assert list(reader.feed(forged(length=MAX_BODY[FrameKind.LOG]))) == []
+        assert list(reader.feed(forge_head(length=MAX_BODY[FrameKind.LOG]))) == []
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
 
 
-def test_no_frame_is_made_that_a_reader_refuses() -> None:
+def test_encoding_oversized_body_raises_protocol_error() -> None:
     for kind, most in MAX_BODY.items():
         with pytest.raises(ProtocolError):
             ReplicationFrame(kind, 1, body=bytes(most + 1)).encode()
@@ -121,7 +121,7 @@ def test_no_frame_is_made_that_a_reader_refuses() -> None:
 
 @settings(max_examples=100)
 @given(st.binary(max_size=400))
-def test_any_bytes_are_frames_or_an_error(content: bytes) -> None:
+def test_random_bytes_decode_or_raise_protocol_error(content: bytes) -> None:
     for body in (content, bytes([6]) + content):
         for read in (read_hello, read_epochs, read_epoch, read_number):
             with contextlib.suppress(ProtocolError):
@@ -136,7 +136,7 @@ EPOCHS = EpochMap([EpochStart(1, BEGIN), EpochStart(3, P(100, 4))])
 HELLO = Hello("c", "broker-a", 2, "dir", "nonce", P(10, 1), EPOCHS, "secret")
 
 
-def test_bodies_are_read_as_they_were_written() -> None:
+def test_frame_bodies_round_trip() -> None:
     assert read_hello(HELLO.encode()) == HELLO
     assert read_epochs(encode_epochs(EPOCHS)) == EPOCHS
     assert read_epoch(encode_epochs([EpochStart(3, P(100, 4))])) == EpochStart(3, P(100, 4))
@@ -145,7 +145,7 @@ def test_bodies_are_read_as_they_were_written() -> None:
     assert read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 5), body=encode_states(states))) == states
 
 
-def test_a_hello_that_is_cut_anywhere_is_refused() -> None:
+def test_truncated_hello_raises_protocol_error() -> None:
     body = HELLO.encode()
     whole = len(body) - len(encode_epochs(EPOCHS))
     for length in range(len(body)):
@@ -155,7 +155,7 @@ def test_a_hello_that_is_cut_anywhere_is_refused() -> None:
             read_hello(body[:length])
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_inconsistent_frame_bodies_are_refused() -> None:
     with pytest.raises(InvalidInput):
         Hello("c" * 256, "g", 1, "i", "n", BEGIN, EPOCHS).encode()
     with pytest.raises(ProtocolError):
@@ -171,22 +171,22 @@ def test_what_makes_no_sense_is_refused() -> None:
         read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=encode_states([StateChange(1, 0, b"")])))
 
 
-def test_a_hello_tells_the_format_to_a_master_that_reads_it() -> None:
-    told = replace(HELLO, known_format=7, release="9.8.7")
-    assert read_hello(told.encode()) == told
-    assert HELLO.encode()[0] == 6  # as masters from before the format was told want it
-    assert told.encode()[0] == 8
+def test_hello_with_format_round_trips() -> None:
+    extended = replace(HELLO, known_format=7, release="9.8.7")
+    assert read_hello(extended.encode()) == extended
+    assert HELLO.encode()[0] == 6  # the form that older masters expect, without the format
+    assert extended.encode()[0] == 8
 
 
-def test_what_a_later_version_adds_to_a_hello_is_passed_over() -> None:
-    told = replace(HELLO, known_format=7, release="9.8.7")
-    body = told.encode()
+def test_hello_fields_of_later_version_are_skipped() -> None:
+    extended = replace(HELLO, known_format=7, release="9.8.7")
+    body = extended.encode()
     after = sum(1 + len(text.encode()) for text in ("c", "broker-a", "2", "dir", "nonce", "secret", "7", "9.8.7"))
     longer = bytes([9]) + body[1 : 1 + after] + b"\x03new" + body[1 + after :]
-    assert read_hello(longer) == told
+    assert read_hello(longer) == extended
 
 
 @pytest.mark.parametrize("known_format", [0, -1])
-def test_a_hello_of_no_format(known_format: int) -> None:
+def test_hello_with_invalid_format_raises_protocol_error(known_format: int) -> None:
     with pytest.raises(ProtocolError):
         read_hello(replace(HELLO, known_format=known_format).encode())

@@ -1,4 +1,4 @@
-"""The whole of replication under faults, explored: by hypothesis step by step, and by seeds in long histories."""
+"""Test replication under random faults, step by step with hypothesis and in long seeded histories."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.unit.actors.replication.model.exploring import FAULTS, explore
 from tests.unit.actors.replication.model.scenes import master_of, until
 from tests.unit.actors.replication.model.world import World
 
-#: How many histories, and how many examples of hypothesis, `make soak` looks at.
+#: The numbers of histories and of hypothesis examples that `make soak` runs.
 SOAK_HISTORIES = 5_000
 SOAK_EXAMPLES = 1_000
 
 
 class Faults(RuleBasedStateMachine):
-    """Faults in any order; after them everything must be well again. Invariants: see `World`."""
+    """Apply faults in any order, then check recovery; `World` lists the invariants."""
 
     world: World | None = None
 
@@ -60,17 +60,17 @@ def run(examples: int, steps: int, **more: Any) -> None:
     run_state_machine_as_test(Faults, settings=profile)
 
 
-def test_nothing_that_was_promised_is_broken_by_faults_in_any_order() -> None:
+def test_invariants_hold_under_faults_in_any_order() -> None:
     run(12, 12, derandomize=True)
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_a_long_history_ends_well(seed: int) -> None:
+def test_long_random_history_recovers(seed: int) -> None:
     explore(seed)
 
 
-def test_a_group_has_a_master_again_soon_after_one_died() -> None:
-    """In virtual seconds: the lease has to end, the coordinator to notice, keepers and replicas to answer."""
+def test_failover_completes_within_5_seconds() -> None:
+    """Allow 5 virtual seconds for lease expiry, detection, and answers of keepers and replicas."""
     for seed in range(6):
         world = World(seed, flush_sync=False)
         until(world, lambda world=world: len(world.acked) >= 3)  # type: ignore[misc]
@@ -82,7 +82,7 @@ def test_a_group_has_a_master_again_soon_after_one_died() -> None:
         world.check_end()
 
 
-def test_a_run_is_the_same_whenever_it_is_made() -> None:
+def test_same_seed_gives_same_history() -> None:
     first, second = explore(3), explore(3)
     assert first.acked == second.acked
     assert first.history == second.history
@@ -93,12 +93,12 @@ def test_a_run_is_the_same_whenever_it_is_made() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
-def test_many_histories_end_well() -> None:
+def test_many_random_histories_recover() -> None:
     for seed in range(1_000, 1_000 + SOAK_HISTORIES):
         explore(seed, steps=40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
-def test_many_orders_of_faults() -> None:
+def test_invariants_hold_under_many_orders_of_faults() -> None:
     run(SOAK_EXAMPLES, 40)

@@ -1,4 +1,7 @@
-"""A register that is restored from a backup knows who was master and in sync by then: nothing acknowledged is lost."""
+"""Test that a register restored from a backup loses nothing acknowledged.
+
+The restored register holds the master and the in-sync set of the time of the backup.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tests.unit.actors.replication.model.world import World
 
 
 def explore(seed: int, *, steps: int = 25) -> None:
-    """Random faults; when they are over for a while, and all are there, the register is restored now and then."""
+    """Run random faults; now and then heal them, wait, and restore the register."""
     chance = random.Random(seed)
     mode = chance.choice(("sync", "sync", "async"))
     world = World(seed, mode=mode, min_in_sync=chance.choice((1, 2)), flush_sync=chance.random() < 0.4)
@@ -30,12 +33,12 @@ def explore(seed: int, *, steps: int = 25) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_history_with_restored_registers_ends_well(seed: int) -> None:
+def test_history_with_restored_register_recovers(seed: int) -> None:
     explore(seed)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
-def test_many_histories_with_restored_registers_end_well() -> None:
+def test_many_histories_with_restored_register_recover() -> None:
     for seed in range(1_000, 4_000):
         explore(seed)

@@ -1,4 +1,4 @@
-"""Each check says what it should of what was read; each finding that is no fine one says what to do."""
+"""Test the checks of `raymq doctor`: the severity of each fault, and a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ GOOD = HostInfo(
 )
 
 
-def worst(found: Iterable[CheckResult]) -> dict[str, str]:
-    """The worst that each check says."""
+def worst_severities(found: Iterable[CheckResult]) -> dict[str, str]:
+    """Return the worst severity of each check."""
     order = [Severity.FINE, Severity.NOTE, Severity.PROBLEM]
     result: dict[str, Severity] = {}
     for each in found:
@@ -46,8 +46,8 @@ def worst(found: Iterable[CheckResult]) -> dict[str, str]:
     return {check: severity.value for check, severity in result.items()}
 
 
-def test_a_good_machine_is_fine() -> None:
-    found = worst(host_checks.check_machine(GOOD))
+def test_healthy_machine_has_only_fine_results() -> None:
+    found = worst_severities(host_checks.check_machine(GOOD))
     assert set(found.values()) == {"fine"}
     assert found.keys() == {
         *("ray version", "native code", "java", "open files", "mappings", "auth mode", "disk room", "disk speed")
@@ -86,8 +86,8 @@ DISK = GOOD.disks[0]
         ({"disks": (replace(DISK, write_mb=5.0),)}, "disk speed", "problem"),
     ],
 )
-def test_a_machine(changes: dict[str, Any], check: str, severity: str) -> None:
-    found = worst(host_checks.check_machine(replace(GOOD, **changes)))
+def test_machine_check_reports_each_fault(changes: dict[str, Any], check: str, severity: str) -> None:
+    found = worst_severities(host_checks.check_machine(replace(GOOD, **changes)))
     assert found.pop(check) == severity
     assert set(found.values()) <= {"fine"}
 
@@ -96,21 +96,21 @@ def test_a_machine(changes: dict[str, Any], check: str, severity: str) -> None:
     ("offset", "known_to", "severity"),
     [(0.0, 0.001, "fine"), (-0.5, 0.01, "note"), (2.0, 0.01, "problem"), (-3.0, 0.1, "problem"), (2.0, 2.5, "fine")],
 )
-def test_a_clock(offset: float, known_to: float, severity: str) -> None:
-    assert worst([host_checks.check_clock_offset("h", offset, known_to)]) == {"clocks": severity}
+def test_clock_offset_has_a_severity(offset: float, known_to: float, severity: str) -> None:
+    assert worst_severities([host_checks.check_clock_offset("h", offset, known_to)]) == {"clocks": severity}
 
 
 BROKER = BrokerInfo("broker-a", 0, "master", "running", 1, "h:1", 7, "n", "/data/broker-a", 0.5)
 CLUSTER = ClusterInfo([BROKER], [NameServerInfo("h:9", 8)], SchedulerInfo(9, 0.01), [])
 
 
-def test_a_good_cluster_is_fine() -> None:
-    found = worst(broker_checks.check_cluster(CLUSTER, {"h:1": {"setAside_retry": "0"}}))
+def test_healthy_cluster_has_only_fine_results() -> None:
+    found = worst_severities(broker_checks.check_cluster(CLUSTER, {"h:1": {"setAside_retry": "0"}}))
     checks = "sockets", "undeliverable messages", "scheduler", "versions", "missing topics"
     assert found == dict.fromkeys(checks, "fine")
 
 
-def test_a_topic_that_consumers_wait_for_is_noted_once() -> None:
+def test_missing_topic_is_noted_once_per_group() -> None:
     figures = {"h:1": {"waitsFor_g": "a b"}, "h:2": {"waitsFor_g": "a", "waitsFor_h": "c"}}
     found = list(broker_checks.missing_topics(figures))
     assert [each.found for each in found] == [
@@ -149,8 +149,8 @@ def group(*in_sync: int, role: str = "master", **changes: Any) -> list[BrokerInf
         ({"scheduler": SchedulerInfo(9, 5.0)}, "scheduler", "problem"),
     ],
 )
-def test_a_cluster(changes: dict[str, Any], check: str, severity: str) -> None:
-    found = worst(broker_checks.check_cluster(replace(CLUSTER, **changes), {}))
+def test_cluster_check_reports_each_fault(changes: dict[str, Any], check: str, severity: str) -> None:
+    found = worst_severities(broker_checks.check_cluster(replace(CLUSTER, **changes), {}))
     assert found.pop(check) == severity
     assert set(found.values()) <= {"fine"}
 
@@ -163,11 +163,11 @@ def test_a_cluster(changes: dict[str, Any], check: str, severity: str) -> None:
         ({"loopLongestStopMillisRecently": "2500.0"}, "stops", "note"),
     ],
 )
-def test_figures(figures: dict[str, str], check: str, severity: str) -> None:
-    assert worst(broker_checks.check_cluster(CLUSTER, {"h:1": figures}))[check] == severity
+def test_broker_figures_become_check_results(figures: dict[str, str], check: str, severity: str) -> None:
+    assert worst_severities(broker_checks.check_cluster(CLUSTER, {"h:1": figures}))[check] == severity
 
 
-def test_who_does_not_answer_runs_no_other_version() -> None:
+def test_version_check_ignores_unreachable_brokers() -> None:
     away = replace(BROKER, name="broker-b", state="unreachable", version="")
     mixed = replace(BROKER, name="broker-c", version="9.8.7")
     here = replace(BROKER, version="9.8.6")
@@ -176,14 +176,14 @@ def test_who_does_not_answer_runs_no_other_version() -> None:
     assert "RayMQ 9.8.6: broker-a; RayMQ 9.8.7: broker-c" in found.found
 
 
-def test_orphans() -> None:
+def test_orphaned_broker_processes_are_reported() -> None:
     good = ProcessInfo(1, "ray::Broker", "raylet")
-    assert worst(process_checks.check_orphans([good], "h")) == {"orphaned processes": "fine"}
+    assert worst_severities(process_checks.check_orphans([good], "h")) == {"orphaned processes": "fine"}
     for parent in ("", "init", "systemd"):
         (found,) = process_checks.check_orphans([good, ProcessInfo(2, "ray::Broker.status", parent)], "h")
         assert (found.severity, found.where) == (Severity.PROBLEM, "h: process 2")
     other = ProcessInfo(3, "ray::BrokerOfSomebody", "")
-    assert worst(process_checks.check_orphans([other], "h")) == {"orphaned processes": "fine"}
+    assert worst_severities(process_checks.check_orphans([other], "h")) == {"orphaned processes": "fine"}
 
 
 SEEN = StoreInfo("/data/broker-a", 7, "ray::Broker", address="h:1")
@@ -212,17 +212,17 @@ SILENT = replace(BROKER, state="unreachable", store="", pid=0)
         ({"holder": None, "address_is_taken": True}, None, "ports", "problem", "h:1"),
     ],
 )
-def test_a_directory(
+def test_store_check_reports_each_fault(
     changes: dict[str, Any], known: list[BrokerInfo] | None, check: str, severity: str, says: str
 ) -> None:
     found = list(store_checks.check_store(replace(SEEN, **changes), known, "h"))
-    told = next(each for each in found if each.check == check and each.severity.value == severity)
-    assert says in told.found
-    others = worst(each for each in found if each is not told)
+    expected = next(each for each in found if each.check == check and each.severity.value == severity)
+    assert says in expected.found
+    others = worst_severities(each for each in found if each is not expected)
     assert "problem" not in others.values()
 
 
-def test_what_is_printed_is_what_the_interface_says() -> None:
+def test_check_result_fields_have_the_documented_names() -> None:
     finding = CheckResult("locks", Severity.NOTE, "x", "here", "do")
     expected = {"check": "locks", "ok": True, "severity": "note", "found": "x", "where": "here", "remedy": "do"}
     assert finding.fields() == expected

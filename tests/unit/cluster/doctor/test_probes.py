@@ -1,4 +1,4 @@
-"""What is read of a real machine, processes and directories."""
+"""Test the probes of `raymq doctor` on a real machine, its processes and directories."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with Store.open(sys.argv[1]) as store:
 """
 
 
-def test_this_machine(tmp_path: Path) -> None:
+def test_probes_read_this_machine(tmp_path: Path) -> None:
     seen = host_probes.read_machine([str(tmp_path)])
     assert seen.host == socket.gethostname()
     assert seen.wanted_ray == (">=2.60,<2.61", True)
@@ -42,25 +42,25 @@ def test_this_machine(tmp_path: Path) -> None:
     assert len({each.check for each in check_machine(seen)}) == 8
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_folder_has_no_disk_speed(tmp_path: Path) -> None:
     disk = host_probes.read_disk("/proc")
     assert (disk.sync_ms, disk.write_mb) == (None, None)
 
 
-def test_a_low_limit_of_files_is_found() -> None:
-    """In a process of its own: a hard limit cannot be raised again."""
+def test_low_open_file_limit_is_a_problem() -> None:
+    """The check runs in a child process, as a hard limit cannot be raised again."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))\n"
         "from raymq.cluster.doctor.host_probes import read_machine\n"
         "from raymq.cluster.doctor.host_checks import check_open_files\n"
         "print(check_open_files(read_machine()).severity.value)"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "problem"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "problem"
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] != 200
 
 
-def test_whose_a_directory_is_at_each_moment(tmp_path: Path) -> None:
+def test_store_probe_names_the_lock_holder(tmp_path: Path) -> None:
     directory = tmp_path / "broker-a"
     assert host_probes.stores_below(tmp_path) == []
     with Store.open(directory, SMALL) as store:
@@ -84,7 +84,7 @@ def test_whose_a_directory_is_at_each_moment(tmp_path: Path) -> None:
     assert (seen.holder, seen.was_closed) == (None, False)
 
 
-def test_a_port_that_somebody_else_has(tmp_path: Path) -> None:
+def test_store_probe_finds_a_port_in_use(tmp_path: Path) -> None:
     (tmp_path / "raymq").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -95,24 +95,24 @@ def test_a_port_that_somebody_else_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
-def test_files_of_another_user(tmp_path: Path) -> None:
+def test_store_probe_finds_files_of_another_user(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "topics.json").write_bytes(b"{}")
     os.chown(tmp_path / "config" / "topics.json", 12345, 12345)
     assert host_probes.read_store(str(tmp_path), []).foreign == (str(tmp_path / "config" / "topics.json"),)
 
 
-def test_processes_that_call_themselves_actors() -> None:
-    with echoing("-c") as plain:
+def test_actor_process_without_a_ray_parent_is_an_orphan() -> None:
+    with run_cat_process("-c") as plain:
         assert plain.pid not in {each.pid for each in host_probes.read_processes()}
-    with echoing("ray::Broker", "-") as actor:
+    with run_cat_process("ray::Broker", "-") as actor:
         found = {each.pid: each for each in host_probes.read_processes()}
         assert is_orphan(found[actor.pid]), "its parent is no Ray node"
 
 
 @contextmanager
-def echoing(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that runs, with these arguments: before it does its command line may be empty."""
+def run_cat_process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `cat` with these arguments, and wait until its command line can be read."""
     with subprocess.Popen(arguments, executable="/bin/cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -127,5 +127,5 @@ def echoing(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     ("version", "part", "fits"),
     [("2.60.0", ">=2.60", True), ("2.59.1", ">=2.60", False), ("2.61.0", "<2.61", False), ("2.60.5", "<2.61", True)],
 )
-def test_versions(version: str, part: str, fits: bool) -> None:
+def test_version_ranges_are_compared(version: str, part: str, fits: bool) -> None:
     assert host_probes._fits(version, part) is fits

@@ -1,4 +1,4 @@
-"""Backups of stopped directories: what is restored is what was there, and what is damaged is named."""
+"""Test backups of stopped directories: restore, verification, retention, forged manifests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONFIG = replace(SMALL, commitlog_file_bytes=1 << 14)
 
 
 @pytest.fixture(autouse=True)
-def no_waiting_for_the_disk() -> Iterator[None]:
+def skip_disk_syncs() -> Iterator[None]:
     with replaced(UnsyncedCalls()):
         yield
 
@@ -48,7 +48,7 @@ def target(tmp_path: Path) -> FolderTarget:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A directory of two topics, with some of everything beside the log."""
+    """Create a directory of two topics, with some of everything beside the log."""
     made = tmp_path / "store"
     with Store.open(made, CONFIG) as store:
         fill(store, 60)
@@ -58,13 +58,13 @@ def directory(tmp_path: Path) -> Path:
     return made
 
 
-def made(directory: Path, target: FolderTarget, **options: object) -> BackupReport:
+def back_up(directory: Path, target: FolderTarget, **options: object) -> BackupReport:
     with StoppedDirectory(directory) as source:
         return create_backup(source, target, **options)  # type: ignore[arg-type]
 
 
 def contents(directory: Path) -> dict[str, object]:
-    """What readers see."""
+    """Return what readers see."""
     with Store.open(directory, CONFIG) as store:
         return {
             "orders": [bodies(store, "orders", queue_id) for queue_id in store.queues("orders")],
@@ -75,11 +75,11 @@ def contents(directory: Path) -> dict[str, object]:
         }
 
 
-def test_what_is_restored_is_what_was_there(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
-    told: list[BackupProgress] = []
-    report = made(directory, target, progress=told.append)
-    assert report.copied_bytes == report.bytes == told[-1].done_bytes
-    assert [each.done_bytes for each in told] == sorted(each.done_bytes for each in told)
+def test_restored_directory_equals_the_original(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
+    progress: list[BackupProgress] = []
+    report = back_up(directory, target, progress=progress.append)
+    assert report.copied_bytes == report.bytes == progress[-1].done_bytes
+    assert [each.done_bytes for each in progress] == sorted(each.done_bytes for each in progress)
     restored = restore(target, tmp_path / "restored")
     assert (restored.files, restored.broker, restored.restored) == (report.files, "broker-a", True)
     assert log_content(tmp_path / "restored") == log_content(directory)
@@ -89,14 +89,12 @@ def test_what_is_restored_is_what_was_there(tmp_path: Path, directory: Path, tar
     assert contents(directory)["by key"]
 
 
-def test_a_restored_directory_is_a_new_one_in_another_epoch(
-    tmp_path: Path, directory: Path, target: FolderTarget
-) -> None:
-    """No keeper takes it for the original, whose place in the group it cannot have."""
+def test_restored_directory_has_new_identity_and_epoch(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
+    # No keeper takes the copy for the original, whose place in the group it cannot have.
     original = ReplicaFile(directory).now
     with Store.open(directory, CONFIG) as store:
         epoch = store.epoch
-    made(directory, target)
+    back_up(directory, target)
     for new_address, port in ((False, 7), (True, 0)):
         there = tmp_path / f"restored{port}"
         restore(target, there, new_address=new_address)
@@ -114,10 +112,8 @@ def test_a_restored_directory_is_a_new_one_in_another_epoch(
 
 
 @pytest.mark.parametrize("made_anew", [False, True])
-def test_queues_whose_messages_have_expired_end_where_they_did(
-    tmp_path: Path, target: FolderTarget, made_anew: bool
-) -> None:
-    """Also those of a topic that was deleted and made anew before."""
+def test_restore_keeps_queue_ends_of_expired_messages(tmp_path: Path, target: FolderTarget, made_anew: bool) -> None:
+    # This holds also for a topic that was deleted and recreated before.
     now_ms = 1_700_000_000_000
     with Store.open(tmp_path / "store", EXPIRING, now_ms=lambda: now_ms) as store:
         append(store, make_record(b"quiet", topic="quiet"))
@@ -132,7 +128,7 @@ def test_queues_whose_messages_have_expired_end_where_they_did(
         append(store, make_record(b"y", topic="busy"))
         assert store.delete_expired().log_files
         assert store.min_offset("quiet", 0) == end
-    made(tmp_path / "store", target)
+    back_up(tmp_path / "store", target)
     restore(target, tmp_path / "restored")
     with Store.open(tmp_path / "restored", EXPIRING, now_ms=lambda: now_ms) as store:
         assert store.consumer_offsets.get("g", "quiet", 0) == end
@@ -140,20 +136,18 @@ def test_queues_whose_messages_have_expired_end_where_they_did(
 
 
 @pytest.mark.parametrize("half", ["cut.json", "state_snapshot", "rebuild_queues", "expired_queues.json"])
-def test_what_a_start_has_to_bring_to_its_end_is_not_backed_up(
-    directory: Path, target: FolderTarget, half: str
-) -> None:
+def test_directory_with_unfinished_recovery_is_not_backed_up(directory: Path, target: FolderTarget, half: str) -> None:
     (directory / "raymq" / half).write_bytes(b"")
     with pytest.raises(InvalidInput, match=f"a complete store; it has {half}"):
-        made(directory, target)
+        back_up(directory, target)
 
 
-def test_only_what_is_new_is_copied(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
-    first = made(directory, target)
-    assert made(directory, target).copied_bytes == 0
+def test_backup_copies_only_new_data(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
+    first = back_up(directory, target)
+    assert back_up(directory, target).copied_bytes == 0
     with Store.open(directory, CONFIG) as store:
         append(store, make_record(b"one more" * 10, topic="orders"))
-    third = made(directory, target)
+    third = back_up(directory, target)
     assert 0 < third.copied_bytes < CONFIG.commitlog_file_bytes + 40_000
     assert third.copied_bytes < first.copied_bytes
     catalog = read_catalog(target)
@@ -165,19 +159,19 @@ def test_only_what_is_new_is_copied(tmp_path: Path, directory: Path, target: Fol
     assert now["orders"] != then["orders"]
 
 
-def test_a_log_file_that_was_written_anew_is_copied_anew(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
-    """As by a replica that was cut back: the same name, other bytes."""
-    made(directory, target)
+def test_rewritten_log_file_is_copied_again(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
+    # A replica that was truncated has log files of the same name with other bytes.
+    back_up(directory, target)
     path = min((directory / "commitlog").iterdir())
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(content[:-1] + b"x")
-    made(directory, target)
+    back_up(directory, target)
     restore(target, tmp_path / "restored")
     assert log_content(tmp_path / "restored") == log_content(directory)
 
 
-def test_offsets_of_messages_that_have_expired_are_not_given_again(tmp_path: Path, target: FolderTarget) -> None:
+def test_restore_does_not_reuse_offsets_of_expired_messages(tmp_path: Path, target: FolderTarget) -> None:
     directory = tmp_path / "store"
     now_ms = 1_700_000_000_000
     with Store.open(directory, EXPIRING, now_ms=lambda: now_ms) as store:
@@ -192,7 +186,7 @@ def test_offsets_of_messages_that_have_expired_are_not_given_again(tmp_path: Pat
         assert store.wait_for_removals(10)
         begin, end = store.min_offset("orders", 0), store.max_offset("orders", 0)
         assert store.max_offset("old", 0) == store.min_offset("old", 0) == 2
-    report = made(directory, target)
+    report = back_up(directory, target)
     assert report.log_begin > 0
     restore(target, tmp_path / "restored")
     with Store.open(tmp_path / "restored", EXPIRING, now_ms=lambda: now_ms + 7_200_000) as store:
@@ -200,12 +194,12 @@ def test_offsets_of_messages_that_have_expired_are_not_given_again(tmp_path: Pat
         assert (store.min_offset("orders", 0), store.max_offset("orders", 0)) == (begin, end)
 
 
-def test_former_backups_go_with_what_only_they_had(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
+def test_prune_removes_old_backups_and_their_objects(tmp_path: Path, directory: Path, target: FolderTarget) -> None:
     names = []
     for number in range(4):
         with Store.open(directory, CONFIG) as store:
             fill(store, 10, seed=number)
-        names.append(made(directory, target, name=f"b{number}", now_ms=lambda n=number: 1_000 + n).name)
+        names.append(back_up(directory, target, name=f"b{number}", now_ms=lambda n=number: 1_000 + n).name)
     target.write_object("0" * 64, b"of one that was broken off")
     before = target.objects()
     with pytest.raises(InvalidInput, match="at least 1"):
@@ -216,34 +210,34 @@ def test_former_backups_go_with_what_only_they_had(tmp_path: Path, directory: Pa
     assert len(target.objects()) < len(before)
     assert "0" * 64 not in target.objects()
     assert verify_backups(target).bad == []
-    assert made(directory, target, keep=1).gone == names[2:]
+    assert back_up(directory, target, keep=1).gone == names[2:]
     assert verify_backups(target).bad == []
     restore(target, tmp_path / "restored")
     assert contents(tmp_path / "restored") == contents(directory)
 
 
-def test_the_last_one_made_is_the_newest_whatever_the_clock_says(
+def test_newest_backup_is_the_last_made_despite_the_clock(
     tmp_path: Path, directory: Path, target: FolderTarget
 ) -> None:
-    """A clock that was set back neither lets the backup go that was just made, nor an older one be restored."""
-    made(directory, target, name="a", now_ms=lambda: 9_000)
+    # A clock set back must neither remove the newest backup nor have an older one restored.
+    back_up(directory, target, name="a", now_ms=lambda: 9_000)
     with Store.open(directory, CONFIG) as store:
         store.consumer_offsets.commit("g", "orders", 0, 6)
-    report = made(directory, target, name="b", now_ms=lambda: 1_000, keep=1)
+    report = back_up(directory, target, name="b", now_ms=lambda: 1_000, keep=1)
     assert (report.name, report.gone, target.names()) == ("b", ["a"], ["b"])
     with Store.open(directory, CONFIG) as store:
         store.consumer_offsets.commit("g", "orders", 0, 7)
-    made(directory, target, name="c", now_ms=lambda: 2_000)
+    back_up(directory, target, name="c", now_ms=lambda: 2_000)
     restore(target, tmp_path / "restored")
     assert contents(tmp_path / "restored")["offset"] == 7
 
 
-def test_the_newest_is_not_restored_while_one_cannot_be_read(
+def test_default_restore_is_refused_while_a_backup_is_damaged(
     directory: Path, target: FolderTarget, tmp_path: Path
 ) -> None:
-    """It may be the newest; an older one has to be asked for by name."""
-    made(directory, target, name="a", now_ms=lambda: 1)
-    made(directory, target, name="b", now_ms=lambda: 2)
+    # The damaged backup may be the newest; an older one has to be asked for by name.
+    back_up(directory, target, name="a", now_ms=lambda: 1)
+    back_up(directory, target, name="b", now_ms=lambda: 2)
     flip_byte(tmp_path / "target" / "backups" / "b.json", 50)
     with pytest.raises(StoreCorrupt, match=r"b\.json.*--at") as raised:
         restore(target, tmp_path / "restored")
@@ -252,8 +246,8 @@ def test_the_newest_is_not_restored_while_one_cannot_be_read(
     restore(target, tmp_path / "restored", at="a")
 
 
-def test_a_backup_of_which_nothing_is_held_at_its_end_is_none(directory: Path, target: FolderTarget) -> None:
-    """What was read last may have been written over since it was held last, as by a master that became a replica."""
+def test_failed_final_check_leaves_no_backup(directory: Path, target: FolderTarget) -> None:
+    # Files read last may have been overwritten since the last check, as by a master that became a replica.
 
     class LostAtTheEnd(StoppedDirectory):
         def check(self) -> None:
@@ -266,9 +260,11 @@ def test_a_backup_of_which_nothing_is_held_at_its_end_is_none(directory: Path, t
     assert target.names() == []
 
 
-def test_a_manifest_that_cannot_be_read_keeps_all_bytes(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
-    made(directory, target, name="a", now_ms=lambda: 1)
-    made(directory, target, name="b", now_ms=lambda: 2)
+def test_prune_keeps_all_objects_while_a_manifest_is_damaged(
+    directory: Path, target: FolderTarget, tmp_path: Path
+) -> None:
+    back_up(directory, target, name="a", now_ms=lambda: 1)
+    back_up(directory, target, name="b", now_ms=lambda: 2)
     before = target.objects()
     flip_byte(tmp_path / "target" / "backups" / "a.json", 50)
     prune_backups(target, 1)
@@ -280,8 +276,10 @@ def test_a_manifest_that_cannot_be_read_keeps_all_bytes(directory: Path, target:
     restore(target, tmp_path / "restored", at="b")
 
 
-def test_every_damaged_or_missing_object_is_named(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
-    made(directory, target, name="a")
+def test_damaged_or_missing_object_is_named_in_the_report(
+    directory: Path, target: FolderTarget, tmp_path: Path
+) -> None:
+    back_up(directory, target, name="a")
     objects = sorted(path for path in (tmp_path / "target" / "objects").rglob("*") if path.is_file())
     for number, path in enumerate(objects):
         content = path.read_bytes()
@@ -297,22 +295,22 @@ def test_every_damaged_or_missing_object_is_named(directory: Path, target: Folde
         with pytest.raises(InvalidInput, match="being restored"):
             Store.open(tmp_path / "restored", CONFIG)
         with pytest.raises(InvalidInput, match="a complete store"):
-            made(tmp_path / "restored", FolderTarget(tmp_path / "other"))
+            back_up(tmp_path / "restored", FolderTarget(tmp_path / "other"))
         path.write_bytes(content)
     restore(target, tmp_path / "restored")
     assert contents(tmp_path / "restored") == contents(directory)
 
 
-def test_a_backup_heals_what_is_too_short(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
-    made(directory, target, name="a")
+def test_next_backup_rewrites_truncated_objects(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
+    back_up(directory, target, name="a")
     path = max((p for p in (tmp_path / "target" / "objects").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     path.write_bytes(path.read_bytes()[:100])
-    made(directory, target, name="b")
+    back_up(directory, target, name="b")
     assert verify_backups(target).bad == []
 
 
-def test_a_directory_that_is_not_empty_is_refused(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
-    made(directory, target)
+def test_restore_into_nonempty_directory_is_refused(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
+    back_up(directory, target)
     with pytest.raises(InvalidInput, match="empty"):
         restore(target, directory)
     (tmp_path / "some").mkdir()
@@ -330,8 +328,8 @@ def test_a_directory_that_is_not_empty_is_refused(directory: Path, target: Folde
     assert (tmp_path / "empty" / "lost+found").is_dir()
 
 
-def test_a_dry_run_changes_nothing(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
-    made(directory, target)
+def test_dry_run_restore_writes_nothing(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
+    back_up(directory, target)
     report: RestoreReport = restore(target, tmp_path / "restored", dry_run=True)
     assert not report.restored
     assert report.bytes > 0
@@ -342,22 +340,22 @@ def test_a_dry_run_changes_nothing(directory: Path, target: FolderTarget, tmp_pa
         restore(target, tmp_path / "restored", dry_run=True)
 
 
-def test_what_cannot_be_backed_up(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
+def test_backup_refuses_invalid_directories_and_names(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
     with Store.open(directory, CONFIG), pytest.raises(StoreLocked):
         StoppedDirectory(directory)
     with pytest.raises(InvalidInput, match="a store directory"):
         StoppedDirectory(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
-    made(directory, target, name="a")
+    back_up(directory, target, name="a")
     with pytest.raises(InvalidInput, match="a name that is not in use"):
-        made(directory, target, name="a")
+        back_up(directory, target, name="a")
     for name in ("", "../a", "a/b", ".a", "a" * 101, "a\n"):
         if name:
             with pytest.raises(InvalidInput, match="a name of"):
-                made(directory, target, name=name)
+                back_up(directory, target, name=name)
     write_identity(directory / "raymq" / "broker.json", name="broker-b", cluster="c", host="h", port=7, epoch=3)
     with pytest.raises(InvalidInput, match="broker-a of c"):
-        made(directory, target)
+        back_up(directory, target)
     with pytest.raises(InvalidInput, match=r"a backup in .*: a"):
         restore(target, tmp_path / "restored", at="z")
     with pytest.raises(InvalidInput, match="which has none"):
@@ -365,13 +363,13 @@ def test_what_cannot_be_backed_up(directory: Path, target: FolderTarget, tmp_pat
 
 
 @pytest.mark.parametrize("place", ["config/x", "raymq/x", "x", ".", "link"])
-def test_a_target_within_the_directory_itself_is_refused(directory: Path, tmp_path: Path, place: str) -> None:
-    """Each backup had those before it, as a part of the state."""
+def test_target_inside_the_directory_is_refused(directory: Path, tmp_path: Path, place: str) -> None:
+    # Each backup contained those before it, as a part of the state.
     (tmp_path / "link").symlink_to(directory / "config")
     with pytest.raises(InvalidInput, match="outside"):
-        made(directory, FolderTarget(tmp_path / "link" if place == "link" else directory / place))
+        back_up(directory, FolderTarget(tmp_path / "link" if place == "link" else directory / place))
     assert not list(directory.rglob("objects"))
-    made(directory, FolderTarget(directory / ".." / "beside"))
+    back_up(directory, FolderTarget(directory / ".." / "beside"))
 
 
 HOSTILE: dict[str, object] = {
@@ -400,15 +398,15 @@ HOSTILE: dict[str, object] = {
 
 
 @pytest.mark.parametrize("which", HOSTILE)
-def test_a_forged_manifest_reaches_nothing(
+def test_forged_manifest_writes_no_files(
     directory: Path, target: FolderTarget, tmp_path: Path, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made(directory, target, name="a")
-    told = json.loads(target.read_manifest("a"))
-    file = next(each for each in told["files"] if each["path"].startswith("config/") and each["extents"])
+    back_up(directory, target, name="a")
+    manifest = json.loads(target.read_manifest("a"))
+    file = next(each for each in manifest["files"] if each["path"].startswith("config/") and each["extents"])
     file |= HOSTILE[which]  # type: ignore[operator]
-    told.pop("sha256")
-    target.write_manifest("a", json.dumps(told | {"sha256": layout._digest(told)}).encode())
+    manifest.pop("sha256")
+    target.write_manifest("a", json.dumps(manifest | {"sha256": layout._digest(manifest)}).encode())
     before = set(tmp_path.rglob("*"))
     with pytest.raises(StoreCorrupt, match=r"a\.json"):
         restore(target, tmp_path / "restored", at="a")
@@ -418,31 +416,33 @@ def test_a_forged_manifest_reaches_nothing(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda told: told.update(format=0),
-        lambda told: told["files"].append(told["files"][0]),
-        lambda told: told["files"].remove(next(e for e in told["files"] if e["path"].startswith("commitlog"))),
-        lambda told: told["folders"].append("config/../.."),
-        lambda told: told["folders"].append("raymq/state.json/x"),
-        lambda told: told.update(log_end=1 << 50),
-        lambda told: told.update(name="../b"),
-        lambda told: told.update(name="b"),
-        lambda told: told.update(broker=None),
-        lambda told: told.pop("files"),
+        lambda manifest: manifest.update(format=0),
+        lambda manifest: manifest["files"].append(manifest["files"][0]),
+        lambda manifest: manifest["files"].remove(
+            next(e for e in manifest["files"] if e["path"].startswith("commitlog"))
+        ),
+        lambda manifest: manifest["folders"].append("config/../.."),
+        lambda manifest: manifest["folders"].append("raymq/state.json/x"),
+        lambda manifest: manifest.update(log_end=1 << 50),
+        lambda manifest: manifest.update(name="../b"),
+        lambda manifest: manifest.update(name="b"),
+        lambda manifest: manifest.update(broker=None),
+        lambda manifest: manifest.pop("files"),
     ],
 )
-def test_a_manifest_of_another_form_is_none(directory: Path, target: FolderTarget, change: object) -> None:
-    made(directory, target, name="a")
-    told = json.loads(target.read_manifest("a"))
-    told.pop("sha256")
-    change(told)  # type: ignore[operator]
-    target.write_manifest("a", json.dumps(told | {"sha256": layout._digest(told)}).encode())
+def test_malformed_manifest_is_listed_as_broken(directory: Path, target: FolderTarget, change: object) -> None:
+    back_up(directory, target, name="a")
+    manifest = json.loads(target.read_manifest("a"))
+    manifest.pop("sha256")
+    change(manifest)  # type: ignore[operator]
+    target.write_manifest("a", json.dumps(manifest | {"sha256": layout._digest(manifest)}).encode())
     catalog = read_catalog(target)
     assert catalog.backups == ()
     assert len(catalog.broken) == 1
 
 
-def test_any_flipped_byte_of_a_manifest_is_noticed(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
-    made(directory, target, name="a")
+def test_flipped_byte_in_a_manifest_is_detected(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
+    back_up(directory, target, name="a")
     content = target.read_manifest("a")
     for at in range(0, len(content), 97):
         target.write_manifest("a", content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
@@ -453,7 +453,7 @@ def test_any_flipped_byte_of_a_manifest_is_noticed(directory: Path, target: Fold
 
 
 @pytest.mark.parametrize("where", ["s3:///", "nothing://x/y", "s3://", "fsspec+nothing://x"])
-def test_an_address_that_is_none(where: str) -> None:
+def test_invalid_target_address_is_refused(where: str) -> None:
     with pytest.raises((InvalidInput, BackupFailed)):
         open_target(where)
 
@@ -472,18 +472,18 @@ def test_an_address_that_is_none(where: str) -> None:
         ("nothing://KEY:hush@x/y", "nothing://***@x/y"),
     ],
 )
-def test_what_an_address_has_of_secrets_is_not_shown(where: str, shown: str) -> None:
+def test_secrets_of_an_address_are_masked(where: str, shown: str) -> None:
     assert without_secrets(where) == shown
     try:
-        told = open_target(where).where
+        text = open_target(where).where
     except (InvalidInput, BackupFailed) as error:
-        told = str(error)
-    assert "hush" not in told
-    assert "hu%40sh" not in told
-    assert shown in told
+        text = str(error)
+    assert "hush" not in text
+    assert "hu%40sh" not in text
+    assert shown in text
 
 
-def test_addresses_of_folders(tmp_path: Path) -> None:
+def test_folder_addresses_open_a_folder_target(tmp_path: Path) -> None:
     assert isinstance(open_target(f"file://{tmp_path}/target"), FolderTarget)
     assert isinstance(open_target(f"{tmp_path}/a b"), FolderTarget)
     assert open_target("relative/folder").names() == []

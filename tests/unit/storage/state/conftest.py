@@ -1,4 +1,4 @@
-"""The end of a test is the death of its process: nobody is told of changes any more."""
+"""Stop the recording of file changes at each test's end, as a process's death would."""
 
 from __future__ import annotations
 

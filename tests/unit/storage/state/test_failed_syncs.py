@@ -1,4 +1,4 @@
-"""A sync that fails once has failed for good: what the disk did not take is nowhere said to be on it."""
+"""Test that a replica's state is not taken as durable after a failed sync."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def recorder(tmp_path: Path) -> Iterator[StateRecorder]:
 
 @pytest.fixture
 def replica(recorder: StateRecorder, tmp_path: Path) -> Iterator[StateReplica]:
-    """One that has three files that were not brought to disk, whose first sync has failed."""
+    """Create a replica with three unsynced files, whose first sync has failed."""
     made = StateReplica(tmp_path / "replica")
     take_snapshot(recorder, made)
     for name in ("a", "b", "c"):
@@ -38,28 +38,28 @@ def replica(recorder: StateRecorder, tmp_path: Path) -> Iterator[StateReplica]:
     made.close()
 
 
-def test_another_sync_does_not_say_that_all_is_on_disk(replica: StateReplica) -> None:
+def test_sync_after_a_failed_sync_fails_too(replica: StateReplica) -> None:
     for _ in range(2):
         with pytest.raises(StoreFailed):
             replica.sync()
     assert replica.is_lost
 
 
-def test_it_acknowledges_no_change_any_more_and_takes_none(recorder: StateRecorder, replica: StateReplica) -> None:
+def test_replica_refuses_changes_after_a_failed_sync(recorder: StateRecorder, replica: StateReplica) -> None:
     assert replica.last == 0
     fileutil.replace(recorder.directory / "raymq" / "d", b"d")
     with pytest.raises(InvalidInput):
         replica.apply(recorder.after(recorder.last - 1))
 
 
-def test_its_next_start_does_not_know_what_is_there_either(replica: StateReplica) -> None:
+def test_restarted_replica_has_no_sequence_number(replica: StateReplica) -> None:
     replica.close()
     again = StateReplica(replica.directory)
     assert again.last == 0
     again.close()
 
 
-def test_a_snapshot_brings_everything_anew(recorder: StateRecorder, replica: StateReplica) -> None:
+def test_snapshot_recovers_from_a_failed_sync(recorder: StateRecorder, replica: StateReplica) -> None:
     take_snapshot(recorder, replica)
     replica.sync()
     assert not replica.is_lost
@@ -67,9 +67,7 @@ def test_a_snapshot_brings_everything_anew(recorder: StateRecorder, replica: Sta
     assert state_of(replica.directory) == state_of(recorder.directory)
 
 
-def test_who_becomes_master_with_it_has_every_replica_take_a_snapshot(
-    recorder: StateRecorder, replica: StateReplica
-) -> None:
+def test_recorder_after_a_failed_sync_requires_snapshots(recorder: StateRecorder, replica: StateReplica) -> None:
     before = recorder.last
     elected = StateRecorder.begin(replica.directory, log_end=lambda: 0, predecessor=replica)
     try:

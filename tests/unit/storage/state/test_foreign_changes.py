@@ -1,4 +1,4 @@
-"""What others change in a directory while it is a replica's: from before that on nobody knows what is there."""
+"""Test that changes by other threads in a replica's directory invalidate its sequence number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.state_shipping import ship_state, state_of, take_snapshot
 
 
 class HeldCalls(FileCalls):
-    """A disk on which one kind of call, of one file, takes as long as a test wants."""
+    """Block one kind of call on one file until the test releases it."""
 
     def __init__(self) -> None:
         self.kind = ""
@@ -27,7 +27,7 @@ class HeldCalls(FileCalls):
         self._may_go = threading.Event()
 
     def hold(self, kind: str) -> None:
-        """Calls of the kind wait from now on, those of `held.json` and what is to take its place."""
+        """Have calls of the kind wait, on `held.json` and its temporary file."""
         self.kind = kind
         self.is_held.clear()
         self._may_go.clear()
@@ -50,21 +50,21 @@ class HeldCalls(FileCalls):
 
 
 class Threads:
-    """What a master's threads are in the middle of."""
+    """Run a master's threads that are in the middle of a file change."""
 
     def __init__(self, calls: HeldCalls) -> None:
         self._calls = calls
         self._threads: list[threading.Thread] = []
 
     def begin(self, path: Path, kind: str = "fsync") -> None:
-        """Have a file replaced by a thread, which waits for the disk when this returns."""
+        """Start a thread that replaces a file and waits for the disk."""
         self._calls.hold(kind)
         self._threads.append(threading.Thread(target=fileutil.replace, args=(path, b"late")))
         self._threads[-1].start()
         assert self._calls.is_held.wait(20)
 
     def finish(self) -> None:
-        """They have done it."""
+        """Release the threads and wait for their end."""
         self._calls.release()
         while self._threads:
             self._threads.pop().join()
@@ -82,7 +82,7 @@ def threads() -> Iterator[Threads]:
 
 @pytest.fixture
 def master(tmp_path: Path, threads: Threads) -> Iterator[StateRecorder]:
-    """With a file that is there."""
+    """Create a master's recorder with one file in its directory."""
     made = recorder(tmp_path / "1")
     fileutil.make_folder(tmp_path / "1" / "config")
     fileutil.replace(tmp_path / "1" / "config" / "held.json", b"first")
@@ -92,7 +92,7 @@ def master(tmp_path: Path, threads: Threads) -> Iterator[StateRecorder]:
 
 @pytest.fixture
 def other(tmp_path: Path, master: StateRecorder) -> Iterator[StateReplica]:
-    """A replica that has all that the master has."""
+    """Create a replica that has all changes of the master."""
     made = StateReplica(tmp_path / "2")
     take_snapshot(master, made)
     yield made
@@ -103,19 +103,19 @@ def recorder(directory: Path, predecessor: StateReplica | None = None) -> StateR
     return StateRecorder.begin(directory, log_end=lambda: 0, predecessor=predecessor)
 
 
-def held_in(directory: Path) -> Path:
+def held_file(directory: Path) -> Path:
     return directory / "config" / "held.json"
 
 
-def test_what_a_thread_finishes_when_the_office_has_ended_is_known_to_be_unknown(
+def test_late_write_of_a_former_master_invalidates_its_state(
     threads: Threads, master: StateRecorder, other: StateReplica
 ) -> None:
-    threads.begin(held_in(master.directory))
+    threads.begin(held_file(master.directory))
     ship_state(master, other)
     former = StateReplica(master.directory, predecessor=master)
     assert former.last == other.last == master.last
     threads.finish()
-    assert held_in(master.directory).read_bytes() == b"late"
+    assert held_file(master.directory).read_bytes() == b"late"
     assert former.last == 0, "it goes on as if nothing had happened"
     again = recorder(master.directory, former)
     assert again.folded > other.last, "the other replica believes that it has everything"
@@ -124,11 +124,11 @@ def test_what_a_thread_finishes_when_the_office_has_ended_is_known_to_be_unknown
     again.stop()
 
 
-def test_who_dies_meanwhile_does_not_know_what_is_there_either(
+def test_pending_write_of_a_former_master_is_recorded_as_inexact(
     tmp_path: Path, threads: Threads, master: StateRecorder
 ) -> None:
     former = StateReplica(master.directory, predecessor=master)
-    threads.begin(held_in(master.directory), "rename")
+    threads.begin(held_file(master.directory), "rename")
     numbers = SequenceFile(tmp_path / "1")  # as the next process finds it
     assert not numbers.is_exact
     numbers.close()
@@ -137,15 +137,15 @@ def test_who_dies_meanwhile_does_not_know_what_is_there_either(
 
 
 @pytest.mark.parametrize("kind", ["fsync", "rename"])
-def test_a_snapshot_into_which_somebody_wrote_is_not_whole(
+def test_snapshot_with_a_concurrent_foreign_write_is_rejected(
     tmp_path: Path, threads: Threads, master: StateRecorder, other: StateReplica, kind: str
 ) -> None:
-    """The other one is master now; the former one takes its state, and a thread of its own office writes into it."""
+    # The other replica is master now; the former master takes its state, and one of its old threads writes.
     if kind == "fsync":
-        threads.begin(held_in(master.directory))
+        threads.begin(held_file(master.directory))
     former = StateReplica(master.directory, predecessor=master)
     if kind == "rename":
-        threads.begin(held_in(master.directory), "rename")
+        threads.begin(held_file(master.directory), "rename")
     elected = recorder(other.directory, other)
     snapshot = elected.snapshot()
     former.begin_snapshot()
@@ -158,7 +158,7 @@ def test_a_snapshot_into_which_somebody_wrote_is_not_whole(
     snapshot.close()
     assert former.last == 0
     fileutil.make_folder(master.directory / "config")
-    (master.directory / "config" / "held.json.tmp").touch()  # a thread that is held has lost its file
+    (master.directory / "config" / "held.json.tmp").touch()  # the waiting thread's temporary file was removed
     threads.finish()
     take_snapshot(elected, former)
     assert former.last == elected.last
@@ -167,26 +167,24 @@ def test_a_snapshot_into_which_somebody_wrote_is_not_whole(
     former.close()
 
 
-def test_a_thread_that_finishes_when_another_office_has_begun_has_everybody_take_a_snapshot(
+def test_late_write_in_a_new_epoch_requires_snapshots(
     threads: Threads, master: StateRecorder, other: StateReplica
 ) -> None:
-    """It was within its change when the office ended; what became of it nobody tells the one who numbers now."""
+    # The thread was within its change when its epoch ended; the new recorder gets no report of the change.
     former = StateReplica(master.directory, predecessor=master)
-    threads.begin(held_in(master.directory), "rename")
+    threads.begin(held_file(master.directory), "rename")
     again = recorder(master.directory, former)
     take_snapshot(again, other)
     before = again.last
     threads.finish()
     assert again.folded > before
-    assert held_in(master.directory).read_bytes() == b"late"
+    assert held_file(master.directory).read_bytes() == b"late"
     take_snapshot(again, other)
     assert state_of(other.directory) == state_of(master.directory)
     again.stop()
 
 
-def test_a_file_that_a_former_office_has_open_is_nobodys_change_to_tell(
-    master: StateRecorder, other: StateReplica
-) -> None:
+def test_write_to_a_file_open_since_a_former_epoch_is_foreign(master: StateRecorder, other: StateReplica) -> None:
     path = master.directory / "raymq" / "some.journal"
     fd = fileutil.open_for_append(path)
     fileutil.write_all(fd, b"one", path)
@@ -200,7 +198,9 @@ def test_a_file_that_a_former_office_has_open_is_nobodys_change_to_tell(
     again.stop()
 
 
-def test_what_the_replica_changes_itself_is_its_own(tmp_path: Path, master: StateRecorder, other: StateReplica) -> None:
+def test_changes_by_the_replica_itself_are_not_foreign(
+    tmp_path: Path, master: StateRecorder, other: StateReplica
+) -> None:
     for name in ("a", "b"):
         fileutil.replace(tmp_path / "1" / "raymq" / name, b"x")
         ship_state(master, other)
@@ -208,22 +208,22 @@ def test_what_the_replica_changes_itself_is_its_own(tmp_path: Path, master: Stat
     assert other.last == master.last
 
 
-def test_others_may_change_what_is_no_state(tmp_path: Path, master: StateRecorder, other: StateReplica) -> None:
+def test_changes_outside_the_state_are_allowed(tmp_path: Path, master: StateRecorder, other: StateReplica) -> None:
     fileutil.replace(tmp_path / "2" / "raymq" / "replica.json", b"{}")
     fileutil.replace(tmp_path / "2" / "checkpoint", b"x")
     assert other.last == master.last
 
 
-def test_the_last_one_to_look_may_say_that_somebody_writes_still(
+def test_invalidate_marks_the_state_inexact_at_shutdown(
     tmp_path: Path, threads: Threads, master: StateRecorder
 ) -> None:
-    """The process stops, and a thread of it is in the middle of something."""
-    threads.begin(held_in(master.directory))
+    # The process stops while one of its threads is in the middle of a change.
+    threads.begin(held_file(master.directory))
     former = StateReplica(master.directory, predecessor=master)
     former.invalidate()
     former.close()
     threads.finish()
-    poll_until(lambda: held_in(master.directory).read_bytes() == b"late", 5)
+    poll_until(lambda: held_file(master.directory).read_bytes() == b"late", 5)
     numbers = SequenceFile(tmp_path / "1")
     assert not numbers.is_exact
     numbers.close()

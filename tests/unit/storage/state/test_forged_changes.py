@@ -1,4 +1,4 @@
-"""What a master tells is not believed: what is forged or does not fit is a typed error, and touches nothing."""
+"""Test that forged or unfitting changes from a master raise typed errors and change nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raymq.storage.state.state_files import is_state
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.state.state_snapshot import read_part
 
-#: Each broker's own, and what is nobody's business.
+#: Paths of a broker's own files, and paths outside the state.
 NOT_STATE = [
     *("commitlog/00000000000000000000", "consumequeue/t/0/x", "index/x", "checkpoint", "abort", "lock", "config"),
     "raymq",
@@ -34,9 +34,9 @@ STATE = [
 
 
 @pytest.mark.parametrize("path", NOT_STATE)
-def test_what_is_no_state_is_refused_by_both_sides(path: str) -> None:
+def test_path_outside_the_state_is_refused(path: str) -> None:
     assert not is_state(path)
-    for told in (
+    for operations in (
         [["m", path]],
         [["u", path]],
         [["c", path, True]],
@@ -44,13 +44,13 @@ def test_what_is_no_state_is_refused_by_both_sides(path: str) -> None:
         [["r", "config/x", path]],
     ):
         with pytest.raises(StateMismatch):
-            decode_change(msgpack.packb(told[0]))
+            decode_change(msgpack.packb(operations[0]))
     with pytest.raises(StateMismatch):
         read_part(msgpack.packb([[path, 0, b"x"]]))
 
 
 @pytest.mark.parametrize("path", STATE)
-def test_what_is_state(path: str) -> None:
+def test_state_paths_are_recognized(path: str) -> None:
     assert is_state(path)
 
 
@@ -88,14 +88,14 @@ def test_what_is_state(path: str) -> None:
         ),
     ],
 )
-def test_a_payload_of_another_form(payload: bytes) -> None:
+def test_malformed_payload_is_refused(payload: bytes) -> None:
     with pytest.raises(StateMismatch):
         decode_change(payload)
 
 
 @pytest.fixture
 def replica(tmp_path: Path) -> StateReplica:
-    """With some files."""
+    """Create a replica with some files."""
     made = StateReplica(tmp_path / "replica")
     made.begin_snapshot()
     made.load(msgpack.packb([["config/folder", -1, b""], ["config/x", 0, b"12345"], ["config/folder/y", 0, b"y"]]))
@@ -108,7 +108,7 @@ def change(number: int, operation: FileOperation, path: str, **fields: object) -
 
 
 def content(directory: Path) -> dict[str, bytes | str | None]:
-    """All that is there, but for the number."""
+    """Return all files below the folder, but the sequence number."""
     return {
         str(path.relative_to(directory)): str(path.readlink())
         if path.is_symlink()
@@ -157,7 +157,7 @@ def content(directory: Path) -> dict[str, bytes | str | None]:
         (FileOperation.FOLDER_REMOVED, "config/x", {}),
     ],
 )
-def test_what_does_not_fit_touches_nothing(
+def test_unfitting_change_leaves_files_untouched(
     tmp_path: Path, replica: StateReplica, operation: FileOperation, path: str, fields: dict[str, object]
 ) -> None:
     outside = tmp_path / "outside"
@@ -174,7 +174,7 @@ def test_what_does_not_fit_touches_nothing(
     assert replica.last == 0, "what is here is not what its master has: it takes a snapshot"
 
 
-def test_a_forged_change_keeps_what_is_before_it_out_too(replica: StateReplica) -> None:
+def test_forged_change_rejects_the_whole_batch(replica: StateReplica) -> None:
     before = content(replica.directory)
     good = change(8, FileOperation.APPENDED, "config/x", at=5, content=b"6")
     with pytest.raises(StateMismatch):
@@ -185,7 +185,7 @@ def test_a_forged_change_keeps_what_is_before_it_out_too(replica: StateReplica) 
 
 
 @pytest.mark.parametrize("number", [0, 7, 9, -1])
-def test_a_change_that_is_not_the_next_one(replica: StateReplica, number: int) -> None:
+def test_change_out_of_sequence_is_refused(replica: StateReplica, number: int) -> None:
     with pytest.raises(InvalidInput):
         replica.apply([change(number, FileOperation.APPENDED, "config/x", at=5, content=b"6")])
     assert (replica.directory / "config/x").read_bytes() == b"12345"
@@ -210,7 +210,7 @@ def test_a_change_that_is_not_the_next_one(replica: StateReplica, number: int) -
         msgpack.packb([["config/x", -1, b""], ["config/x", -1, b""]]),
     ],
 )
-def test_a_forged_part_of_a_snapshot(replica: StateReplica, part: bytes) -> None:
+def test_forged_snapshot_part_is_refused(replica: StateReplica, part: bytes) -> None:
     replica.begin_snapshot()
     with pytest.raises(StateMismatch):
         replica.load(part)
@@ -218,7 +218,7 @@ def test_a_forged_part_of_a_snapshot(replica: StateReplica, part: bytes) -> None
     assert replica.last == 0
 
 
-def test_snapshots_in_no_order(replica: StateReplica) -> None:
+def test_snapshot_calls_out_of_order_are_refused(replica: StateReplica) -> None:
     with pytest.raises(InvalidInput):
         replica.load(msgpack.packb([["config/z", 0, b"x"]]))
     with pytest.raises(InvalidInput):

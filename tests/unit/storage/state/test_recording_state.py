@@ -1,4 +1,4 @@
-"""A master's changes of state, made on a replica: the files are the same there, byte for byte."""
+"""Test that a master's recorded state changes give equal files on a replica."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.store_replication import fill, log_content, read_bodies
 
 
 @contextlib.contextmanager
-def recorded(directory: Path) -> Iterator[tuple[Store, StateRecorder]]:
-    """A store that is recorded."""
+def open_recorded_store(directory: Path) -> Iterator[tuple[Store, StateRecorder]]:
+    """Open a store whose changes are recorded."""
     recorder = StateRecorder.begin(directory, log_end=lambda: 0)
     try:
         with Store.open(directory, SMALL) as store:
@@ -33,8 +33,8 @@ def recorded(directory: Path) -> Iterator[tuple[Store, StateRecorder]]:
         recorder.stop()
 
 
-def work(store: Store, number: int = 0) -> None:
-    """Some of everything that a store keeps."""
+def change_state(store: Store, number: int = 0) -> None:
+    """Change some of everything that a store keeps."""
     fill(store, 5, seed=number)
     store.topic_configs.put(TopicConfig("orders", 4 + number, 4))
     store.consumer_offsets.commit("g", "orders", 0, 1)
@@ -42,17 +42,17 @@ def work(store: Store, number: int = 0) -> None:
     store.in_flight.deliver(("g", "parts", 0), 2, {1: InFlightMessage(1_000, 2_000 + number, 0, 16)})
 
 
-def test_a_replicas_files_are_its_masters(tmp_path: Path) -> None:
+def test_replica_state_files_equal_the_masters(tmp_path: Path) -> None:
     replica = StateReplica(tmp_path / "replica")
     assert replica.last == 0, "nobody knows what is in a directory that was never filled"
-    with recorded(tmp_path / "master") as (store, recorder):
-        work(store)
+    with open_recorded_store(tmp_path / "master") as (store, recorder):
+        change_state(store)
         take_snapshot(recorder, replica)
         assert replica.last == recorder.last
         assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
-        work(store, 1)
+        change_state(store, 1)
         store.delete_topic("orders")
-        work(store, 2)
+        change_state(store, 2)
     ship_state(recorder, replica)
     assert replica.last == recorder.last > recorder.folded
     state = state_of(tmp_path / "replica")
@@ -60,13 +60,13 @@ def test_a_replicas_files_are_its_masters(tmp_path: Path) -> None:
     assert {"config/topics.json", "raymq/deletions.journal", "config/consumerOffset.json.bak"} <= state.keys()
 
 
-def test_log_and_state_in_their_order_make_a_store_like_the_masters(tmp_path: Path) -> None:
-    with recorded(tmp_path / "master") as (store, recorder):
+def test_replicated_log_and_state_give_an_equal_store(tmp_path: Path) -> None:
+    with open_recorded_store(tmp_path / "master") as (store, recorder):
         replica = StateReplica(tmp_path / "replica")
         take_snapshot(recorder, replica)
         with Store.open(tmp_path / "replica", SMALL, is_replica=True) as follower:
             for number in range(3):
-                work(store, number)
+                change_state(store, number)
                 store.delete_topic("orders")
                 fill(store, 3, seed=10 + number)
                 ship_all(store, recorder, follower, replica)
@@ -75,7 +75,7 @@ def test_log_and_state_in_their_order_make_a_store_like_the_masters(tmp_path: Pa
                 follower.delete_topic("orders")
             with pytest.raises(InvalidInput):
                 follower.become_leader()
-        told = store.consumer_offsets.get("g", "orders", 0), store.topic_configs.all(), dict(store.in_flight.queues)
+        tables = store.consumer_offsets.get("g", "orders", 0), store.topic_configs.all(), dict(store.in_flight.queues)
         expected = read_bodies(store)
     replica.close()
     assert log_content(tmp_path / "replica") == log_content(tmp_path / "master")
@@ -83,11 +83,11 @@ def test_log_and_state_in_their_order_make_a_store_like_the_masters(tmp_path: Pa
         assert not promoted.recovery.clean
         assert read_bodies(promoted) == expected
         offset = promoted.consumer_offsets.get("g", "orders", 0)
-        assert (offset, promoted.topic_configs.all(), dict(promoted.in_flight.queues)) == told
+        assert (offset, promoted.topic_configs.all(), dict(promoted.in_flight.queues)) == tables
 
 
-def test_without_a_recorder_the_calls_are_the_plain_ones(tmp_path: Path) -> None:
-    with recorded(tmp_path / "master"), recorded(tmp_path / "other"):
+def test_file_calls_are_plain_without_a_recorder(tmp_path: Path) -> None:
+    with open_recorded_store(tmp_path / "master"), open_recorded_store(tmp_path / "other"):
         assert type(file_calls.current) is not FileCalls
     assert type(file_calls.current) is FileCalls
     with Store.open(tmp_path / "one_copy", SMALL):
@@ -95,8 +95,8 @@ def test_without_a_recorder_the_calls_are_the_plain_ones(tmp_path: Path) -> None
         assert not (tmp_path / "one_copy" / "raymq" / "state_sequence").exists()
 
 
-def test_a_file_that_others_have_taken_the_place_of_is_written_to_for_nobody(tmp_path: Path) -> None:
-    """Its descriptor is open still: what goes there goes to a file without a name."""
+def test_writes_to_replaced_and_removed_files_are_not_replicated(tmp_path: Path) -> None:
+    # Open descriptors of replaced and removed files lead to files without a name.
     directory = tmp_path / "master"
     replica = StateReplica(tmp_path / "replica")
     recorder = StateRecorder.begin(directory, log_end=lambda: 0)

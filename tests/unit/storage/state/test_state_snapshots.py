@@ -1,4 +1,4 @@
-"""A snapshot is of one moment, however much changes while it is read; one that is broken off is no state."""
+"""Test state snapshots: one moment despite later changes, and no state when aborted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def append(path: Path, content: bytes) -> None:
         fileutil.close(fd)
 
 
-def cut(path: Path, share: float) -> None:
+def truncate_to_share(path: Path, share: float) -> None:
     if not path.exists():
         return
     size = int(path.stat().st_size * share)
@@ -41,8 +41,8 @@ def cut(path: Path, share: float) -> None:
         fileutil.close(fd)
 
 
-def works(root: Path, random_: random.Random) -> Callable[[], None]:
-    """One change of some kind of some files, small and large, in folders that come and go."""
+def random_change(root: Path, random_: random.Random) -> Callable[[], None]:
+    """Return a random change of small or large files in changing folders."""
     folders = [root / "config", *(root / "raymq" / name for name in ("staged/a", "staged/b", "timers"))]
     size = random_.choice((1, 50, 70_000, 1_200_000))
     paths = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_file()]
@@ -70,7 +70,7 @@ def works(root: Path, random_: random.Random) -> Callable[[], None]:
             rename,
             lambda: append(new, random_.randbytes(size)),
             lambda: append(new if not old.exists() else old, random_.randbytes(20)),
-            lambda: cut(old, random_.random()),
+            lambda: truncate_to_share(old, random_.random()),
             lambda: fileutil.unlink(old),
             put_aside,
             lambda: fileutil.remove_tree(aside),
@@ -79,12 +79,10 @@ def works(root: Path, random_: random.Random) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_snapshot_and_the_changes_behind_it_make_the_masters_files(
-    tmp_path: Path, recorder: StateRecorder, seed: int
-) -> None:
+def test_snapshot_and_later_changes_give_the_masters_files(tmp_path: Path, recorder: StateRecorder, seed: int) -> None:
     random_ = random.Random(seed)
     for _ in range(30):
-        works(tmp_path / "master", random_)()
+        random_change(tmp_path / "master", random_)()
     snapshot = recorder.snapshot()
     at_that_moment = state_of(tmp_path / "master")
     moved = random_.random() < 0.9
@@ -93,7 +91,7 @@ def test_a_snapshot_and_the_changes_behind_it_make_the_masters_files(
     for part in snapshot.parts():
         replica.load(part)
         for _ in range(random_.choice((0, 1, 10)) if moved else 0):
-            works(tmp_path / "master", random_)()
+            random_change(tmp_path / "master", random_)()
     replica.end_snapshot(snapshot.sequence)
     snapshot.close()
     if not moved:
@@ -102,17 +100,15 @@ def test_a_snapshot_and_the_changes_behind_it_make_the_masters_files(
         path: content and len(content) for path, content in at_that_moment.items()
     }
     for _ in range(10):
-        works(tmp_path / "master", random_)()
+        random_change(tmp_path / "master", random_)()
     ship_state(recorder, replica)
     assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
 
 
-def test_a_snapshot_that_is_broken_off_is_no_state_and_another_one_takes_its_place(
-    tmp_path: Path, recorder: StateRecorder
-) -> None:
+def test_aborted_snapshot_is_invalid_and_replaced_by_the_next(tmp_path: Path, recorder: StateRecorder) -> None:
     random_ = random.Random(1)
     for _ in range(60):
-        works(tmp_path / "master", random_)()
+        random_change(tmp_path / "master", random_)()
     snapshot = recorder.snapshot()
     parts = list(snapshot.parts())
     snapshot.close()
@@ -137,7 +133,7 @@ def test_a_snapshot_that_is_broken_off_is_no_state_and_another_one_takes_its_pla
     assert StateReplica(tmp_path / "replica").is_whole
 
 
-def test_a_snapshot_of_very_many_small_files_is_in_small_parts(tmp_path: Path, recorder: StateRecorder) -> None:
+def test_snapshot_of_many_small_files_has_small_parts(tmp_path: Path, recorder: StateRecorder) -> None:
     homes = tmp_path / "master" / "raymq" / "homes"
     fileutil.make_folder(homes)
     for number in range(3_000):
@@ -149,9 +145,7 @@ def test_a_snapshot_of_very_many_small_files_is_in_small_parts(tmp_path: Path, r
     assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
 
 
-def test_the_newest_of_several_snapshots_is_not_disturbed_by_the_end_of_another(
-    tmp_path: Path, recorder: StateRecorder
-) -> None:
+def test_closing_one_snapshot_keeps_a_newer_one_intact(tmp_path: Path, recorder: StateRecorder) -> None:
     path = tmp_path / "master" / "config" / "x"
     append(path, b"1" * 100_000)
     first, second = recorder.snapshot(), recorder.snapshot()

@@ -1,4 +1,4 @@
-"""A broker around the real machines, on a simulated disk and network: what the shells will be, as small as can be."""
+"""Run a broker node around the real state machines, on a simulated disk and network."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.unit.actors.replication.model.replica_part import ReplicaPart
 
 
 class BrokerNode(MasterPart, ReplicaPart):
-    """One life of a broker."""
+    """Run one process of a broker."""
 
     def __init__(self, world: World, number: int, process: Process, disk: BrokerDisk, drawn: str, place: str) -> None:
-        """`place`: of the lock that it has; the process that had it before is dead."""
+        """Hold the lock at `place`; the process that held the lock before is dead."""
         super().__init__(world, number, process, disk, make_nonce(drawn, place))
         self.place = place
         process.spawn(self.end_predecessor_lease())
@@ -43,7 +43,7 @@ class BrokerNode(MasterPart, ReplicaPart):
             await end_predecessor_lease(self.register, GROUP, self.number, self.place)
 
     async def status(self, nonce: str) -> dict[str, Any]:
-        """For the coordinator, and for another claimant of the directory."""
+        """Answer the coordinator, or another claimant of the directory."""
         leadership = self.leadership
         return {
             "nonce": self.nonce,
@@ -62,8 +62,8 @@ class BrokerNode(MasterPart, ReplicaPart):
         if "elect without sealing" not in self.bugs:
             self.disk.fenced = epoch
             if self.leadership is not None and self.leadership.epoch < epoch:
-                self.leave_office()
-            self.hang_up()
+                self.step_down()
+            self.disconnect()
         return FencedState(
             self.number,
             self.disk.identity,
@@ -91,7 +91,7 @@ class BrokerNode(MasterPart, ReplicaPart):
             await self.process.pause(0.3)
 
     async def claim(self) -> bool:
-        """Be known in the register as this process."""
+        """Register this process as the process of its replica."""
         before = list(self.disk.nonces)
         self.disk.nonces.append(self.nonce)
         while True:
@@ -128,19 +128,19 @@ class BrokerNode(MasterPart, ReplicaPart):
         return answered.is_done and answered.value["nonce"] == known.nonce
 
     def take_role(self, registered: Registered) -> bool:
-        """Whether this process still speaks for the replica."""
+        """Apply the registered state; return whether this process still owns the replica."""
         state = registered.value
         assert isinstance(state, GroupState)
         mine = state.replicas.get(self.number)
         if mine is None or mine.nonce != self.nonce:
-            self.leave_office()
-            self.hang_up()
+            self.step_down()
+            self.disconnect()
             return False
         if self.number in state.in_sync and state.master not in {None, self.number} and self.follower is not None:
             self.disk.tail_lost = False
         if state.master == self.number:
             if state.epoch >= self.disk.fenced and (self.leadership is None or self.leadership.epoch < state.epoch):
-                self.take_office(registered)
+                self.become_master(registered)
             elif (
                 self.leadership is not None
                 and not self.leadership.is_changing
@@ -152,15 +152,15 @@ class BrokerNode(MasterPart, ReplicaPart):
                     self.process.spawn(self.learn(self.leadership))
         else:
             if self.leadership is not None and self.leadership.epoch <= state.epoch:
-                self.leave_office()
+                self.step_down()
             if state.master is not None:
                 self.follow(state)
         return True
 
-    def take_office(self, registered: Registered) -> None:
+    def become_master(self, registered: Registered) -> None:
         assert isinstance(registered.value, GroupState)
-        self.hang_up()
-        self.leave_office()
+        self.disconnect()
+        self.step_down()
         epoch = registered.value.epoch
         if epoch <= self.disk.epochs.last_epoch and "go on after a restart" not in self.bugs:
             return
@@ -177,4 +177,4 @@ class BrokerNode(MasterPart, ReplicaPart):
         self.confirmed = self.confirmed.meet(self.end)
         self.leadership = Leadership(self, registered)
         self.process.spawn(self.renew(self.leadership))
-        self.process.spawn(self.look_after(self.leadership))
+        self.process.spawn(self.maintain_leadership(self.leadership))

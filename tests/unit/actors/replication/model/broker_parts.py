@@ -1,4 +1,4 @@
-"""What the parts of a broker share: its disk, its stream, and its time as master."""
+"""Hold what the parts of a broker share: its disk, its stream, and its leadership."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 GROUP = "broker-a"
 SLAVE_TIMEOUT_SECONDS = 3.0
-#: So many frames are kept before they are folded.
+#: The number of frames that are kept before they are folded.
 FOLDED_FRAMES = 12
 
 
 class InSyncWithBugs(InSyncSet):
-    """The real set, but for deliberate bugs."""
+    """Behave like the real in-sync set, except for deliberate bugs."""
 
     bugs: frozenset[str] = frozenset()
 
@@ -60,7 +60,7 @@ class InSyncWithBugs(InSyncSet):
 
 
 class Leadership:
-    """A broker's time as master in one epoch."""
+    """Hold a broker's leadership in one epoch."""
 
     def __init__(self, node: BrokerParts, registered: Registered) -> None:
         assert isinstance(registered.value, GroupState)
@@ -78,7 +78,7 @@ class Leadership:
         self.changed = Signal()
         self.connections: dict[Line, ReplicationSender] = {}
         self.is_over = False
-        #: One call that may change what is known of the register at a time.
+        #: Whether a call is running that may change the known registered state; one runs at a time.
         self.is_changing = False
 
     def wake(self) -> None:
@@ -94,7 +94,7 @@ class Leadership:
 
 
 class BrokerParts:
-    """One life of a broker, whatever its role is."""
+    """Hold one process of a broker, in any role."""
 
     def __init__(self, world: World, number: int, process: Process, disk: BrokerDisk, nonce: str) -> None:
         self.world, self.number, self.process, self.disk, self.nonce = world, number, process, disk, nonce
@@ -111,7 +111,7 @@ class BrokerParts:
         self.refused: str | None = None
         self.connection_count = 0
         self.end = extent.end
-        #: Of a snapshot that is arriving; it counts when it is whole.
+        #: Tables of an arriving snapshot, used once the snapshot is complete.
         self.tables = (0, 0)
 
     @property
@@ -121,13 +121,13 @@ class BrokerParts:
     def is_valid(self, leadership: Leadership) -> bool:
         return self.leadership is leadership
 
-    def leave_office(self) -> None:
+    def step_down(self) -> None:
         leadership, self.leadership = self.leadership, None
         if leadership is not None:
             self.confirmed = self.confirmed.join(leadership.in_sync.confirmed)
             leadership.leave()
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         if self.line is not None:
             self.line.close()
         self.line = self.follower = None
@@ -148,7 +148,7 @@ class BrokerParts:
             self.disk.synced_frames = max(0, self.disk.synced_frames - len(folded))
 
     def cut(self, position: StreamPosition, epoch: int) -> None:
-        """Log, state and epochs, durably."""
+        """Truncate log, state and epochs durably."""
         disk = self.disk
         if "cut in memory only" in self.bugs:
             self.world.revive(self, bytes(disk.log[position.offset :]), position.offset)

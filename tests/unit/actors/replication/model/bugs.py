@@ -1,8 +1,9 @@
-"""The deliberate bugs that the model has to catch, and the faults under which each of them shows.
+"""List the deliberate bugs that the model must catch, and the faults that reveal each.
 
-A run with none of them is the real thing. Not in the list are three that the model shows to be harmless by themselves:
-without the seal nothing acknowledged is lost, as a winner stops to follow before it begins its epoch; the order of
-epochs and lengths among members in sync, who all have what is confirmed; and folding too early, which costs a snapshot.
+A run without any of them is the real system. Three bugs are not in the list, because the model shows that each of them
+is harmless by itself: electing without fencing loses nothing acknowledged, since a winner stops following before it
+begins its epoch; the order of epochs and log lengths does not matter among in-sync replicas, which all have what is
+confirmed; and folding too early only costs a snapshot.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Bug:
-    """One of them.
+    """Describe one deliberate bug.
 
     Attributes:
-        what: what it does.
-        faults: which faults bring it to light; none: all.
-        config: the world in which it does.
+        what: what the bug does.
+        faults: the faults that reveal it; empty for all faults.
+        config: parameters of the world in which it shows.
     """
 
     what: str
@@ -97,7 +98,7 @@ BUGS: Final = {
     ),
 }
 
-#: A seed that shows each of them, though others do, too.
+#: One seed per bug that reveals it; other seeds reveal it, too.
 SEEDS: Final = {
     "skip the lease check": 1,
     "look at the lease before the wait only": 2,

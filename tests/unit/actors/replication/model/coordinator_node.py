@@ -1,4 +1,4 @@
-"""Keepers, and a coordinator without state of its own, around the real machines."""
+"""Run keepers and a stateless coordinator around the real state machines."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from raymq.actors.keeper.keeper_set import KeeperSet
 from raymq.actors.keeper.proposal import Answers
 from raymq.actors.wire.commands.replication_commands import ReplicaStatus
 from tests.unit.actors.replication.model.broker_parts import GROUP
-from tests.unit.actors.replication.model.virtual_time import Process, Signal, gathered
+from tests.unit.actors.replication.model.virtual_time import Process, Signal, gather_signals
 
 if TYPE_CHECKING:
     from tests.unit.actors.replication.model.world import World
 
 
 class KeeperNode:
-    """One life of a keeper."""
+    """Run one process of a keeper."""
 
     def __init__(self, world: World, acceptor: Acceptor) -> None:
         self._world = world
         self.acceptor = acceptor
-        #: It takes nothing in.
+        #: Whether the keeper refuses every call.
         self.is_deaf = False
 
     async def handle(self, call: KeeperCall) -> Answer:
@@ -42,9 +42,9 @@ class KeeperNode:
 
 
 def acceptor_with(bugs: Collection[str]) -> type[Acceptor]:
-    """The real keeper, but for deliberate bugs."""
+    """Return the real acceptor class, changed by deliberate bugs."""
 
-    class Made(Acceptor):
+    class FaultyAcceptor(Acceptor):
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
             if "keepers forget leases" in bugs:
@@ -52,11 +52,11 @@ def acceptor_with(bugs: Collection[str]) -> type[Acceptor]:
             if "keepers ignore leases" in bugs:
                 self.leases.held_against = lambda *_: 0.0  # type: ignore[method-assign]
 
-    return Made
+    return FaultyAcceptor
 
 
-class ModelDoor:
-    """The way to the keepers from one process."""
+class ModelTransport:
+    """Carry calls from one process to the keepers."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -86,8 +86,8 @@ class ModelDoor:
         await self._process.pause(seconds)
 
 
-class WatchWithBugs(FailoverMonitor):
-    """The real decisions, but for deliberate bugs."""
+class MonitorWithBugs(FailoverMonitor):
+    """Behave like the real failover monitor, except for deliberate bugs."""
 
     def __init__(self, world: World, clock: Callable[[], float]) -> None:
         super().__init__(GROUP, clock)
@@ -119,13 +119,13 @@ class WatchWithBugs(FailoverMonitor):
 
 
 class CoordinatorNode:
-    """Does what `FailoverMonitor` says, as `CoordinatorService`."""
+    """Carry out the steps of `FailoverMonitor`, as `CoordinatorService` does."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
         self._process = process
         self._register = world.register(process)
-        self._watch = WatchWithBugs(world, process.clock)
+        self._monitor = MonitorWithBugs(world, process.clock)
         process.spawn(self.run())
 
     async def run(self) -> None:
@@ -140,15 +140,15 @@ class CoordinatorNode:
             state = now.value
             assert isinstance(state, GroupState)
             heard = await self._ask(state, "status", "")
-            self._watch.heartbeats.update(heard)
-            step = self._watch.next(state, {number: _status(number, each) for number, each in heard.items()})
+            self._monitor.heartbeats.update(heard)
+            step = self._monitor.next(state, {number: _status(number, each) for number, each in heard.items()})
             if isinstance(step, FenceReplicas):
                 fenced = {
                     number: each for number, each in (await self._ask(state, "seal", state.epoch)).items() if each
                 }
-                told = await self._ask(state, "status", "")
-                step = self._watch.elect(
-                    state, fenced, {number: _status(number, each) for number, each in told.items()}
+                report = await self._ask(state, "status", "")
+                step = self._monitor.elect(
+                    state, fenced, {number: _status(number, each) for number, each in report.items()}
                 )
             if isinstance(step, StepDown):
                 assert state.master is not None
@@ -167,31 +167,31 @@ class CoordinatorNode:
             number: self._world.network.request(self._process, record.address, name, argument)
             for number, record in state.replicas.items()
         }
-        await gathered([self._process.within(each, 0.4) for each in asked.values()])
+        await gather_signals([self._process.within(each, 0.4) for each in asked.values()])
         return {number: each.value for number, each in asked.items() if each.is_done}
 
 
-def _status(number: int, told: Mapping[str, Any]) -> ReplicaStatus:
+def _status(number: int, report: Mapping[str, Any]) -> ReplicaStatus:
     begin = (0, 0)
     return ReplicaStatus(
         replica=number,
-        role="master" if told["serves"] else "replica",
-        identity=told["identity"],
-        nonce=told["nonce"],
+        role="master" if report["serves"] else "replica",
+        identity=report["identity"],
+        nonce=report["nonce"],
         pid=0,
-        serves=told["serves"],
-        fenced=told["sealed"],
-        epoch=told["epoch"],
+        serves=report["serves"],
+        fenced=report["sealed"],
+        epoch=report["epoch"],
         master=None,
         master_epoch=0,
         address="",
         replication_address="",
         begin=begin,
-        end=told["end"],
+        end=report["end"],
         confirmed=begin,
         in_sync=(),
         set_epoch=0,
-        reaches_keepers=told["reaches keepers"],
+        reaches_keepers=report["reaches keepers"],
     )
 
 

@@ -1,4 +1,4 @@
-"""A simulated disk of one broker: what is written survives the process, what is fsynced survives a loss of power."""
+"""Simulate a broker's disk: writes survive the process, and fsynced writes survive power loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.storage.errors import StoreFailed
 from raymq.storage.state.state_changes import StateChange
 
-#: A message is its number, so many bytes long.
+#: A message consists of its number, in this many bytes.
 RECORD_BYTES = 8
 
 
@@ -21,7 +21,7 @@ def record(number: int) -> bytes:
 
 
 def numbers(content: bytes | bytearray) -> list[int]:
-    """The messages in a log."""
+    """Return the messages in a log."""
     return [
         int.from_bytes(content[at : at + RECORD_BYTES], "big")
         for at in range(0, len(content) - RECORD_BYTES + 1, RECORD_BYTES)
@@ -30,20 +30,20 @@ def numbers(content: bytes | bytearray) -> list[int]:
 
 @dataclass
 class BrokerDisk:
-    """The files of one directory."""
+    """Hold the files of one directory."""
 
     identity: str
     log: bytearray = field(default_factory=bytearray)
     frames: list[StateChange] = field(default_factory=list)
     epochs: EpochMap = field(default_factory=EpochMap)
-    #: The tables: up to which frame they are folded, and the group's progress.
+    #: The tables: the last frame folded into them, and the committed offset of the consumer group.
     folded: tuple[int, int] = (0, 0)
     fenced: int = 0
-    #: The nonces of starts that may be registered.
+    #: Nonces of the starts that the register may list.
     nonces: list[str] = field(default_factory=list)
-    #: How often its machine has started anew.
+    #: The number of restarts of the machine.
     boots: int = 0
-    #: The tail may be gone since the replica was last in sync.
+    #: Whether the tail may be lost since the replica was last in sync.
     tail_lost: bool = False
     boot: int = 0
     fails: bool = False
@@ -51,13 +51,13 @@ class BrokerDisk:
     synced_frames: int = 0
 
     def sync(self) -> None:
-        """fsync; StoreFailed."""
+        """Simulate fsync; raise StoreFailed on a failing disk."""
         if self.fails:
             raise StoreFailed("fsync failed")
         self.synced_log, self.synced_frames = len(self.log), len(self.frames)
 
     def lose_power(self, chance: random.Random, keep: int) -> None:
-        """What was not synced is gone, as far as `keep` (bytes of the log) allows."""
+        """Drop unsynced writes at random, but no log byte before `keep`."""
         length = max(chance.randint(min(self.synced_log, len(self.log)), len(self.log)), keep)
         if length < len(self.log):
             del self.log[length:]
@@ -66,7 +66,10 @@ class BrokerDisk:
         self.boot += 1
 
     def recover(self) -> tuple[StateStream, StreamExtent]:
-        """What a start makes of it: whole records, state that speaks of no more than these, epochs that begin there."""
+        """Recover as a start does.
+
+        Whole records stay, with the state that refers to them and the epochs that begin within the log.
+        """
         del self.log[len(self.log) - len(self.log) % RECORD_BYTES :]
         states = StateStream(self.folded[0], self.frames)
         states.clamp(len(self.log))
@@ -78,5 +81,5 @@ class BrokerDisk:
         return states, StreamExtent(self.epochs, StreamPosition(0, states.folded), end)
 
     def progress(self) -> int:
-        """The consumer group's committed offset, in messages."""
+        """Return the consumer group's committed offset, in messages."""
         return int.from_bytes(self.frames[-1].payload, "big") if self.frames else self.folded[1]

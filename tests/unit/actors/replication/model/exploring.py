@@ -1,4 +1,4 @@
-"""One random history: faults for a while, then peace, then everything that was promised is looked for."""
+"""Run one random history: faults, then recovery, then checks of all guarantees."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Final
 
 from tests.unit.actors.replication.model.world import KEEPERS, World
 
-#: What may go wrong, each for one broker or keeper that is drawn.
+#: Faults by name, each for one randomly chosen broker or keeper.
 FAULTS: Final[dict[str, Callable[[World, random.Random], None]]] = {}
 
 
-def _fault(made: Callable[[World, random.Random], None]) -> Callable[[World, random.Random], None]:
-    FAULTS[made.__name__] = made
-    return made
+def _fault(fault: Callable[[World, random.Random], None]) -> Callable[[World, random.Random], None]:
+    FAULTS[fault.__name__] = fault
+    return fault
 
 
 def _broker(world: World, chance: random.Random, *, alive: bool = True) -> int | None:
-    """A broker that runs (or does not); the master more often than others."""
+    """Choose a broker that is alive (or dead), a master more often than others."""
     found = [number for number, node in world.brokers.items() if node.process.is_alive == alive]
     masters = [number for number in found if world.brokers[number].leadership is not None]
     return chance.choice(found + masters * 2) if found else None
@@ -163,7 +163,7 @@ def cut_off_but_for_the_client(world: World, chance: random.Random) -> None:
 
 @_fault
 def stop_a_clock(world: World, chance: random.Random) -> None:
-    """Only with sync, whose promise does not rest on clocks."""
+    """Stop a broker's clock, but only with sync, whose guarantees do not depend on clocks."""
     if world.policy.mode == "sync" and (number := _broker(world, chance)) is not None:
         world.clocks_are_wrong = True
         world.brokers[number].process.stop_clock()
@@ -171,14 +171,17 @@ def stop_a_clock(world: World, chance: random.Random) -> None:
 
 @_fault
 def nothing(world: World, chance: random.Random) -> None:
-    """Time to come to rest."""
+    """Let the cluster settle for 2 seconds."""
     world.run(2.0)
 
 
 def explore(
     seed: int, bugs: Collection[str] = (), *, faults: Collection[str] = (), steps: int = 25, **config: Any
 ) -> World:
-    """A history of this seed; `Violated`, or whatever else fails, if it shows something."""
+    """Run the history of this seed.
+
+    Raises `Violated`, or another exception of a state machine, where the history reveals a bug.
+    """
     chance = random.Random(seed)
     if not config:
         config = {

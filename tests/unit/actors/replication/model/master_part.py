@@ -1,4 +1,4 @@
-"""A broker as master: what it takes, whom it ships it to, and its lease."""
+"""Run a broker as master: its appends, its shipping to replicas, and its lease."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.unit.actors.replication.model.network import Line
 
 
 class MasterPart(BrokerParts):
-    """What a broker does while it has an office."""
+    """Do what a broker does as master."""
 
     async def send(self, number: int) -> str:
-        """What becomes of a message: "ok", "refused" (not stored), "repeat", or "unknown"."""
+        """Send a message; return "ok", "refused" (not stored), "repeat" or "unknown"."""
         return await self.write(number, None)
 
     async def commit(self, progress: int) -> str:
         return await self.write(None, progress)
 
     async def read(self, since: int) -> list[int] | None:
-        """The messages from a queue offset on that may be seen; None: not the master."""
+        """Return the visible messages from a queue offset on, or None if not master."""
         leadership = self.leadership
         if leadership is None or not leadership.lease.holds:
             return None
@@ -101,7 +101,7 @@ class MasterPart(BrokerParts):
                 seconds = await self.register.renew(GROUP, leadership.claim)
             except RegisterConflict:
                 if not leadership.lease.holds:
-                    self.leave_office()
+                    self.step_down()
                     return
             except RegisterError:
                 pass
@@ -113,7 +113,7 @@ class MasterPart(BrokerParts):
                         leadership.lease.given(began, seconds)
             await self.process.pause(0.4)
 
-    async def look_after(self, leadership: Leadership) -> None:
+    async def maintain_leadership(self, leadership: Leadership) -> None:
         turn = 0
         while self.is_valid(leadership):
             desired = leadership.in_sync.desired()
@@ -134,16 +134,16 @@ class MasterPart(BrokerParts):
             return
         leadership.is_changing = True
         leadership.in_sync.propose(desired)
-        asked = leadership.registered
-        assert isinstance(asked.value, GroupState)
+        expected = leadership.registered
+        assert isinstance(expected.value, GroupState)
         try:
-            now = await self.register.change(GROUP, asked, asked.value.with_set(desired))
+            now = await self.register.change(GROUP, expected, expected.value.with_set(desired))
         except RegisterUnknown:
-            now = await self._asked(leadership, settle="take unknown for not done" not in self.bugs)
+            now = await self._read_register(leadership, settle="take unknown for not done" not in self.bugs)
         except RegisterConflict:
-            now = await self._asked(leadership, settle=False)
+            now = await self._read_register(leadership, settle=False)
         except RegisterError:
-            now = asked
+            now = expected
         leadership.is_changing = False
         self.apply_registered(leadership, now)
 
@@ -153,7 +153,7 @@ class MasterPart(BrokerParts):
         state = now.value
         assert isinstance(state, GroupState)
         if (state.master, state.epoch) != (self.number, leadership.epoch):
-            self.leave_office()
+            self.step_down()
             return
         leadership.registered = now
         nonces = {number: record.nonce for number, record in state.replicas.items()}
@@ -164,15 +164,15 @@ class MasterPart(BrokerParts):
         leadership.wake()
 
     async def learn(self, leadership: Leadership) -> None:
-        """Know of replicas that have started since."""
+        """Learn from the register which replicas have restarted."""
         if leadership.is_changing:
             return
         leadership.is_changing = True
-        now = await self._asked(leadership, settle=False)
+        now = await self._read_register(leadership, settle=False)
         leadership.is_changing = False
         self.apply_registered(leadership, now)
 
-    async def _asked(self, leadership: Leadership, *, settle: bool) -> Registered:
+    async def _read_register(self, leadership: Leadership, *, settle: bool) -> Registered:
         while self.is_valid(leadership):
             try:
                 return await (self.register.settle(GROUP) if settle else self.register.read(GROUP))
@@ -192,13 +192,13 @@ class MasterPart(BrokerParts):
                 return
             try:
                 for frame in reader.feed(content):
-                    self._hear(leadership, line, connection, frame)
+                    self._receive_frame(leadership, line, connection, frame)
             except ProtocolError:
                 line.close()
 
         return receive
 
-    def _hear(self, leadership: Leadership, line: Line, connection: int, frame: ReplicationFrame) -> None:
+    def _receive_frame(self, leadership: Leadership, line: Line, connection: int, frame: ReplicationFrame) -> None:
         if frame.epoch != leadership.epoch:
             raise ProtocolError("of another epoch")
         if frame.kind is FrameKind.ACK:
@@ -233,7 +233,7 @@ class MasterPart(BrokerParts):
                 line.send(ReplicationFrame(kind, leadership.epoch, body=body).encode(), by_source=False)
 
     def pump(self) -> None:
-        """Ship what there is."""
+        """Ship all pending log and state."""
         leadership = self.leadership
         if leadership is None:
             return

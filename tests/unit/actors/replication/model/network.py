@@ -1,4 +1,4 @@
-"""A simulated network: requests with answers, and connections of frames, both of which get lost, late and cut."""
+"""Simulate a network: requests and connections that are lost, delayed and cut."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from tests.unit.actors.replication.model.virtual_time import Process, Scheduler,
 
 
 class Network:
-    """Who reaches whom. Latencies differ from message to message, so that two connections overtake each other."""
+    """Deliver requests and frames between processes.
+
+    Latencies differ from message to message, so that two connections overtake each other.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._chance = scheduler.chance
-        #: Directions in which nothing arrives.
+        #: Directions (source, target) in which all traffic is lost.
         self.cut: set[tuple[str, str]] = set()
         #: The share of requests, of answers, and of frames (with their connection) that get lost.
         self.loss = 0.0
@@ -31,7 +34,7 @@ class Network:
         return (source, target) not in self.cut and self._chance.random() >= self.loss
 
     def request(self, source: Process, target: str, name: str, *arguments: Any) -> Signal:
-        """The answer, or an exception that `target` refuses with; never done if either gets lost."""
+        """Return a signal with the answer or refusal of `target`, never set if lost."""
         answered = Signal()
 
         def arrive() -> None:
@@ -55,7 +58,7 @@ class Network:
         return answered
 
     def connect(self, source: Process, target: str, receive: Callable[[bytes], None]) -> Line:
-        """A connection; `receive` gets what the other end sends."""
+        """Open a connection; `receive` gets what the other end sends."""
         line = Line(self, source, target, receive)
         if self.arrives(source.name, target):
             self._scheduler.after(self.latency(), line.accept)
@@ -70,7 +73,7 @@ class Network:
 
 
 class Line:
-    """One connection: what is sent arrives whole and in its order, or the line is dead from there on."""
+    """Model one connection: content arrives whole and in order, or the line is dead."""
 
     def __init__(self, network: Network, source: Process, target: str, receive: Callable[[bytes], None]) -> None:
         self._network = network
@@ -99,7 +102,7 @@ class Line:
         at = max(self._scheduler.now + self._network.latency(), self._next_at[by_source] + 0.0001)
         self._next_at[by_source] = at
         content = self._network.flipped(content)
-        # Without an owner: what arrives at a process that is stopped lies in its socket until it goes on.
+        # Without an owner: content for a stopped process stays in its socket until the process continues.
         self._scheduler.after(at - self._scheduler.now, lambda: self._arrive(content, by_source=by_source))
 
     def _arrive(self, content: bytes, *, by_source: bool) -> None:
@@ -108,7 +111,7 @@ class Line:
             self.close()
             return
 
-        # What was sent before the line broke may lie in the socket still, and is read.
+        # Content sent before the line broke may still be in the socket, and is read.
         process.do(lambda: self._receive[not by_source](content) if (not by_source) in self._receive else None)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A broker as replica: it follows, and does what the master says."""
+"""Run a broker as replica, which follows the master."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.unit.actors.replication.model.network import Line
 
 
 class ReplicaPart(BrokerParts):
-    """What a broker does while another one is master."""
+    """Do what a broker does while another one is master."""
 
     def follow(self, state: GroupState) -> None:
         assert state.master is not None
         is_connected = self.line is not None and self.line.is_open and self.process.clock() - self.received_at < 1.5
         if is_connected and self.follower is not None and self.follower._epoch == state.epoch:
             return
-        self.hang_up()
+        self.disconnect()
         if state.epoch < self.disk.fenced and "elect without sealing" not in self.bugs:
             return
         follower = ReplicationReceiver(state.epoch, self.extent, self.confirmed)
@@ -48,9 +48,9 @@ class ReplicaPart(BrokerParts):
                 return
             try:
                 for frame in self._read(reader, content):
-                    self._take(line, follower, frame)
+                    self._apply_frame(line, follower, frame)
             except (ProtocolError, StoreError):
-                self.hang_up()
+                self.disconnect()
 
         self.follower, self.received_at = follower, self.process.clock()
         self.line = line = self.world.network.connect(self.process, state.replicas[state.master].address, receive)
@@ -73,7 +73,7 @@ class ReplicaPart(BrokerParts):
         hello = Hello("c", GROUP, self.number, self.disk.identity, self.nonce, extent.begin, extent.epochs)
         return follower.hello(hello).encode()
 
-    def _take(self, line: Line, follower: ReplicationReceiver, frame: ReplicationFrame) -> None:
+    def _apply_frame(self, line: Line, follower: ReplicationReceiver, frame: ReplicationFrame) -> None:
         self.received_at = self.process.clock()
         fenced = 0 if "elect without sealing" in self.bugs else self.disk.fenced
         steps = follower.receive(frame, fenced)
@@ -97,7 +97,7 @@ class ReplicaPart(BrokerParts):
                 for step in steps:
                     self._do(line, self.follower, step)
             except AssertionError:
-                self.hang_up()
+                self.disconnect()
 
     def _do(self, line: Line, follower: ReplicationReceiver, step: Step) -> None:
         disk = self.disk

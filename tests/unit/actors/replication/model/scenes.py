@@ -1,4 +1,4 @@
-"""Histories that chance finds too rarely, told step by step. Each ends well unless something is wrong."""
+"""Provide scripted histories that random runs reach too rarely; each passes without bugs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def master_of(world: World) -> BrokerNode | None:
     return found[0] if len(found) == 1 else None
 
 
-def settled(bugs: Collection[str], *, mode: str = "sync") -> tuple[World, BrokerNode, BrokerNode]:
-    """Two brokers in sync, the master first, and no client but the scene."""
+def start_synced_pair(bugs: Collection[str], *, mode: str = "sync") -> tuple[World, BrokerNode, BrokerNode]:
+    """Start two brokers in sync, the master first, without a client."""
     world = World(7, bugs, replicas=2, mode=mode)
     world.client.kill()
     until(world, lambda: (node := master_of(world)) is not None and len(node.leadership.in_sync.members) == 2)  # type: ignore[union-attr]
@@ -54,9 +54,9 @@ def _slots(world: World) -> list[Slot]:
     return [world.keepers[number].acceptor.record.slots[GROUP] for number in KEEPERS]  # type: ignore[union-attr]
 
 
-def a_former_masters_tail_is_cut_for_good(bugs: Collection[str]) -> None:
-    """It is cut, follows, is killed, and becomes master itself: what was cut stays away, log and state."""
-    world, former, other = settled(bugs, mode="async")
+def check_former_master_stays_truncated(bugs: Collection[str]) -> None:
+    """Truncate a former master, restart and elect it: log and state stay truncated."""
+    world, former, other = start_synced_pair(bugs, mode="async")
     write(former, 1, 2)
     world.run(1.0)
     cut_off(world, former)
@@ -82,9 +82,9 @@ def a_former_masters_tail_is_cut_for_good(bugs: Collection[str]) -> None:
         raise Violated(f"what was cut has come to life: {revived}")
 
 
-def the_register_has_grown_the_set_and_the_master_does_not_know(bugs: Collection[str]) -> None:
-    """Keepers' answers are lost when they have taken a replica in; it may be elected from then on."""
-    world, master, other = settled(bugs)
+def check_set_grown_unknown_to_master(bugs: Collection[str]) -> None:
+    """Lose the keepers' answers after they admitted a replica, which may then be elected."""
+    world, master, other = start_synced_pair(bugs)
     world.kill(other.number)
     leadership = master.leadership
     assert leadership is not None
@@ -111,9 +111,9 @@ def the_register_has_grown_the_set_and_the_master_does_not_know(bugs: Collection
     world.recover_silently()
 
 
-def the_register_never_hears_of_a_smaller_set(bugs: Collection[str]) -> None:
-    """The master loses its replica and, as it asks for a set without it, the keepers; then it dies."""
-    world, master, other = settled(bugs)
+def check_shrink_lost_before_register(bugs: Collection[str]) -> None:
+    """Cut the master from its replica and, as it shrinks the set, from the keepers."""
+    world, master, other = start_synced_pair(bugs)
     me, others = master.process.name, f"b{other.number}"
     world.network.cut |= {(me, others), (others, me)}
     leadership = master.leadership
@@ -121,7 +121,7 @@ def the_register_never_hears_of_a_smaller_set(bugs: Collection[str]) -> None:
     until(world, lambda: leadership.in_sync.proposed is not None, step=0.0005)
     for number in KEEPERS:
         world.network.cut |= {(me, f"k{number}"), (f"k{number}", me)}
-    for keeper in world.keepers.values():  # What is on its way to them is lost, too.
+    for keeper in world.keepers.values():  # Requests on their way to the keepers are lost, too.
         keeper.is_deaf = True
     write(master, 1, 2, 3)
     world.run(0.5)
@@ -134,8 +134,8 @@ def the_register_never_hears_of_a_smaller_set(bugs: Collection[str]) -> None:
 
 
 SCENES: Final[dict[str, Scene]] = {
-    "cut in memory only": a_former_masters_tail_is_cut_for_good,
-    "cut without the state": a_former_masters_tail_is_cut_for_good,
-    "shrink the set before the answer": the_register_never_hears_of_a_smaller_set,
-    "grow the set before the answer": the_register_has_grown_the_set_and_the_master_does_not_know,
+    "cut in memory only": check_former_master_stays_truncated,
+    "cut without the state": check_former_master_stays_truncated,
+    "shrink the set before the answer": check_shrink_lost_before_register,
+    "grow the set before the answer": check_set_grown_unknown_to_master,
 }

@@ -1,4 +1,4 @@
-"""Processes in virtual time: coroutines that sleep, are stopped, and are killed, one event after the other."""
+"""Run processes in virtual time: coroutines that sleep, stop and die, event by event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Signal:
-    """Something that is waited for, by coroutines and by callbacks."""
+    """Let coroutines and callbacks wait for a value."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -36,7 +36,7 @@ class Signal:
 
 
 class Scheduler:
-    """The order of all events. One seed, one order."""
+    """Order all events; the same seed gives the same order."""
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
@@ -61,10 +61,10 @@ class Scheduler:
 
 
 class Process:
-    """One life of a program on a machine: what it does is over when it is killed, and waits while it is stopped."""
+    """Run one process on a machine: a kill ends its work, a stop delays it."""
 
     def __init__(self, scheduler: Scheduler, name: str, speed: float = 1.0) -> None:
-        """`speed`: how fast the machine's clock runs."""
+        """Create a process on a machine whose clock runs at `speed`."""
         self.scheduler = scheduler
         self.name = name
         self.is_alive = True
@@ -80,11 +80,11 @@ class Process:
         return self.scheduler.now * self._speed
 
     def stop_clock(self) -> None:
-        """Its clock stands still from now on: that of a machine that counts no sleep, or is plainly wrong."""
+        """Freeze the clock, as on a machine whose clock counts no sleep or is wrong."""
         self._clock_stands_at = self.clock()
 
-    def set_right(self) -> None:
-        """Its clock goes again, and has jumped to the time."""
+    def repair_clock(self) -> None:
+        """Restart the clock, which jumps to the current time."""
         self._clock_stands_at = None
 
     def do(self, callback: Callable[[], None]) -> None:
@@ -104,14 +104,14 @@ class Process:
         return made
 
     def within(self, signal: Signal, seconds: float) -> Signal:
-        """Done when `signal` is, or after so many seconds; whether the signal was."""
+        """Wait for `signal`, at most so many seconds; the result says whether it was set."""
         made = Signal()
         signal.then(lambda: made.set(True))
         self.after(seconds, lambda: made.set(False))
         return made
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> Signal:
-        """Run a coroutine; done with what it returns."""
+        """Run a coroutine; return a signal that is set to its result."""
         ended = Signal()
         self._tasks.append(coroutine)
 
@@ -130,26 +130,26 @@ class Process:
         return ended
 
     def stop(self) -> None:
-        """SIGSTOP."""
+        """Stop as by SIGSTOP."""
         self.is_stopped = True
 
     def go_on(self) -> None:
-        """SIGCONT: everything that was due meanwhile is done now, in its order."""
+        """Continue as by SIGCONT, and run all parked callbacks in their order."""
         self.is_stopped = False
         parked, self._parked = self._parked, []
         for each in parked:
             self.do(each)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """End as by SIGKILL."""
         self.is_alive = False
         tasks, self._tasks = self._tasks, []
         for each in tasks:
             each.close()
 
 
-def gathered(signals: list[Signal]) -> Awaitable[list[Any]]:
-    """What all of them are done with."""
+def gather_signals(signals: list[Signal]) -> Awaitable[list[Any]]:
+    """Wait for all signals, and return their values."""
 
     async def wait() -> list[Any]:
         return [await each for each in signals]

@@ -1,16 +1,16 @@
-"""Brokers, keepers, a coordinator and a client in virtual time, what may go wrong, and what must hold all the same.
+"""Simulate brokers, keepers, a coordinator and a client in virtual time, with faults and invariants.
 
-The invariants of replication, where they are looked at:
-    I1  what was acknowledged with sync is in the log in the end                                    `check_end`
-    I2  what had an unknown outcome may be there or not; I3 what was refused is nowhere             `check_end`
+The invariants of replication, and where they are checked:
+    I1  a message acknowledged with sync is in the log in the end                                   `check_end`
+    I2  a message with an unknown outcome may be stored; I3 a refused message is nowhere            `check_end`
     I4  acknowledged messages lie in the order in which they were sent                              `check_end`
-    I5  what lies at an offset that somebody may see never changes                                  `check_seen`
-    I7  acknowledged progress never goes back, and speaks of no message that is gone                `check_end`
-    I11 no two brokers acknowledge in one epoch, none in an epoch before one that has acknowledged  `acknowledged`
+    I5  the message at a visible offset never changes                                               `check_seen`
+    I7  acknowledged progress never goes back, and never refers to a missing message                `check_end`
+    I11 one broker per epoch acknowledges, none in an epoch before one that has acknowledged        `acknowledged`
     I12 a flipped bit does not spread                                                               `check_seen`
-    I13 when all faults are over a message is acknowledged, and all replicas have the same          `recover`
-    I14 state frames are folded, not kept for ever                                                  `check_end`
-    Besides: with sync a message lies on `min_in_sync` disks when it is acknowledged                `acknowledged`
+    I13 after all faults a message is acknowledged, and all replicas are equal                      `recover`
+    I14 state frames are folded, not kept forever                                                   `check_end`
+    Besides: with sync an acknowledged message lies on `min_in_sync` disks                          `acknowledged`
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from raymq.actors.keeper.keeper_record import KeeperRecord, Slot
 from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
 from raymq.actors.keeper.master_lease import claim_of
-from tests.unit.actors.keeper.keepers_at_hand import MemoryFile
+from tests.unit.actors.keeper.in_memory_keepers import MemoryFile
 from tests.unit.actors.replication.model.broker_node import BrokerNode
 from tests.unit.actors.replication.model.broker_parts import FOLDED_FRAMES, GROUP, Leadership
 from tests.unit.actors.replication.model.coordinator_node import (
     CoordinatorNode,
     KeeperNode,
-    ModelDoor,
+    ModelTransport,
     acceptor_with,
 )
 from tests.unit.actors.replication.model.disk import RECORD_BYTES, BrokerDisk, numbers, record
@@ -41,14 +41,16 @@ from tests.unit.actors.replication.model.virtual_time import Process, Scheduler
 KEEPERS = (1, 2, 3)
 #: How long a group may take to serve again once all faults are over, in seconds.
 RECOVERY_SECONDS = 30.0
+#: How long a replica may take to catch up once all faults are over, in seconds.
+CATCH_UP_SECONDS = 10.0
 
 
 class Violated(AssertionError):
-    """An invariant does not hold."""
+    """Report an invariant that does not hold."""
 
 
 class World:
-    """All of it. Everything that is random comes from the seed."""
+    """Hold the whole simulation; all randomness comes from the seed."""
 
     def __init__(
         self,
@@ -67,19 +69,19 @@ class World:
         self.flush_sync = flush_sync
         self.policy = ReplicationPolicy(mode, min_in_sync)
         self.elections = 0
-        #: Whether somebody was elected though a tail may be lost.
+        #: Whether a replica was elected whose tail may be lost.
         self.warned = False
-        #: A master's clock may stand still: nothing that rests on leases can be promised then, all else is.
+        #: Whether a clock may stand still: then guarantees that depend on leases do not hold, all others do.
         self.clocks_are_wrong = False
-        #: The messages that were acknowledged, with where they end, in the order of that; the progress likewise.
+        #: Acknowledged messages with their end offsets, in order of acknowledgement; likewise the progress.
         self.acked: list[tuple[int, int]] = []
         self.acked_progress = 0
         self.refused: set[int] = set()
         self._masters: dict[int, str] = {}
         self._last_epoch = 0
-        #: What was confirmed anywhere: the log that everybody agrees to.
+        #: The confirmed log, on which all brokers agree.
         self.history = b""
-        #: What the register has said, for `restore_register`.
+        #: Former states of the register, for `restore_register`.
         self.registered: list[GroupState] = []
         self._tails: dict[int, tuple[int, bytes]] = {}
         self._starts = 0
@@ -104,7 +106,7 @@ class World:
         self._known_master = 1
         self.client.spawn(self._send())
         self.client.spawn(self._consume())
-        self.scheduler.after(0.25, self._look)
+        self.scheduler.after(0.25, self._inspect)
 
     def _process(self, name: str, speed: float = 1.0) -> Process:
         made = Process(self.scheduler, name, speed)
@@ -112,12 +114,12 @@ class World:
         return made
 
     def register(self, process: Process) -> KeeperRegister:
-        return KeeperRegister(self.keeper_set, ModelDoor(self, process), self.chance.randrange)
+        return KeeperRegister(self.keeper_set, ModelTransport(self, process), self.chance.randrange)
 
-    # What happens to processes, disks and the network.
+    # Starts, stops and faults of processes, disks and the network.
 
     def start(self, number: int) -> None:
-        """Start a broker on what its disk has."""
+        """Start a broker on the content of its disk."""
         self._starts += 1
         disk = self.disks[number]
         if (tail := self._tails.pop(number, None)) is not None and len(disk.log) < tail[0] + len(tail[1]):
@@ -129,11 +131,11 @@ class World:
         self.brokers[number] = self.network.services[process.name] = node
 
     def kill(self, number: int) -> None:
-        """SIGKILL: what was written is there."""
+        """Kill a broker as by SIGKILL; its writes are kept."""
         self.brokers[number].process.kill()
 
     def lose_power(self, number: int) -> None:
-        """The machine goes down: what was not fsynced may be gone, but never the last copy of what is confirmed."""
+        """Drop unsynced writes of a broker, but never the last copy of confirmed ones."""
         self.kill(number)
         disk = self.disks[number]
         disk.boots += 1
@@ -146,7 +148,7 @@ class World:
                 keep = at + RECORD_BYTES
         frames = disk.synced_frames
         if disk.frames and all(other.progress() < disk.progress() for other in others):
-            # Without the log that it speaks of, a frame is dropped by the next start.
+            # The next start would drop a frame whose log is missing.
             frames, keep = len(disk.frames), max(keep, disk.frames[-1].log_offset)
         before = len(disk.log), len(disk.frames)
         saved = disk.synced_frames
@@ -163,7 +165,7 @@ class World:
         self.brokers[number].process.go_on()
 
     def start_keeper(self, number: int) -> None:
-        """Start a keeper on what its file has; a first start is that of a set that was just founded."""
+        """Start a keeper on its file; a start at time 0 counts as just founded."""
         process = self._process(f"k{number}", self.chance.choice((0.95, 1.0, 1.05)))
         file = self.keeper_files[number]
         kind = acceptor_with(self.bugs)
@@ -171,8 +173,8 @@ class World:
         self.keepers[number] = self.network.services[process.name] = KeeperNode(self, acceptor)
 
     def restore_register(self, older: GroupState) -> None:
-        """All keepers say again who was master, and in sync, by then: as an etcd that is restored from a backup."""
-        self.clocks_are_wrong = True  # the lease of who is master by now goes on for a while
+        """Reset all keepers to an older state, as an etcd restored from a backup."""
+        self.clocks_are_wrong = True  # the lease of the current master holds for a while
         records = []
         for number in KEEPERS:
             self.kill_keeper(number)
@@ -197,7 +199,7 @@ class World:
         self.network.services[process.name] = CoordinatorNode(self, process)
 
     def partition(self, side: Collection[str], *, one_way: bool = False) -> None:
-        """Nothing goes from this side to the other one, nor, unless `one_way`, back."""
+        """Cut all traffic from this side to the others and, unless `one_way`, back."""
         for source in side:
             for target in self.network.processes.keys() - set(side):
                 self.network.cut.add((source, target))
@@ -205,14 +207,14 @@ class World:
                     self.network.cut.add((target, source))
 
     def heal(self) -> None:
-        """All faults are over: everybody runs, and everybody is reached."""
+        """End all faults: all processes run, and all are reachable."""
         self.network.cut.clear()
         self.network.loss = self.network.flips = 0.0
         self.network.is_slow = False
         for number in self.disks:
             self.disks[number].fails = False
             process = self.brokers[number].process
-            process.set_right()
+            process.repair_clock()
             if process.is_stopped and process.is_alive:
                 process.go_on()
             if not process.is_alive:
@@ -222,7 +224,7 @@ class World:
                 self.start_keeper(number)
 
     def revive(self, node: BrokerNode, tail: bytes, at: int) -> None:
-        """A cut that was made in memory only: the bytes are in the file still."""
+        """Record a cut made in memory only: the bytes are still in the file."""
         self._tails[node.number] = at, tail
 
     def run(self, seconds: float) -> None:
@@ -258,12 +260,12 @@ class World:
             self._known_master = self.chance.choice(list(self.disks))
         return answered.value if answered.is_done else "unknown"
 
-    # What must hold.
+    # The invariants.
 
     def acknowledged(
         self, node: BrokerNode, leadership: Leadership, number: int | None, progress: int | None, end: StreamPosition
     ) -> None:
-        """A broker sends SEND_OK now."""
+        """Check a broker that sends SEND_OK now."""
         who = f"{node.process.name} {node.nonce}"
         if self._masters.setdefault(leadership.epoch, who) != who:
             raise Violated(f"I11: {who} and {self._masters[leadership.epoch]} acknowledge in epoch {leadership.epoch}")
@@ -275,7 +277,7 @@ class World:
         if number is not None:
             at = end.offset - RECORD_BYTES
             holders = [key for key, disk in self.disks.items() if disk.log[at : end.offset] == record(number)]
-            # What a replica had when it acknowledged, and without a sync lost with its machine a moment ago, counts.
+            # A replica that acknowledged, and then lost unsynced data with its machine, counts as well.
             lost = [key for key, disk in self.disks.items() if disk.tail_lost and key not in holders]
             if len(holders) + len(lost) < self.policy.min_in_sync:
                 raise Violated(f"message {number} is acknowledged and lies on {holders} only")
@@ -288,7 +290,7 @@ class World:
             self.acked_progress = max(self.acked_progress, progress)
 
     def check_seen(self, node: BrokerNode, content: bytes) -> None:
-        """A consumer sees this much of a broker's log."""
+        """Check the part of a broker's log that a consumer sees."""
         shared = min(len(content), len(self.history))
         if content[:shared] != self.history[:shared]:
             raise Violated(f"I5: {node.process.name} shows {numbers(content)}, and seen was {numbers(self.history)}")
@@ -296,7 +298,7 @@ class World:
             self.history = content
 
     def check_leases(self) -> None:
-        """A keeper has accepted: no master's lease outlives its time in the register."""
+        """Check, after an accept, that no lease outlives its master in the register."""
         slots = [
             node.acceptor.record.slots[GROUP] for node in self.keepers.values() if node.acceptor.record is not None
         ]
@@ -314,7 +316,7 @@ class World:
                 ):
                     raise Violated(f"{leadership.claim} holds a lease, and the register says {claim}")
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         for node in self.brokers.values():
             if node.process.is_alive and node.is_claimed:
                 confirmed = node.leadership.in_sync.confirmed if node.leadership else node.confirmed
@@ -324,16 +326,16 @@ class World:
                     state = node.leadership.registered.value
                     if isinstance(state, GroupState) and state not in self.registered:
                         self.registered.append(state)
-        self.scheduler.after(0.25, self._look)
+        self.scheduler.after(0.25, self._inspect)
 
     def recover_silently(self) -> None:
-        """`recover` and `check_end` of a world whose client is gone."""
+        """Recover and check the end state in a world without a client."""
         self.heal()
         self.run(15.0)
         self.check_end()
 
     def recover(self) -> float:
-        """End all faults, and wait until all is well; how long that took, in seconds."""
+        """End all faults, and wait for recovery; return its duration in seconds."""
         self.heal()
         began = self.scheduler.now
         acked = len(self.acked)
@@ -347,12 +349,18 @@ class World:
                 has_new = len(self.acked) > acked or self.policy.mode != "sync"
                 if has_new and leadership.in_sync.members >= self.disks.keys() and leadership.in_sync.proposed is None:
                     return self.scheduler.now - began
-        raise Violated(f"I13: not well {RECOVERY_SECONDS} s after all faults: {self._told()}")
+        raise Violated(f"I13: not well {RECOVERY_SECONDS} s after all faults: {self._describe()}")
 
     def check_end(self) -> None:
-        """All faults are over, and the client is silent: what was promised is there."""
+        """Check all guarantees after the faults, with the client stopped."""
         self.client.kill()
+        began = self.scheduler.now
         self.run(3.0)
+        # A replica may have to find out first that its connection is dead.
+        while (
+            len({bytes(disk.log) for disk in self.disks.values()}) > 1 and self.scheduler.now - began < CATCH_UP_SECONDS
+        ):
+            self.run(0.5)
         masters = [each for each in self.brokers.values() if each.leadership is not None]
         if len(masters) != 1:
             raise Violated(f"I11: masters in the end: {[each.number for each in masters]}")
@@ -372,19 +380,19 @@ class World:
         for number, disk in self.disks.items():
             if bytes(disk.log) != log:
                 raise Violated(f"I13: b{number} has {numbers(disk.log)}, the master {there}")
-            # Who is elected with a warning has the longest log, not all of the state.
+            # A replica elected with a warning has the longest log, but not all of the state.
             if not (0 if self.warned else self.acked_progress) <= disk.progress() <= len(there):
                 raise Violated(f"I7: b{number}: progress {disk.progress()}, acknowledged was {self.acked_progress}")
             if len(disk.frames) > 2 * FOLDED_FRAMES:
                 raise Violated(f"I14: b{number} keeps {len(disk.frames)} frames")
 
-    def _told(self) -> str:
-        told = []
+    def _describe(self) -> str:
+        parts = []
         for number, node in self.brokers.items():
             epochs = [(entry.epoch, entry.start.offset) for entry in node.disk.epochs][-3:]
-            told.append(f"b{number}: {node.end}, epochs {epochs}, sealed {node.disk.fenced}, refused {node.refused}")
+            parts.append(f"b{number}: {node.end}, epochs {epochs}, sealed {node.disk.fenced}, refused {node.refused}")
             if (leadership := node.leadership) is not None:
-                told[-1] += f", office {leadership.epoch} {leadership.lease.holds} {set(leadership.in_sync.members)}"
-                told[-1] += f" {leadership.in_sync.confirmed}"
+                parts[-1] += f", office {leadership.epoch} {leadership.lease.holds} {set(leadership.in_sync.members)}"
+                parts[-1] += f" {leadership.in_sync.confirmed}"
         slots = [KeeperRecord.decode(file.content).slots[GROUP] for file in self.keeper_files.values() if file.content]
-        return "; ".join([*told, *(f"{slot.promised[0]} {slot.accepted[0]} {slot.entry}" for slot in slots)])
+        return "; ".join([*parts, *(f"{slot.promised[0]} {slot.accepted[0]} {slot.entry}" for slot in slots)])

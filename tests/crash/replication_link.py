@@ -1,0 +1,150 @@
+"""Connect a replica to its master without a network, with the replication steps of real brokers.
+
+`ReplicationSender`, `ReplicationReceiver` and `ReplicaStream` exchange their frames by direct calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Final, Protocol
+
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
+from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
+from raymq.actors.broker.replication.frame_bodies import Hello, read_hello
+from raymq.actors.broker.replication.reconciliation import ContinueFrom, InstallSnapshot, StreamExtent
+from raymq.actors.broker.replication.replication_frames import FrameKind, ReplicationFrame
+from raymq.actors.broker.replication.replication_receiver import (
+    BeginEpoch,
+    BeginSnapshot,
+    EndSnapshot,
+    LoadSnapshotPart,
+    ReplicationReceiver,
+    Step,
+    TruncateStream,
+    WriteLog,
+    WriteStates,
+)
+from raymq.actors.broker.replication.replication_sender import ReplicationSender, ShipLog
+from raymq.actors.broker.replication.stream_position import BEGIN, StreamPosition
+from raymq.storage.cooperative_steps import run_steps
+from raymq.storage.state import expired_queue_offsets
+from raymq.storage.state.state_recorder import StateRecorder
+from raymq.storage.store import Store
+
+#: A replica continues after at most so many HELLOs: a truncation and a snapshot come before.
+_MAX_HELLOS: Final = 8
+
+
+class Master(Protocol):
+    """A master that ships its log and its state.
+
+    Attributes:
+        verdicts: the kinds of verdicts that returning replicas got.
+    """
+
+    epoch: int
+    epochs: EpochFileCache
+    recorder: StateRecorder
+    store: Store
+    verdicts: list[type]
+
+    def send(self) -> None:
+        """Change something while a snapshot is shipped."""
+
+
+class ReplicationLink:
+    """One connection between a master and a replica, with both ends."""
+
+    def __init__(self, master: Master, stream: ReplicaStream) -> None:
+        self._master, self._stream = master, stream
+        self._tables_at: int | None = None
+        self._feeder = ReplicationSender(master.epoch, self._extent, master.recorder.after, lambda: BEGIN)
+        self._follower = ReplicationReceiver(master.epoch, stream.extent, stream.confirmed)
+
+    def connect(self) -> None:
+        """Exchange HELLOs until the replica may continue."""
+        stream, follower, feeder = self._stream, self._follower, self._feeder
+        stream.begin_connection()
+        for _ in range(_MAX_HELLOS):
+            follower.end, self._tables_at = stream.end, None
+            greeting = Hello("c", "g", 2, "identity", "nonce", stream.extent.begin, stream.epochs)
+            hello = follower.hello(greeting)
+            verdict, answer = feeder.on_hello(read_hello(hello.body), hello.position)
+            self._master.verdicts.append(type(verdict))
+            if isinstance(verdict, InstallSnapshot):
+                self._take_snapshot(hello)
+                continue
+            self._do(answer)
+            if isinstance(verdict, ContinueFrom):
+                return
+        raise AssertionError(f"it is never told to go on: {self._master.verdicts[-_MAX_HELLOS:]}")
+
+    def _take_snapshot(self, hello: ReplicationFrame) -> None:
+        snapshot = self._master.recorder.snapshot()
+        try:
+            self._tables_at = snapshot.sequence
+            greeting = read_hello(hello.body)
+            verdict, answer = self._feeder.on_hello(greeting, hello.position)
+            assert isinstance(verdict, InstallSnapshot)
+            self._do(answer)
+            ends = run_steps(self._master.store.expired_ends(greeting.begin.offset if verdict.keeps_log else 0))
+            for part in itertools.chain(snapshot.parts(), expired_queue_offsets.parts(ends)):
+                self._master.send()  # changes continue meanwhile
+                self._do(ReplicationFrame(FrameKind.TABLES, self._master.epoch, BEGIN, BEGIN, part))
+            self._do(ReplicationFrame(FrameKind.SNAPSHOT_END, self._master.epoch))
+        finally:
+            snapshot.close()
+
+    @property
+    def store(self) -> Store:
+        """Return the replica's store."""
+        return self._stream.store
+
+    def step(self, most_bytes: int = 1 << 20) -> bool:
+        """Ship one piece; return False if the replica has everything."""
+        shipment = self._feeder.next_shipment(most_bytes)
+        if isinstance(shipment, ShipLog):
+            with self._master.store.log_slice(shipment.start, shipment.end) as found:
+                self._do(self._feeder.frame_of(shipment, bytes(found.view)))
+        elif shipment is not None:
+            self._do(self._feeder.frame_of(shipment))
+        return shipment is not None
+
+    def all(self) -> None:
+        """Ship until the replica has everything."""
+        while self.step():
+            pass
+
+    def some(self, random_: random.Random) -> None:
+        """Ship a random part of what is left."""
+        for _ in range(random_.choice((0, 1, 5, 40))):
+            self.step(random_.choice((200, 5_000, 20_000)))
+
+    def _extent(self) -> StreamExtent:
+        master, begin = self._master, self._tables_at
+        folded = master.recorder.folded if begin is None else begin
+        end = StreamPosition(master.store.max_physical_offset, master.recorder.last)
+        return StreamExtent(master.epochs.map, StreamPosition(master.store.min_physical_offset, folded), end)
+
+    def _do(self, frame: ReplicationFrame) -> None:
+        for step in self._follower.receive(frame, 0):
+            self._do_one(step)
+
+    def _do_one(self, step: Step) -> None:
+        stream = self._stream
+        if isinstance(step, WriteLog):
+            stream.write_log(step.offset, step.content, lambda: None)
+        elif isinstance(step, WriteStates):
+            stream.write_states(step.frames)
+        elif isinstance(step, BeginEpoch):
+            stream.begin_epoch(step.entry)
+        elif isinstance(step, TruncateStream):
+            stream.cut(step.position, step.epoch)
+        elif isinstance(step, BeginSnapshot):
+            self._epochs, self._sequence = step.epochs, step.position.sequence
+            stream.begin_snapshot(step.position, keeps_log=step.keeps_log)
+        elif isinstance(step, LoadSnapshotPart):
+            stream.load(step.content)
+        elif isinstance(step, EndSnapshot):
+            stream.end_snapshot(self._sequence, self._epochs)

@@ -1,0 +1,76 @@
+"""Test that changes by a delayed thread of a former master are no changes of the current master."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors.errors import RayMQError
+from raymq.actors.wire.commands.stream_plan_commands import plan_batch_command
+from tests.polling import poll_until
+from tests.replica_clients import Clients, are_alike, numbered, request_replica
+from tests.replica_group import ReplicaGroup
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
+
+PLAN = "raymq/streams/stream/query"
+
+
+@contextlib.contextmanager
+def hold_plan_write(group: ReplicaGroup, held: str) -> Iterator[None]:
+    """Let a thread of replica 1, the master, store a plan and wait for the disk at a path that contains `held`."""
+
+    def plan() -> None:
+        with contextlib.suppress(RayMQError):
+            request_replica(group, 1, plan_batch_command("stream", "query", 0, b"late"))
+
+    group.tell(1, f"hold files {held}")
+    thread = threading.Thread(target=plan)
+    thread.start()
+    group.await_hold(1)
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_replica_drops_late_write_of_its_former_leadership(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 10))
+    path = group.directory(1) / PLAN
+    with hold_plan_write(group, "/raymq/streams"):
+        assert group.elect() == 2, "who has not come to an end with one office takes no other"
+        group.await_in_sync(1, 2)
+        clients.send(*numbered(10, 20))
+        poll_until(lambda: are_alike(group), 20)
+        group.pause(2)
+        group.tell(1, "release")
+        poll_until(path.exists, 10)
+        group.go_on(2)
+        poll_until(lambda: not path.exists(), 20, "it takes a snapshot")
+    group.await_in_sync(1, 2)
+    poll_until(lambda: are_alike(group), 20)
+    assert group.elect(1) == 1
+    clients.send(*numbered(20, 30))
+    assert set(clients.bodies()) == set(numbered(0, 30))
+    poll_until(lambda: are_alike(group), 20)
+
+
+def test_reelected_master_replicates_write_between_leaderships(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 10))
+    elected: list[int] = []
+    electing = threading.Thread(target=lambda: elected.append(group.elect(1)))
+    with hold_plan_write(group, "query.tmp"):
+        electing.start()
+        poll_until(lambda: group.status(1).role == "replica", 20)
+        assert not (group.directory(1) / PLAN).exists()
+        group.tell(1, "release")
+        electing.join()
+    assert elected == [1]
+    group.await_in_sync(1, 2)
+    assert (group.directory(1) / PLAN).exists()
+    poll_until(lambda: are_alike(group), 20)
+    clients.send(*numbered(10, 20))
+    assert set(clients.bodies()) == set(numbered(0, 20))

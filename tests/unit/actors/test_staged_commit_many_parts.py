@@ -1,0 +1,213 @@
+"""Test that a commit of many parts does proportional work in small steps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.actors.broker.staged_commits import StagedCommits
+from raymq.storage.files.file_calls import FileCalls
+from raymq.storage.files.file_calls import replaced as replaced_calls
+from raymq.storage.log.log_salvage import DamagedRange
+from raymq.storage.records.record import Record, encode
+from raymq.storage.tables.recovery_bounds import RecoveryBounds
+from tests.unit.actors.bench import CONFIG, Bench
+
+
+class CountingFileCalls(FileCalls):
+    """Count opened files and listed folders by thread, and the files found by listing."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[int] = Counter()
+        self.found = 0
+
+    def open(self, path: Path, flags: int) -> int:
+        self.calls[threading.get_ident()] += 1
+        return super().open(path, flags)
+
+    def scan(self, folder: Path) -> list[os.DirEntry[str]]:
+        self.calls[threading.get_ident()] += 1
+        found = super().scan(folder)
+        self.found += len(found)
+        return found
+
+
+def row(body: bytes, queue_id: int = 0) -> bytes:
+    return encode("t", queue_id, body, b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
+
+
+def stage(bench: Bench, part: str, rows: list[bytes], number: int = 0, transaction: str = "tx") -> None:
+    sizes = np.array([len(each) for each in rows], np.int32)
+    bench.core.staging.stage(transaction, part, number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    made.core.topics.create("t", 1)
+    yield made
+    made.store.close()
+
+
+def test_commit_scans_its_files_once_for_many_parts(bench: Bench) -> None:
+    for number in range(60):
+        stage(bench, f"part{number}", [row(b"%d" % number)])
+    counted = CountingFileCalls()
+    with replaced_calls(counted):
+        assert sum(bench.core.staging.commit("tx", [f"part{number}" for number in range(60)], 60)) == 60
+    assert counted.found <= 61  # the chunks, and the record of their home broker
+    assert sum(counted.calls.values()) <= 10 * 60
+    assert bench.store.max_offset("t", 0, written=True) == 60
+
+
+def test_each_commit_step_reads_files_of_one_chunk_at_most(bench: Bench) -> None:
+    """Check that the folder and all chunk headers are read outside the event loop."""
+    for number in range(60):
+        stage(bench, f"part{number}", [row(b"%d" % number)])
+    counted = CountingFileCalls()
+
+    async def commit() -> int:
+        here, most = threading.get_ident(), 0
+        committing = asyncio.ensure_future(
+            StagedCommits(bench.core, None).commit("tx", {f"part{number}": 1 for number in range(60)})
+        )
+        while not committing.done():
+            before = counted.calls[here]
+            await asyncio.sleep(0)
+            most = max(most, counted.calls[here] - before)
+        assert (await committing).added == 60
+        return most
+
+    with replaced_calls(counted):
+        assert asyncio.run(commit()) <= 12
+    assert len(bench.bodies("t")) == 60
+
+
+def test_unstaged_parts_cause_no_file_access(bench: Bench) -> None:
+    for number in range(20):
+        stage(bench, f"part{number}", [row(b"x")])
+    counted = CountingFileCalls()
+    with replaced_calls(counted):
+        assert list(bench.core.staging.commit("tx", [f"none{number}" for number in range(5_000)])) == []
+    assert counted.found <= 21
+    assert sum(counted.calls.values()) <= 20
+
+
+def lose_power(bench: Bench) -> None:
+    """Lose the unsynced staged files; the log keeps everything."""
+    for mark in (bench.directory / "raymq" / "staged").glob("*/*.*"):
+        if mark.suffix in (".done", ".intent"):
+            mark.unlink()
+    bench.core.staging._files.clamp(RecoveryBounds(bench.store.max_physical_offset, memory_lost=True))
+
+
+def record_walked_places(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the places of all records that are read from now on."""
+    walk, places = bench.store.salvage_walk, list[int]()
+
+    def recording_walk(begin: int) -> Iterator[Record | DamagedRange]:
+        for record in walk(begin):
+            places.append(record.begin if isinstance(record, DamagedRange) else record.physical_offset)
+            yield record
+
+    monkeypatch.setattr(bench.store, "salvage_walk", recording_walk)
+    return places
+
+
+@pytest.mark.parametrize("through", [0, 1, 17, 39, 40])
+def test_commit_after_power_loss_walks_log_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, through: int) -> None:
+    """Use equal rows in different chunks, with equal messages of others between them."""
+    rows = [[row(b"%d" % ((number + each) % 7)) for each in range(5)] for number in range(40)]
+    for number, each in enumerate(rows):
+        stage(bench, f"part{number // 2}", each, number % 2)
+    parts = [f"part{number}" for number in range(20)]
+    other = row(b"of another one")
+    for number, _ in enumerate(bench.core.staging.commit("tx", parts, 200), 1):
+        bench.core.append("t", 0, memoryview(other), np.array([len(other)], np.int32))
+        if number >= through:
+            break
+    there = bench.store.max_offset("t", 0, written=True)
+    lose_power(bench)
+    places = record_walked_places(bench, monkeypatch)
+    assert sum(bench.core.staging.commit("tx", parts, 200)) == 200 - 5 * max(through, 1)
+    assert len(places) <= there
+    bench.core.staging.close("tx")
+    expected = Counter(record[-1:] for each in rows for record in each)
+    assert sum(expected.values()) == 200
+    bodies = Counter(bench.bodies("t"))
+    del bodies[b"of another one"]
+    assert bodies == Counter(b"%d" % ((number + each) % 7) for number in range(40) for each in range(5))
+
+
+def test_row_missing_in_log_causes_no_second_walk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(10):
+        stage(bench, f"part{number}", [row(b"%d %d" % (number, each)) for each in range(5)])
+    parts = [f"part{number}" for number in range(10)]
+    for _ in range(2):
+        for _ in bench.core.staging.commit("tx", parts):
+            pass
+        lose_power(bench)
+    stage_of_first = bench.directory / "raymq" / "staged" / "tx" / "part0.000000.chunk"
+    content = stage_of_first.read_bytes()
+    assert content.count(b"0 3") == 1
+    stage_of_first.write_bytes(content.replace(b"0 3", b"0 8"))  # as if this row were missing in the log
+    places = record_walked_places(bench, monkeypatch)
+    sum(bench.core.staging.commit("tx", parts))
+    assert len(places) <= 50
+
+
+def test_each_log_search_step_reads_few_records(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        stage(bench, f"part{number}", [row(b"%d %d" % (number, each)) for each in range(1_000)])
+    parts = [f"part{number}" for number in range(3)]
+    for _ in bench.core.staging.commit("tx", parts):
+        pass
+    lose_power(bench)
+    places = record_walked_places(bench, monkeypatch)
+    seen = 0
+    for added in bench.core.staging.commit("tx", parts):
+        assert added == 0
+        assert len(places) - seen <= 128
+        seen = len(places)
+    assert 3_000 <= seen <= 3_200
+
+
+@pytest.mark.parametrize("is_repeated", [False, True], ids=["at once", "after a loss of power"])
+def test_commit_memory_does_not_grow_with_rows(tmp_path: Path, *, is_repeated: bool) -> None:
+    """Allow the memory of one chunk, here 110 KB, and of some buffered queue entries."""
+    config = replace(CONFIG, commitlog_file_bytes=1 << 24, consume_queue_file_entries=100_000, index_entries=100_000)
+    bench = Bench(tmp_path, config)
+    bench.core.topics.create("t", 1)
+
+    def peak(chunks: int) -> int:
+        transaction = f"tx{chunks}"
+        for number in range(chunks):
+            stage(
+                bench, "p", [row(b"%d %d " % (number, each) + b"." * 1_000) for each in range(100)], number, transaction
+            )
+        if is_repeated:
+            for _ in bench.core.staging.commit(transaction, ["p"]):
+                pass
+            lose_power(bench)
+        tracemalloc.start()
+        try:
+            for _ in bench.core.staging.commit(transaction, ["p"]):
+                pass
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            bench.core.staging.close(transaction)
+
+    peak(2)
+    few, many = peak(4), peak(60)
+    assert many - few < 1_000_000  # the rows of the larger write are 6 MB
+    bench.store.close()
