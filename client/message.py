@@ -196,7 +196,7 @@ class Message:
         stored = dict(own)
         for name, value in own.items():
             _check_text("properties", name)
-            _check_text("properties", value)
+            _check_text("properties", value, f"properties[{name!r}]")
             if not name or name in properties.SYSTEM_PROPERTIES:
                 raise InvalidInput("properties", message_limits.PROPERTY_NAME, name)
             if not value:  # RocketMQ's consumers would drop it, and its producers refuse it
@@ -238,9 +238,9 @@ def key_numbers(messages: Sequence[Message]) -> list[str | int]:
     return list(map(dict.setdefault, map(_attributes, messages), repeat("_key"), numbers))
 
 
-def _check_text(name: str, value: object) -> None:
+def _check_text(name: str, value: object, place: str = "") -> None:
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be str, not {type(value).__name__}")
+        raise TypeError(f"{place or name} must be str, not {type(value).__name__}")
     if _find_forbidden(value) is not None:
         raise InvalidInput(name, message_limits.TEXT, value)
     if not value.isascii():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 
 from raymq.cluster.cli_context import json_option
 from raymq.cluster.cluster_config import SETTINGS, ClusterConfig
-from raymq.cluster.output import print_json, print_rows
+from raymq.cluster.output import print_json
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
@@ -23,8 +24,9 @@ def config_commands() -> None:
 
 @config_commands.command("show")
 @click.argument("file", type=_FILE, required=False)
+@click.option("--changed", is_flag=True, help="Show only the settings of FILE that differ from their defaults.")
 @json_option
-def show(file: Path | None, as_json: bool) -> None:
+def show(file: Path | None, changed: bool, as_json: bool) -> None:
     """Show every setting with its value in FILE, or its default.
 
     For each setting the unit, range and meaning are shown, and when a change takes effect.
@@ -41,6 +43,7 @@ def show(file: Path | None, as_json: bool) -> None:
             "description": setting.description,
         }
         for setting in SETTINGS.values()
+        if not changed or values[setting.name] != setting.default
     ]
     if as_json:
         print_json(rows)
@@ -60,19 +63,33 @@ def show(file: Path | None, as_json: bool) -> None:
 def check(file: Path, as_json: bool) -> None:
     """Name everything that is wrong with FILE; exit code 1 if anything is."""
     found = [
-        {"setting": error.field, "allowed": error.limit, "given": error.actual, "remedy": error.remedy}
+        {
+            "setting": str(error.actual) if error.field == "config" else error.field,
+            "allowed": error.limit,
+            "given": _plain(error.actual),
+            "remedy": error.remedy,
+        }
         for error in ClusterConfig.problems(file)
     ]
     if as_json:
         print_json({"file": str(file), "problems": found})
     elif found:
-        print_rows(found, as_json=False, empty="")
+        for each in found:
+            remedy = f" ({each['remedy']})" if each["remedy"] else ""
+            click.echo(f"{each['setting']}: allowed is {each['allowed']}; the file has {each['given']!r}{remedy}")
     else:
         values = ClusterConfig.settings(file)
         changed = sum(values[name] != setting.default for name, setting in SETTINGS.items())
         click.echo(f"{file}: fine, {changed} of {len(SETTINGS)} settings differ from their defaults")
     if found:
         sys.exit(1)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for JSON; what JSON cannot hold is returned as text of at most 200 characters."""
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return repr(value)[:200]
 
 
 def _as_yaml(value: Any) -> str:

@@ -262,9 +262,9 @@ def _check(name: object, value: object) -> None:
         raise InvalidInput(str(name), "not in this version: it is planned, and does nothing yet", value)
     setting = SETTINGS.get(name) if isinstance(name, str) else None
     if setting is None:
-        alike = difflib.get_close_matches(str(name), SETTINGS, 1)
+        alike = difflib.get_close_matches(str(name).lower(), SETTINGS, 1)
         remedy = f"did you mean {alike[0]}?" if alike else "`raymq config show` lists them"
-        raise InvalidInput("config", f"only the keys {', '.join(SETTINGS)}", str(name), remedy=remedy)
+        raise InvalidInput("config", "only known settings", str(name), remedy=remedy)
     setting.check(value)
 
 

@@ -128,7 +128,8 @@ def join_address(address: str, last_resort: Callable[[], str | None]) -> None:
         raise RayNotRunning(
             "ray",
             "this process is connected to no Ray, and none was started on this machine by `ray start` or `ray up`",
-            remedy="name it (address=, RAY_ADDRESS), or reach the cluster without Ray (name_servers=)",
+            remedy="start a cluster with cluster.start(); name another Ray (address=, RAY_ADDRESS); or reach a cluster "
+            "without Ray (name_servers=)",
         )
 
 

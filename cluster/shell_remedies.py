@@ -10,6 +10,7 @@ from typing import Final
 COMMANDS: Final[dict[str, str]] = {
     "Admin.create_topic": "raymq topic create",
     "Admin.delete_topic": "raymq topic delete",
+    "Admin.update_topic": "raymq topic update",
     "Admin.topic_stats": "raymq topic stats",
     "Admin.topics": "raymq topic list",
     "Admin.groups": "raymq group list",

@@ -42,6 +42,10 @@ def describe(
     return Meta(description=description, extra={"unit": unit, "form": form, "effect": effect}, **bounds)
 
 
+#: The types of values of a configuration file.
+_PLAIN = (str, bool, int, float, list, tuple, dict, type(None))
+
+
 @dataclass(frozen=True, slots=True)
 class SettingSpec:
     """One setting.
@@ -65,9 +69,13 @@ class SettingSpec:
 
     def check(self, value: object) -> None:
         """Raise InvalidInput, which names the setting and its limit, unless `value` is allowed."""
+        if isinstance(value, float):
+            value = float(value)  # also a subclass of float, such as NumPy's
+        if not isinstance(value, _PLAIN):  # msgspec would also take a Decimal for a number, and a set for a list
+            raise InvalidInput(self.name, self.allowed, value)
         try:
             msgspec.convert(value, self.type, strict=True)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):
             raise InvalidInput(self.name, self.allowed, value) from None
 
 

@@ -181,8 +181,12 @@ def consume_timed(mq: Connection, producer: Producer) -> tuple[list[str], str]:
 
 def write_staged(mq: Connection) -> list[str]:
     """Do what Spark's sink does, without Spark: commit one write, and abort another."""
-    from raymq.client.bulk.staged_write import StagedWrite
-    from raymq.client.bulk.staged_writer import StagedWriter
+    try:
+        from raymq.client.bulk.staged_write import StagedWrite
+        from raymq.client.bulk.staged_writer import StagedWriter
+    except ModuleNotFoundError:  # the previous release
+        from raymq.client.bulk.committing import StagedWrite  # type: ignore[import-not-found, no-redef]
+        from raymq.client.bulk.staging import StagedWriter  # type: ignore[import-not-found, no-redef]
     from raymq.storage.records.record import encode, encode_properties
 
     with Admin(mq) as admin:

@@ -320,7 +320,7 @@ class Membership:
             self._waits_for |= frozenset(new)
             text = "; ".join(f"waits for topic {topic}, which does not exist" for topic in new)
             remedy = topic_not_found(new[0]).remedy
-            _consumer_log.warning("group %s %s (%s)", self._member.group, text, remedy)
+            _consumer_log.warning("group %s %s%s", self._member.group, text, f" ({remedy})" if remedy else "")
         if self._member.waits_for != self._waits_for:
             self._member = replace(self._member, waits_for=self._waits_for)
 

@@ -468,7 +468,7 @@ class PushConsumerEngine:
         topic. The messages in flight are neither awaited nor committed.
         """
         queue = process.queue
-        _log.info("%s: the group continues at offset %d instead of %d", queue, process.next_offset, offset)
+        _log.info("%s: the group continues at offset %d instead of %d", queue, offset, process.next_offset)
         self.delivery.drop(queue)
         moved = self._queues[queue] = self.delivery.open(queue, offset)
         moved.epoch = process.epoch

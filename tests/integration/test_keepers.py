@@ -66,9 +66,9 @@ def load_keeper_set(root: Path) -> KeeperSet:
 
 def run_on_register(keepers: KeeperSet, act: Callable[[KeeperRegister], Coroutine[Any, Any, T]]) -> T:
     async def run() -> T:
-        transport = SocketQuorumTransport(keeper_bootstrap)
+        transport = SocketQuorumTransport(keepers)
         try:
-            return await act(KeeperRegister(keeper_bootstrap, transport))
+            return await act(KeeperRegister(keepers, transport))
         finally:
             await transport.close()
 

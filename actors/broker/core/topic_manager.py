@@ -144,7 +144,7 @@ class TopicManager:
                 raise TopicExists(
                     f"topic {name} exists with {known.write_queues} queues, ordered={known.order}; "
                     f"asked for {queues}, ordered={ordered}",
-                    remedy="ask for the same settings, or delete the topic first",
+                    remedy="ask for the same settings, or change the topic with Admin.update_topic",
                 )
             if (known.write_queues, known.read_queues, known.order) == (queues, queues, ordered):
                 return False

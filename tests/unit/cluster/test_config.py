@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -194,3 +196,58 @@ def test_config_check_reports_problems(tmp_path: Path) -> None:
     code, output = run_config_command("check", str(path))
     assert code == 1
     assert "a whole number from 0 to 65535" in output
+
+
+@pytest.mark.parametrize("value", [np.float64(48.0), 48, 48.0])
+def test_number_settings_accept_numpy_and_whole_numbers(value: float) -> None:
+    assert ClusterConfig.load({"retention_hours": value}).store == {"retention_hours": 48.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retention_hours", Decimal(48)),
+        ("etcd_endpoints", {"http://a", "http://b"}),
+        ("flush", "\udcff"),
+        ("max_auto_topics", "\ud800"),
+    ],
+)
+def test_value_of_an_unusual_type_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        ClusterConfig.load({name: value})
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize("name", ["RETENTION_HOURS", "retention_hour"])
+def test_unknown_key_names_a_similar_one(name: str) -> None:
+    with pytest.raises(InvalidInput, match="did you mean retention_hours") as caught:
+        ClusterConfig.load({name: 1})
+    assert caught.value.actual == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "retention_hours: 2026-01-01",
+        "retention_hours: .nan",
+        "flush: !!binary aGVsbG8=",
+        "etcd_endpoints: &a [*a]",
+        "etcd_endpoints: !!set {a, b}",
+        "RETENTION_HOURS: 4",
+    ],
+)
+def test_config_check_reports_odd_values_as_json(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    code, output = run_config_command("check", "--json", str(path))
+    assert code == 1, output
+    [problem] = json.loads(output)["problems"]
+    assert problem["setting"] == text.partition(":")[0]
+    assert run_config_command("check", str(path))[0] == 1
+
+
+def test_config_show_lists_only_changed_settings(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("retention_hours: 48\nflush: async\n")
+    rows = json.loads(run_config_command("show", "--changed", "--json", str(path))[1])
+    assert [row["setting"] for row in rows] == ["retention_hours"]
