@@ -17,6 +17,7 @@ The root of the tree and the errors of a store are in `raymq.storage.errors`. Th
     |   +-- Timeout (TimeoutError)     the answer did not arrive in time
     +-- UnknownAttribute (InvalidInput)
     +-- BadSubscription  SubscriptionMismatch  ConsumerNotOnline  NotRecallable  ClientClosed  OffsetReset
+    +-- TransactionEnded               the transaction was decided otherwise, or given up
     +-- WriteIncomplete                .transaction, .rows, .missing: a committed write that has lost rows
     +-- FencedEpoch                    another broker is master, in a larger epoch
     +-- TooFewInSync                   a broker group has too few replicas in sync; nothing was stored
@@ -107,6 +108,7 @@ __all__ = [
     "TopicExists",
     "TopicNotFound",
     "TopicUnavailable",
+    "TransactionEnded",
     "UnknownAttribute",
     "VersionMismatch",
     "WorkFailed",
@@ -251,6 +253,12 @@ class WriteIncomplete(RayMQError):
         self.rows = rows
         self.missing = missing
         self.reasons = dict(reasons)
+
+
+class TransactionEnded(RayMQError):
+    """A transaction has ended otherwise than is requested now, or was given up."""
+
+    wire_code = "ILLEGAL_OPERATION"
 
 
 class BrokerUnavailable(RayMQError):

@@ -25,6 +25,14 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 #: The topic of timer messages until their time; RocketMQ's TIMER_TOPIC.
 TIMER_TOPIC = delay_levels.TIMER_TOPIC
+#: RocketMQ's topics of transactions: half messages, their ends, and halves that were asked for too often.
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+#: The topic to which RocketMQ's clients send the traces of messages.
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+#: The consumer group whose offsets are the progress of both half topics.
+TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 #: The template of topics that are auto-created by a first message.
 AUTO_CREATE_TOPIC = "TBW102"
 #: The most queues that a topic may have on one broker.
@@ -37,14 +45,14 @@ UNSENDABLE_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
         TIMER_TOPIC,
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
     }
 )
-SYSTEM_TOPICS = UNSENDABLE_TOPICS | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+SYSTEM_TOPICS = UNSENDABLE_TOPICS | {AUTO_CREATE_TOPIC, "BenchmarkTest", TRACE_TOPIC}
 SYSTEM_PREFIX = "rmq_sys_"
 
 

@@ -51,6 +51,36 @@ class SendStatus(enum.Enum):
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
 
 
+class TransactionOutcome(enum.Enum):
+    """The decision of a producer about its transaction."""
+
+    #: Consumers get the message.
+    COMMIT = "COMMIT"
+    #: No consumer ever gets the message.
+    ROLLBACK = "ROLLBACK"
+    #: Not decided yet; the broker asks again later.
+    UNKNOWN = "UNKNOWN"
+
+
+class MessageType(enum.Enum):
+    """The type of a topic's messages, RocketMQ's attribute `message.type`."""
+
+    #: Neither delayed nor transactional.
+    NORMAL = "NORMAL"
+    #: As NORMAL; the messages of one sharding key are in order.
+    FIFO = "FIFO"
+    #: With a delay level or a delivery time.
+    DELAY = "DELAY"
+    #: Sent in transactions.
+    TRANSACTION = "TRANSACTION"
+    #: Of any type.
+    MIXED = "MIXED"
+
+
+#: The name of the topic attribute.
+MESSAGE_TYPE = "message.type"
+
+
 class RecallStatus(enum.Enum):
     """The result of recalling a timer message."""
 

@@ -24,7 +24,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus
+    from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus, TransactionOutcome
     from raymq.client.admin.admin import Admin
     from raymq.client.admin.dead_letter_requests import DeadMessage, RedriveResult
     from raymq.client.admin.operation import Operation
@@ -52,12 +52,14 @@ if TYPE_CHECKING:
         SubscriptionMismatch,
         TopicExists,
         TopicNotFound,
+        TransactionEnded,
         WorkFailed,
     )
     from raymq.client.members.tag_filter import Sql
     from raymq.client.message import Message, ReceivedMessage
     from raymq.client.pop.simple_consumer import SimpleConsumer
     from raymq.client.produce.producer import Producer
+    from raymq.client.produce.transaction import Transaction
     from raymq.client.pull.pull_consumer import PullConsumer
     from raymq.client.push.consumer_settings import MessageModel
     from raymq.client.push.listener import ConsumeResult, Retry
@@ -73,11 +75,13 @@ if TYPE_CHECKING:
         GroupSummary,
         KeeperInfo,
         NameServerInfo,
+        OpenTransaction,
         QueueProgress,
         QueueStats,
         SchedulerInfo,
         SendResult,
         TableResult,
+        TopicConfig,
     )
 
 __all__ = [
@@ -111,6 +115,7 @@ __all__ = [
     "NotRecallable",
     "NotStored",
     "OffsetOutOfRange",
+    "OpenTransaction",
     "Operation",
     "OutcomeUnknown",
     "PartlyStored",
@@ -137,10 +142,14 @@ __all__ = [
     "StoreLocked",
     "SubscriptionMismatch",
     "TableResult",
+    "TopicConfig",
     "TopicExists",
     "TopicNotFound",
     "TraceEvent",
     "TraceState",
+    "Transaction",
+    "TransactionEnded",
+    "TransactionOutcome",
     "WorkFailed",
 ]
 
@@ -152,6 +161,7 @@ _NAMES = {
         "MessageQueue",
         "RecallStatus",
         "SendStatus",
+        "TransactionOutcome",
     ),
     "raymq.client.admin.admin": ("Admin",),
     "raymq.client.admin.dead_letter_requests": (
@@ -182,6 +192,7 @@ _NAMES = {
         "SubscriptionMismatch",
         "TopicExists",
         "TopicNotFound",
+        "TransactionEnded",
         "WorkFailed",
     ),
     "raymq.client.consumer_health": (
@@ -196,6 +207,7 @@ _NAMES = {
     ),
     "raymq.client.pop.simple_consumer": ("SimpleConsumer",),
     "raymq.client.produce.producer": ("Producer",),
+    "raymq.client.produce.transaction": ("Transaction",),
     "raymq.client.pull.pull_consumer": ("PullConsumer",),
     "raymq.client.push.consumer_settings": ("MessageModel",),
     "raymq.client.push.listener": (
@@ -217,11 +229,13 @@ _NAMES = {
         "GroupSummary",
         "KeeperInfo",
         "NameServerInfo",
+        "OpenTransaction",
         "QueueProgress",
         "QueueStats",
         "SchedulerInfo",
         "SendResult",
         "TableResult",
+        "TopicConfig",
     ),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from raymq.actors.protocol import BrokerInfo, MessageQueue, SendStatus
 from raymq.client.consumer_health import SetAside
+from raymq.client.message import ReceivedMessage
 
 _T = TypeVar("_T")
 
@@ -72,6 +73,24 @@ class TableResult:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """The settings of a topic.
+
+    Attributes:
+        queues: on each broker, to write to.
+        permission: a sum of 4 (read) and 2 (write).
+        message_type: the type of its messages, such as "FIFO"; None if it is not restricted.
+        attributes: RocketMQ's topic attributes.
+    """
+
+    queues: int
+    permission: int
+    ordered: bool
+    message_type: str | None
+    attributes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class QueueStats:
     """The offsets of a queue and its last store time.
 
@@ -97,6 +116,25 @@ class QueueProgress:
     lag: int | None
     owner: str | None
     subscribed: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that waits for the decision of its producer.
+
+    Attributes:
+        message: the message, with its real topic; its `message_id` names the transaction.
+        producer_group: the group whose producers are asked.
+        age: seconds since the message was made.
+        checks: how often the producers were asked so far.
+        state: "open", or "given up" if they were asked too often or it was too old.
+    """
+
+    message: ReceivedMessage
+    producer_group: str
+    age: float
+    checks: int
+    state: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from raymq.cluster.cli_message import message_commands
 from raymq.cluster.cli_outbox import outbox_commands
 from raymq.cluster.cli_store import store_commands
 from raymq.cluster.cli_topic import topic_commands
+from raymq.cluster.cli_transaction import transaction_commands
 from raymq.cluster.cli_worker import worker
 from raymq.cluster.shell_remedies import in_shell_words
 
@@ -126,6 +127,7 @@ for _group in (
     message_commands,
     outbox_commands,
     dlq_commands,
+    transaction_commands,
     store_commands,
     config_commands,
     doctor,

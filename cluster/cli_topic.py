@@ -7,9 +7,12 @@ from fnmatch import fnmatchcase
 
 import click
 
+from raymq.actors.protocol import MessageType
 from raymq.client import Admin, RayMQError
 from raymq.cluster.cli_context import Finder, Rows, admin_rows, json_option
 from raymq.cluster.output import print_fields
+
+_TYPES = click.Choice([each.value for each in MessageType], case_sensitive=False)
 
 
 @click.group("topic")
@@ -30,13 +33,17 @@ def list_topics(admin: Admin, pattern: str, system: bool) -> Rows:
 @click.argument("name")
 @click.option("--queues", default=4, show_default=True, help="Queues on every broker.")
 @click.option("--ordered", is_flag=True, help="Mark the topic as ordered.")
+@click.option("--type", "message_type", type=_TYPES, help="Accept only messages of this type; by default all.")
 @json_option
 @click.pass_obj
-def create_topic(finder: Finder, name: str, queues: int, ordered: bool, as_json: bool) -> None:
+def create_topic(
+    finder: Finder, name: str, queues: int, ordered: bool, message_type: str | None, as_json: bool
+) -> None:
     """Create topic NAME on every broker; repeating the command changes nothing."""
     with finder.connect() as mq, Admin(mq) as admin:
-        admin.create_topic(name, queues, ordered)
-    print_fields({"topic": name, "queues": queues, "ordered": ordered}, as_json=as_json)
+        admin.create_topic(name, queues, ordered, message_type=message_type)
+    shown = {"topic": name, "queues": queues, "ordered": ordered, "message_type": message_type}
+    print_fields(shown, as_json=as_json)
 
 
 @topic_commands.command("stats")
@@ -61,6 +68,7 @@ _PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 @click.option("--write-queues", type=int, help="Write queues on every broker; to remove queues, reduce these first.")
 @click.option("--permission", type=click.Choice(list(_PERMISSIONS)), help="Permission of the topic.")
 @click.option("--ordered/--unordered", default=None, help="Whether the topic is marked as ordered.")
+@click.option("--type", "message_type", type=_TYPES, help="Accept only messages of this type; MIXED accepts all.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @json_option
 @click.pass_obj
@@ -72,6 +80,7 @@ def update_topic(
     write_queues: int | None,
     permission: str | None,
     ordered: bool | None,
+    message_type: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -83,6 +92,7 @@ def update_topic(
         "write_queues": write_queues,
         "permission": perm,
         "ordered": ordered,
+        "message_type": message_type,
     }
     changes = {field: value for field, value in options.items() if value is not None}
     if not changes:
@@ -95,6 +105,7 @@ def update_topic(
             read_queues=read_queues,
             write_queues=write_queues,
             permission=perm,
+            message_type=message_type,
             dry_run=dry_run,
         )
     print_fields({"topic": name, **changes, "updated": not dry_run}, as_json=as_json)

@@ -31,8 +31,6 @@ _VALUE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticE
 #: Settings of features that are not implemented yet.
 _NOT_YET = frozenset(
     {
-        "transaction_check_after",
-        "transaction_check_every",
         "access_control",
         "access_administrator_file",
         "tls_mode",

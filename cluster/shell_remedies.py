@@ -11,6 +11,8 @@ COMMANDS: Final[dict[str, str]] = {
     "Admin.create_topic": "raymq topic create",
     "Admin.delete_topic": "raymq topic delete",
     "Admin.update_topic": "raymq topic update",
+    "Admin.transactions": "raymq transaction list",
+    "Admin.resume_transaction": "raymq transaction resume",
     "Admin.topic_stats": "raymq topic stats",
     "Admin.topics": "raymq topic list",
     "Admin.groups": "raymq group list",

@@ -13,6 +13,7 @@ from raymq.storage.setting_spec import Effect, check_fields, describe, settings_
 
 #: A hundred years, in hours.
 MAX_RETENTION_HOURS = 876_600
+_MAX_CHECK_SECONDS = 86_400 * 365
 #: The largest size of a file: RocketMQ, which may open the directory, keeps it in a signed 32-bit int.
 _MAX_FILE_BYTES = (1 << 31) - 1
 
@@ -124,6 +125,34 @@ class StoreConfig:
             "Topics of a broker from which on a producer does not create its topic any more.", unit="topics", ge=0
         ),
     ] = 20_000
+    transaction_check_after: Annotated[
+        float,
+        describe(
+            "How long a transaction may be open before its producers are asked how it ended.",
+            unit="seconds",
+            ge=0,
+            le=_MAX_CHECK_SECONDS,
+        ),
+    ] = 6.0
+    transaction_check_every: Annotated[
+        float,
+        describe(
+            "The time between two questions about the same open transaction.",
+            unit="seconds",
+            gt=0,
+            le=_MAX_CHECK_SECONDS,
+        ),
+    ] = 30.0
+    transaction_check_max: Annotated[
+        int,
+        describe(
+            "How often the producers of an open transaction are asked before the broker gives it up. Questions that "
+            "reach no producer do not count.",
+            unit="questions",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = 15
     #: The broker's numeric IPv4 address and port, stamped into each record.
     store_host: str = "127.0.0.1:10911"
 

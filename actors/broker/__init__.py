@@ -7,9 +7,10 @@ What is in it, in the order to read it:
     name_server_registration: registers the broker with the name servers.
     context: what handlers work on. handlers: handle the requests, one file per family of commands.
     core: the decisions, without sockets and Ray, in the folders appending, reading, delay, pop, groups, redelivery,
-    writes and copies.
+    writes, transactions and copies.
     membership_sync: exchanges with the other brokers which brokers and coordinators exist.
     staged_commits, in_doubt_resolver: append staged writes when their coordinator has decided.
+    transaction_checker: asks the producers of open transactions how they ended.
     group_commit: one flush for all appends that wait for the disk.
     replica: a broker of a group with several replicas, around all this. replication: its decisions.
 

@@ -40,6 +40,7 @@ from raymq.actors.broker.opened_broker import OpenedBroker
 from raymq.actors.broker.periodic_tasks import PeriodicTasks, run_periodically
 from raymq.actors.broker.replica.leader_context import LeaderContext
 from raymq.actors.broker.staged_commits import StagedCommits
+from raymq.actors.broker.transaction_checker import TransactionChecker
 from raymq.actors.broker.warm_up import warm_up
 from raymq.actors.naming import check_name
 from raymq.actors.ports import bind_broker
@@ -90,6 +91,8 @@ _BEHIND_SECONDS = 0.002
 _IDLE_PROBE_SECONDS = 0.1
 #: Interval of timer checkpoints: after a crash the log is scanned from the last one on.
 _TIMER_CHECKPOINT_SECONDS = 2.0
+#: Interval in which the progress of transactions is stored; a start reads both half topics from there on.
+_TRANSACTIONS_SECONDS = 2.0
 #: An append that is not on disk after this time is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
 _SYNC_FLUSH_SECONDS = 5.0
 #: How long a master that steps down waits until running requests are answered.
@@ -121,6 +124,7 @@ class BrokerService:
         self._pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
         self._commits = GroupCommit(make_flush(self.store), _SYNC_FLUSH_SECONDS)
         self.groups = ClientRegistry(boottime)
+        self._checker = TransactionChecker(self.core, self.groups)
         self.polls = LongPollingService(self._loop.time, self._loop.call_soon)
         self.statistics = Statistics()
         durable = self._wake_who_waits()
@@ -386,6 +390,7 @@ class BrokerService:
             self._every(_SETTINGS_SECONDS, self._save_settings),
             self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers),
             self._every(_TIMER_CHECKPOINT_SECONDS, self._sync_set_aside),
+            self._every(_TRANSACTIONS_SECONDS, self._save_transactions),
         ]
         for seconds, duty in (
             (_ROUND_SECONDS, self.core.admission.beat),
@@ -394,6 +399,7 @@ class BrokerService:
             (_ROUND_SECONDS, self._sweep_pop),
             (_ROUND_SECONDS, self.core.rescue.step),
             (_GROUP_SWEEP_SECONDS, self._sweep_groups),
+            (_GROUP_SWEEP_SECONDS, self._check_transactions),
         ):
             self._round.add(f"{self.spec.name}: {_words(duty)}", seconds, duty)
         self._round.begin()
@@ -442,6 +448,15 @@ class BrokerService:
         self.core.locks.forget(expired.client_ids)
         for name in expired.groups:
             self._notify_group(name)
+
+    def _check_transactions(self) -> None:
+        topics = self.store.topic_configs.version
+        self._checker.turn()
+        if self.store.topic_configs.version != topics:  # the first half that is given up creates its topic
+            self._announcing = self._loop.create_task(self.announce())
+
+    async def _save_transactions(self) -> None:
+        self.core.transactions.save()
 
     async def _delete_expired(self) -> None:
         deleted = self.core.delete_expired()

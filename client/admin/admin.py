@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from raymq.actors.errors import ClientClosed
 from raymq.actors.naming import MAX_QUEUES
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.protocol import MessageQueue, TransactionOutcome
 from raymq.client import arguments
 from raymq.client.admin import broker_removal as admin_brokers
 from raymq.client.admin import cluster_info as admin_cluster
-from raymq.client.admin import dead_letter_requests, election_requests, topic_reader
+from raymq.client.admin import dead_letter_requests, election_requests, topic_reader, transaction_requests
 from raymq.client.admin import group_requests as admin_groups
 from raymq.client.admin import message_search as admin_messages
 from raymq.client.admin import topic_requests as admin_topics
@@ -37,7 +37,9 @@ from raymq.client.results import (
     GroupDeletion,
     GroupProgress,
     GroupSummary,
+    OpenTransaction,
     QueueStats,
+    TopicConfig,
 )
 from raymq.client.timestamps import milliseconds_or_end
 
@@ -69,19 +71,39 @@ class Admin(BrokerChanges):
 
     # -- topics --------------------------------------------------------------------------------------------------
 
-    def create_topic(self, topic: str, queues: int = 4, ordered: bool = False) -> None:
+    def create_topic(
+        self, topic: str, queues: int = 4, ordered: bool = False, *, message_type: str | None = None
+    ) -> None:
         """Create a topic of `queues` queues on every broker.
 
         A repeated call with the same settings changes nothing.
 
+        Args:
+            message_type: "NORMAL", "FIFO", "DELAY" or "TRANSACTION": the topic accepts only messages of that type from
+                RayMQ's clients. "MIXED" or None: messages of every type. RocketMQ's proxy treats None as NORMAL.
+
         Raises:
             TopicExists: the topic exists with other settings.
         """
-        self._run(admin_topics.create(self._mq, topic, queues, ordered=ordered))
+        self._run(admin_topics.create(self._mq, topic, queues, ordered=ordered, message_type=message_type))
 
-    async def acreate_topic(self, topic: str, queues: int = 4, ordered: bool = False) -> None:
+    async def acreate_topic(
+        self, topic: str, queues: int = 4, ordered: bool = False, *, message_type: str | None = None
+    ) -> None:
         """`create_topic` for asyncio code."""
-        await self._arun(admin_topics.create(self._mq, topic, queues, ordered=ordered))
+        await self._arun(admin_topics.create(self._mq, topic, queues, ordered=ordered, message_type=message_type))
+
+    def topic_config(self, topic: str) -> TopicConfig:
+        """Return the settings of a topic, as its first broker has them.
+
+        Raises:
+            TopicNotFound.
+        """
+        return self._run(admin_topics.config(self._mq, topic))
+
+    async def atopic_config(self, topic: str) -> TopicConfig:
+        """`topic_config` for asyncio code."""
+        return await self._arun(admin_topics.config(self._mq, topic))
 
     def update_topic(
         self,
@@ -92,6 +114,7 @@ class Admin(BrokerChanges):
         read_queues: int | None = None,
         write_queues: int | None = None,
         permission: int | None = None,
+        message_type: str | None = None,
         dry_run: bool = False,
     ) -> None:
         """Change a topic on every broker that has it.
@@ -104,12 +127,15 @@ class Admin(BrokerChanges):
             read_queues, write_queues: only the number for reading, or only the one for writing. To remove queues, lower
                 `write_queues` first, and `read_queues` when the rest is consumed.
             permission: a sum of 4 (read) and 2 (write).
+            message_type: as in `create_topic`; "MIXED" removes a restriction.
             dry_run: raise the errors that the change would raise, and change nothing.
 
         Raises:
             TopicNotFound, InvalidInput.
         """
-        self._run(self._update_topic(topic, queues, ordered, read_queues, write_queues, permission, dry_run))
+        self._run(
+            self._update_topic(topic, queues, ordered, read_queues, write_queues, permission, message_type, dry_run)
+        )
 
     async def aupdate_topic(
         self,
@@ -120,10 +146,13 @@ class Admin(BrokerChanges):
         read_queues: int | None = None,
         write_queues: int | None = None,
         permission: int | None = None,
+        message_type: str | None = None,
         dry_run: bool = False,
     ) -> None:
         """`update_topic` for asyncio code."""
-        await self._arun(self._update_topic(topic, queues, ordered, read_queues, write_queues, permission, dry_run))
+        await self._arun(
+            self._update_topic(topic, queues, ordered, read_queues, write_queues, permission, message_type, dry_run)
+        )
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its messages on every broker.
@@ -445,6 +474,67 @@ class Admin(BrokerChanges):
             with contextlib.suppress(ClientClosed):
                 await self._arun(topic_reader.close(found))
 
+    # -- transactions --------------------------------------------------------------------------------------------
+
+    def transactions(self, topic: str | None = None) -> list[OpenTransaction]:
+        """Return the transactions that wait for a decision, oldest first.
+
+        Args:
+            topic: only those of this topic.
+
+        Raises:
+            BrokerUnavailable: a broker does not answer.
+        """
+        return self._run(transaction_requests.all_of(self._mq, topic))
+
+    async def atransactions(self, topic: str | None = None) -> list[OpenTransaction]:
+        """`transactions` for asyncio code."""
+        return await self._arun(transaction_requests.all_of(self._mq, topic))
+
+    def commit_transaction(self, message_id: str, *, dry_run: bool = False) -> None:
+        """Commit an open transaction in place of its producer: consumers get the message.
+
+        Args:
+            message_id: that of the message in `transactions`.
+            dry_run: raise the errors that the commit would raise, and change nothing.
+
+        Raises:
+            MessageNotFound: no open transaction has this message id.
+            InvalidInput: it was given up; `resume_transaction` makes it open again.
+            TransactionEnded: its producer rolled it back meanwhile.
+        """
+        self._run(transaction_requests.end(self._mq, message_id, TransactionOutcome.COMMIT, dry_run=dry_run))
+
+    async def acommit_transaction(self, message_id: str, *, dry_run: bool = False) -> None:
+        """`commit_transaction` for asyncio code."""
+        await self._arun(transaction_requests.end(self._mq, message_id, TransactionOutcome.COMMIT, dry_run=dry_run))
+
+    def rollback_transaction(self, message_id: str, *, dry_run: bool = False) -> None:
+        """Roll back an open transaction in place of its producer: the message is dropped.
+
+        Raises:
+            MessageNotFound, InvalidInput, TransactionEnded: as `commit_transaction`.
+        """
+        self._run(transaction_requests.end(self._mq, message_id, TransactionOutcome.ROLLBACK, dry_run=dry_run))
+
+    async def arollback_transaction(self, message_id: str, *, dry_run: bool = False) -> None:
+        """`rollback_transaction` for asyncio code."""
+        await self._arun(transaction_requests.end(self._mq, message_id, TransactionOutcome.ROLLBACK, dry_run=dry_run))
+
+    def resume_transaction(self, message_id: str, *, dry_run: bool = False) -> None:
+        """Let the producers of a transaction be asked from the beginning.
+
+        A transaction that was given up is open again afterwards, with another message id.
+
+        Raises:
+            MessageNotFound: no transaction that waits or was given up has this message id.
+        """
+        self._run(transaction_requests.resume(self._mq, message_id, dry_run=dry_run))
+
+    async def aresume_transaction(self, message_id: str, *, dry_run: bool = False) -> None:
+        """`resume_transaction` for asyncio code."""
+        await self._arun(transaction_requests.resume(self._mq, message_id, dry_run=dry_run))
+
     # -- dead letters --------------------------------------------------------------------------------------------
 
     def dlq_list(self, group: str, limit: int = 1000) -> FoundMessages[DeadMessage]:
@@ -616,6 +706,7 @@ class Admin(BrokerChanges):
         read_queues: int | None,
         write_queues: int | None,
         permission: int | None,
+        message_type: str | None,
         dry_run: bool,
     ) -> None:
         if queues is not None:
@@ -627,6 +718,7 @@ class Admin(BrokerChanges):
             write_queues=queues if write_queues is None else write_queues,
             permission=permission,
             ordered=ordered,
+            message_type=message_type,
             dry_run=dry_run,
         )
 

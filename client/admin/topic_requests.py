@@ -6,23 +6,54 @@ from functools import partial
 
 from raymq.actors.errors import InvalidInput, TopicNotFound
 from raymq.actors.naming import MAX_QUEUES, check_sendable, check_topic, is_system_topic, reply_topic
-from raymq.actors.protocol import PERM_READ, PERM_WRITE, MessageQueue
+from raymq.actors.protocol import MESSAGE_TYPE, PERM_READ, PERM_WRITE, MessageQueue, MessageType
 from raymq.actors.wire.commands import admin_commands as wire_admin
 from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out as asking
-from raymq.client.results import QueueStats
+from raymq.client.results import QueueStats, TopicConfig
 
 
-async def create(mq: Connection, topic: str, queues: int, *, ordered: bool) -> None:
+async def create(
+    mq: Connection, topic: str, queues: int, *, ordered: bool, message_type: str | MessageType | None = None
+) -> None:
     """Create a topic on every broker."""
     check_topic(topic)
     check_sendable(topic)
     arguments.whole("queues", queues, 1, MAX_QUEUES)
     arguments.flag("ordered", ordered)
-    command = partial(wire_admin.create_topic_command, topic, queues, ordered=ordered)
+    of_type = checked_type(message_type)
+    command = partial(wire_admin.create_topic_command, topic, queues, ordered=ordered, message_type=of_type)
     asking.require_answers(await asking.request_all(mq, command))
     mq.routes.invalidate(topic)
+
+
+def checked_type(message_type: str | MessageType | None) -> MessageType | None:
+    """Return the message type of that name. Raise InvalidInput if there is none."""
+    if message_type is None or isinstance(message_type, MessageType):
+        return message_type
+    try:
+        return MessageType(message_type)
+    except ValueError:
+        limit = f"None or one of {', '.join(each.value for each in MessageType)}"
+        raise InvalidInput("message_type", limit, message_type) from None
+
+
+async def config(mq: Connection, topic: str) -> TopicConfig:
+    """Return a topic's settings; see `Admin.topic_config`."""
+    check_topic(topic)
+    answers = await asking.request_topic_brokers(mq, topic, partial(wire_admin.topic_config_command, topic))
+    _, answer = min(answers.items())
+    told = wire_admin.read_topic_settings(answer)
+    attributes = told.attributes
+    found = attributes.get(MESSAGE_TYPE)
+    return TopicConfig(
+        queues=told.request.write_queue_nums,
+        permission=told.request.perm,
+        ordered=told.request.order,
+        message_type=found if found in MessageType.__members__ else None,
+        attributes=dict(attributes),
+    )
 
 
 def check_change(
@@ -53,10 +84,12 @@ async def update(
     write_queues: int | None,
     permission: int | None,
     ordered: bool | None,
+    message_type: str | MessageType | None = None,
     dry_run: bool = False,
 ) -> None:
     """Change a topic on every broker that has it, starting from the broker's own settings."""
     check_change(topic, read_queues=read_queues, write_queues=write_queues, permission=permission, ordered=ordered)
+    of_type = checked_type(message_type)
     known = await asking.request_topic_brokers(mq, topic, partial(wire_admin.topic_config_command, topic))
     route = await mq.routes.get(topic)
     addresses = route.addresses  # a broker that left meanwhile is skipped here and reported by the check below
@@ -70,6 +103,7 @@ async def update(
             write_queues=write_queues,
             permission=permission,
             ordered=ordered,
+            message_type=of_type,
         )
         await asking.request_with_retry(mq, addresses[broker], command, broker)
     mq.routes.invalidate(topic)

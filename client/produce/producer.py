@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 
 from raymq.actors.errors import (
     ClientClosed,
@@ -63,6 +63,10 @@ from raymq.client.produce.sent_results import (
 from raymq.client.produce.stack_frames import is_in_call_elsewhere, is_in_call_here
 from raymq.client.results import SendResult, TableResult
 
+if TYPE_CHECKING:
+    from raymq.client.produce.transaction import Transaction, TransactionBlock
+    from raymq.client.produce.transaction_responder import TransactionChecker, TransactionCheckResponder
+
 _T = TypeVar("_T")
 #: How many parts of one call are in flight at a time if no order has to be kept: one on the wire, one in the broker.
 _PARTS_AHEAD: Final = 2
@@ -100,6 +104,9 @@ class Producer(ClientBase):
         buffer_bytes: with `linger`, how many bytes may wait for responses.
         when_full: whether a send beyond `buffer_bytes` should "block" within its time budget or "raise" `BufferFull` at
             once.
+        transaction_checker: decides open transactions of the group whose process ended, or could not tell the broker:
+            called with the message, on a thread of its own, it returns a `TransactionOutcome`. It may be a coroutine
+            function.
         outbox: a file that keeps messages whose attempts were all unsuccessful. They are sent later, in order, in the
             background, also by the next process that uses the file. The error of the send has `.kept` set then.
 
@@ -127,6 +134,7 @@ class Producer(ClientBase):
         buffer_bytes: int = 64 << 20,
         when_full: Literal["block", "raise"] = "block",
         outbox: str | Path | None = None,
+        transaction_checker: TransactionChecker | None = None,
     ) -> None:
         check_connection(mq)
         self.group = check_group(group)
@@ -152,6 +160,15 @@ class Producer(ClientBase):
         #: Reentrant: a signal handler may send on the thread that it has interrupted here.
         self._making = threading.RLock()
         self._make_paths()
+        self._responder: TransactionCheckResponder | None = None
+        if transaction_checker is not None:
+            if not callable(transaction_checker):
+                raise WrongType("transaction_checker", "a function of a message", transaction_checker)
+            from raymq.client.produce.transaction_responder import TransactionCheckResponder
+
+            self._responder = TransactionCheckResponder(mq, group, transaction_checker)
+            self._open(self._responder.start)
+            mq.retain(self)
         register_child_reset(self, Producer._reset_in_child)
         mq.adopt(self)
 
@@ -314,6 +331,59 @@ class Producer(ClientBase):
         """Do `send_table` for asyncio code; another thread encodes the rows."""
         return await asyncio.to_thread(self.send_table, topic, table, body, keys, tags, properties, **options)
 
+    def begin(self, message: Message, *, check_after: int | None = None, **options: Unpack[SendOptions]) -> Transaction:
+        """Send a message that consumers get only when its transaction is committed.
+
+        Without `idempotent` the half message is sent again only if no broker can have stored it.
+
+        Args:
+            check_after: after how many whole seconds the broker asks the producers of the group how the transaction
+                ended; None: the cluster's `transaction_check_after`. `commit` and `rollback` must come before that.
+
+        Raises:
+            NotStored, OutcomeUnknown: as `send`. With OutcomeUnknown a half message may be stored that nobody commits.
+            InvalidInput: the message is delayed.
+        """
+        return self._run(self._begin_transaction(message, check_after, options))
+
+    async def abegin(
+        self, message: Message, *, check_after: int | None = None, **options: Unpack[SendOptions]
+    ) -> Transaction:
+        """Do `begin` for asyncio code, on any event loop."""
+        return await self._arun(self._begin_transaction(message, check_after, options))
+
+    def transaction(
+        self, message: Message, *, check_after: int | None = None, **options: Unpack[SendOptions]
+    ) -> TransactionBlock:
+        """Return a context manager for `with` or `async with` that begins and ends a transaction.
+
+        At the end of the block it commits. If an exception leaves the block, it rolls back, and the exception is
+        raised. `check_after` is as in `begin`.
+        """
+        from raymq.client.produce.transaction import TransactionBlock  # few programs need it
+
+        return TransactionBlock(
+            partial(self.begin, message, check_after=check_after, **options),
+            partial(self.abegin, message, check_after=check_after, **options),
+        )
+
+    async def _begin_transaction(self, message: Message, check_after: int | None, options: Any) -> Transaction:
+        from raymq.client.produce.transaction import Transaction, half_of
+
+        arguments.instance("message", message, Message)
+        half = half_of(message, self.group, check_after)
+        if not self._options.idempotent:
+            options = {**options, "retries": 0}
+        terms = replace(self._defaults.terms(message.topic, options), delayed=True)
+        if self._responder is not None:
+            for address in (await self._mq.routes.get(message.topic, timeout=terms.timeout)).addresses.values():
+                with contextlib.suppress(RayMQError):  # the send finds out which broker is there
+                    await self._responder.greet(address)
+        records, sizes = encode_messages([half], [half.unique_key], self._born_host())
+        sent = await self._paths.without_outbox.send(message.topic, records, sizes, terms)
+        result = results_of(sent, [message.unique_key])[0]._replace(transaction_id=message.unique_key)
+        return Transaction(self._mq, self.group, message, result, sent, terms.timeout)
+
     def recall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
         """Withdraw a message that waits for its `deliver_at`.
 
@@ -400,6 +470,11 @@ class Producer(ClientBase):
         return super().begin_close(timeout)
 
     def _end(self, timeout: float) -> None:
+        responder, self._responder = self._responder, None
+        if responder is not None:
+            self._mq.release(self)
+            with contextlib.suppress(RayMQError, TimeoutError):
+                self._mq.run(responder.stop(), timeout)
         paths = self._made  # None in a forked child that has sent nothing, and none is made now
         deadline = time.monotonic() + timeout
         if paths is not None and paths.batcher is not None:

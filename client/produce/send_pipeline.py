@@ -71,12 +71,14 @@ class SendPipeline:
         direct: the fast sender, if batches need no numbering, outbox or producer actor.
         one_by_one: the fast sender of single messages, if they need no outbox or producer actor.
         batcher: gathers messages before they are sent; None without `linger`.
+        without_outbox: the sender on the event loop for messages that must not be sent later.
     """
 
     sends: RecordSender
     direct: DirectSender | None
     one_by_one: DirectSender | DirectIdempotentSender | None
     batcher: Batcher | None
+    without_outbox: RecordSender
 
     @classmethod
     def make(cls, mq: Connection, options: PipelineOptions, defaults: SendDefaults, owner: object) -> SendPipeline:
@@ -106,6 +108,7 @@ class SendPipeline:
                 one_by_one = DirectIdempotentSender(numbering, quick, mq.channels, mq.run)
             else:
                 direct = one_by_one = quick
+        without_outbox = sends
         if options.outbox is not None:
             sends = mq.run(_with_outbox(sends, OutboxFile(options.outbox), defaults, owner))
             direct = one_by_one = None
@@ -121,7 +124,7 @@ class SendPipeline:
                 owner=owner,
                 keep=sends.keep if isinstance(sends, OutboxSender) else None,
             )
-        return cls(sends, direct, one_by_one, batcher)
+        return cls(sends, direct, one_by_one, batcher, without_outbox)
 
     def start_outbox_close(self, mq: Connection) -> None:
         """Start `close_outbox` if no send is in flight and none will follow.

@@ -69,6 +69,8 @@ DIED_IN: Final = "RAYMQ_DIED_IN"
 PRODUCER_SEQUENCE: Final = "RAYMQ_SEQUENCE"
 #: RayMQ's own: the message id of the dead letter from which this message was sent to its group again.
 REDRIVEN_FROM: Final = "RAYMQ_REDRIVEN_FROM"
+#: RayMQ's own: the position of the half message that this copy replaces, "<queue offset>:<physical offset>".
+PREPARED_AT: Final = "RAYMQ_PREPARED_AT"
 #: RayMQ's own: the body lists deleted dead letters of the topic; see
 #: `actors.broker.core.redelivery.dead_letter_redrive`.
 DELETED_LETTERS: Final = "RAYMQ_DELETED_LETTERS"
@@ -138,6 +140,7 @@ SYSTEM_PROPERTIES: Final[frozenset[str]] = frozenset(
         PRODUCER_SEQUENCE,
         REDRIVEN_FROM,
         DELETED_LETTERS,
+        PREPARED_AT,
     }
 )
 

@@ -14,6 +14,7 @@ What is in it, in the order to read it:
     coordinator_table: which broker coordinates a key; known_brokers: the brokers that have ever been in the cluster.
     stream_plan_store: which messages each batch of a streaming query reads.
     write_transactions: the decisions about staged writes.
+    transaction_checks: how often the producers of open transactions were asked.
     recovery_bounds, recovery_epochs: what the log still has after recovery, and where it was truncated.
     broker_identity: the name, address and epoch of a broker; dynamic_config: settings that tools changed at run time.
     leader_epoch_checkpoint: the leader epochs of the log; pending_truncation: an ordered truncation of the log.

@@ -35,6 +35,9 @@ class Services:
     flush: str = "async"
     names: tuple[str, ...] = ("broker-a", "broker-b")
     auto_create_topics: bool = False
+    transaction_check_after: float = 6.0
+    transaction_check_every: float = 30.0
+    transaction_check_max: int = 15
     loop: EventLoopThread = field(default_factory=lambda: EventLoopThread("services"))
     brokers: dict[str, BrokerService] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -64,6 +67,9 @@ class Services:
                 "commitlog_file_bytes": LOG_FILE_BYTES,
                 "index_slots": 1_000,
                 "index_entries": 100_000,
+                "transaction_check_after": self.transaction_check_after,
+                "transaction_check_every": self.transaction_check_every,
+                "transaction_check_max": self.transaction_check_max,
             },
         )
         self.brokers[name] = self.loop.run(BrokerService.start(spec, "node"))

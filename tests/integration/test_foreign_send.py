@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[dict[str, Any], ResponseCode]] = {
     "body": ({"body": bytes((4 << 20) + 1)}, ResponseCode.MESSAGE_ILLEGAL),
     "properties": ({"properties": "p\x01" + "x" * 32_767}, ResponseCode.MESSAGE_ILLEGAL),
     "batch": ({"batch": True}, ResponseCode.MESSAGE_ILLEGAL),
-    "half": ({"properties": "TRAN_MSG\x01true\x02", "sys_flag": 4}, ResponseCode.NO_PERMISSION),
+    "half": ({"properties": "TRAN_MSG\x01true\x02DELAY\x013\x02", "sys_flag": 4}, ResponseCode.MESSAGE_ILLEGAL),
     "timer": ({"properties": "TIMER_DELAY_SEC\x014000000\x02"}, ResponseCode.MESSAGE_ILLEGAL),
 }
 

@@ -27,16 +27,10 @@ FAMILIES = [
     "mqadmin",
 ]
 
-#: Cases that RayMQ does not support yet, with the missing feature. A passing case must leave this table.
-UNSUPPORTED: dict[str, str] = dict.fromkeys(
-    ["transaction.commit", "transaction.rollback", "transaction.check_back_commit", "transaction.check_back_rollback"],
-    "transactions",
-)
-
 #: The time-outs are meant for a machine of its own: a failed case is run once more, alone, and these so often.
 #: All runs are printed. lite.assign_seek_commit races against its own client: pause() may come after the next pull was
 #: parked, which then returns the message that must not come. On a busy machine that is not rare.
-REPEATS: dict[str, int] = {"lite.assign_seek_commit": 8} | dict.fromkeys(UNSUPPORTED, 0)
+REPEATS: dict[str, int] = {"lite.assign_seek_commit": 8}
 
 pytestmark = [pytest.mark.ray, pytest.mark.interop, pytest.mark.timeout(1200)]
 
@@ -51,10 +45,8 @@ def test_java_family_passes(mq: Cluster, java_suite: Path, family: str) -> None:
         if not lost:
             break
         outcomes |= run_cases(mq, java_suite, *lost)
-    failed = {name: text for name, (word, text) in outcomes.items() if word == "FAIL" and name not in UNSUPPORTED}
+    failed = {name: text for name, (word, text) in outcomes.items() if word == "FAIL"}
     assert not failed, "\n".join(f"{name}: {text}" for name, text in failed.items())
-    surprises = [name for name, (word, _) in outcomes.items() if word == "PASS" and name in UNSUPPORTED]
-    assert not surprises, f"these pass and must leave the table: {surprises}"
 
 
 def run_cases(mq: Cluster, java_suite: Path, *cases: str) -> dict[str, tuple[str, str]]:

@@ -20,6 +20,7 @@ PACKAGES = [
     "actors.broker.core.pop",
     "actors.broker.core.reading",
     "actors.broker.core.redelivery",
+    "actors.broker.core.transactions",
     "actors.broker.core.writes",
     "actors.broker.handlers",
     "actors.broker.replica",

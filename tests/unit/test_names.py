@@ -12,6 +12,7 @@ FOLDERS = ("storage", "actors", "client", "spark_bridge", "cluster")
 #: Names that two classes have on purpose.
 TWICE = {
     "Producer": "what a program sends with, and the actor of that title that producers share",
+    "TopicConfig": "the settings of a topic as a broker stores them, and as `Admin.topic_config` returns them",
     "Corruption": "what storage finds, and what crosses to a client that has no storage",
 }
 

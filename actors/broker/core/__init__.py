@@ -7,7 +7,7 @@ What is in it, in the order to read it:
     topic_manager, system_topics: the topics of a broker.
     coordinator_directory: which broker coordinates which stream or series of writes.
     appending, reading: how messages are appended and read.
-    writes: staged writes as transactions.
+    writes: staged writes of many rows. transactions: messages that their producers commit or roll back.
     groups, pop: consumer groups and pop consumption.
     delay, redelivery, copies: delayed messages, retries and dead letters, and the copies that both of them make.
     backup_lease: the lease of the backup in progress.

@@ -42,6 +42,7 @@ from raymq.actors.broker.core.redelivery.dead_letter_redrive import DeadLetterRe
 from raymq.actors.broker.core.redelivery.redelivery import Redelivery
 from raymq.actors.broker.core.system_topics import install, system_topics
 from raymq.actors.broker.core.topic_manager import TopicManager
+from raymq.actors.broker.core.transactions.transactional_message_service import TransactionalMessageService
 from raymq.actors.broker.core.writes.transaction_coordinator import TransactionCoordinator
 from raymq.actors.errors import (
     GroupNotFound,
@@ -53,7 +54,7 @@ from raymq.actors.errors import (
     group_not_found,
 )
 from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
-from raymq.actors.protocol import PERM_WRITE, DueReport, RecordPositions
+from raymq.actors.protocol import MESSAGE_TYPE, PERM_WRITE, DueReport, MessageType, RecordPositions
 from raymq.storage.clock import boottime
 from raymq.storage.cooperative_steps import Steps, map_steps, run_steps
 from raymq.storage.files.json_file import DataVersion
@@ -74,6 +75,13 @@ from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.tables.write_transactions import WriteTransactionStore
 from raymq.storage.uptime_clock import UptimeClock
 
+#: The type of the messages that a topic of a type takes; other topics take all.
+_TYPES: Final = {
+    "NORMAL": MessageType.NORMAL,
+    "FIFO": MessageType.NORMAL,
+    "DELAY": MessageType.DELAY,
+    "TRANSACTION": MessageType.TRANSACTION,
+}
 #: How many queues `range_steps` reads per step, of each its newest message.
 _RANGES_AT_ONCE: Final = 20
 _log = logging.getLogger(__name__)
@@ -130,7 +138,8 @@ class BrokerCore:
         copying = Republisher(store, self._append, self.set_aside, clock)
         self.schedule = ScheduleMessageService(store, self._steady, self._append, copying)
         self.timers = TimerMessageStore(name, store, clock, self._append, copying)
-        self.rescue = DelayedMessageRelocator(store, self.timers, self.schedule, self._append)
+        self.transactions = TransactionalMessageService(store, clock, self._append, copying)
+        self.rescue = DelayedMessageRelocator(store, self.timers, self.schedule, self.transactions, self._append)
         self.recalls = RecallMessageProcessor(name, store, self.timers, clock, self._append)
         self.dead_letters = DeadLetterRedrive(store, self.ensure_group, copying, self._append, clock)
         self.locks = RebalanceLockManager(elapsed)
@@ -152,7 +161,10 @@ class BrokerCore:
         self.send_processor = SendMessageProcessor(
             cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
         )
-        self.send_processor.put_message_hooks[MessageKind.TIMER] = self.timers.redirect_delayed
+        self.send_processor.put_message_hooks |= {
+            MessageKind.TIMER: self.timers.redirect_delayed,
+            MessageKind.HALF: self.transactions.redirect_half,
+        }
         try:
             install(store.topic_configs, own)
         except BaseException:
@@ -232,16 +244,22 @@ class BrokerCore:
         A refused append has no effect.
 
         Args:
-            delayed: the records carry a delay level or a delivery time, all of them the same of the two, and wait in
-                another queue first; the result then names their positions in that queue.
+            delayed: the records carry a delay level, a delivery time or the mark of a transaction, all of them the
+                same of the three, and wait in another queue first; the result then names their positions in that queue.
 
         Raises:
             InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, StoreFull, StoreFailed.
         """
-        self.check_writable(topic, queue_id)
-        if delayed:
+        if not delayed:
+            self.check_writable(topic, queue_id)
+        else:
             self._check_records(records, sizes, (topic, queue_id))
-            keeper = self.schedule if names.DELAY in decode(records, check_crc=False).properties else self.timers
+            told = decode(records, check_crc=False).properties
+            if told.get(names.TRAN_MSG) == "true":
+                self.check_writable(topic, queue_id, MessageType.TRANSACTION)
+                return self.transactions.defer(records, sizes, (topic, queue_id))
+            self.check_writable(topic, queue_id, MessageType.DELAY)
+            keeper = self.schedule if names.DELAY in told else self.timers
             return keeper.defer(records, sizes, (topic, queue_id))
         result = self._append(records, sizes, (topic, queue_id))
         queue_ids = np.full(len(sizes), queue_id, np.int32)
@@ -370,8 +388,11 @@ class BrokerCore:
         is_known = topic_queue in topic_queues and topics is self.store.topic_configs.version
         return is_known and self.topics.permission & PERM_WRITE != 0
 
-    def check_writable(self, topic: str, queue_id: int) -> None:
-        """Raise the errors of an append to that queue, except those about the records."""
+    def check_writable(self, topic: str, queue_id: int, kind: MessageType = MessageType.NORMAL) -> None:
+        """Raise the errors of an append to that queue, except those about the records.
+
+        `kind` is the type of the messages: NORMAL, DELAY or TRANSACTION.
+        """
         config = self.store.topic_configs.get(topic)
         if config is None:
             check_topic(topic)
@@ -385,6 +406,12 @@ class BrokerCore:
         if not config.perm & self.topics.permission & PERM_WRITE:
             raise PermissionDenied(f"topic {topic} may not be written on {self.name}")
         self._check_queue(topic, queue_id, config.write_queues)
+        allowed = _TYPES.get(config.attributes.get(MESSAGE_TYPE, ""))
+        if allowed is not None and kind is not allowed:
+            found = config.attributes[MESSAGE_TYPE]
+            raise InvalidInput("topic", f"one for {kind.value} messages", f"{topic}, whose message type is {found}")
+        if kind is not MessageType.NORMAL:
+            return
         if self._open_topic_queues[0] is not self.store.topic_configs.version:
             self._open_topic_queues = self.store.topic_configs.version, set()
         self._open_topic_queues[1].add((topic, queue_id))

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raymq.actors.naming import AUTO_CREATE_TOPIC, NAME_PATTERN, TIMER_TOPIC, reply_topic
+from raymq.actors.naming import (
+    AUTO_CREATE_TOPIC,
+    HALF_TOPIC,
+    NAME_PATTERN,
+    OP_HALF_TOPIC,
+    TIMER_TOPIC,
+    TRACE_TOPIC,
+    reply_topic,
+)
 from raymq.actors.protocol import PERM_INHERIT, PERM_READ, PERM_WRITE
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
@@ -45,8 +53,9 @@ def system_topics(cluster: str, broker: str, *, delay_levels: int, auto_create: 
         ("SELF_TEST_TOPIC", 1, _READ_WRITE),
         ("BenchmarkTest", 1024, _READ_WRITE),
         ("OFFSET_MOVED_EVENT", 1, _READ_WRITE),
-        ("RMQ_SYS_TRANS_HALF_TOPIC", 1, _READ_WRITE),
-        ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 1, _READ_WRITE),
+        (HALF_TOPIC, 1, _READ_WRITE),
+        (OP_HALF_TOPIC, 1, _READ_WRITE),
+        (TRACE_TOPIC, 1, _READ_WRITE),
         (cluster, 16, _TEMPLATE),
         (broker, 1, _TEMPLATE),
         (reply_topic(cluster), 1, _READ_WRITE),

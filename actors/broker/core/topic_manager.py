@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from raymq.actors.errors import (
@@ -19,7 +20,7 @@ from raymq.actors.errors import (
     topic_not_found,
 )
 from raymq.actors.naming import MAX_QUEUES, SYSTEM_PREFIX, SYSTEM_TOPICS, check_topic
-from raymq.actors.protocol import PERM_INHERIT, PERM_READ, PERM_WRITE, QueueData
+from raymq.actors.protocol import MESSAGE_TYPE, PERM_INHERIT, PERM_READ, PERM_WRITE, MessageType, QueueData
 from raymq.storage.cooperative_steps import Steps, run_steps
 from raymq.storage.errors import StoreError
 from raymq.storage.files.json_file import DataVersion
@@ -39,7 +40,7 @@ FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 ATTRIBUTES: Mapping[str, tuple[str, ...] | None] = {
     "queue.type": ("BatchCQ", "SimpleCQ"),
     "cleanup.policy": ("DELETE", "COMPACTION"),
-    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"),
+    MESSAGE_TYPE: ("UNSPECIFIED", *(each.value for each in MessageType)),
     "reserve.time": None,
 }
 
@@ -128,27 +129,44 @@ class TopicManager:
         allowed = config.perm & (self.permission | PERM_INHERIT)
         return QueueData(self._broker, config.read_queues, config.write_queues, allowed)
 
-    def create(self, name: str, queues: int, *, ordered: bool = False, exclusive: bool = False) -> bool:
+    def create(
+        self,
+        name: str,
+        queues: int,
+        *,
+        ordered: bool = False,
+        exclusive: bool = False,
+        attributes: Mapping[str, str] = MappingProxyType({}),
+    ) -> bool:
         """Create a topic with `queues` queues, and return False if it already existed.
 
         An existing topic with other settings is changed to these.
 
         Args:
+            attributes: RocketMQ's, as in `TopicChange`. Without any those of an existing topic stay.
             exclusive: raise TopicExists if the topic exists with other settings, instead of changing it.
         """
         check_topic(name)
         _check_queues("queues", queues)
         known = self._store.topic_configs.get(name)
         if known is not None:
+            altered = _altered(known.attributes, attributes)
+            if exclusive and altered != known.attributes:
+                raise TopicExists(
+                    f"topic {name} exists with other attributes: {dict(known.attributes)}, asked for {altered}",
+                    remedy="change it with Admin.update_topic",
+                )
             if exclusive and (known.write_queues != queues or known.order != ordered):
                 raise TopicExists(
                     f"topic {name} exists with {known.write_queues} queues, ordered={known.order}; "
                     f"asked for {queues}, ordered={ordered}",
                     remedy="ask for the same settings, or change the topic with Admin.update_topic",
                 )
-            if (known.write_queues, known.read_queues, known.order) == (queues, queues, ordered):
+            wanted = queues, queues, ordered, altered
+            if (known.write_queues, known.read_queues, known.order, known.attributes) == wanted:
                 return False
-        self._store.topic_configs.put_soon(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, ordered))
+        altered = _altered({} if known is None else known.attributes, attributes)
+        self._store.topic_configs.put_soon(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, ordered, altered))
         return known is None
 
     def check_topic_limit(self, name: str) -> None:

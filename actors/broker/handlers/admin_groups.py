@@ -68,7 +68,10 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return json_body.object_response(request, members)
 
     def config(_: ServerConnection, request: Command) -> Command:
-        return json_body.answer(request, groups.get(GetSubscriptionGroupConfig.read(request).group).to_json())
+        # RocketMQ creates a missing group here, and its proxy depends on that.
+        return json_body.answer(
+            request, context.core.make_group(GetSubscriptionGroupConfig.read(request).group).to_json()
+        )
 
     async def forbidden(_: ServerConnection, request: Command) -> Command:
         header = UpdateAndGetGroupForbidden.read(request)

@@ -41,7 +41,13 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
     async def create(_: ServerConnection, request: Command) -> Command:
         header = UpdateAndCreateTopic.read(request)
         if header.exclusive:
-            created = topics.create(header.topic, header.write_queue_nums, ordered=header.order, exclusive=True)
+            created = topics.create(
+                header.topic,
+                header.write_queue_nums,
+                ordered=header.order,
+                exclusive=True,
+                attributes=_change_of(header).attributes,
+            )
         else:
             created = header.topic not in topics
             topics.change([_change_of(header)])

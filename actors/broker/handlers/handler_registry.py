@@ -25,6 +25,7 @@ from raymq.actors.broker.handlers import (
     send_handlers,
     staged_write_handlers,
     stream_plan_handlers,
+    transaction_handlers,
 )
 from raymq.actors.wire.server_connection import Handler
 
@@ -50,6 +51,7 @@ _FAMILIES = (
     stream_plan_handlers,
     backup_handlers,
     drain_status_handlers,
+    transaction_handlers,
 )
 
 

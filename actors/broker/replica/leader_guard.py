@@ -48,6 +48,7 @@ _CHANGES: Final = frozenset(
         RequestCode.SET_MESSAGE_REQUEST_MODE,
         RequestCode.RECALL_MESSAGE,
         RequestCode.END_TRANSACTION,
+        RequestCode.RESUME_CHECK_HALF_MESSAGE,
         RequestCode.ACK_MESSAGE,
         RequestCode.BATCH_ACK_MESSAGE,
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME,

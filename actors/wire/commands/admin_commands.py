@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from raymq.actors.protocol import PERM_READ, PERM_WRITE, BrokerInfo, GroupContent, MessageQueue
+from raymq.actors.protocol import (
+    MESSAGE_TYPE,
+    PERM_READ,
+    PERM_WRITE,
+    BrokerInfo,
+    GroupContent,
+    MessageQueue,
+    MessageType,
+)
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.admin_headers import (
@@ -23,12 +32,32 @@ from raymq.actors.wire.response_validation import number, protocol_checked, read
 ConsumeProgress = tuple[int | None, int, str | None]
 
 
-def create_topic_command(topic: str, queues: int, *, ordered: bool) -> Command:
+def create_topic_command(topic: str, queues: int, *, ordered: bool, message_type: MessageType | None = None) -> Command:
     """Return UPDATE_AND_CREATE_TOPIC with our `exclusive`.
 
     Because of it RayMQ's broker answers TopicExists instead of changing a topic that exists.
     """
-    return UpdateAndCreateTopic(topic, queues, queues, order=ordered, exclusive=True).command()
+    attributes = _attributes(message_type)
+    return UpdateAndCreateTopic(topic, queues, queues, order=ordered, attributes=attributes, exclusive=True).command()
+
+
+def _attributes(message_type: MessageType | None) -> str:
+    return "" if message_type is None else f"+{MESSAGE_TYPE}={message_type.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """The settings of a topic on one broker, and its attributes."""
+
+    request: UpdateAndCreateTopic
+    attributes: Mapping[str, str]
+
+
+@protocol_checked
+def read_topic_settings(answer: Command) -> TopicSettings:
+    """Return the settings in an answer to GET_TOPIC_CONFIG."""
+    attributes = read_json_answer(answer).get("attributes") or {}
+    return TopicSettings(read_topic_config(answer), {text(name): text(value) for name, value in attributes.items()})
 
 
 def topic_config_command(topic: str) -> Command:
@@ -61,6 +90,7 @@ def update_topic_command(
     write_queues: int | None,
     permission: int | None,
     ordered: bool | None,
+    message_type: MessageType | None = None,
 ) -> Command:
     """Return UPDATE_AND_CREATE_TOPIC; settings that are None stay as in `known`."""
     return replace(
@@ -69,6 +99,7 @@ def update_topic_command(
         write_queue_nums=known.write_queue_nums if write_queues is None else write_queues,
         perm=known.perm if permission is None else permission,
         order=known.order if ordered is None else ordered,
+        attributes=_attributes(message_type),
     ).command()
 
 

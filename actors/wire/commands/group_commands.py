@@ -56,6 +56,17 @@ def heartbeat_command(member: Member) -> Command:
     return HeartBeat(strict=True).command(json.dumps(body).encode())
 
 
+def producer_heartbeat_command(client_id: str, group: str) -> Command:
+    """Return HEART_BEAT of one producer."""
+    body = {"clientID": client_id, "producerDataSet": [{"groupName": group}], "consumerDataSet": []}
+    return HeartBeat(strict=True).command(json.dumps(body).encode())
+
+
+def unregister_producer_command(client_id: str, group: str) -> Command:
+    """Return UNREGISTER_CLIENT: a producer leaves its group."""
+    return UnregisterClient(client_id, producer_group=group).command()
+
+
 def unregister_command(client_id: str, group: str) -> Command:
     """Return UNREGISTER_CLIENT: a consumer leaves its group."""
     return UnregisterClient(client_id, consumer_group=group).command()

@@ -7,6 +7,7 @@ What is in it, in the order to read it:
     header: the base class, and how fields are read and written.
     send_headers, pull_headers, pop_headers, group_headers: sending, consuming, and consumer groups.
     query_headers, recall_headers: looking up messages, and recalling delayed ones.
+    transaction_headers: ending transactions, and checking them.
     admin_headers, route_headers, controller_headers: administration, routes, and the controller.
 """
 
@@ -21,6 +22,7 @@ from raymq.actors.wire.headers import (
     recall_headers,
     route_headers,
     send_headers,
+    transaction_headers,
 )
 from raymq.actors.wire.headers.header import Header, wire_names
 
@@ -36,6 +38,7 @@ REQUESTS: dict[int, type[Header]] = {
         recall_headers,
         route_headers,
         send_headers,
+        transaction_headers,
     )
     for header in vars(family).values()
     if isinstance(header, type) and issubclass(header, Header) and "CODE" in vars(header)

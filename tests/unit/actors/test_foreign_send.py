@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[RayMQError], str]] = {
     "a prepared message without a transaction": ({"sys_flag": 4}, MessageIllegal, "MESSAGE_ILLEGAL"),
     "a rolled back message": ({"sys_flag": 12}, MessageIllegal, "MESSAGE_ILLEGAL"),
     "a delay level that is no number": ({"properties": {"DELAY": "soon"}}, MessageIllegal, "MESSAGE_ILLEGAL"),
-    "a transaction": ({"properties": HALF, "sys_flag": 4}, PermissionDenied, "NO_PERMISSION"),
+    "a delayed transaction": ({"properties": HALF | {"DELAY": "3"}, "sys_flag": 4}, MessageIllegal, "MESSAGE_ILLEGAL"),
 }
 
 
@@ -172,7 +172,7 @@ class TestAutoCreatedTopics:
             ({"queue_id": 4}, InvalidInput),
             ({"body": b""}, MessageIllegal),
             ({"flag": 1 << 31}, MessageIllegal),
-            ({"properties": HALF}, PermissionDenied),
+            ({"properties": HALF | {"DELAY": "3"}}, MessageIllegal),
         ],
     )
     def test_refused_message_creates_no_topic(

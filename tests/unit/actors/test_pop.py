@@ -222,7 +222,13 @@ def test_filtered_messages_are_committed(bench: PopBench) -> None:
     assert bench.committed() == 5
 
 
-def test_new_group_starts_at_chosen_position(bench: PopBench) -> None:
+def test_new_group_gets_all_of_a_young_queue(bench: PopBench) -> None:
+    bench.send(b"old")
+    assert bodies(bench.receive(from_end=True, group="late")) == [b"old"]
+
+
+def test_new_group_starts_at_chosen_position(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop_service, "_MEMORY_BYTES", 0)  # no message counts as in memory
     bench.send(b"old")
     assert bench.receive(from_end=True, group="late") == []
     assert bench.committed(group="late") == 1

@@ -107,7 +107,7 @@ def test_unquoted_hour_is_accepted() -> None:
     assert ClusterConfig.load({"delete_at_hour": 4}) == ClusterConfig()
 
 
-@pytest.mark.parametrize("name", ["access_control", "transaction_check_after"])
+@pytest.mark.parametrize("name", ["access_control", "tls_mode"])
 def test_setting_of_a_missing_feature_is_refused_with_a_hint(name: str) -> None:
     with pytest.raises(InvalidInput, match="not in this version") as caught:
         ClusterConfig.load({name: 1})

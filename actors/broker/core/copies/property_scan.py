@@ -1,11 +1,11 @@
-"""Find, at startup, the records that have a property, from a log offset on.
+"""Find, at startup, the records that have a property or a flag, from a log offset on.
 
 The records are read queue by queue and in batches, as columns. Damaged records are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from raymq.actors.broker.core.copies.republisher import rejection_reason
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.log.consume_queue import FILLER_SIZE
+from raymq.storage.records import record as layout
 from raymq.storage.records import record_batch
 from raymq.storage.records.property_columns import PropertyColumns, properties_of_batch
 from raymq.storage.records.record import Record, decode
@@ -29,7 +30,7 @@ class PropertyMatches:
 
     Attributes:
         columns: the properties of all of them.
-        marked: the indices of those that have the property.
+        marked: the indices of those that match.
     """
 
     topic: str
@@ -37,6 +38,33 @@ class PropertyMatches:
     batch: record_batch.Batch
     columns: PropertyColumns
     marked: npt.NDArray[np.int64]
+
+
+def committed_records(store: Store, log_end: int) -> Iterator[Record]:
+    """Yield the commits of transactions at or after `log_end` of the log."""
+    for topic in store.topics():
+        for queue_id in store.queues(topic):
+            for part in _in_queue(store, topic, queue_id, _is_commit, log_end):
+                for start in part.batch.starts[part.marked].tolist():
+                    yield decode(part.batch.records, start, check_crc=False)
+
+
+def _is_commit(batch: record_batch.Batch, _: PropertyColumns) -> npt.NDArray[np.bool_]:
+    flags = batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK
+    marks: npt.NDArray[np.bool_] = flags == layout.SYS_FLAG_TRANSACTION_COMMIT
+    return marks
+
+
+def records_of_topic(store: Store, topic: str, log_end: int) -> Iterator[Record]:
+    """Yield the records of a topic at or after `log_end` of the log."""
+
+    def every(batch: record_batch.Batch, _: PropertyColumns) -> npt.NDArray[np.bool_]:
+        return np.ones(len(batch.sizes), np.bool_)
+
+    for queue_id in store.queues(topic):
+        for part in _in_queue(store, topic, queue_id, every, log_end):
+            for start in part.batch.starts.tolist():
+                yield decode(part.batch.records, start, check_crc=False)
 
 
 def records_with_property(store: Store, name: str, log_end: int) -> Iterator[Record]:
@@ -58,18 +86,27 @@ def scan_property(store: Store, name: str, log_end: int, *, not_in: Collection[s
 
 def scan_topic(store: Store, topic: str, name: str, log_end: int) -> Iterator[PropertyMatches]:
     """Do `scan_property` for one topic."""
+
+    def has_property(_: record_batch.Batch, columns: PropertyColumns) -> npt.NDArray[np.bool_]:
+        marks: npt.NDArray[np.bool_] = columns.last(name).is_valid().to_numpy(zero_copy_only=False)
+        return marks
+
     for queue_id in store.queues(topic):
-        yield from _in_queue(store, topic, queue_id, name, log_end)
+        yield from _in_queue(store, topic, queue_id, has_property, log_end)
 
 
-def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) -> Iterator[PropertyMatches]:
+#: Returns which records of a batch match.
+_Mark = Callable[[record_batch.Batch, PropertyColumns], npt.NDArray[np.bool_]]
+
+
+def _in_queue(store: Store, topic: str, queue_id: int, mark: _Mark, log_end: int) -> Iterator[PropertyMatches]:
     offset, count = _first_since(store, topic, queue_id, log_end), _ENTRIES
     while offset < store.max_offset(topic, queue_id, written=True):
         try:
             with store.read(topic, queue_id, offset, count, _BYTES, written=True) as lease:
                 batch = record_batch.parse(lease.records, lease.sizes, check_crc=False)
                 columns = properties_of_batch(batch)
-                marked = np.flatnonzero(columns.last(name).is_valid().to_numpy(zero_copy_only=False))
+                marked = np.flatnonzero(mark(batch, columns))
                 if len(marked):
                     yield PropertyMatches(topic, queue_id, batch, columns, marked)
                 offset, count = lease.next_offset, _ENTRIES

@@ -1,7 +1,7 @@
 """Make copies of stored messages, so that one that cannot be copied stops no others.
 
-Delay levels, retries, dead letters, timers, redriving, staged writes and pop copy stored messages. Each of these
-services serves all messages, and a stored byte must not stop it. There are two kinds of failures:
+Delay levels, retries, dead letters, timers, redriving, staged writes, pop and transactions copy stored messages. Each
+of these services serves all messages, and a stored byte must not stop it. There are two kinds of failures:
 
 - A failure of the message: a forged or damaged record, one that is too large with the added properties, a deleted
   topic, or an unexpected exception. It is logged and counted, and the message is quarantined with its place and the
@@ -32,7 +32,8 @@ TIMER: Final = "timer"
 REDRIVE: Final = "redrive"
 POP: Final = "pop"
 STAGED: Final = "stagedWrite"
-PURPOSES: Final = (LEVEL, RETRY, DEAD_LETTER, TIMER, REDRIVE, POP, STAGED)
+TRANSACTION: Final = "transaction"
+PURPOSES: Final = (LEVEL, RETRY, DEAD_LETTER, TIMER, REDRIVE, POP, STAGED, TRANSACTION)
 
 #: How many of the messages that are quarantined together are logged one by one.
 _TOLD: Final = 10
@@ -113,24 +114,31 @@ class Republisher:
         self._host = host, int(port)
 
     def read(
-        self, duty: CopyPurpose, topic_queue: tuple[str, int], offset: int, count: int, max_bytes: int
+        self,
+        duty: CopyPurpose,
+        topic_queue: tuple[str, int],
+        offset: int,
+        count: int,
+        max_bytes: int,
+        *,
+        written: bool = False,
     ) -> tuple[list[Record], int]:
         """Return records of a queue from `offset` on, and the offset to continue at.
 
-        There are no records if the first one is damaged.
+        There are no records if the first one is damaged. With `written` records are returned before they are confirmed.
 
         Raises:
             OffsetOutOfRange, QueueNotFound: there is nothing to read. The store's errors.
         """
         try:
-            with self._store.read(*topic_queue, offset, count, max_bytes) as lease:
+            with self._store.read(*topic_queue, offset, count, max_bytes, written=written) as lease:
                 return lease.messages(), lease.next_offset
         except (OffsetOutOfRange, QueueNotFound):
             raise
         except Exception as error:  # noqa: BLE001 - as in `make`
             reason = rejection_reason(error)
             if count > 1 and not isinstance(error, StoreCorrupt):  # the error does not name the message
-                return self.read(duty, topic_queue, offset, 1, max_bytes)
+                return self.read(duty, topic_queue, offset, 1, max_bytes, written=written)
             self.quarantine(duty, [self.place(topic_queue, offset)], reason)
             return [], offset + 1
 

@@ -1,8 +1,9 @@
-"""Relocate delayed messages before the log files that contain them are deleted.
+"""Relocate waiting messages before the log files that contain them are deleted.
 
-A message of a delay level is moved to the timer topic, where it waits for its due time. The timer queue is in the order
-of the log, so the messages in the oldest log files are at its beginning. This beginning is scanned once, up to the
-files that are about to be deleted, in steps of a bounded number of records, at all times of day.
+Half messages are stored again in the half topic. A message of a delay level is moved to the timer topic, where it waits
+for its due time. The timer queue is in the order of the log, so the messages in the oldest log files are at its
+beginning. This beginning is scanned once, up to the files that are about to be deleted, in steps of a bounded number of
+records, at all times of day.
 
 A file may be deleted once the records are on disk that end the wait of its messages: their relocated copies, and copies
 that were delivered a moment ago. Otherwise a loss of power could lose such a copy, and with it a message that was
@@ -23,6 +24,7 @@ from raymq.actors.broker.core.copies.republisher import rejection_reason
 from raymq.actors.broker.core.delay.schedule_message_service import ScheduleMessageService
 from raymq.actors.broker.core.delay.timer_message_store import TimerMessageStore, WaitingRecords
 from raymq.actors.broker.core.delay.timer_records import TIMER_QUEUE, origins_of, parse_timer_records
+from raymq.actors.broker.core.transactions.transactional_message_service import TransactionalMessageService
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreFull
 from raymq.storage.records import property_names as names
@@ -50,11 +52,17 @@ class DelayedMessageRelocator:
     """
 
     def __init__(
-        self, store: Store, timers: TimerMessageStore, schedule: ScheduleMessageService, append: RecordAppender
+        self,
+        store: Store,
+        timers: TimerMessageStore,
+        schedule: ScheduleMessageService,
+        transactions: TransactionalMessageService,
+        append: RecordAppender,
     ) -> None:
         self._store = store
         self._timers = timers
         self._schedule = schedule
+        self._transactions = transactions
         self._append = append
         #: Messages before this offset of the timer queue wait no more, or were relocated.
         self._at = 0
@@ -83,9 +91,9 @@ class DelayedMessageRelocator:
         """Update `_clear`, up to which no message waits and that is durable."""
         for _ in range(2):  # if all of the log is durable, the offset found now counts at once
             if self._clearing is None:
-                first = self._schedule.first_log_position()
-                reached = self._reached()
-                self._clearing = min(reached, reached if first is None else first), self._store.max_physical_offset
+                firsts = self._schedule.first_log_position(), self._transactions.first_log_position()
+                reached = min([self._reached(), *(first for first in firsts if first is not None)])
+                self._clearing = reached, self._store.max_physical_offset
             clear, log_end = self._clearing
             if log_end > self._store.confirmed.durable_offset:
                 return
@@ -102,7 +110,7 @@ class DelayedMessageRelocator:
         """
         if self._clear < self._wanted:
             self._note_clear()
-        if self._move_levels():
+        if self._move_halves() or self._move_levels():
             return True
         if self._reached() >= self._wanted:
             return False
@@ -110,6 +118,15 @@ class DelayedMessageRelocator:
             self._timers.settle()
             if self._timers.index_new_records() and not self._pass_over():
                 self._look(_STEP_MESSAGES)
+        return True
+
+    def _move_halves(self) -> bool:
+        """Store some half messages anew; return False if none lies in a file that is about to be deleted."""
+        first = self._transactions.first_log_position()
+        if first is None or first >= self._wanted:
+            return False
+        with self._store.bypass_disk_limit():
+            self._transactions.move_before(self._wanted)
         return True
 
     def _move_levels(self) -> bool:

@@ -38,10 +38,8 @@ from raymq.actors.broker.core.copies.republisher import LEVEL, CopyPurpose, Mess
 from raymq.actors.broker.core.delay.delivery_recovery import find_delivered_copies, find_moved_copies
 from raymq.actors.broker.core.delay.due_times import DueTimes
 from raymq.actors.broker.core.delay.timer_records import TIMER_QUEUE, moved_properties
-from raymq.actors.broker.core.delay.topic_incarnation import incarnation_start
+from raymq.actors.broker.core.delay.topic_incarnation import topic_of_waiting
 from raymq.actors.broker.core.periodic_retry import PerKeyRetry
-from raymq.actors.errors import TopicNotFound
-from raymq.actors.naming import UNSENDABLE_TOPICS
 from raymq.actors.protocol import DueReport, RecordPositions
 from raymq.storage.cooperative_steps import Steps
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
@@ -50,7 +48,6 @@ from raymq.storage.records import property_names as properties
 from raymq.storage.records.property_columns import properties_of_records
 from raymq.storage.records.record import Record, decode
 from raymq.storage.store import AppendResult, Store
-from raymq.storage.tables.topic_config import TopicConfig
 
 #: Property of a delivered copy: "<level>:<offset in its schedule queue>". Hidden from users.
 DELIVERED_FROM = properties.DELIVERED_FROM
@@ -346,7 +343,7 @@ class ScheduleMessageService:
         begin, _, due_ms = self._waiting(level, self._begin(level), min(most, end - self._begin(level)), self._now_ms())
 
         def copy(record: Record) -> tuple[bytes, tuple[str, int]]:
-            self._check_topic(record)
+            topic_of_waiting(self._store, record)
             due = int(due_ms[record.queue_offset - begin])
             properties = moved_properties(record.properties, due, f"{level}:{record.queue_offset}")
             return reencode_trimmed(record, *TIMER_QUEUE, properties, DROPPABLE_MOVED), TIMER_QUEUE
@@ -386,27 +383,12 @@ class ScheduleMessageService:
 
         If its topic no longer has that queue, the copy goes to one of the existing queues.
         """
-        config = self._check_topic(record)
+        config = topic_of_waiting(self._store, record)
         topic = config.name
         queues = max(1, config.read_queues, config.write_queues)
         queue_id = parse_queue_id(record.properties.get(properties.REAL_QID)) % queues
         copied = {**record.properties, DELIVERED_FROM: f"{level}:{record.queue_offset}"}
         return reencode_trimmed(record, topic, queue_id, copied, DROPPABLE_DELIVERED), (topic, queue_id)
-
-    def _check_topic(self, record: Record) -> TopicConfig:
-        """Return the topic that a waiting message is meant for.
-
-        Raise TopicNotFound if the topic was deleted, also if another one was created under its name since.
-        """
-        topic = record.properties.get(properties.REAL_TOPIC, "")
-        config = self._store.topic_configs.get(topic)
-        if (
-            config is None
-            or topic in UNSENDABLE_TOPICS
-            or record.physical_offset < incarnation_start(self._store, topic)
-        ):
-            raise TopicNotFound(f"its topic {topic!r} does not exist any more")
-        return config
 
     def _passed(self, level: int, offset: int) -> None:
         """Record that all messages before `offset` are delivered or quarantined."""

@@ -409,6 +409,10 @@ class ClientRegistry:
         """Return all producer groups that have members."""
         return {name: list(members.values()) for name, members in self._producers.items()}
 
+    def producer_group_names(self) -> set[str]:
+        """Return the names of all producer groups that have members."""
+        return set(self._producers)
+
     def clients(self, group: str) -> list[ConnectedClient]:
         """Return the members of a consumer group, by client id; [] if it has none."""
         found = self._consumers.get(group)

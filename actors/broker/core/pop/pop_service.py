@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
@@ -31,7 +32,7 @@ from raymq.actors.broker.core.redelivery import retry
 from raymq.actors.naming import RETRY_PREFIX
 from raymq.actors.protocol import SettleAction, Settlement, SettleOutcome, SettleResult
 from raymq.actors.request_limits import MAX_IN_FLIGHT
-from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
+from raymq.storage.errors import NotFoundError, OffsetOutOfRange, QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.records import property_names as names
 from raymq.storage.records.failure_reason import failure_reason
 from raymq.storage.records.record import Record
@@ -51,6 +52,8 @@ _MAX_SKIPPED: Final = 64
 _DEAD_BYTES: Final = 1 << 20
 #: A message whose consumers ended this often without an answer may be the cause.
 _SUSPECT_ENDS: Final = 2
+#: Messages within this distance of the log's end count as in memory (RocketMQ's accessMessageInMemoryMaxRatio, 40 %).
+_MEMORY_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 2 // 5
 
 _log = logging.getLogger(__name__)
 
@@ -497,9 +500,24 @@ class PopService:
         committed = self._store.consumer_offsets.get(*queue)
         if committed is None:
             # Messages of a retry topic have failed in this group, so none of them may be skipped.
-            committed = high if from_end and not queue[1].startswith(RETRY_PREFIX) else low
+            skips = from_end and not queue[1].startswith(RETRY_PREFIX) and not self._is_young(queue, low)
+            committed = high if skips else low
             self._store.consumer_offsets.commit(*queue, committed)
         return max(committed, low)
+
+    def _is_young(self, queue: GroupQueue, low: int) -> bool:
+        """Return True if no message of the queue has expired, and the first one is still in memory.
+
+        A new group gets all messages of such a queue even if it asks for new ones only, since its consumer may have
+        started before they were sent. Source: RocketMQ's initPopOffsetByCheckMsgInMem.
+        """
+        if low > 0:
+            return False
+        try:
+            places = self._store.entries(queue[1], queue[2], 0, 1)[0]
+        except (NotFoundError, OffsetOutOfRange, ValueError):  # ValueError: the queue is empty
+            return True
+        return not len(places) or self._store.max_physical_offset - int(places[0]) <= _MEMORY_BYTES
 
     # -- ending --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,669 @@
+"""Keep the open transactions of a broker, end them, and choose whose producers are asked.
+
+A half message stays in the half queue until its producer commits or rolls back. The commit is stored together with its
+operation record, the committed message first: a crash may leave the message without the operation record, never the
+other way round, and a start treats such a half as committed. So the log alone decides which transactions are open.
+
+The first decision counts. RocketMQ's format is kept, and so is its progress: the offsets of CID_RMQ_SYS_TRANS in both
+half topics. Before these offsets no half is open. They are stored once everything they depend on is durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.actors.broker.core.appending.inbound_message import InboundMessage
+from raymq.actors.broker.core.copies.property_scan import committed_records, records_of_topic
+from raymq.actors.broker.core.copies.record_copy import RecordAppender, check_properties_size, join, reencode
+from raymq.actors.broker.core.copies.republisher import TRANSACTION, CopyPurpose, Republisher
+from raymq.actors.broker.core.delay.topic_incarnation import topic_of_waiting
+from raymq.actors.broker.core.transactions.half_message import (
+    GIVEN_UP_QUEUE,
+    HALF_QUEUE,
+    OP_QUEUE,
+    HalfPosition,
+    committed_record,
+    ended_by,
+    half_properties,
+    immunity_ms,
+    operation_record,
+    origin_of,
+    real_queue,
+    record_to_check,
+    resumed_from,
+    resumed_half,
+    stored_again,
+    without_transaction_flags,
+)
+from raymq.actors.errors import MessageNotFound, RayMQError, TopicNotFound, TransactionEnded
+from raymq.actors.naming import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, TRANSACTION_GROUP
+from raymq.actors.protocol import RecordPositions, TransactionOutcome
+from raymq.storage.config import split_host
+from raymq.storage.cooperative_steps import run_steps
+from raymq.storage.errors import InvalidInput, NotFoundError, OffsetOutOfRange, QueueNotFound, StoreCorrupt
+from raymq.storage.log.index_file import EVER_MS
+from raymq.storage.records import property_names as names
+from raymq.storage.records.record import SYS_FLAG_TRANSACTION_COMMIT, Record, decode, pack_host_bytes
+from raymq.storage.store import Store
+from raymq.storage.tables.topic_config import TopicConfig
+from raymq.storage.tables.transaction_checks import TransactionChecksFile
+
+#: One call indexes at most this many new halves, and reads at most this much.
+_INDEXED_AT_ONCE: Final = 1_000
+_BYTES_AT_ONCE: Final = 4 << 20
+#: One step gives up or moves at most this many halves.
+_HALVES_A_STEP: Final = 100
+#: How many outcomes of ended transactions are kept in memory; older ones are looked up in the log.
+_KEPT_OUTCOMES: Final = 100_000
+#: A start looks for commits without an operation record in at least this much of the log's end: more than one append.
+_TAIL_BYTES: Final = 32 << 20
+#: After this much growth of the log, it is stored that all commits in it have operation records.
+_NOTE_BYTES: Final = 16 << 20
+_MAX_COUNT_DIGITS: Final = 9
+_DUTY: Final = CopyPurpose(TRANSACTION)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class OpenHalf:
+    """A half message whose transaction is open.
+
+    Attributes:
+        position: its position in the half queue and in the log.
+        named: the position by which its producer knows it; differs from `position` if it was stored anew.
+        topic, queue_id: where its commit goes.
+        stored_ms: when it was stored, or first stored.
+        content: flag, born time and CRC of the body, which its commit has in common with it.
+        asked: how often its producers were asked.
+        next_check_ms: when its producers are asked next.
+        is_overdue: it was due, and no producer was connected.
+    """
+
+    position: HalfPosition
+    named: HalfPosition
+    topic: str
+    queue_id: int
+    producer_group: str
+    unique_key: str
+    stored_ms: int
+    immunity_ms: int | None
+    content: tuple[int, int, int]
+    asked: int = 0
+    next_check_ms: int = 0
+    is_overdue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfTransaction:
+    """The decision about a half, as a producer or an administrator sends it.
+
+    `from_check`: it answers a question of the broker.
+    """
+
+    half: HalfPosition
+    producer_group: str
+    outcome: TransactionOutcome
+    from_check: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedMessage:
+    """The message that a commit made visible: its topic and the size of its record in bytes."""
+
+    topic: str
+    size: int
+
+
+class TransactionalMessageService:
+    """The transactions of one broker. Used on the broker's event loop.
+
+    `clock` is wall time in seconds.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float], append: RecordAppender, copying: Republisher) -> None:
+        self._store = store
+        self._clock = clock
+        self._append = append
+        self._copying = copying
+        self._file = TransactionChecksFile(store.directory)
+        self._checks = self._file.load()
+        self._host = pack_host_bytes(*split_host(store.config.store_host))
+        #: Open halves by their offset in the half queue.
+        self._open: dict[int, OpenHalf] = {}
+        #: The offsets of all halves that were open when they were indexed, ascending; the first one is open.
+        self._order: deque[int] = deque()
+        #: The outcomes of ended halves; None: it is not known here which.
+        self._ended: dict[int, TransactionOutcome | None] = {}
+        #: By the offset that its producer knows, the offset of a half that was stored anew.
+        self._moved: dict[int, int] = {}
+        #: Operation records: their offsets, and the highest half offset that each lists.
+        self._operations: deque[tuple[int, int]] = deque()
+        #: (time in ms, half offset) of the next question; entries of ended halves are skipped.
+        self._due: list[tuple[int, int]] = []
+        #: Halves that have ended in the log and have no operation record.
+        self._unrecorded: list[int] = []
+        #: Half offset, operation offset and log end that are stored once the log is durable up to that end.
+        self._progress: tuple[int, int, int] | None = None
+        self._stored_progress = (-1, -1)
+        self._changed = False
+        #: The first half offset that is not indexed.
+        self._at = 0
+        self._recover()
+
+    # -- halves --------------------------------------------------------------------------------------------------
+
+    def redirect_half(self, draft: InboundMessage) -> None:
+        """Redirect a transactional draft to the half topic.
+
+        Raise MessageIllegal if it is delayed, or its properties leave no room for those of its commit.
+        """
+        told = draft.properties
+        kept = half_properties(told, draft.topic, draft.queue_id)
+        check_properties_size(kept)
+        told.clear()
+        told |= kept
+        draft.sys_flag = without_transaction_flags(draft.sys_flag)
+        draft.topic, draft.queue_id = HALF_QUEUE
+
+    def defer(self, records: memoryview, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> RecordPositions:
+        """Store encoded records of `topic_queue` as halves.
+
+        Raises:
+            InvalidInput: a record is of another queue.
+            MessageIllegal: as `redirect_half`.
+        """
+        waiting, position = [], 0
+        for size in sizes.tolist():
+            record = decode(records, position, check_crc=False)
+            position += size
+            if (record.topic, record.queue_id) != topic_queue:
+                raise InvalidInput(
+                    "records", f"records of topic {topic_queue[0]}, queue {topic_queue[1]}", record.topic
+                )
+            kept = half_properties(record.properties, *topic_queue)
+            check_properties_size(kept)
+            record.sys_flag = without_transaction_flags(record.sys_flag)
+            waiting.append(reencode(record, *HALF_QUEUE, kept))
+        result = self._append(*join(waiting), HALF_QUEUE)
+        queue_ids = np.zeros(len(sizes), np.int32)
+        return RecordPositions(HALF_TOPIC, queue_ids, result.queue_offsets, result.physical_offsets)
+
+    def end(self, end: EndOfTransaction) -> CommittedMessage | None:
+        """Commit or roll back a transaction; return the message that became visible, if any.
+
+        A repeated decision has no effect, UNKNOWN neither.
+
+        Raises:
+            TransactionEnded: it was decided otherwise, given up, or its immunity time is over.
+            TopicNotFound: the topic of the message was deleted; the transaction stays open.
+            StoreCorrupt: the half cannot be read.
+            RayMQError: there is no such half, or it is another producer group's.
+        """
+        if end.outcome is TransactionOutcome.UNKNOWN:
+            return None
+        self._index_up_to(end.half.queue_offset)
+        offset = self._moved.get(end.half.queue_offset, end.half.queue_offset)
+        half = self._open.get(offset)
+        if half is None:
+            self._check_same_outcome(offset, end)
+            return None
+        if end.half not in (half.named, half.position):
+            raise RayMQError(f"the commit log offset of the half message at offset {offset} is wrong: {end.half}")
+        if half.producer_group != end.producer_group:
+            raise RayMQError(f"the producer group is wrong: {end.producer_group} is not {half.producer_group}")
+        age_ms = self._now_ms() - half.stored_ms
+        if not end.from_check and half.immunity_ms is not None and age_ms > half.immunity_ms:
+            raise TransactionEnded(
+                f"transaction {half.unique_key} of topic {half.topic}: its immunity time of "
+                f"{half.immunity_ms / 1000:g} s is over, only an answer to a check ends it"
+            )
+        if end.outcome is TransactionOutcome.ROLLBACK:
+            self._append_operation(offset)
+            self._set_ended(offset, TransactionOutcome.ROLLBACK)
+            return None
+        return self._commit(half)
+
+    def _commit(self, half: OpenHalf) -> CommittedMessage:
+        record = self._store.read_at(half.position.physical_offset)
+        config = topic_of_waiting(self._store, record)
+        queues = max(1, config.read_queues, config.write_queues)
+        topic_queue = config.name, real_queue(record)[1] % queues
+        message = committed_record(record, topic_queue)
+        operation = operation_record([half.position.queue_offset], self._now_ms(), self._host)
+        result = self._append(*join([message, operation]), topic_queue, OP_QUEUE, again=True)
+        self._operations.append((int(result.queue_offsets[1]), half.position.queue_offset))
+        self._set_ended(half.position.queue_offset, TransactionOutcome.COMMIT)
+        return CommittedMessage(topic_queue[0], len(message))
+
+    def _append_operation(self, *offsets: int) -> None:
+        record = operation_record(offsets, self._now_ms(), self._host)
+        result = self._append(*join([record]), OP_QUEUE, again=True)
+        self._operations.append((int(result.queue_offsets[0]), max(offsets)))
+
+    def _set_ended(self, offset: int, outcome: TransactionOutcome | None) -> None:
+        self._open.pop(offset, None)
+        self._ended[offset] = outcome
+        if self._checks.asked.pop(offset, None) is not None:
+            self._changed = True
+        while len(self._ended) > _KEPT_OUTCOMES and (oldest := next(iter(self._ended))) < self._first_open():
+            del self._ended[oldest]
+
+    def _check_same_outcome(self, offset: int, end: EndOfTransaction) -> None:
+        """Raise unless the half at `offset` has ended with the outcome of `end`."""
+        if offset not in self._ended:
+            low, high = self._bounds(HALF_QUEUE)
+            if not low <= offset < high:
+                raise MessageNotFound(f"there is no half message at offset {offset} (there are {low} to {high - 1})")
+        outcome = self._ended.get(offset)
+        if outcome is None:
+            outcome = self._stored_outcome(offset, end)
+        if outcome is not end.outcome:
+            _log.warning(
+                "group %s wants to %s the transaction at offset %d of the half topic, which has ended with %s",
+                *(end.producer_group, end.outcome.value, offset, outcome.value if outcome else "no decision"),
+            )
+            how = f"has ended with {outcome.value}" if outcome else "was given up"
+            raise TransactionEnded(
+                f"the transaction at offset {offset} of {HALF_TOPIC} {how}, it cannot be ended again"
+            )
+        self._ended[offset] = outcome
+
+    def _stored_outcome(self, offset: int, end: EndOfTransaction) -> TransactionOutcome | None:
+        """Return how a half has ended, according to the log; None if it was given up."""
+        with self._store.read(*HALF_QUEUE, offset, 1, written=True) as lease:
+            half = lease.messages()[0]
+        if end.half.physical_offset != half.physical_offset:
+            raise RayMQError(f"the commit log offset of the half message at offset {offset} is wrong: {end.half}")
+        topic, _ = real_queue(half)
+        key = half.unique_key
+        if key is None:
+            return None
+        try:
+            found = run_steps(self._store.search(topic, key, 0, EVER_MS, 64))
+            given_up = run_steps(self._store.search(CHECK_MAX_TIME_TOPIC, key, 0, EVER_MS, 64))
+        except NotFoundError:
+            return None
+        if any(_is_commit_of(each, half) for each in found):
+            return TransactionOutcome.COMMIT
+        is_given_up = any(origin_of(each) == HalfPosition(offset, half.physical_offset) for each in given_up)
+        return None if is_given_up else TransactionOutcome.ROLLBACK
+
+    # -- questions to producers ----------------------------------------------------------------------------------
+
+    def due_checks(self, most: int) -> Iterator[tuple[OpenHalf, Record]]:
+        """Yield the halves whose producers are to be asked now, with their records.
+
+        Each is asked again later in any case; the caller reports with `asked` that a question was sent. Halves that
+        were asked too often or are too old are given up.
+        """
+        self._index(_INDEXED_AT_ONCE)
+        now_ms = self._now_ms()
+        every_ms = int(self._store.config.transaction_check_every * 1000)
+        for _ in range(most):
+            if not self._due or self._due[0][0] > now_ms:
+                return
+            _, offset = heapq.heappop(self._due)
+            half = self._open.get(offset)
+            if half is None or half.next_check_ms > now_ms:  # ended, or asked since
+                continue
+            half.next_check_ms = now_ms + every_ms
+            half.is_overdue = True  # until the caller calls `asked`
+            heapq.heappush(self._due, (half.next_check_ms, offset))
+            record = self._readable(half)
+            if record is None:
+                continue
+            if self._is_given_up(half, now_ms):
+                self._give_up(half, record)
+            else:
+                yield half, record
+
+    def ask_soon(self, producer_groups: Collection[str]) -> None:
+        """Make the open halves of these groups due that were due when no producer was connected."""
+        now_ms = self._now_ms()
+        for half in self._open.values():
+            if half.is_overdue and half.producer_group in producer_groups:
+                half.next_check_ms = now_ms
+                heapq.heappush(self._due, (now_ms, half.position.queue_offset))
+
+    def asked(self, half: OpenHalf) -> None:
+        """Count a question that was sent to a producer of the half."""
+        half.is_overdue = False
+        half.asked += 1
+        self._checks.asked[half.position.queue_offset] = half.asked
+        self._changed = True
+
+    def _is_given_up(self, half: OpenHalf, now_ms: int) -> bool:
+        config = self._store.config
+        return (
+            half.asked >= config.transaction_check_max or now_ms - half.stored_ms >= config.retention_hours * 3_600_000
+        )
+
+    def _readable(self, half: OpenHalf) -> Record | None:
+        """Return the record of an open half; end the half if it can never be committed."""
+        try:
+            record = self._store.read_at(half.position.physical_offset)
+            topic_of_waiting(self._store, record)
+        except (StoreCorrupt, NotFoundError, TopicNotFound) as error:
+            self._copying.quarantine(
+                _DUTY, [self._copying.place(HALF_QUEUE, half.position.queue_offset)], f"{type(error).__name__}: {error}"
+            )
+            self._append_operation(half.position.queue_offset)
+            self._set_ended(half.position.queue_offset, None)
+            return None
+        return record
+
+    def _give_up(self, half: OpenHalf, record: Record) -> None:
+        """Move a half to the topic of those that were given up."""
+        if self._store.topic_configs.get(CHECK_MAX_TIME_TOPIC) is None:
+            self._store.topic_configs.put_soon(TopicConfig(CHECK_MAX_TIME_TOPIC, 1, 1))
+        self._store_again(half, record, GIVEN_UP_QUEUE)
+        self._set_ended(half.position.queue_offset, None)
+        _log.warning(
+            "transaction %s of topic %s is given up: its producer group %s was asked %d times, and did not decide; "
+            "`raymq transaction list` shows it, `raymq transaction resume` asks again",
+            *(half.unique_key, half.topic, half.producer_group, half.asked),
+        )
+
+    def _store_again(self, half: OpenHalf, record: Record, topic_queue: tuple[str, int]) -> tuple[int, int]:
+        """Append a copy of a half and the operation record of the old one; return the copy's position."""
+        copy = stored_again(record, topic_queue, half.named, half.asked)
+        operation = operation_record([half.position.queue_offset], self._now_ms(), self._host)
+        result = self._append(*join([copy, operation]), topic_queue, OP_QUEUE, again=True)
+        self._operations.append((int(result.queue_offsets[1]), half.position.queue_offset))
+        return int(result.queue_offsets[0]), int(result.physical_offsets[0])
+
+    # -- for people ----------------------------------------------------------------------------------------------
+
+    def open_halves(self) -> list[OpenHalf]:
+        """Return the open halves, oldest first."""
+        self._index(_INDEXED_AT_ONCE)
+        return list(self._open.values())
+
+    def listed(self, begin: int, most: int, *, given_up: bool) -> tuple[list[tuple[bytes, int]], int | None]:
+        """Return open halves, or given-up ones, from an offset of their queue on.
+
+        Returns:
+            The record of each in its real queue, and how often its producers were asked; and where to continue, None
+            at the end.
+        """
+        if given_up:
+            end = self._bounds(GIVEN_UP_QUEUE)[1]
+            records, following = self.given_up(begin, min(most, _INDEXED_AT_ONCE))
+            return [(_shown(each), _asked(each)) for each in records], following if following < end else None
+        found: list[tuple[bytes, int]] = []
+        size = 0
+        for half in self.open_halves():
+            if half.position.queue_offset < begin:
+                continue
+            if len(found) >= min(most, _INDEXED_AT_ONCE) or size >= _BYTES_AT_ONCE:
+                return found, half.position.queue_offset
+            with contextlib.suppress(StoreCorrupt, NotFoundError):  # the next check sets it aside
+                found.append((_shown(self._store.read_at(half.position.physical_offset)), half.asked))
+                size += len(found[-1][0])
+        return found, None
+
+    def given_up(self, begin: int, most: int) -> tuple[list[Record], int]:
+        """Return given-up halves that were not resumed, and the offset to continue at.
+
+        The result is empty, and the offset is the end, if there are none from offset `begin` on.
+        """
+        low, high = self._bounds(GIVEN_UP_QUEUE)
+        begin = max(begin, low)
+        if begin >= high:
+            return [], high
+        records, following = self._copying.read(_DUTY, GIVEN_UP_QUEUE, begin, most, _BYTES_AT_ONCE, written=True)
+        return [each for each in records if each.queue_offset not in self._checks.resumed], following
+
+    def resume(self, physical_offset: int) -> None:
+        """Let the producers of a half be asked from the beginning.
+
+        The half is open, or it was given up; then it is open again, at another position.
+
+        Raises:
+            MessageNotFound, MessageExpired: there is no message.
+            InvalidInput: the message is no half that waits for a decision.
+        """
+        self._index(_INDEXED_AT_ONCE)
+        record = self._store.read_at(physical_offset)
+        if (record.topic, record.queue_id) == HALF_QUEUE and record.queue_offset in self._open:
+            half = self._open[record.queue_offset]
+            half.asked, half.next_check_ms = 0, self._now_ms()
+            heapq.heappush(self._due, (half.next_check_ms, record.queue_offset))
+            self._checks.asked.pop(record.queue_offset, None)
+            self._changed = True
+            return
+        is_given_up = (record.topic, record.queue_id) == GIVEN_UP_QUEUE
+        if not is_given_up or record.queue_offset in self._checks.resumed:
+            raise InvalidInput("message_id", "that of an open transaction, or of one that was given up", record.topic)
+        self._append(*join([resumed_half(record)]), HALF_QUEUE, again=True)
+        self._checks.resumed.add(record.queue_offset)
+        self._changed = True
+        self._index(_INDEXED_AT_ONCE)
+
+    # -- moving before log files are deleted ---------------------------------------------------------------------
+
+    def first_log_position(self) -> int | None:
+        """Return the physical offset of the oldest open half, or None."""
+        self._index(_INDEXED_AT_ONCE)
+        self._forget_ended()
+        return self._open[self._order[0]].position.physical_offset if self._order else None
+
+    def move_before(self, place: int) -> None:
+        """Store open halves anew that lie before `place` of the log, some at a time."""
+        for _ in range(_HALVES_A_STEP):
+            first = self.first_log_position()
+            if first is None or first >= place:
+                return
+            half = self._open[self._order[0]]
+            record = self._readable(half)
+            if record is None:
+                continue
+            queue_offset, _ = self._store_again(half, record, HALF_QUEUE)
+            self._set_ended(half.position.queue_offset, None)
+            self._moved[half.named.queue_offset] = queue_offset
+            self._index_up_to(queue_offset)
+            if half.asked and queue_offset in self._open:
+                self._open[queue_offset].asked = self._checks.asked[queue_offset] = half.asked
+
+    # -- progress ------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Index new halves, and write operation records that a crash has prevented."""
+        self._index(_INDEXED_AT_ONCE)
+        if self._unrecorded:
+            self._append_operation(*self._unrecorded[:_HALVES_A_STEP])
+            del self._unrecorded[:_HALVES_A_STEP]
+
+    def save(self) -> None:
+        """Store the progress and the counts. Raise StoreFull or StoreFailed if not all is stored."""
+        if self._unrecorded:
+            return
+        if self._progress is None:
+            self._progress = self._first_open(), self._first_operation(), self._store.max_physical_offset
+        half_offset, operation_offset, log_end = self._progress
+        if log_end > self._store.confirmed.durable_offset:
+            return
+        if self._stored_progress != (half_offset, operation_offset):
+            self._store.consumer_offsets.commit(TRANSACTION_GROUP, *HALF_QUEUE, half_offset)
+            self._store.consumer_offsets.commit(TRANSACTION_GROUP, *OP_QUEUE, operation_offset)
+            self._stored_progress = half_offset, operation_offset
+        if self._changed or log_end - self._checks.known_before >= _NOTE_BYTES:
+            low, _ = self._bounds(GIVEN_UP_QUEUE)
+            self._checks.resumed = {offset for offset in self._checks.resumed if offset >= low}
+            self._checks.known_before = log_end
+            self._file.save(self._checks)
+            self._changed = False
+        self._progress = None
+
+    def _first_open(self) -> int:
+        self._forget_ended()
+        return self._order[0] if self._order else self._at
+
+    def _forget_ended(self) -> None:
+        while self._order and self._order[0] not in self._open:
+            self._order.popleft()
+
+    def _first_operation(self) -> int:
+        first = self._first_open()
+        while self._operations and self._operations[0][1] < first:
+            self._operations.popleft()
+        return self._operations[0][0] if self._operations else self._bounds(OP_QUEUE)[1]
+
+    # -- index ---------------------------------------------------------------------------------------------------
+
+    def _index_up_to(self, offset: int) -> None:
+        while self._at <= offset and self._index(_INDEXED_AT_ONCE):
+            pass
+
+    def _index(self, most: int) -> bool:
+        """Index new halves, at most `most`; return False if there are none."""
+        low, high = self._bounds(HALF_QUEUE)
+        self._at = max(self._at, low)
+        if self._at >= high:
+            return False
+        try:
+            records, following = self._copying.read(
+                _DUTY, HALF_QUEUE, self._at, min(most, high - self._at), _BYTES_AT_ONCE, written=True
+            )
+        except (OffsetOutOfRange, QueueNotFound):
+            return False
+        for record in records:
+            if record.queue_offset not in self._ended:
+                self._add(record)
+        self._at = following
+        return True
+
+    def _add(self, record: Record) -> None:
+        """Add an open half."""
+        position = HalfPosition(record.queue_offset, record.physical_offset)
+        try:
+            topic, queue_id = real_queue(record)
+        except InvalidInput as error:
+            self._copying.quarantine(_DUTY, [self._copying.place(HALF_QUEUE, record.queue_offset)], str(error))
+            self._ended[record.queue_offset] = None
+            return
+        origin, resumed = origin_of(record), resumed_from(record)
+        if resumed is not None and resumed not in self._checks.resumed:
+            self._checks.resumed.add(resumed)
+            self._changed = True
+        if origin is not None:
+            self._replace(self._moved.get(origin.queue_offset, origin.queue_offset))
+            self._moved[origin.queue_offset] = record.queue_offset
+        immunity = immunity_ms(record)
+        asked = self._checks.asked.get(record.queue_offset)
+        if asked is None:
+            asked = 0 if origin is None else _asked(record)
+        after_ms = int(self._store.config.transaction_check_after * 1000) if immunity is None else immunity
+        half = OpenHalf(
+            position=position,
+            named=position if origin is None else origin,
+            topic=topic,
+            queue_id=queue_id,
+            producer_group=record.properties.get(names.PGROUP, ""),
+            unique_key=record.unique_key or "",
+            stored_ms=record.store_timestamp_ms if origin is None else record.born_timestamp_ms,
+            immunity_ms=immunity,
+            content=_content(record),
+            asked=asked,
+            next_check_ms=record.store_timestamp_ms + after_ms,
+        )
+        self._open[position.queue_offset] = half
+        self._order.append(position.queue_offset)
+        heapq.heappush(self._due, (half.next_check_ms, position.queue_offset))
+
+    def _replace(self, offset: int) -> None:
+        """End a half of which a copy is indexed; a crash may have prevented its operation record."""
+        if offset in self._open:
+            self._set_ended(offset, None)
+            self._unrecorded.append(offset)
+
+    def _bounds(self, topic_queue: tuple[str, int]) -> tuple[int, int]:
+        try:
+            return self._store.min_offset(*topic_queue), self._store.max_offset(*topic_queue, written=True)
+        except QueueNotFound:
+            return 0, 0
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
+
+    # -- start ---------------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Find the open halves: those after the stored progress that have not ended in the log."""
+        self._at = self._begin(HALF_QUEUE)
+        self._read_operations()
+        while self._index(_INDEXED_AT_ONCE):
+            pass
+        first = self.first_log_position()
+        if first is None:
+            return
+        tail = max(0, self._store.max_physical_offset - _TAIL_BYTES)
+        self._end_unrecorded(max(first, min(self._checks.known_before, tail)))
+
+    def _begin(self, topic_queue: tuple[str, int]) -> int:
+        low, high = self._bounds(topic_queue)
+        stored = self._store.consumer_offsets.get(TRANSACTION_GROUP, *topic_queue)
+        return low if stored is None else min(max(low, stored), high)
+
+    def _read_operations(self) -> None:
+        offset = self._begin(OP_QUEUE)
+        while offset < self._bounds(OP_QUEUE)[1]:
+            records, following = self._copying.read(
+                _DUTY, OP_QUEUE, offset, _INDEXED_AT_ONCE, _BYTES_AT_ONCE, written=True
+            )
+            for record in records:
+                ended = ended_by(record)
+                self._ended |= dict.fromkeys(ended)
+                self._operations.append((record.queue_offset, max(ended, default=-1)))
+            offset = following
+
+    def _end_unrecorded(self, log_end: int) -> None:
+        """End the halves that have a commit, or were given up, at or after `log_end` of the log."""
+        by_position = {half.position.physical_offset: half for half in self._open.values()}
+        for record in committed_records(self._store, log_end):
+            half = by_position.get(record.prepared_transaction_offset)
+            if half is not None and record.topic == half.topic and _content(record) == half.content:
+                self._set_ended(half.position.queue_offset, TransactionOutcome.COMMIT)
+                self._unrecorded.append(half.position.queue_offset)
+        by_name = {half.named: half for half in self._open.values()}
+        for record in records_of_topic(self._store, CHECK_MAX_TIME_TOPIC, log_end):
+            origin = origin_of(record)
+            half = None if origin is None else by_name.get(origin)
+            if half is not None and half.position.physical_offset < record.physical_offset:
+                self._set_ended(half.position.queue_offset, None)
+                self._unrecorded.append(half.position.queue_offset)
+
+
+def _shown(half: Record) -> bytes:
+    """Return a half in its real queue; one whose queue is invalid stays in the half queue."""
+    try:
+        return record_to_check(half, real_queue(half))
+    except InvalidInput:
+        return record_to_check(half, HALF_QUEUE)
+
+
+def _asked(copy: Record) -> int:
+    """Return how often the producers of a half had been asked when this copy was stored."""
+    text = copy.properties.get(names.TRANSACTION_CHECK_TIMES, "")
+    return int(text) if text.isdecimal() and len(text) <= _MAX_COUNT_DIGITS else 0
+
+
+def _content(record: Record) -> tuple[int, int, int]:
+    return record.flag, record.born_timestamp_ms, record.body_crc
+
+
+def _is_commit_of(record: Record, half: Record) -> bool:
+    """Return True if a record is the commit of a half."""
+    is_commit = bool(record.sys_flag & SYS_FLAG_TRANSACTION_COMMIT)
+    return (
+        is_commit and record.prepared_transaction_offset == half.physical_offset and _content(record) == _content(half)
+    )

@@ -1,0 +1,379 @@
+"""Test open transactions of a broker's core: halves, ends, checks and recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raymq.actors.broker.core.appending.inbound_message import InboundMessage
+from raymq.actors.broker.core.copies.record_copy import join
+from raymq.actors.broker.core.transactions.half_message import GIVEN_UP_QUEUE, HALF_QUEUE, OP_QUEUE, HalfPosition
+from raymq.actors.broker.core.transactions.transactional_message_service import EndOfTransaction
+from raymq.actors.errors import InvalidInput, MessageIllegal, MessageNotFound, RayMQError, TransactionEnded
+from raymq.actors.naming import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
+from raymq.actors.protocol import TransactionOutcome
+from raymq.client import Message
+from raymq.storage.records import property_names as names
+from raymq.storage.records.record import SYS_FLAG_TRANSACTION_COMMIT, encode_properties
+from tests.unit.actors.bench import HOST, Bench, encoded
+
+COMMIT, ROLLBACK, UNKNOWN = TransactionOutcome.COMMIT, TransactionOutcome.ROLLBACK, TransactionOutcome.UNKNOWN
+TOPIC, GROUP = "orders", "shop"
+
+
+class TransactionBench(Bench):
+    """A core with the topic `orders`, whose producer group is `shop`."""
+
+    def prepare(self, body: bytes = b"half", queue_id: int = 0, **properties: str) -> HalfPosition:
+        """Send a half and return its position."""
+        draft = InboundMessage(
+            topic=TOPIC,
+            queue_id=queue_id,
+            body=body,
+            properties={names.TRAN_MSG: "true", names.PGROUP: GROUP, **properties},
+            born_timestamp_ms=int(self.clock.now * 1000),
+            born_host=HOST,
+            sys_flag=0x4,
+        )
+        result = self.core.send_processor.accept(draft)
+        return HalfPosition(result.queue_offset, int(result.message_id[-16:], 16))
+
+    def end(self, half: HalfPosition, outcome: TransactionOutcome, group: str = GROUP, **others: Any) -> None:
+        self.core.transactions.end(EndOfTransaction(half, group, outcome, **others))
+
+    def open_offsets(self) -> list[int]:
+        return [half.position.queue_offset for half in self.core.transactions.open_halves()]
+
+    def ask(self) -> list[int]:
+        """Ask the producers of all halves that are due; return the offsets of these halves."""
+        due = list(self.core.transactions.due_checks(1_000))
+        for half, _ in due:
+            self.core.transactions.asked(half)
+        return [half.position.queue_offset for half, _ in due]
+
+    def tear_off_last_record(self) -> None:
+        """Crash, and lose the last record of the log as a torn write does."""
+        queue = self.store.max_offset(*OP_QUEUE) - 1
+        place = int(self.store.entries(*OP_QUEUE, queue, 1)[0][0])
+        self.store._flusher.stop()
+        self.store._abandon()
+        path = next(iter((self.directory / "commitlog").iterdir()))
+        content = bytearray(path.read_bytes())
+        content[place:] = bytes(len(content) - place)
+        path.write_bytes(content)
+        self.open()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[TransactionBench]:
+    made = TransactionBench(tmp_path)
+    made.core.topics.create(TOPIC, 2)
+    yield made
+    made.store.close()
+
+
+def test_half_is_invisible_until_its_commit(bench: TransactionBench) -> None:
+    half = bench.prepare(b"paid", queue_id=1, **{names.TAGS: "a", names.KEYS: "k"})
+    assert bench.bodies(TOPIC, 1) == []
+    bench.end(half, COMMIT)
+    [record] = bench.records(TOPIC, 1)
+    assert (record.body, record.tags, record.keys) == (b"paid", "a", ["k"])
+    assert record.sys_flag == SYS_FLAG_TRANSACTION_COMMIT
+    assert record.prepared_transaction_offset == half.physical_offset
+    assert names.REAL_TOPIC not in record.properties
+    assert record.properties[names.TRAN_MSG] == "true"
+    assert record.properties[names.TRANSACTION_ID] == record.unique_key
+    assert (TOPIC, 1) in bench.arrivals
+
+
+def test_half_record_has_rocketmqs_format(bench: TransactionBench) -> None:
+    bench.prepare()
+    [half] = bench.records(HALF_TOPIC)
+    assert half.sys_flag == 0
+    assert half.properties[names.REAL_TOPIC] == TOPIC
+    assert half.properties[names.REAL_QID] == "0"
+    assert half.properties[names.TRANSACTION_ID] == half.unique_key
+
+
+def test_rollback_makes_nothing_visible(bench: TransactionBench) -> None:
+    bench.end(bench.prepare(), ROLLBACK)
+    assert bench.bodies(TOPIC) == []
+    assert bench.open_offsets() == []
+
+
+def test_each_end_is_in_an_operation_record(bench: TransactionBench) -> None:
+    for outcome in (COMMIT, ROLLBACK):
+        bench.end(bench.prepare(), outcome)
+    assert [(each.body, each.tags) for each in bench.records(OP_HALF_TOPIC)] == [(b"0,", "d"), (b"1,", "d")]
+
+
+def test_unknown_changes_nothing(bench: TransactionBench) -> None:
+    half = bench.prepare()
+    bench.end(half, UNKNOWN)
+    assert bench.open_offsets() == [0]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize(("first", "second"), [(COMMIT, ROLLBACK), (ROLLBACK, COMMIT)])
+def test_first_decision_counts(
+    bench: TransactionBench, first: TransactionOutcome, second: TransactionOutcome, restarted: bool
+) -> None:
+    half = bench.prepare()
+    bench.end(half, first)
+    if restarted:
+        bench.crash()
+    bench.end(half, first)
+    with pytest.raises(TransactionEnded, match=first.value):
+        bench.end(half, second)
+    assert bench.bodies(TOPIC) == ([b"half"] if first is COMMIT else [])
+
+
+@pytest.mark.parametrize(
+    ("half", "group", "text"),
+    [
+        (HalfPosition(0, 0), "other", "producer group"),
+        (HalfPosition(0, 7), GROUP, "commit log offset"),
+        (HalfPosition(9, 0), GROUP, "no half message"),
+    ],
+)
+def test_end_of_another_half_is_refused(bench: TransactionBench, half: HalfPosition, group: str, text: str) -> None:
+    bench.prepare()
+    with pytest.raises(RayMQError, match=text):
+        bench.end(half, COMMIT, group)
+    assert bench.open_offsets() == [0]
+
+
+@pytest.mark.parametrize("name", [names.DELAY, names.TIMER_DELIVER_MS])
+def test_delayed_half_is_refused(bench: TransactionBench, name: str) -> None:
+    with pytest.raises(MessageIllegal, match="delay"):
+        bench.prepare(**{name: "3"})
+
+
+def test_end_after_immunity_time_counts_only_as_an_answer(bench: TransactionBench) -> None:
+    half = bench.prepare(**{names.CHECK_IMMUNITY_TIME: "10"})
+    bench.clock.now += 11
+    with pytest.raises(TransactionEnded, match="immunity"):
+        bench.end(half, COMMIT)
+    bench.end(half, COMMIT, from_check=True)
+    assert bench.bodies(TOPIC) == [b"half"]
+
+
+def test_open_halves_survive_a_crash(bench: TransactionBench) -> None:
+    halves = [bench.prepare(b"%d" % i) for i in range(5)]
+    bench.end(halves[1], COMMIT)
+    bench.end(halves[3], ROLLBACK)
+    bench.crash()
+    assert bench.open_offsets() == [0, 2, 4]
+    for half in halves:
+        if half.queue_offset in (0, 2, 4):
+            bench.end(half, COMMIT)
+    assert bench.bodies(TOPIC) == [b"1", b"0", b"2", b"4"]
+
+
+def test_commit_whose_operation_record_is_torn_off_counts(bench: TransactionBench) -> None:
+    half = bench.prepare()
+    bench.end(half, COMMIT)
+    bench.tear_off_last_record()
+    assert bench.bodies(TOPIC) == [b"half"]
+    assert bench.open_offsets() == []
+    assert bench.records(OP_HALF_TOPIC) == []
+    bench.core.transactions.step()
+    assert [each.body for each in bench.records(OP_HALF_TOPIC)] == [b"0,"]
+    bench.end(half, COMMIT)
+    with pytest.raises(TransactionEnded):
+        bench.end(half, ROLLBACK)
+    assert bench.bodies(TOPIC) == [b"half"]
+
+
+def test_forged_commit_does_not_end_a_half(bench: TransactionBench) -> None:
+    half = bench.prepare(b"secret")
+    records, sizes = encoded(Message(TOPIC, b"forged"))
+    forged = bytearray(records)
+    forged[36:40] = SYS_FLAG_TRANSACTION_COMMIT.to_bytes(4, "big")
+    bench.store.append(bytes(forged), sizes)
+    bench.crash()
+    assert bench.open_offsets() == [half.queue_offset]
+
+
+def test_progress_is_stored_as_rocketmqs_consumer_offsets(bench: TransactionBench) -> None:
+    halves = [bench.prepare() for _ in range(3)]
+    bench.end(halves[0], COMMIT)
+    bench.end(halves[2], COMMIT)
+    bench.store.flush()
+    bench.core.transactions.save()
+    offsets = bench.store.consumer_offsets
+    assert offsets.get(TRANSACTION_GROUP, *HALF_QUEUE) == 1
+    assert offsets.get(TRANSACTION_GROUP, *OP_QUEUE) == 1
+    bench.end(halves[1], ROLLBACK)
+    bench.store.flush()
+    bench.core.transactions.save()
+    assert offsets.get(TRANSACTION_GROUP, *HALF_QUEUE) == 3
+    assert offsets.get(TRANSACTION_GROUP, *OP_QUEUE) == 3
+
+
+def test_progress_is_not_stored_before_the_log_is_durable(bench: TransactionBench) -> None:
+    bench.store.flush()
+    bench.end(bench.prepare(), COMMIT)
+    bench.core.transactions.save()
+    assert bench.store.consumer_offsets.get(TRANSACTION_GROUP, *HALF_QUEUE) is None
+
+
+def test_producer_is_asked_after_the_time_and_then_at_intervals(bench: TransactionBench) -> None:
+    bench.prepare()
+    assert bench.ask() == []
+    bench.clock.now += 6.5
+    assert bench.ask() == [0]
+    assert bench.ask() == []
+    bench.clock.now += 30
+    assert bench.ask() == [0]
+
+
+def test_immunity_time_delays_the_first_check(bench: TransactionBench) -> None:
+    bench.prepare(**{names.CHECK_IMMUNITY_TIME: "100"})
+    bench.clock.now += 99
+    assert bench.ask() == []
+    bench.clock.now += 2
+    assert bench.ask() == [0]
+
+
+def test_ended_half_is_not_asked_for(bench: TransactionBench) -> None:
+    bench.end(bench.prepare(), COMMIT)
+    bench.clock.now += 100
+    assert bench.ask() == []
+
+
+def test_half_is_given_up_after_the_most_checks(bench: TransactionBench) -> None:
+    half = bench.prepare(b"lost")
+    for _ in range(15):
+        bench.clock.now += 31
+        assert bench.ask() == [0]
+    bench.clock.now += 31
+    assert bench.ask() == []
+    [record] = bench.records(GIVEN_UP_QUEUE[0])
+    assert record.body == b"lost"
+    assert record.properties[names.TRANSACTION_CHECK_TIMES] == "15"
+    assert bench.open_offsets() == []
+    bench.crash()
+    assert bench.open_offsets() == []
+    with pytest.raises(TransactionEnded, match="given up"):
+        bench.end(half, COMMIT)
+
+
+def test_checks_that_reach_no_producer_do_not_count(bench: TransactionBench) -> None:
+    bench.prepare()
+    for _ in range(100):
+        bench.clock.now += 31
+        assert len(list(bench.core.transactions.due_checks(10))) == 1
+    assert bench.open_offsets() == [0]
+
+
+def test_old_half_is_given_up_unasked(bench: TransactionBench) -> None:
+    bench.prepare()
+    bench.clock.now += 73 * 3600
+    assert bench.ask() == []
+    assert bench.open_offsets() == []
+    assert len(bench.records(GIVEN_UP_QUEUE[0])) == 1
+
+
+def test_number_of_checks_survives_a_crash(bench: TransactionBench) -> None:
+    bench.prepare()
+    for _ in range(3):
+        bench.clock.now += 31
+        bench.ask()
+    bench.store.flush()
+    bench.core.transactions.save()
+    bench.crash()
+    [half] = bench.core.transactions.open_halves()
+    assert half.asked == 3
+
+
+def test_given_up_half_can_be_resumed_once(bench: TransactionBench) -> None:
+    bench.prepare(b"late")
+    bench.clock.now += 73 * 3600
+    bench.ask()
+    [given_up], _ = bench.core.transactions.given_up(0, 10)
+    bench.core.transactions.resume(given_up.physical_offset)
+    assert bench.core.transactions.given_up(0, 10)[0] == []
+    with pytest.raises(InvalidInput):
+        bench.core.transactions.resume(given_up.physical_offset)
+    bench.crash()
+    with pytest.raises(InvalidInput):
+        bench.core.transactions.resume(given_up.physical_offset)
+    [half] = bench.core.transactions.open_halves()
+    assert half.asked == 0
+    bench.end(half.position, COMMIT)
+    assert bench.bodies(TOPIC) == [b"late"]
+
+
+def test_moved_half_is_ended_by_its_old_position(bench: TransactionBench) -> None:
+    half = bench.prepare(b"moved")
+    bench.clock.now += 31
+    bench.ask()
+    bench.core.transactions.move_before(bench.store.max_physical_offset)
+    assert bench.open_offsets() == [1]
+    bench.crash()
+    [moved] = bench.core.transactions.open_halves()
+    assert (moved.named, moved.asked) == (half, 1)
+    bench.end(half, COMMIT)
+    assert bench.bodies(TOPIC) == [b"moved"]
+    bench.end(half, COMMIT)
+    assert bench.bodies(TOPIC) == [b"moved"]
+
+
+def test_moved_half_whose_operation_record_is_torn_off_is_open_once(bench: TransactionBench) -> None:
+    half = bench.prepare(b"moved")
+    bench.core.transactions.move_before(bench.store.max_physical_offset)
+    bench.tear_off_last_record()
+    assert bench.open_offsets() == [1]
+    bench.end(half, COMMIT)
+    bench.core.transactions.step()
+    bench.crash()
+    assert bench.open_offsets() == []
+    assert bench.bodies(TOPIC) == [b"moved"]
+
+
+def test_half_of_a_deleted_topic_is_set_aside(bench: TransactionBench) -> None:
+    bench.prepare()
+    bench.core.topics.delete(TOPIC)
+    bench.clock.now += 31
+    assert bench.ask() == []
+    assert bench.open_offsets() == []
+    assert bench.core.set_aside.counts["transaction"] == 1
+
+
+def test_append_of_a_half_by_our_own_client(bench: TransactionBench) -> None:
+    message = Message(TOPIC, b"own")
+    records, sizes = encoded(message)
+    from raymq.storage.records.record import decode, encode
+
+    record = decode(records)
+    told = encode_properties({**record.properties, names.TRAN_MSG: "true", names.PGROUP: GROUP})
+    half = encode(TOPIC, 1, b"own", told, born_timestamp_ms=1, born_host=HOST)
+    packed, sizes = join([half])
+    placed = bench.core.append(TOPIC, 1, memoryview(packed), np.asarray(sizes), delayed=True)
+    assert placed.topic == HALF_TOPIC
+    bench.end(HalfPosition(int(placed.queue_offsets[0]), int(placed.physical_offsets[0])), COMMIT)
+    assert bench.bodies(TOPIC, 1) == [b"own"]
+
+
+def test_end_of_an_unknown_half_after_restart_names_the_range(bench: TransactionBench) -> None:
+    with pytest.raises(MessageNotFound):
+        bench.end(HalfPosition(5, 0), COMMIT)
+
+
+def test_waiting_half_is_asked_for_when_its_producer_connects(bench: TransactionBench) -> None:
+    bench.prepare()
+    bench.clock.now += 6.5
+    assert len(list(bench.core.transactions.due_checks(10))) == 1
+    bench.core.transactions.ask_soon({"other"})
+    assert bench.ask() == []
+    bench.core.transactions.ask_soon({GROUP})
+    assert bench.ask() == [0]
+    bench.core.transactions.ask_soon({GROUP})
+    assert bench.ask() == []
+    bench.clock.now += 30
+    assert bench.ask() == [0]
