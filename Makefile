@@ -25,7 +25,7 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo dist docs test test-unit test-long test-nightly test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-compare bench-consume bench-idle bench-produce bench-recovery bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
+.PHONY: help env demo dist docs test test-unit test-long test-nightly test-spark4 test-rayup test-interop test-rocketmq test-proxy lint fix types bench bench-age bench-compare bench-consume bench-idle bench-produce bench-recovery bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
@@ -35,6 +35,7 @@ help:
 	@echo "make test-nightly everything that takes longer than make test, a line for each part (ARGS=--list, ARGS='fuzz long')"
 	@echo "make test-spark4 the data source of Spark 4.2, in an environment of its own, .venv-spark4 (not part of make test)"
 	@echo "make test-interop  RocketMQ's Java client, admin client, mqadmin and Go client against a cluster (needs Maven, Go)"
+	@echo "make test-proxy    RocketMQ's proxy in front of a cluster, with the official Python gRPC client (needs Maven, Java)"
 	@echo "make test-rocketmq RocketMQ's own tests against a cluster (needs Maven; ARGS=--list, ARGS='pop OffsetResetIT')"
 	@echo "make dist       the wheels of raymq and raymq-native, in dist (DIST=FOLDER)"
 	@echo "make docs       the documentation as a site, in build/docs; a broken link or reference fails it (ARGS=--help)"
@@ -192,6 +193,10 @@ bench-produce: env
 # RocketMQ's own clients and tools against a cluster of ours; Maven and a JDK are needed, and Go for rocketmq-client-go.
 test-interop: env
 	@$(PYTEST) tests/interop/test_java_suite.py tests/interop/test_go_client.py -m interop -s $(ARGS)
+
+# RocketMQ's proxy in front of name server and brokers of ours, used by the official Python client for gRPC.
+test-proxy: env
+	@$(PYTEST) tests/interop/test_proxy.py -m interop -s $(ARGS)
 
 # RocketMQ's own test module against a cluster of ours, a JVM for each of its 59 classes; see tests/interop/rocketmq.
 test-rocketmq: env

@@ -84,6 +84,7 @@ def parts() -> list[Part]:
         *other_pythons(),
         Part("interop-java", (*_MAKE, "test-interop", "ARGS=-k java"), tools=("make", "mvn", "javac")),
         Part("interop-go", (*_MAKE, "test-interop", "ARGS=-k go"), tools=("make", "go")),
+        Part("proxy", (*_MAKE, "test-proxy"), tools=("make", "mvn", "java")),
         Part("rocketmq", (*_MAKE, "test-rocketmq"), hours=4.0, tools=("make", "mvn", "javac")),
         Part("rayup", (*_MAKE, "test-rayup"), tools=("make",), reason=reason_for_no_ray_up()),
     ]
