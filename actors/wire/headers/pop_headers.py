@@ -100,6 +100,8 @@ def retry_mark(topic: str) -> str:
 class ReceiptHandle(NamedTuple):
     """The identity of one delivery of one message: eight words on the wire.
 
+    RocketMQ's proxy appends a ninth one, the physical offset, which is ignored.
+
     `start_offset` is the lowest offset of its pop in that queue; the bits of batch acknowledgements count from it.
     `retry` is the result of `retry_mark`.
     """
@@ -117,7 +119,9 @@ class ReceiptHandle(NamedTuple):
     def read(cls, text: str) -> Self:
         """Parse a handle from its text on the wire; raise ProtocolError if it is invalid."""
         try:
-            start, pop_time, invisible, revive, retry, broker, queue_id, offset = text.split(" ")
+            start, pop_time, invisible, revive, retry, broker, queue_id, offset, *more = text.split(" ")
+            if len(more) > 1 or any(not word.isdecimal() for word in more):
+                raise ValueError
             numbers = [int(word) for word in (start, pop_time, invisible, revive, queue_id, offset)]
             if not all(-(1 << 63) <= number < 1 << 63 for number in numbers):
                 raise ValueError

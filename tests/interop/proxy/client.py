@@ -83,7 +83,7 @@ def receive(consumer: SimpleConsumer, count: int, seconds: float, invisible: int
     while time.monotonic() < until and len(found) < count:
         try:
             found += consumer.receive(8, invisible) or []
-        except Exception as error:  # noqa: BLE001 - the client raises many kinds; the count decides
+        except Exception as error:  # noqa: BLE001 - the proxy may not have the consumer's settings yet
             print("receive:", error)
             time.sleep(1.0)
     return found
@@ -91,7 +91,7 @@ def receive(consumer: SimpleConsumer, count: int, seconds: float, invisible: int
 
 def received(topic: str, count: int, seconds: float = 30.0) -> list[bytes]:
     with simple_consumer(topic) as consumer:
-        found = receive(consumer, count, seconds)
+        found = receive(consumer, count, seconds, invisible=60)
         for each in found:
             consumer.ack(each)
         return [each.body for each in found]

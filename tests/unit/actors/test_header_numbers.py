@@ -51,3 +51,11 @@ def test_invisible_time_is_long_and_reconsume_times_is_int() -> None:
 def test_receipt_handle_with_number_out_of_range_is_refused() -> None:
     with pytest.raises(ProtocolError):
         ReceiptHandle.read(f"0 {2**70} 1000 0 0 broker-a 0 0")
+
+
+def test_receipt_handle_of_rocketmqs_proxy_has_a_ninth_word() -> None:
+    handle = ReceiptHandle.read("0 1795911778035 15000 0 0 broker-b 3 7 4711")
+    assert (handle.broker, handle.queue_id, handle.offset) == ("broker-b", 3, 7)
+    for text in ("0 1 2 0 0 broker-b 3 7 x", "0 1 2 0 0 broker-b 3 7 1 2"):
+        with pytest.raises(ProtocolError):
+            ReceiptHandle.read(text)
