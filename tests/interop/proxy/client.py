@@ -139,7 +139,7 @@ def recall() -> None:
     with producer("delay") as sender:
         receipt = sender.send(message("delay", "recalled", delivery_timestamp=int(time.time()) + 8))
         sender.recall_message("delay", receipt.recall_handle)
-    assert b"recalled" not in received("delay", 100, 15.0)
+    assert b"recalled" not in received("delay", 100, 30.0)
 
 
 def transaction() -> None:
@@ -151,8 +151,8 @@ def transaction() -> None:
                 begun.commit()
             else:
                 begun.rollback()
-    found = received("transaction", 100, 15.0)
-    assert b"committed" in found
+    found = received("transaction", 100, 40.0)
+    assert b"committed" in found, found
     assert b"rolled back" not in found
 
 
@@ -161,7 +161,7 @@ def check() -> None:
     with producer("transaction", checker) as sender:
         sender.send(message("transaction", "asked for"), sender.begin_transaction())
         until(lambda: b"asked for" in checker.asked, 120.0)
-        assert b"asked for" in received("transaction", 100, 15.0)
+        assert b"asked for" in received("transaction", 100, 40.0)
 
 
 def type_() -> None:
