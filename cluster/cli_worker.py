@@ -40,7 +40,7 @@ class WorkerLog(logging.Formatter):
     type=click.Choice(["queue", "pop"]),
     default="queue",
     show_default=True,
-    help="Mode of consumption, see PushConsumer.",
+    help="queue: each member owns queues. pop: members share all queues, for long tasks.",
 )
 @click.option(
     "--max-reconsume-times", type=int, help="Retries before a message is a dead letter; by default the group's."
