@@ -86,7 +86,7 @@ def check(file: Path, as_json: bool) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for JSON; what JSON cannot hold is returned as text of at most 200 characters."""
+    """Return a JSON scalar as it is, and other values as short text."""
     if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return repr(value)[:200]

@@ -23,7 +23,7 @@ def transaction_commands() -> None:
 @json_option
 @click.pass_obj
 def list_transactions(finder: Finder, topic: str | None, as_json: bool) -> None:
-    """List the transactions that wait for a decision, of TOPIC or of all topics, oldest first."""
+    """List undecided transactions of TOPIC, or of all topics, oldest first."""
     with finder.connect() as mq, Admin(mq) as admin:
         found = admin.transactions(topic)
     if as_json:

@@ -48,7 +48,7 @@ class TransactionChecker:
                 transactions.asked(half)
 
     def _connection(self, producer_group: str) -> ServerConnection | None:
-        """Return the connection of a random producer of the group, or None if none is connected."""
+        """Return the connection of a random producer of the group, or None."""
         connections = [
             connection
             for client in self._groups.producers(producer_group)

@@ -221,7 +221,7 @@ class TransactionBlock:
 
 
 async def _address_of(mq: Connection, broker: str, last: str) -> str:
-    """Return the address of a broker group's master, or `last` if it is not known now."""
+    """Return the address of a group's master, or `last` if it is unknown."""
     try:
         return (await mq.routes.cluster()).masters.get(broker, last)
     except RayMQError:
@@ -229,7 +229,7 @@ async def _address_of(mq: Connection, broker: str, last: str) -> str:
 
 
 def _note_failure(error: BaseException, rollback: Callable[[], None]) -> None:
-    """Roll back while `error` leaves a block; a failure of that is added as a note."""
+    """Roll back; add a failure of that to `error` as a note."""
     try:
         rollback()
     except RayMQError as failure:

@@ -1,4 +1,4 @@
-"""Compiled steps of RayMQ for each message of a batch: an optional companion of the package raymq.
+"""Compiled steps of RayMQ for batches: an optional companion of the package raymq.
 
 raymq has the same steps in NumPy, and uses these instead if they are installed
 (`raymq.storage.records.native_kernels`), with the same results. They work on buffers and arrays, keep no state, and

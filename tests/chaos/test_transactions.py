@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from raymq import cluster
-from raymq.client import Admin, Connection, Producer, PullConsumer
+from raymq.client import Admin, Producer
+from tests.chaos.test_kills_under_sends import kill_master, read_all
 from tests.chaos.transaction_program import COMMIT, GROUP, ROLLBACK, TOPIC, checker, open_database
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
@@ -67,28 +65,6 @@ def test_violations_are_found(visible: dict[str, int], found: list[str]) -> None
     assert violations({"1": COMMIT, "2": ROLLBACK}, visible) == found
 
 
-def read_all(mq: Connection) -> Counter[str]:
-    found: Counter[str] = Counter()
-    with PullConsumer(mq, "reader") as pull:
-        for queue in pull.queues(TOPIC):
-            pull.seek(queue, 0)
-            while pull.position(queue) < pull.offsets(queue)[1]:
-                found.update(message.body.decode() for message in pull.poll(queue, 1_000))
-    return found
-
-
-def kill_master(admin: Admin) -> None:
-    """SIGKILL the process of the current master."""
-    found: list[int] = []
-
-    def is_there() -> bool:
-        found[:] = [each.pid for each in admin.cluster_info().brokers if each.role == "master" and each.pid]
-        return bool(found)
-
-    poll_until(is_there, 30, "there is a master")
-    os.kill(found[0], signal.SIGKILL)
-
-
 @pytest.mark.parametrize("kills", [pytest.param(4, marks=pytest.mark.long), pytest.param(20, marks=pytest.mark.soak)])
 def test_kills_leave_exactly_the_committed_messages(tmp_path: Path, kills: int) -> None:
     path = tmp_path / "decisions.db"
@@ -118,7 +94,7 @@ def test_kills_leave_exactly_the_committed_messages(tmp_path: Path, kills: int) 
                 program.wait()
         with Producer(mq, GROUP, transaction_checker=checker(path)):  # type: ignore[arg-type]
             poll_until(lambda: not admin.transactions(), 120, "all transactions are decided")
-        visible = read_all(mq)
+        visible = {body.decode(): copies for body, copies in read_all(mq).items()}
     decisions = dict(database.execute("SELECT id, decision FROM decisions").fetchall())
     database.close()
     print(f"{kills} kills: {len(decisions)} transactions, {len(visible)} visible")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.client import Admin, Connection, Producer, PullConsumer, ReceivedMessage, TransactionOutcome
+from raymq.client import Admin, Connection, Producer, ReceivedMessage, TransactionOutcome
 from tests.integration.conftest import Services
+from tests.integration.test_transactions import bodies
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -65,13 +66,4 @@ def test_killed_program_leaves_row_and_message_or_neither(
     with sqlite3.connect(path) as database:
         rows = database.execute("SELECT id FROM orders WHERE state = 'paid'").fetchall()
     assert len(rows) == (kill_at not in STEPS[:2])
-    assert read_bodies(mq) == [b"order"] * len(rows)
-
-
-def read_bodies(mq: Connection) -> list[bytes]:
-    found = []
-    with PullConsumer(mq, "reader") as consumer:
-        for queue in consumer.queues("t"):
-            consumer.seek(queue, "earliest")
-            found += [message.body for message in consumer.poll(queue, 100, 0.05)]
-    return found
+    assert bodies(mq) == [b"order"] * len(rows)

@@ -1,4 +1,4 @@
-"""The commands of transactions: ends, and RayMQ's own list of those that wait for a decision."""
+"""The commands that end transactions, resume their checks and list open ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def resume_command(topic: str, message_id: str) -> Command:
 
 
 def outcome_of(flag: int) -> TransactionOutcome | None:
-    """Return the outcome that RocketMQ writes as this sys flag, or None if there is none."""
+    """Return the outcome that a sys flag of RocketMQ stands for, or None."""
     return next((outcome for outcome, known in _FLAGS.items() if known == flag), None)
 
 

@@ -1,4 +1,4 @@
-"""Find, at startup, the records that have a property or a flag, from a log offset on.
+"""Find records by property or flag at startup, from a log offset on.
 
 The records are read queue by queue and in batches, as columns. Damaged records are skipped.
 """

@@ -121,7 +121,10 @@ class DelayedMessageRelocator:
         return True
 
     def _move_halves(self) -> bool:
-        """Store some half messages anew; return False if none lies in a file that is about to be deleted."""
+        """Store some half messages anew.
+
+        Return False if none lies in a file that is about to be deleted.
+        """
         first = self._transactions.first_log_position()
         if first is None or first >= self._wanted:
             return False

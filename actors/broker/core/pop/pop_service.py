@@ -506,7 +506,7 @@ class PopService:
         return max(committed, low)
 
     def _is_young(self, queue: GroupQueue, low: int) -> bool:
-        """Return True if no message of the queue has expired, and the first one is still in memory.
+        """Return True if the queue's first message ever is still in memory.
 
         A new group gets all messages of such a queue even if it asks for new ones only, since its consumer may have
         started before they were sent. Source: RocketMQ's initPopOffsetByCheckMsgInMem.

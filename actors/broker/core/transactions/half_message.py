@@ -49,7 +49,7 @@ _OF_HALF: Final = frozenset({names.REAL_TOPIC, names.REAL_QID, names.PREPARED_AT
 
 @dataclass(frozen=True, slots=True)
 class HalfPosition:
-    """The position of a half message: its offset in the half queue and in the log."""
+    """The offsets of a half message in the half queue and in the log."""
 
     queue_offset: int
     physical_offset: int
@@ -87,7 +87,7 @@ def committed_record(half: Record, topic_queue: tuple[str, int]) -> bytes:
 
 
 def stored_again(half: Record, topic_queue: tuple[str, int], origin: HalfPosition, checks: int) -> bytes:
-    """Return a copy of a half for the half queue or for the halves that were given up.
+    """Return a copy of a half for another position or for the given-up halves.
 
     Args:
         origin: the position by which the producer knows the half.
@@ -102,7 +102,7 @@ def stored_again(half: Record, topic_queue: tuple[str, int], origin: HalfPositio
 
 
 def resumed_half(given_up: Record) -> bytes:
-    """Return a new half of one that was given up; its producers are asked from the beginning."""
+    """Return a new half, with no checks counted, of one that was given up."""
     kept = given_up.properties | {
         names.TRANSACTION_CHECK_TIMES: "0",
         names.PREPARED_AT: f"{_RESUMED}{given_up.queue_offset}:{given_up.physical_offset}",
@@ -112,12 +112,12 @@ def resumed_half(given_up: Record) -> bytes:
 
 
 def origin_of(copy: Record) -> HalfPosition | None:
-    """Return the position by which the producer knows a half; None if the half is not a copy."""
+    """Return the position by which the producer knows a copied half, else None."""
     return _position(copy.properties.get(names.PREPARED_AT, ""))
 
 
 def resumed_from(half: Record) -> int | None:
-    """Return the offset of the given-up half from which this one was resumed, if it was."""
+    """Return the offset of the given-up half that was resumed as this one."""
     text = half.properties.get(names.PREPARED_AT, "")
     found = _position(text.removeprefix(_RESUMED)) if text.startswith(_RESUMED) else None
     return None if found is None else found.queue_offset
@@ -129,7 +129,7 @@ def _position(text: str) -> HalfPosition | None:
 
 
 def record_to_check(half: Record, topic_queue: tuple[str, int]) -> bytes:
-    """Return a half as its producer gets it with a check: in its real queue, at its position."""
+    """Return a half as a check carries it: in its real queue, at its position."""
     kept = {name: value for name, value in half.properties.items() if name != names.PREPARED_AT}
     record = bytearray(_encode(half, topic_queue, kept, half.sys_flag & SYS_FLAG_TRANSACTION_MASK, 0))
     QUEUE_AND_PHYSICAL_OFFSET.pack_into(record, OFFSET_QUEUE_OFFSET, half.queue_offset, half.physical_offset)
@@ -156,7 +156,7 @@ def ended_by(operation: Record) -> list[int]:
 
 
 def immunity_ms(half: Record) -> int | None:
-    """Return how long the producer wants not to be asked, in ms; None if it names no time."""
+    """Return the time before the first check that the producer set, in ms, or None."""
     text = half.properties.get(names.CHECK_IMMUNITY_TIME, "")
     return int(text) * 1000 if text.isdecimal() and len(text) <= _MAX_SECONDS_DIGITS else None
 

@@ -117,7 +117,7 @@ class EndOfTransaction:
 
 @dataclass(frozen=True, slots=True)
 class CommittedMessage:
-    """The message that a commit made visible: its topic and the size of its record in bytes."""
+    """The topic and the record size in bytes of a message that became visible."""
 
     topic: str
     size: int
@@ -278,7 +278,7 @@ class TransactionalMessageService:
         self._ended[offset] = outcome
 
     def _stored_outcome(self, offset: int, end: EndOfTransaction) -> TransactionOutcome | None:
-        """Return how a half has ended, according to the log; None if it was given up."""
+        """Return the outcome of a half from the log; None if it was given up."""
         with self._store.read(*HALF_QUEUE, offset, 1, written=True) as lease:
             half = lease.messages()[0]
         if end.half.physical_offset != half.physical_offset:
@@ -327,7 +327,7 @@ class TransactionalMessageService:
                 yield half, record
 
     def ask_soon(self, producer_groups: Collection[str]) -> None:
-        """Make the open halves of these groups due that were due when no producer was connected."""
+        """Make the overdue halves of these producer groups due now."""
         now_ms = self._now_ms()
         for half in self._open.values():
             if half.is_overdue and half.producer_group in producer_groups:
@@ -348,7 +348,7 @@ class TransactionalMessageService:
         )
 
     def _readable(self, half: OpenHalf) -> Record | None:
-        """Return the record of an open half; end the half if it can never be committed."""
+        """Return the record of an open half, or end a half that cannot be committed."""
         try:
             record = self._store.read_at(half.position.physical_offset)
             topic_of_waiting(self._store, record)
@@ -374,7 +374,10 @@ class TransactionalMessageService:
         )
 
     def _store_again(self, half: OpenHalf, record: Record, topic_queue: tuple[str, int]) -> tuple[int, int]:
-        """Append a copy of a half and the operation record of the old one; return the copy's position."""
+        """Append a copy of a half, and the operation record of the old one.
+
+        Return the queue offset and the physical offset of the copy.
+        """
         copy = stored_again(record, topic_queue, half.named, half.asked)
         operation = operation_record([half.position.queue_offset], self._now_ms(), self._host)
         result = self._append(*join([copy, operation]), topic_queue, OP_QUEUE, again=True)
@@ -581,7 +584,10 @@ class TransactionalMessageService:
         heapq.heappush(self._due, (half.next_check_ms, position.queue_offset))
 
     def _replace(self, offset: int) -> None:
-        """End a half of which a copy is indexed; a crash may have prevented its operation record."""
+        """End a half that a copy replaces.
+
+        A crash may have prevented its operation record.
+        """
         if offset in self._open:
             self._set_ended(offset, None)
             self._unrecorded.append(offset)
@@ -598,7 +604,7 @@ class TransactionalMessageService:
     # -- start ---------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Find the open halves: those after the stored progress that have not ended in the log."""
+        """Find the halves after the stored progress that have not ended in the log."""
         self._at = self._begin(HALF_QUEUE)
         self._read_operations()
         while self._index(_INDEXED_AT_ONCE):
@@ -627,7 +633,7 @@ class TransactionalMessageService:
             offset = following
 
     def _end_unrecorded(self, log_end: int) -> None:
-        """End the halves that have a commit, or were given up, at or after `log_end` of the log."""
+        """End the halves whose end lies at or after `log_end` without an operation record."""
         by_position = {half.position.physical_offset: half for half in self._open.values()}
         for record in committed_records(self._store, log_end):
             half = by_position.get(record.prepared_transaction_offset)
@@ -644,7 +650,7 @@ class TransactionalMessageService:
 
 
 def _shown(half: Record) -> bytes:
-    """Return a half in its real queue; one whose queue is invalid stays in the half queue."""
+    """Return a half in its real queue, if that is valid."""
     try:
         return record_to_check(half, real_queue(half))
     except InvalidInput:
@@ -652,7 +658,7 @@ def _shown(half: Record) -> bytes:
 
 
 def _asked(copy: Record) -> int:
-    """Return how often the producers of a half had been asked when this copy was stored."""
+    """Return the number of checks of a half when this copy was stored."""
     text = copy.properties.get(names.TRANSACTION_CHECK_TIMES, "")
     return int(text) if text.isdecimal() and len(text) <= _MAX_COUNT_DIGITS else 0
 
