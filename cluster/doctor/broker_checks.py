@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -17,6 +17,7 @@ _LATE_SECONDS: Final = 1.0
 _STOP_MS: Final = 1_000.0
 _SET_ASIDE: Final = "setAside_"
 _WAITS_FOR: Final = "waitsFor_"
+_TRANSACTIONS_OF: Final = "transactionsOf_"
 _RECENT_STOP: Final = "loopLongestStopMillisRecently"
 #: Causes of refusals that point to a fault, not only to a high load.
 _BAD_REFUSALS: Final = ("disk_full", "no_descriptors", "disk_failed", "connections")
@@ -37,6 +38,7 @@ def check_cluster(info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]) -
             yield from _broker(broker, figures.get(broker.address, {}))
     yield scheduler(info)
     yield from missing_topics(figures)
+    yield from undecided_transactions(figures)
 
 
 def check_reachable(info: ClusterInfo) -> Iterator[CheckResult]:
@@ -176,6 +178,21 @@ def missing_topics(figures: Mapping[str, Mapping[str, str]]) -> Iterator[CheckRe
             yield note("missing topics", found, group, f"raymq topic create {topic}")
     if not waiting:
         yield fine("missing topics", "no consumer waits for a topic that does not exist")
+
+
+def undecided_transactions(figures: Mapping[str, Mapping[str, str]]) -> Iterator[CheckResult]:
+    """Check that every producer group with open transactions has a producer that can be asked."""
+    waiting: Counter[str] = Counter()
+    for table in figures.values():
+        for name in table:
+            if name.startswith(_TRANSACTIONS_OF):
+                waiting[name.removeprefix(_TRANSACTIONS_OF)] += int(_number(table[name]))
+    for group, count in sorted(waiting.items()):
+        found = f"{count} transactions wait for producer group {group}, of which no producer is connected"
+        remedy = "start a producer of this group with a transaction_checker, or decide them: `raymq transaction list`"
+        yield note("transactions", found, group, remedy)
+    if not waiting:
+        yield fine("transactions", "no open transaction waits for a producer that is not connected")
 
 
 def _named(broker: BrokerInfo) -> str:

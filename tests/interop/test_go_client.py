@@ -16,6 +16,7 @@ from tests.interop.conftest import CONFIG
 from tests.ray_cluster import own_ray
 
 GO = Path(__file__).resolve().parent / "go"
+GO_CONFIG = {**CONFIG, "transaction_check_after": 2.0, "transaction_check_every": 2.0}
 
 pytestmark = [pytest.mark.ray, pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -39,7 +40,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def go_cluster(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     assert program.is_file()
     root = tmp_path_factory.mktemp("go_cluster")
-    with own_ray(), cluster.start(brokers=2, root=root, namespace="interop_go", config=CONFIG) as started:
+    with own_ray(), cluster.start(brokers=2, root=root, namespace="interop_go", config=GO_CONFIG) as started:
         yield started
 
 
@@ -65,3 +66,8 @@ def test_go_request_gets_reply(program: Path, go_cluster: Cluster, number: int) 
     topic = f"request_{number}"
     Admin(go_cluster).create_topic(topic, queues=4)
     assert run_case(program, go_cluster, "request", topic) == "reply=answer to question"
+
+
+def test_go_transactions_are_visible_if_committed(program: Path, go_cluster: Cluster) -> None:
+    Admin(go_cluster).create_topic("transactions", queues=4, message_type="TRANSACTION")
+    assert run_case(program, go_cluster, "transaction", "transactions") == "visible=21 of 21, deliveries=21"

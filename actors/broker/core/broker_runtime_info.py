@@ -34,6 +34,7 @@ def broker_runtime_info(core: BrokerCore, statistics: Statistics, groups: Client
             for name, group in groups.consumer_groups().items()
             if group.waits_for
         },
+        **{f"transactionsOf_{group}": count for group, count in core.transactions.waiting_for().items()},
         "loopLongestStopMillis": round(1000 * statistics.loop_lag.longest, 1),
         "loopLongestStopMillisRecently": round(1000 * statistics.loop_lag.recent, 1),
         "loopStopsAbove20Millis": statistics.loop_lag.long_count,

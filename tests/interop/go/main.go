@@ -31,7 +31,8 @@ func main() {
 	}
 	rlog.SetLogLevel(envOr("INTEROP_GO_LOG", "error"))
 	nameServers = strings.Split(os.Args[1], ";")
-	cases := map[string]func(topic string) (string, error){"restart": restart, "request": request}
+	cases := map[string]func(topic string) (string, error){
+		"restart": restart, "request": request, "transaction": transaction}
 	run, known := cases[os.Args[2]]
 	if !known {
 		fmt.Fprintln(os.Stderr, "there is no case", os.Args[2])
@@ -208,4 +209,85 @@ func request(topic string) (string, error) {
 		return "", err
 	}
 	return "reply=" + string(reply.Body), nil
+}
+
+// decisions is a transaction listener: of three transactions it commits one, rolls one back and leaves one open. Of the
+// open ones it commits every second when the broker asks.
+type decisions struct {
+	mutex sync.Mutex
+	asked map[string]bool
+}
+
+func number(body []byte) int {
+	var found int
+	fmt.Sscanf(string(body), "transaction %d", &found)
+	return found
+}
+
+func (d *decisions) ExecuteLocalTransaction(message *primitive.Message) primitive.LocalTransactionState {
+	return []primitive.LocalTransactionState{primitive.CommitMessageState, primitive.RollbackMessageState,
+		primitive.UnknowState}[number(message.Body)%3]
+}
+
+func (d *decisions) CheckLocalTransaction(message *primitive.MessageExt) primitive.LocalTransactionState {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	d.asked[string(message.Body)] = true
+	if number(message.Body)%2 == 0 {
+		return primitive.CommitMessageState
+	}
+	return primitive.RollbackMessageState
+}
+
+// transaction sends transactions with all outcomes and consumes what was committed.
+func transaction(topic string) (string, error) {
+	outcomes := &decisions{asked: map[string]bool{}}
+	sender, err := rocketmq.NewTransactionProducer(outcomes,
+		producer.WithGroupName(topic+"_senders"), producer.WithInstanceName("sender"),
+		producer.WithNsResolver(primitive.NewPassthroughResolver(nameServers)))
+	if err != nil {
+		return "", err
+	}
+	if err = sender.Start(); err != nil {
+		return "", err
+	}
+	defer sender.Shutdown()
+	expected, open := map[string]bool{}, 0
+	for index := 0; index < messages; index++ {
+		body := fmt.Sprintf("transaction %d", index)
+		result, err := sender.SendMessageInTransaction(context.Background(), primitive.NewMessage(topic, []byte(body)))
+		if err != nil {
+			return "", err
+		}
+		if result.Status != primitive.SendOK {
+			return "", fmt.Errorf("%s was sent with status %d", body, result.Status)
+		}
+		if index%3 == 0 || index%3 == 2 && index%2 == 0 {
+			expected[body] = true
+		}
+		if index%3 == 2 {
+			open++
+		}
+	}
+	if !until(patience, func() bool {
+		outcomes.mutex.Lock()
+		defer outcomes.mutex.Unlock()
+		return len(outcomes.asked) == open
+	}) {
+		return "", fmt.Errorf("the broker asked for %d of %d open transactions", len(outcomes.asked), open)
+	}
+	seen, err := consume(topic+"_readers", "reader", topic, func(seen *bodies) bool {
+		different, _ := seen.count()
+		return different >= len(expected)
+	})
+	if err != nil {
+		return "", err
+	}
+	for body := range seen.seen {
+		if !expected[body] {
+			return "", fmt.Errorf("%s is visible, and was rolled back", body)
+		}
+	}
+	different, all := seen.count()
+	return fmt.Sprintf("visible=%d of %d, deliveries=%d", different, len(expected), all), nil
 }

@@ -44,16 +44,22 @@ class Check(TransactionChecker):
 
 
 class Listener(MessageListener):
-    def __init__(self, failures: int = 0) -> None:
+    """Note what was received, and let the first tries of one body fail."""
+
+    def __init__(self, failing: str = "", failures: int = 0) -> None:
         self.received: list[tuple[bytes, int]] = []
+        self.failing = failing.encode()
         self.failures = failures
 
     def consume(self, message: Message) -> ConsumeResult:
         self.received.append((message.body, message.delivery_attempt))
-        if self.failures:
-            self.failures -= 1
+        if message.body == self.failing and len(self.attempts()) <= self.failures:
             return ConsumeResult.FAILURE
         return ConsumeResult.SUCCESS
+
+    def attempts(self) -> list[int]:
+        """Return the numbers of the tries of the failing body."""
+        return [attempt for body, attempt in self.received if body == self.failing]
 
 
 @contextmanager
@@ -111,19 +117,31 @@ def normal() -> None:
     assert received("normal", 1) == [b"first"]
 
 
+@contextmanager
+def push_consumer(topic: str, group: str, listener: Listener) -> Iterator[PushConsumer]:
+    made = PushConsumer(CONFIGURATION, group, listener, {topic: FilterExpression()})
+    made.startup()
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
 def fifo() -> None:
+    """The third message fails twice: the ones behind it wait. The broker has a FIFO group of this name."""
     bodies = [f"f{number}" for number in range(20)]
     with producer("fifo") as sender:
         for body in bodies:
             sender.send(message("fifo", body, message_group="one"))
-    listener = Listener()
-    consumer = PushConsumer(CONFIGURATION, f"g-{uuid.uuid4().hex}", listener, {"fifo": FilterExpression()})
-    consumer.startup()
-    try:
-        until(lambda: len(listener.received) >= len(bodies))
-    finally:
-        consumer.shutdown()
-    assert [body.decode() for body, _ in listener.received] == bodies
+    listener = Listener("f2", failures=2)
+
+    def own() -> list[str]:
+        return [body.decode() for body, _ in listener.received if body.decode() in bodies]
+
+    with push_consumer("fifo", "fifo-python", listener):
+        until(lambda: len(own()) >= len(bodies) + 2, 90.0)
+    assert own() == ["f0", "f1", "f2", "f2", *bodies[2:]], own()
+    assert len(listener.attempts()) == 3, "the client tries by itself and does not count"
 
 
 def delay() -> None:
@@ -191,14 +209,20 @@ def invisible() -> None:
 def retry() -> None:
     with producer("retried") as sender:
         sender.send(message("retried", "fails once"))
-    listener = Listener(failures=1)
-    consumer = PushConsumer(CONFIGURATION, f"g-{uuid.uuid4().hex}", listener, {"retried": FilterExpression()})
-    consumer.startup()
-    try:
-        until(lambda: len([body for body, _ in listener.received if body == b"fails once"]) >= 1, 60.0)
-        until(lambda: any(attempt >= 2 for _, attempt in listener.received), 120.0)
-    finally:
-        consumer.shutdown()
+    listener = Listener("fails once", failures=1)
+    with push_consumer("retried", f"g-{uuid.uuid4().hex}", listener):
+        until(lambda: 2 in listener.attempts(), 120.0)
+
+
+def dead() -> None:
+    """A message that always fails; the broker's group of this name allows two attempts."""
+    with producer("retried") as sender:
+        sender.send(message("retried", "python always fails"))
+    listener = Listener("python always fails", failures=100)
+    with push_consumer("retried", "dead-python", listener):
+        until(lambda: 2 in listener.attempts(), 120.0)
+        time.sleep(45.0)
+    assert listener.attempts() == [1, 2], listener.attempts()
 
 
 CASES = {
@@ -211,6 +235,7 @@ CASES = {
     "type": type_,
     "invisible": invisible,
     "retry": retry,
+    "dead": dead,
 }
 
 CASES[sys.argv[2]]()

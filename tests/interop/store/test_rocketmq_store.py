@@ -16,15 +16,19 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.broker.core.transactions.half_message import HalfPosition
+from raymq.actors.naming import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
+from raymq.actors.protocol import TransactionOutcome
 from raymq.storage.errors import StoreLocked
 from raymq.storage.records.body_compression import decompress
-from raymq.storage.records.record import Record
+from raymq.storage.records.record import SYS_FLAG_TRANSACTION_COMMIT, Record
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from raymq.storage.tables.topic_config import TopicConfig
 from tests import golden_stores as golden
 from tests.golden_stores import FOREVER_MS
 from tests.store_records import SMALL, append, make_record
+from tests.unit.actors.transaction_bench import TransactionBench
 
 PROJECT = Path(__file__).resolve().parent
 CONFIG = replace(
@@ -159,6 +163,11 @@ def record_as_java(record: Record) -> Answer:
 
 def compare(store: Store, rocketmq: RocketMQ, copy: Path) -> None:
     """Compare everything that both can read from the same bytes."""
+    compare_settings(store, compare_messages(store, rocketmq, copy))
+
+
+def compare_messages(store: Store, rocketmq: RocketMQ, copy: Path) -> Answer:
+    """Compare the messages that both read from the same bytes; return what RocketMQ read."""
     records = list(store.walk(0))
     topic_queues = {(topic, queue_id) for topic in store.topics() for queue_id in store.queues(topic)}
     times = sorted({record.store_timestamp_ms for record in records})
@@ -198,7 +207,7 @@ def compare(store: Store, rocketmq: RocketMQ, copy: Path) -> None:
         if found["status"] == "FOUND":
             with store.read(topic, queue_id, offset, 8) as lease:
                 assert [record.physical_offset for record in lease.messages()] == found["physical_offsets"]
-    compare_settings(store, theirs)
+    return theirs
 
 
 def compare_settings(store: Store, theirs: Answer) -> None:
@@ -334,6 +343,66 @@ def test_rocketmq_reads_store_without_expired_files(tmp_path: Path, rocketmq: Ro
     assert [result["queue_offset"] for result in results] == [70, 71, 72]
     with Store.open(directory, CONFIG) as store:
         assert (store.min_offset("idle", 0), store.max_offset("idle", 0)) == (70, 73)
+
+
+def open_by_rocketmqs_rule(messages: list[Record], offset: int) -> set[int]:
+    """Return the halves from `offset` on that no operation record lists, as RocketMQ's check service finds them."""
+    listed = [int(text) for each in messages if each.topic == OP_HALF_TOPIC for text in each.body.split(b",") if text]
+    halves = {each.queue_offset for each in messages if each.topic == HALF_TOPIC and each.queue_offset >= offset}
+    return halves - set(listed)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
+def test_rocketmq_and_raymq_read_each_others_transactions(tmp_path: Path, rocketmq: RocketMQ, killed: bool) -> None:
+    directory, copy = tmp_path / "store", tmp_path / "copy"
+    bench = TransactionBench(directory, replace(CONFIG, transaction_check_max=1))
+    bench.core.topics.create("orders", 3)
+    halves = [bench.prepare(b"half %d" % number * 40, number % 3, KEYS=f"k{number}") for number in range(240)]
+    bench.clock.now += 7
+    assert bench.ask() == list(range(240))
+    for half in halves:
+        if half.queue_offset % 4 < 2:
+            outcome = TransactionOutcome.COMMIT if half.queue_offset % 4 else TransactionOutcome.ROLLBACK
+            bench.end(half, outcome)
+    for number in range(240, 260):
+        bench.prepare(b"late %d" % number)
+    bench.clock.now += 31
+    assert bench.ask() == list(range(240, 260))  # The older ones are given up.
+    bench.store.flush()
+    bench.core.transactions.save()
+    expected = set(bench.open_offsets())
+    assert expected == set(range(240, 260))
+    bench.prepare(b"last")
+    if killed:
+        bench.crash()
+    bench.store.close()
+    shutil.copytree(directory, copy)
+    with Store.open(directory, CONFIG, read_only=True) as store:
+        theirs = compare_messages(store, rocketmq, copy)
+        records = list(store.walk(0))
+    progress = theirs["consumer_offsets"]["offsetTable"][f"{HALF_TOPIC}@{TRANSACTION_GROUP}"]["0"]
+    assert progress == 240
+    assert open_by_rocketmqs_rule(records, progress) == expected | {260}
+    commits = [each for each in theirs["messages"] if each["prepared_transaction_offset"]]
+    assert len(commits) == 60
+    assert {each["sys_flag"] for each in commits} == {SYS_FLAG_TRANSACTION_COMMIT}
+
+    # RocketMQ stores two halves and the end of the first, and RayMQ goes on.
+    waiting = {"TRAN_MSG": "true", "PGROUP": "shop", "REAL_TOPIC": "orders", "REAL_QID": "1"}
+    put = [
+        message_to_put(number)
+        | {"topic": HALF_TOPIC, "queue": 0, "properties": waiting | {"UNIQ_KEY": f"java-{number}"}}
+        for number in range(2)
+    ]
+    put.append(message_to_put(2) | {"topic": OP_HALF_TOPIC, "queue": 0, "body": "261,", "properties": {"TAGS": "d"}})
+    stored = rocketmq.append(directory, put)
+    assert [each["queue_offset"] for each in stored[:2]] == [261, 262]
+    bench.open()
+    assert bench.store.recovery.clean
+    assert set(bench.open_offsets()) == expected | {260, 262}
+    bench.end(HalfPosition(262, stored[1]["physical_offset"]), TransactionOutcome.COMMIT)
+    assert bench.bodies("orders", 1)[-1] == put[1]["body"].encode()
+    bench.store.close()
 
 
 def test_directory_lock_excludes_rocketmq_and_raymq(tmp_path: Path, rocketmq: RocketMQ) -> None:

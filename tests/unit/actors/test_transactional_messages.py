@@ -9,63 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.appending.inbound_message import InboundMessage
 from raymq.actors.broker.core.copies.record_copy import join
 from raymq.actors.broker.core.transactions.half_message import GIVEN_UP_QUEUE, HALF_QUEUE, OP_QUEUE, HalfPosition
-from raymq.actors.broker.core.transactions.transactional_message_service import EndOfTransaction
 from raymq.actors.errors import InvalidInput, MessageIllegal, MessageNotFound, RayMQError, TransactionEnded
 from raymq.actors.naming import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
 from raymq.actors.protocol import TransactionOutcome
 from raymq.client import Message
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import SYS_FLAG_TRANSACTION_COMMIT, encode_properties
-from tests.unit.actors.bench import HOST, Bench, encoded
+from tests.unit.actors.bench import HOST, encoded
+from tests.unit.actors.transaction_bench import GROUP, TOPIC, TransactionBench
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionOutcome.COMMIT, TransactionOutcome.ROLLBACK, TransactionOutcome.UNKNOWN
-TOPIC, GROUP = "orders", "shop"
-
-
-class TransactionBench(Bench):
-    """A core with the topic `orders`, whose producer group is `shop`."""
-
-    def prepare(self, body: bytes = b"half", queue_id: int = 0, **properties: str) -> HalfPosition:
-        """Send a half and return its position."""
-        draft = InboundMessage(
-            topic=TOPIC,
-            queue_id=queue_id,
-            body=body,
-            properties={names.TRAN_MSG: "true", names.PGROUP: GROUP, **properties},
-            born_timestamp_ms=int(self.clock.now * 1000),
-            born_host=HOST,
-            sys_flag=0x4,
-        )
-        result = self.core.send_processor.accept(draft)
-        return HalfPosition(result.queue_offset, int(result.message_id[-16:], 16))
-
-    def end(self, half: HalfPosition, outcome: TransactionOutcome, group: str = GROUP, **others: Any) -> None:
-        self.core.transactions.end(EndOfTransaction(half, group, outcome, **others))
-
-    def open_offsets(self) -> list[int]:
-        return [half.position.queue_offset for half in self.core.transactions.open_halves()]
-
-    def ask(self) -> list[int]:
-        """Ask the producers of all halves that are due; return the offsets of these halves."""
-        due = list(self.core.transactions.due_checks(1_000))
-        for half, _ in due:
-            self.core.transactions.asked(half)
-        return [half.position.queue_offset for half, _ in due]
-
-    def tear_off_last_record(self) -> None:
-        """Crash, and lose the last record of the log as a torn write does."""
-        queue = self.store.max_offset(*OP_QUEUE) - 1
-        place = int(self.store.entries(*OP_QUEUE, queue, 1)[0][0])
-        self.store._flusher.stop()
-        self.store._abandon()
-        path = next(iter((self.directory / "commitlog").iterdir()))
-        content = bytearray(path.read_bytes())
-        content[place:] = bytes(len(content) - place)
-        path.write_bytes(content)
-        self.open()
 
 
 @pytest.fixture
@@ -233,14 +188,16 @@ def test_producer_is_asked_after_the_time_and_then_at_intervals(bench: Transacti
 
 
 def test_immunity_time_delays_the_first_check(bench: TransactionBench) -> None:
+    """Test RocketMQ's #8311 and #544: a long immunity time counted as checks; at its very end nobody was asked."""
     bench.prepare(**{names.CHECK_IMMUNITY_TIME: "100"})
     bench.clock.now += 99
     assert bench.ask() == []
-    bench.clock.now += 2
+    bench.clock.now += 1
     assert bench.ask() == [0]
 
 
 def test_ended_half_is_not_asked_for(bench: TransactionBench) -> None:
+    """Test RocketMQ's #8158: producers were asked about a half after its end."""
     bench.end(bench.prepare(), COMMIT)
     bench.clock.now += 100
     assert bench.ask() == []
@@ -264,11 +221,75 @@ def test_half_is_given_up_after_the_most_checks(bench: TransactionBench) -> None
 
 
 def test_checks_that_reach_no_producer_do_not_count(bench: TransactionBench) -> None:
+    """Test RocketMQ's #8311: a half was given up although nobody had been asked."""
     bench.prepare()
     for _ in range(100):
         bench.clock.now += 31
         assert len(list(bench.core.transactions.due_checks(10))) == 1
     assert bench.open_offsets() == [0]
+    assert bench.core.transactions.waiting_for() == {GROUP: 1}
+    bench.clock.now += 31
+    assert bench.ask() == [0]
+    assert bench.core.transactions.waiting_for() == {}
+
+
+def test_commit_after_a_check_is_visible_once(bench: TransactionBench) -> None:
+    """Test RocketMQ's #8158 and #10199: a half was committed by its producer and by the answer to a check."""
+    half = bench.prepare()
+    bench.clock.now += 31
+    assert bench.ask() == [0]
+    bench.end(half, COMMIT)
+    bench.end(half, COMMIT, from_check=True)
+    with pytest.raises(TransactionEnded):
+        bench.end(half, ROLLBACK, from_check=True)
+    assert bench.bodies(TOPIC) == [b"half"]
+    bench.clock.now += 31
+    assert bench.ask() == []
+
+
+def test_commit_and_operation_record_are_one_append(bench: TransactionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test RocketMQ's #10199: between commit and operation record a check found the half open."""
+    half = bench.prepare()
+    appends, append = [], bench.store.append
+
+    def counted(records: Any, sizes: Any, *others: Any, **options: Any) -> Any:
+        appends.append(len(sizes))
+        return append(records, sizes, *others, **options)
+
+    monkeypatch.setattr(bench.store, "append", counted)
+    bench.end(half, COMMIT)
+    assert appends == [2]
+
+
+def test_checks_store_nothing(bench: TransactionBench) -> None:
+    """Test RocketMQ's #1543: halves were stored anew for each check, until the disk was full."""
+    bench.prepare()
+    end = bench.store.max_physical_offset
+    for _ in range(15):
+        bench.clock.now += 31
+        assert bench.ask() == [0]
+        bench.core.transactions.step()
+        bench.core.transactions.save()
+    assert bench.store.max_physical_offset == end
+
+
+def test_damaged_half_does_not_stop_the_others(bench: TransactionBench) -> None:
+    """Test RocketMQ's #9500 and #1568: after one failure no half was checked, and no progress stored."""
+    halves = [bench.prepare(b"%d" % number * 100) for number in range(4)]
+    bench.store.flush()
+    path = next(iter((bench.directory / "commitlog").iterdir()))
+    with path.open("r+b") as log:
+        log.seek(halves[1].physical_offset + 100)
+        log.write(b"damaged")
+    bench.clock.now += 31
+    assert [offset for _ in range(3) for offset in bench.ask()] == [0, 2, 3]
+    for half in (halves[0], halves[2], halves[3]):
+        bench.end(half, COMMIT)
+    assert bench.bodies(TOPIC) == [b"0" * 100, b"2" * 100, b"3" * 100]
+    bench.store.flush()
+    bench.core.transactions.save()
+    assert bench.store.consumer_offsets.get(TRANSACTION_GROUP, *HALF_QUEUE) == 4
+    assert bench.core.set_aside.counts["transaction"] == 1
 
 
 def test_old_half_is_given_up_unasked(bench: TransactionBench) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -333,6 +333,10 @@ class TransactionalMessageService:
             if half.is_overdue and half.producer_group in producer_groups:
                 half.next_check_ms = now_ms
                 heapq.heappush(self._due, (now_ms, half.position.queue_offset))
+
+    def waiting_for(self) -> Counter[str]:
+        """Return by producer group how many halves are due to be asked about while no producer is connected."""
+        return Counter(half.producer_group for half in self._open.values() if half.is_overdue)
 
     def asked(self, half: OpenHalf) -> None:
         """Count a question that was sent to a producer of the half."""

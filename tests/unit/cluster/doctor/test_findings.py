@@ -106,7 +106,7 @@ CLUSTER = ClusterInfo([BROKER], [NameServerInfo("h:9", 8)], SchedulerInfo(9, 0.0
 
 def test_healthy_cluster_has_only_fine_results() -> None:
     found = worst_severities(broker_checks.check_cluster(CLUSTER, {"h:1": {"setAside_retry": "0"}}))
-    checks = "sockets", "undeliverable messages", "scheduler", "versions", "missing topics"
+    checks = "sockets", "undeliverable messages", "scheduler", "versions", "missing topics", "transactions"
     assert found == dict.fromkeys(checks, "fine")
 
 
@@ -117,6 +117,16 @@ def test_missing_topic_is_noted_once_per_group() -> None:
         "group g waits for topic a, which does not exist",
         "group g waits for topic b, which does not exist",
         "group h waits for topic c, which does not exist",
+    ]
+    assert {each.severity for each in found} == {Severity.NOTE}
+
+
+def test_waiting_transactions_are_noted_once_per_producer_group() -> None:
+    figures = {"h:1": {"transactionsOf_shop": "2"}, "h:2": {"transactionsOf_shop": "1", "transactionsOf_other": "5"}}
+    found = list(broker_checks.undecided_transactions(figures))
+    assert [each.found for each in found] == [
+        "5 transactions wait for producer group other, of which no producer is connected",
+        "3 transactions wait for producer group shop, of which no producer is connected",
     ]
     assert {each.severity for each in found} == {Severity.NOTE}
 
