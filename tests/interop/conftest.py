@@ -16,6 +16,7 @@ from tests.ray_cluster import own_ray
 
 JAVA_SUITE = Path(__file__).resolve().parent / "java"
 
+MQADMIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
 #: The settings that the suite's README requires beyond the defaults.
 CONFIG = {"auto_create_topics": True, "append_wait_ms": 3_000, "index_slots": 10_000, "index_entries": 1_000_000}
 
@@ -37,3 +38,22 @@ def mq(java_suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     os.environ.setdefault("INTEROP_TIMEOUT_S", "120")
     with own_ray(), cluster.start(brokers=2, root=root, namespace="interop", config=CONFIG) as started:
         yield started
+
+
+def mqadmin(java_suite: Path, *arguments: str) -> str:
+    """Return the output of RocketMQ's command line tool, of the built Java suite."""
+    home = java_suite / "target" / "home"
+    java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={home}", "-cp", "target/lib/*"]
+    ran = subprocess.run(
+        [*java, MQADMIN, *arguments],
+        cwd=java_suite,
+        env={**os.environ, "ROCKETMQ_HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    output = ran.stdout + ran.stderr
+    assert "Exception" not in output, output
+    return output

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from raymq import cluster
 from raymq.client import Admin
 from raymq.cluster import Cluster
+from tests.interop.conftest import mqadmin
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
 
@@ -23,7 +22,6 @@ pytestmark = [
 ]
 
 NAMESPACE = "tools"
-TOOL = "org.apache.rocketmq.tools.command.MQAdminStartup"
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +30,6 @@ def mq(java_suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     with own_ray(), cluster.start(1, root, NAMESPACE, replicas=2, config=config) as started, Admin(started) as admin:
         poll_until(lambda: len(admin.cluster_info().brokers) == 2, 30)
         yield started
-
-
-def mqadmin(java_suite: Path, *arguments: str) -> str:
-    home = java_suite / "target" / "home"
-    ran = subprocess.run(
-        ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={home}", "-cp", "target/lib/*", TOOL, *arguments],
-        cwd=java_suite,
-        env={**os.environ, "ROCKETMQ_HOME": str(home)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    output = ran.stdout + ran.stderr
-    assert "Exception" not in output, output
-    return output
 
 
 def test_mqadmin_lists_replicas_and_elects_master(mq: Cluster, java_suite: Path) -> None:
