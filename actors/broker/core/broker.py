@@ -158,13 +158,14 @@ class BrokerCore:
         self.backups = BackupLeases(store, elapsed)
         self.admission = Admission(monotonic, limits)
         self._monotonic = monotonic
-        self.send_processor = SendMessageProcessor(
-            cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
-        )
-        self.send_processor.put_message_hooks |= {
+        hooks = {
+            MessageKind.LEVEL: self.schedule.redirect_delayed,
             MessageKind.TIMER: self.timers.redirect_delayed,
             MessageKind.HALF: self.transactions.redirect_half,
         }
+        self.send_processor = SendMessageProcessor(
+            cluster, store, self.redelivery, self._append, hooks, auto_create_topics=auto_create_topics
+        )
         try:
             install(store.topic_configs, own)
         except BaseException:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker.core.appending.inbound_message import InboundMessage, MessageKind, kind_of
+from raymq.actors.broker.core.appending.inbound_message import MessageKind, kind_of
 from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
@@ -273,19 +273,13 @@ class TestClientRetries:
         assert len(intake.records("%DLQ%g")) == 1
 
 
-def test_put_message_hook_handles_its_kind(intake: Intake) -> None:
-    def prepare(draft: InboundMessage) -> None:
-        draft.properties |= {"REAL_TOPIC": draft.topic, "REAL_QID": str(draft.queue_id)}
-        draft.topic, draft.queue_id, draft.sys_flag = "RMQ_SYS_TRANS_HALF_TOPIC", 0, 0
-        draft.recall_handle = "a handle"
-
-    intake.core.send_processor.put_message_hooks[MessageKind.HALF] = prepare
+def test_half_message_is_accepted_as_of_its_own_queue(intake: Intake) -> None:
     accepted = intake.accept(queue_id=2, properties=dict(HALF), sys_flag=4)
 
     (record,) = intake.records("RMQ_SYS_TRANS_HALF_TOPIC")
     assert record.properties["REAL_QID"] == "2"
     assert (accepted.topic, accepted.queue_id, accepted.queue_offset) == ("t", 2, 0)
-    assert (accepted.message_id, accepted.recall_handle) == (record.message_id, "a handle")
+    assert (accepted.message_id, accepted.recall_handle) == (record.message_id, None)
     assert record.born_host == pack_text(BORN_HOST)
 
 

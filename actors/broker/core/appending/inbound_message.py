@@ -1,8 +1,8 @@
 """Represent a message on its way from its sender into the log.
 
 A message that is not delivered to its queue at once is first stored in another topic: the schedule topic, the topic of
-half messages, or the timer's. The service of such a topic adds a function to `SendMessageProcessor.put_message_hooks`,
-which turns a draft of its kind into the message that waits. No other part of the append path depends on the service.
+half messages, or the timer's. The service of such a topic has a function, a put message hook of the
+`SendMessageProcessor`, which turns a draft of its kind into the message that waits.
 """
 
 from __future__ import annotations

@@ -25,14 +25,12 @@ from raymq.actors.broker.core.appending.inbound_message import (
     kind_of,
 )
 from raymq.actors.broker.core.copies.record_copy import RecordAppender
-from raymq.actors.broker.core.delay.schedule_message_service import ScheduleMessageService
 from raymq.actors.broker.core.redelivery.redelivery import Redelivery
 from raymq.actors.broker.core.redelivery.retry import clamp_reconsume_times
 from raymq.actors.errors import (
     InvalidInput,
     MessageIllegal,
     PermissionDenied,
-    RayMQError,
     topic_not_found,
 )
 from raymq.actors.naming import RETRY_PREFIX, UNSENDABLE_TOPICS, check_topic
@@ -79,9 +77,9 @@ class PutMessageResult:
 class SendMessageProcessor:
     """Accepts messages on one broker.
 
+    `put_message_hooks` redirect messages that are not delivered at once, by their kind.
+
     Attributes:
-        put_message_hooks: redirect messages that are not delivered at once. A service for such messages sets its own
-            hook here.
         choose: returns a number below its argument: the queue of a message that may go to any.
     """
 
@@ -89,9 +87,9 @@ class SendMessageProcessor:
         self,
         cluster: str,
         store: Store,
-        schedule: ScheduleMessageService,
         redelivery: Redelivery,
         append: RecordAppender,
+        put_message_hooks: Mapping[MessageKind, PutMessageHook],
         *,
         auto_create_topics: bool,
     ) -> None:
@@ -104,11 +102,7 @@ class SendMessageProcessor:
         self._unique_keys = UniqueKeyGenerator()
         address, port = split_host(store.config.store_host)
         self._id_prefix = layout.pack_host_bytes(address, port).hex().upper()
-        self.put_message_hooks: dict[MessageKind, PutMessageHook] = {
-            MessageKind.LEVEL: schedule.redirect_delayed,
-            MessageKind.TIMER: _refuse_timer,
-            MessageKind.HALF: _refuse_half,
-        }
+        self._put_message_hooks = put_message_hooks
 
     def accept(self, draft: InboundMessage) -> PutMessageResult:
         """Store one message; the draft must not be used again.
@@ -129,7 +123,7 @@ class SendMessageProcessor:
         unique_key = properties[names.UNIQ_KEY] = properties.get(names.UNIQ_KEY) or self._unique_keys.one()
         properties[names.CLUSTER] = self._cluster
         topic, queue_id = draft.topic, draft.queue_id
-        redirect_delayed = self.put_message_hooks.get(draft.kind)
+        redirect_delayed = self._put_message_hooks.get(draft.kind)
         if redirect_delayed is not None:
             redirect_delayed(draft)
         try:
@@ -304,11 +298,3 @@ def _with_zeros() -> MessageIllegal:
 
 def _illegal(error: InvalidInput) -> MessageIllegal:
     return MessageIllegal(error.field, error.limit, error.actual, remedy=error.remedy or None)
-
-
-def _refuse_timer(_: InboundMessage) -> None:
-    raise RayMQError("messages for a chosen time are not supported by this broker")
-
-
-def _refuse_half(_: InboundMessage) -> None:
-    raise PermissionDenied("transactions are not supported by this broker")
