@@ -10,7 +10,7 @@ import random
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.groups.client_registry import ClientRegistry
 from raymq.actors.broker.core.transactions.half_message import record_to_check
-from raymq.actors.broker.core.transactions.transactional_message_service import OpenHalf
+from raymq.actors.broker.core.transactions.open_halves import OpenHalf
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.transaction_headers import CheckTransactionState
 from raymq.actors.wire.server_connection import ServerConnection

@@ -133,8 +133,8 @@ class PushConsumer(ClientBase):
             broker.
         on_outage: "pause": if nearly every message fails, keep the messages and try one call at a time until one
             succeeds, instead of sending all messages of the topic back to the broker.
-        park_failed_keys: if ordered, a failure delays only the messages with the same sharding key (or first key, if
-            there is no sharding key).
+        park_failed_keys: if ordered, a failure delays only the messages with the same first key (of RocketMQ 5's gRPC
+            clients: the same message group).
         trace: a function that is called with each step of each message; see `raymq.client.push.trace`.
         missing_topics: "wait": wait for a topic that does not exist, with one warning in the log, and consume it from
             its first message on within 2 s of its creation. "error": `start` raises TopicNotFound.

@@ -26,11 +26,29 @@ class TransactionChecks:
         asked: by offset of the half queue, how often the producers of an open half were asked.
         resumed: the offsets of given-up halves that were resumed.
         known_before: before this physical offset each commit in the log has its operation record.
+        is_changed: whether the file is to be replaced.
     """
 
     asked: dict[int, int] = field(default_factory=dict)
     resumed: set[int] = field(default_factory=set)
     known_before: int = 0
+    is_changed: bool = False
+
+    def count(self, offset: int, asked: int) -> None:
+        """Set how often the producers of the half at `offset` were asked."""
+        self.asked[offset] = asked
+        self.is_changed = True
+
+    def forget(self, offset: int) -> None:
+        """Forget the questions about a half."""
+        if self.asked.pop(offset, None) is not None:
+            self.is_changed = True
+
+    def add_resumed(self, offset: int) -> None:
+        """Note that the given-up half at `offset` was resumed."""
+        if offset not in self.resumed:
+            self.resumed.add(offset)
+            self.is_changed = True
 
 
 class TransactionChecksFile:
@@ -57,3 +75,4 @@ class TransactionChecksFile:
         """Replace the content. Raise StoreFull or StoreFailed if the old one stays."""
         value = [sorted(checks.asked.items()), sorted(checks.resumed), checks.known_before]
         replace(self._path, kept_twice(value))
+        checks.is_changed = False

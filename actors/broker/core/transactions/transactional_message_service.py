@@ -1,4 +1,4 @@
-"""Keep the open transactions of a broker, end them, and choose whose producers are asked.
+"""End the transactions of a broker, and choose whose producers are asked.
 
 A half message stays in the half queue until its producer commits or rolls back. The commit is stored together with its
 operation record, the committed message first: a crash may leave the message without the operation record, never the
@@ -11,9 +11,8 @@ half topics. Before these offsets no half is open. They are stored once everythi
 from __future__ import annotations
 
 import contextlib
-import heapq
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -22,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.broker.core.appending.inbound_message import InboundMessage
-from raymq.actors.broker.core.copies.property_scan import committed_records, records_of_topic
 from raymq.actors.broker.core.copies.record_copy import RecordAppender, check_properties_size, join, reencode
-from raymq.actors.broker.core.copies.republisher import TRANSACTION, CopyPurpose, Republisher
+from raymq.actors.broker.core.copies.republisher import Republisher
 from raymq.actors.broker.core.delay.topic_incarnation import topic_of_waiting
 from raymq.actors.broker.core.transactions.half_message import (
     GIVEN_UP_QUEUE,
@@ -32,74 +30,42 @@ from raymq.actors.broker.core.transactions.half_message import (
     OP_QUEUE,
     HalfPosition,
     committed_record,
-    ended_by,
     half_properties,
-    immunity_ms,
     operation_record,
     origin_of,
     real_queue,
     record_to_check,
-    resumed_from,
     resumed_half,
     stored_again,
     without_transaction_flags,
+)
+from raymq.actors.broker.core.transactions.open_halves import (
+    DUTY,
+    OpenHalf,
+    OpenHalves,
+    checks_of,
+    content_of,
 )
 from raymq.actors.errors import MessageNotFound, RayMQError, TopicNotFound, TransactionEnded
 from raymq.actors.naming import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, TRANSACTION_GROUP
 from raymq.actors.protocol import RecordPositions, TransactionOutcome
 from raymq.storage.config import split_host
 from raymq.storage.cooperative_steps import run_steps
-from raymq.storage.errors import InvalidInput, NotFoundError, OffsetOutOfRange, QueueNotFound, StoreCorrupt
+from raymq.storage.errors import InvalidInput, NotFoundError, StoreCorrupt
 from raymq.storage.log.index_file import EVER_MS
-from raymq.storage.records import property_names as names
 from raymq.storage.records.record import SYS_FLAG_TRANSACTION_COMMIT, Record, decode, pack_host_bytes
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.tables.transaction_checks import TransactionChecksFile
 
-#: One call indexes at most this many new halves, and reads at most this much.
-_INDEXED_AT_ONCE: Final = 1_000
+#: One call lists at most this many halves, and reads at most this much.
+_LISTED_AT_ONCE: Final = 1_000
 _BYTES_AT_ONCE: Final = 4 << 20
 #: One step gives up or moves at most this many halves.
 _HALVES_A_STEP: Final = 100
-#: How many outcomes of ended transactions are kept in memory; older ones are looked up in the log.
-_KEPT_OUTCOMES: Final = 100_000
-#: A start looks for commits without an operation record in at least this much of the log's end: more than one append.
-_TAIL_BYTES: Final = 32 << 20
 #: After this much growth of the log, it is stored that all commits in it have operation records.
 _NOTE_BYTES: Final = 16 << 20
-_MAX_COUNT_DIGITS: Final = 9
-_DUTY: Final = CopyPurpose(TRANSACTION)
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class OpenHalf:
-    """A half message whose transaction is open.
-
-    Attributes:
-        position: its position in the half queue and in the log.
-        named: the position by which its producer knows it; differs from `position` if it was stored anew.
-        topic, queue_id: where its commit goes.
-        stored_ms: when it was stored, or first stored.
-        content: flag, born time and CRC of the body, which its commit has in common with it.
-        asked: how often its producers were asked.
-        next_check_ms: when its producers are asked next.
-        is_overdue: it was due, and no producer was connected.
-    """
-
-    position: HalfPosition
-    named: HalfPosition
-    topic: str
-    queue_id: int
-    producer_group: str
-    unique_key: str
-    stored_ms: int
-    immunity_ms: int | None
-    content: tuple[int, int, int]
-    asked: int = 0
-    next_check_ms: int = 0
-    is_overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,28 +102,11 @@ class TransactionalMessageService:
         self._copying = copying
         self._file = TransactionChecksFile(store.directory)
         self._checks = self._file.load()
+        self._halves = OpenHalves(store, copying, self._checks)
         self._host = pack_host_bytes(*split_host(store.config.store_host))
-        #: Open halves by their offset in the half queue.
-        self._open: dict[int, OpenHalf] = {}
-        #: The offsets of all halves that were open when they were indexed, ascending; the first one is open.
-        self._order: deque[int] = deque()
-        #: The outcomes of ended halves; None: it is not known here which.
-        self._ended: dict[int, TransactionOutcome | None] = {}
-        #: By the offset that its producer knows, the offset of a half that was stored anew.
-        self._moved: dict[int, int] = {}
-        #: Operation records: their offsets, and the highest half offset that each lists.
-        self._operations: deque[tuple[int, int]] = deque()
-        #: (time in ms, half offset) of the next question; entries of ended halves are skipped.
-        self._due: list[tuple[int, int]] = []
-        #: Halves that have ended in the log and have no operation record.
-        self._unrecorded: list[int] = []
         #: Half offset, operation offset and log end that are stored once the log is durable up to that end.
         self._progress: tuple[int, int, int] | None = None
         self._stored_progress = (-1, -1)
-        self._changed = False
-        #: The first half offset that is not indexed.
-        self._at = 0
-        self._recover()
 
     # -- halves --------------------------------------------------------------------------------------------------
 
@@ -210,9 +159,9 @@ class TransactionalMessageService:
         """
         if end.outcome is TransactionOutcome.UNKNOWN:
             return None
-        self._index_up_to(end.half.queue_offset)
-        offset = self._moved.get(end.half.queue_offset, end.half.queue_offset)
-        half = self._open.get(offset)
+        self._halves.index_up_to(end.half.queue_offset)
+        offset = self._halves.moved.get(end.half.queue_offset, end.half.queue_offset)
+        half = self._halves.get(offset)
         if half is None:
             self._check_same_outcome(offset, end)
             return None
@@ -228,7 +177,7 @@ class TransactionalMessageService:
             )
         if end.outcome is TransactionOutcome.ROLLBACK:
             self._append_operation(offset)
-            self._set_ended(offset, TransactionOutcome.ROLLBACK)
+            self._halves.set_ended(offset, TransactionOutcome.ROLLBACK)
             return None
         return self._commit(half)
 
@@ -240,30 +189,22 @@ class TransactionalMessageService:
         message = committed_record(record, topic_queue)
         operation = operation_record([half.position.queue_offset], self._now_ms(), self._host)
         result = self._append(*join([message, operation]), topic_queue, OP_QUEUE, again=True)
-        self._operations.append((int(result.queue_offsets[1]), half.position.queue_offset))
-        self._set_ended(half.position.queue_offset, TransactionOutcome.COMMIT)
+        self._halves.add_operation(int(result.queue_offsets[1]), half.position.queue_offset)
+        self._halves.set_ended(half.position.queue_offset, TransactionOutcome.COMMIT)
         return CommittedMessage(topic_queue[0], len(message))
 
     def _append_operation(self, *offsets: int) -> None:
         record = operation_record(offsets, self._now_ms(), self._host)
         result = self._append(*join([record]), OP_QUEUE, again=True)
-        self._operations.append((int(result.queue_offsets[0]), max(offsets)))
-
-    def _set_ended(self, offset: int, outcome: TransactionOutcome | None) -> None:
-        self._open.pop(offset, None)
-        self._ended[offset] = outcome
-        if self._checks.asked.pop(offset, None) is not None:
-            self._changed = True
-        while len(self._ended) > _KEPT_OUTCOMES and (oldest := next(iter(self._ended))) < self._first_open():
-            del self._ended[oldest]
+        self._halves.add_operation(int(result.queue_offsets[0]), max(offsets))
 
     def _check_same_outcome(self, offset: int, end: EndOfTransaction) -> None:
         """Raise unless the half at `offset` has ended with the outcome of `end`."""
-        if offset not in self._ended:
-            low, high = self._bounds(HALF_QUEUE)
+        if offset not in self._halves.outcomes:
+            low, high = self._halves.bounds(HALF_QUEUE)
             if not low <= offset < high:
                 raise MessageNotFound(f"there is no half message at offset {offset} (there are {low} to {high - 1})")
-        outcome = self._ended.get(offset)
+        outcome = self._halves.outcomes.get(offset)
         if outcome is None:
             outcome = self._stored_outcome(offset, end)
         if outcome is not end.outcome:
@@ -275,7 +216,7 @@ class TransactionalMessageService:
             raise TransactionEnded(
                 f"the transaction at offset {offset} of {HALF_TOPIC} {how}, it cannot be ended again"
             )
-        self._ended[offset] = outcome
+        self._halves.outcomes[offset] = outcome
 
     def _stored_outcome(self, offset: int, end: EndOfTransaction) -> TransactionOutcome | None:
         """Return the outcome of a half from the log; None if it was given up."""
@@ -305,45 +246,48 @@ class TransactionalMessageService:
         Each is asked again later in any case; the caller reports with `asked` that a question was sent. Halves that
         were asked too often or are too old are given up.
         """
-        self._index(_INDEXED_AT_ONCE)
+        self._halves.index()
         now_ms = self._now_ms()
         every_ms = int(self._store.config.transaction_check_every * 1000)
+        given_up = []
         for _ in range(most):
-            if not self._due or self._due[0][0] > now_ms:
-                return
-            _, offset = heapq.heappop(self._due)
-            half = self._open.get(offset)
-            if half is None or half.next_check_ms > now_ms:  # ended, or asked since
-                continue
-            half.next_check_ms = now_ms + every_ms
+            half = self._halves.pop_due(now_ms)
+            if half is None:
+                break
+            self._halves.schedule(half, now_ms + every_ms)
             half.is_overdue = True  # until the caller calls `asked`
-            heapq.heappush(self._due, (half.next_check_ms, offset))
             record = self._readable(half)
             if record is None:
                 continue
             if self._is_given_up(half, now_ms):
                 self._give_up(half, record)
+                given_up.append(half)
             else:
                 yield half, record
+        if given_up:
+            _log.warning(
+                "%d transactions are given up: producer group %s was asked %d times about %s of topic %s, for example, "
+                "and did not decide. `raymq transaction list` shows them, `raymq transaction resume` asks again",
+                *(len(given_up), given_up[0].producer_group, given_up[0].asked),
+                *(given_up[0].unique_key, given_up[0].topic),
+            )
 
     def ask_soon(self, producer_groups: Collection[str]) -> None:
         """Make the overdue halves of these producer groups due now."""
         now_ms = self._now_ms()
-        for half in self._open.values():
+        for half in self._halves:
             if half.is_overdue and half.producer_group in producer_groups:
-                half.next_check_ms = now_ms
-                heapq.heappush(self._due, (now_ms, half.position.queue_offset))
+                self._halves.schedule(half, now_ms)
 
     def waiting_for(self) -> Counter[str]:
         """Return by producer group how many halves are due to be asked about while no producer is connected."""
-        return Counter(half.producer_group for half in self._open.values() if half.is_overdue)
+        return Counter(half.producer_group for half in self._halves if half.is_overdue)
 
     def asked(self, half: OpenHalf) -> None:
         """Count a question that was sent to a producer of the half."""
         half.is_overdue = False
         half.asked += 1
-        self._checks.asked[half.position.queue_offset] = half.asked
-        self._changed = True
+        self._checks.count(half.position.queue_offset, half.asked)
 
     def _is_given_up(self, half: OpenHalf, now_ms: int) -> bool:
         config = self._store.config
@@ -358,10 +302,10 @@ class TransactionalMessageService:
             topic_of_waiting(self._store, record)
         except (StoreCorrupt, NotFoundError, TopicNotFound) as error:
             self._copying.quarantine(
-                _DUTY, [self._copying.place(HALF_QUEUE, half.position.queue_offset)], f"{type(error).__name__}: {error}"
+                DUTY, [self._copying.place(HALF_QUEUE, half.position.queue_offset)], f"{type(error).__name__}: {error}"
             )
             self._append_operation(half.position.queue_offset)
-            self._set_ended(half.position.queue_offset, None)
+            self._halves.set_ended(half.position.queue_offset, None)
             return None
         return record
 
@@ -370,12 +314,7 @@ class TransactionalMessageService:
         if self._store.topic_configs.get(CHECK_MAX_TIME_TOPIC) is None:
             self._store.topic_configs.put_soon(TopicConfig(CHECK_MAX_TIME_TOPIC, 1, 1))
         self._store_again(half, record, GIVEN_UP_QUEUE)
-        self._set_ended(half.position.queue_offset, None)
-        _log.warning(
-            "transaction %s of topic %s is given up: its producer group %s was asked %d times, and did not decide; "
-            "`raymq transaction list` shows it, `raymq transaction resume` asks again",
-            *(half.unique_key, half.topic, half.producer_group, half.asked),
-        )
+        self._halves.set_ended(half.position.queue_offset, None)
 
     def _store_again(self, half: OpenHalf, record: Record, topic_queue: tuple[str, int]) -> tuple[int, int]:
         """Append a copy of a half, and the operation record of the old one.
@@ -385,15 +324,15 @@ class TransactionalMessageService:
         copy = stored_again(record, topic_queue, half.named, half.asked)
         operation = operation_record([half.position.queue_offset], self._now_ms(), self._host)
         result = self._append(*join([copy, operation]), topic_queue, OP_QUEUE, again=True)
-        self._operations.append((int(result.queue_offsets[1]), half.position.queue_offset))
+        self._halves.add_operation(int(result.queue_offsets[1]), half.position.queue_offset)
         return int(result.queue_offsets[0]), int(result.physical_offsets[0])
 
     # -- for people ----------------------------------------------------------------------------------------------
 
     def open_halves(self) -> list[OpenHalf]:
         """Return the open halves, oldest first."""
-        self._index(_INDEXED_AT_ONCE)
-        return list(self._open.values())
+        self._halves.index()
+        return list(self._halves)
 
     def listed(self, begin: int, most: int, *, given_up: bool) -> tuple[list[tuple[bytes, int]], int | None]:
         """Return open halves, or given-up ones, from an offset of their queue on.
@@ -403,15 +342,15 @@ class TransactionalMessageService:
             at the end.
         """
         if given_up:
-            end = self._bounds(GIVEN_UP_QUEUE)[1]
-            records, following = self.given_up(begin, min(most, _INDEXED_AT_ONCE))
-            return [(_shown(each), _asked(each)) for each in records], following if following < end else None
+            end = self._halves.bounds(GIVEN_UP_QUEUE)[1]
+            records, following = self.given_up(begin, min(most, _LISTED_AT_ONCE))
+            return [(_shown(each), checks_of(each)) for each in records], following if following < end else None
         found: list[tuple[bytes, int]] = []
         size = 0
         for half in self.open_halves():
             if half.position.queue_offset < begin:
                 continue
-            if len(found) >= min(most, _INDEXED_AT_ONCE) or size >= _BYTES_AT_ONCE:
+            if len(found) >= min(most, _LISTED_AT_ONCE) or size >= _BYTES_AT_ONCE:
                 return found, half.position.queue_offset
             with contextlib.suppress(StoreCorrupt, NotFoundError):  # the next check sets it aside
                 found.append((_shown(self._store.read_at(half.position.physical_offset)), half.asked))
@@ -423,11 +362,11 @@ class TransactionalMessageService:
 
         The result is empty, and the offset is the end, if there are none from offset `begin` on.
         """
-        low, high = self._bounds(GIVEN_UP_QUEUE)
+        low, high = self._halves.bounds(GIVEN_UP_QUEUE)
         begin = max(begin, low)
         if begin >= high:
             return [], high
-        records, following = self._copying.read(_DUTY, GIVEN_UP_QUEUE, begin, most, _BYTES_AT_ONCE, written=True)
+        records, following = self._copying.read(DUTY, GIVEN_UP_QUEUE, begin, most, _BYTES_AT_ONCE, written=True)
         return [each for each in records if each.queue_offset not in self._checks.resumed], following
 
     def resume(self, physical_offset: int) -> None:
@@ -439,63 +378,64 @@ class TransactionalMessageService:
             MessageNotFound, MessageExpired: there is no message.
             InvalidInput: the message is no half that waits for a decision.
         """
-        self._index(_INDEXED_AT_ONCE)
+        self._halves.index()
         record = self._store.read_at(physical_offset)
-        if (record.topic, record.queue_id) == HALF_QUEUE and record.queue_offset in self._open:
-            half = self._open[record.queue_offset]
-            half.asked, half.next_check_ms = 0, self._now_ms()
-            heapq.heappush(self._due, (half.next_check_ms, record.queue_offset))
-            self._checks.asked.pop(record.queue_offset, None)
-            self._changed = True
+        half = self._halves.get(record.queue_offset) if (record.topic, record.queue_id) == HALF_QUEUE else None
+        if half is not None:
+            half.asked = 0
+            self._halves.schedule(half, self._now_ms())
+            self._checks.forget(record.queue_offset)
             return
         is_given_up = (record.topic, record.queue_id) == GIVEN_UP_QUEUE
         if not is_given_up or record.queue_offset in self._checks.resumed:
             raise InvalidInput("message_id", "that of an open transaction, or of one that was given up", record.topic)
         self._append(*join([resumed_half(record)]), HALF_QUEUE, again=True)
-        self._checks.resumed.add(record.queue_offset)
-        self._changed = True
-        self._index(_INDEXED_AT_ONCE)
+        self._checks.add_resumed(record.queue_offset)
+        self._halves.index()
 
     # -- moving before log files are deleted ---------------------------------------------------------------------
 
     def first_log_position(self) -> int | None:
         """Return the physical offset of the oldest open half, or None."""
-        self._index(_INDEXED_AT_ONCE)
-        self._forget_ended()
-        return self._open[self._order[0]].position.physical_offset if self._order else None
+        self._halves.index()
+        oldest = self._halves.oldest()
+        return None if oldest is None else oldest.position.physical_offset
 
     def move_before(self, place: int) -> None:
         """Store open halves anew that lie before `place` of the log, some at a time."""
         for _ in range(_HALVES_A_STEP):
-            first = self.first_log_position()
-            if first is None or first >= place:
+            self._halves.index()
+            half = self._halves.oldest()
+            if half is None or half.position.physical_offset >= place:
                 return
-            half = self._open[self._order[0]]
             record = self._readable(half)
             if record is None:
                 continue
             queue_offset, _ = self._store_again(half, record, HALF_QUEUE)
-            self._set_ended(half.position.queue_offset, None)
-            self._moved[half.named.queue_offset] = queue_offset
-            self._index_up_to(queue_offset)
-            if half.asked and queue_offset in self._open:
-                self._open[queue_offset].asked = self._checks.asked[queue_offset] = half.asked
+            self._halves.set_ended(half.position.queue_offset, None)
+            self._halves.moved[half.named.queue_offset] = queue_offset
+            self._halves.index_up_to(queue_offset)
+            moved = self._halves.get(queue_offset)
+            if half.asked and moved is not None:
+                moved.asked = half.asked
+                self._checks.count(queue_offset, half.asked)
 
     # -- progress ------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Index new halves, and write operation records that a crash has prevented."""
-        self._index(_INDEXED_AT_ONCE)
-        if self._unrecorded:
-            self._append_operation(*self._unrecorded[:_HALVES_A_STEP])
-            del self._unrecorded[:_HALVES_A_STEP]
+        self._halves.index()
+        unrecorded = self._halves.unrecorded
+        if unrecorded:
+            self._append_operation(*unrecorded[:_HALVES_A_STEP])
+            del unrecorded[:_HALVES_A_STEP]
 
     def save(self) -> None:
         """Store the progress and the counts. Raise StoreFull or StoreFailed if not all is stored."""
-        if self._unrecorded:
+        if self._halves.unrecorded:
             return
         if self._progress is None:
-            self._progress = self._first_open(), self._first_operation(), self._store.max_physical_offset
+            self._progress = self._halves.first_open(), self._halves.first_operation(), self._store.max_physical_offset
         half_offset, operation_offset, log_end = self._progress
         if log_end > self._store.confirmed.durable_offset:
             return
@@ -503,154 +443,15 @@ class TransactionalMessageService:
             self._store.consumer_offsets.commit(TRANSACTION_GROUP, *HALF_QUEUE, half_offset)
             self._store.consumer_offsets.commit(TRANSACTION_GROUP, *OP_QUEUE, operation_offset)
             self._stored_progress = half_offset, operation_offset
-        if self._changed or log_end - self._checks.known_before >= _NOTE_BYTES:
-            low, _ = self._bounds(GIVEN_UP_QUEUE)
+        if self._checks.is_changed or log_end - self._checks.known_before >= _NOTE_BYTES:
+            low, _ = self._halves.bounds(GIVEN_UP_QUEUE)
             self._checks.resumed = {offset for offset in self._checks.resumed if offset >= low}
             self._checks.known_before = log_end
             self._file.save(self._checks)
-            self._changed = False
         self._progress = None
-
-    def _first_open(self) -> int:
-        self._forget_ended()
-        return self._order[0] if self._order else self._at
-
-    def _forget_ended(self) -> None:
-        while self._order and self._order[0] not in self._open:
-            self._order.popleft()
-
-    def _first_operation(self) -> int:
-        first = self._first_open()
-        while self._operations and self._operations[0][1] < first:
-            self._operations.popleft()
-        return self._operations[0][0] if self._operations else self._bounds(OP_QUEUE)[1]
-
-    # -- index ---------------------------------------------------------------------------------------------------
-
-    def _index_up_to(self, offset: int) -> None:
-        while self._at <= offset and self._index(_INDEXED_AT_ONCE):
-            pass
-
-    def _index(self, most: int) -> bool:
-        """Index new halves, at most `most`; return False if there are none."""
-        low, high = self._bounds(HALF_QUEUE)
-        self._at = max(self._at, low)
-        if self._at >= high:
-            return False
-        try:
-            records, following = self._copying.read(
-                _DUTY, HALF_QUEUE, self._at, min(most, high - self._at), _BYTES_AT_ONCE, written=True
-            )
-        except (OffsetOutOfRange, QueueNotFound):
-            return False
-        for record in records:
-            if record.queue_offset not in self._ended:
-                self._add(record)
-        self._at = following
-        return True
-
-    def _add(self, record: Record) -> None:
-        """Add an open half."""
-        position = HalfPosition(record.queue_offset, record.physical_offset)
-        try:
-            topic, queue_id = real_queue(record)
-        except InvalidInput as error:
-            self._copying.quarantine(_DUTY, [self._copying.place(HALF_QUEUE, record.queue_offset)], str(error))
-            self._ended[record.queue_offset] = None
-            return
-        origin, resumed = origin_of(record), resumed_from(record)
-        if resumed is not None and resumed not in self._checks.resumed:
-            self._checks.resumed.add(resumed)
-            self._changed = True
-        if origin is not None:
-            self._replace(self._moved.get(origin.queue_offset, origin.queue_offset))
-            self._moved[origin.queue_offset] = record.queue_offset
-        immunity = immunity_ms(record)
-        asked = self._checks.asked.get(record.queue_offset)
-        if asked is None:
-            asked = 0 if origin is None else _asked(record)
-        after_ms = int(self._store.config.transaction_check_after * 1000) if immunity is None else immunity
-        half = OpenHalf(
-            position=position,
-            named=position if origin is None else origin,
-            topic=topic,
-            queue_id=queue_id,
-            producer_group=record.properties.get(names.PGROUP, ""),
-            unique_key=record.unique_key or "",
-            stored_ms=record.store_timestamp_ms if origin is None else record.born_timestamp_ms,
-            immunity_ms=immunity,
-            content=_content(record),
-            asked=asked,
-            next_check_ms=record.store_timestamp_ms + after_ms,
-        )
-        self._open[position.queue_offset] = half
-        self._order.append(position.queue_offset)
-        heapq.heappush(self._due, (half.next_check_ms, position.queue_offset))
-
-    def _replace(self, offset: int) -> None:
-        """End a half that a copy replaces.
-
-        A crash may have prevented its operation record.
-        """
-        if offset in self._open:
-            self._set_ended(offset, None)
-            self._unrecorded.append(offset)
-
-    def _bounds(self, topic_queue: tuple[str, int]) -> tuple[int, int]:
-        try:
-            return self._store.min_offset(*topic_queue), self._store.max_offset(*topic_queue, written=True)
-        except QueueNotFound:
-            return 0, 0
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
-
-    # -- start ---------------------------------------------------------------------------------------------------
-
-    def _recover(self) -> None:
-        """Find the halves after the stored progress that have not ended in the log."""
-        self._at = self._begin(HALF_QUEUE)
-        self._read_operations()
-        while self._index(_INDEXED_AT_ONCE):
-            pass
-        first = self.first_log_position()
-        if first is None:
-            return
-        tail = max(0, self._store.max_physical_offset - _TAIL_BYTES)
-        self._end_unrecorded(max(first, min(self._checks.known_before, tail)))
-
-    def _begin(self, topic_queue: tuple[str, int]) -> int:
-        low, high = self._bounds(topic_queue)
-        stored = self._store.consumer_offsets.get(TRANSACTION_GROUP, *topic_queue)
-        return low if stored is None else min(max(low, stored), high)
-
-    def _read_operations(self) -> None:
-        offset = self._begin(OP_QUEUE)
-        while offset < self._bounds(OP_QUEUE)[1]:
-            records, following = self._copying.read(
-                _DUTY, OP_QUEUE, offset, _INDEXED_AT_ONCE, _BYTES_AT_ONCE, written=True
-            )
-            for record in records:
-                ended = ended_by(record)
-                self._ended |= dict.fromkeys(ended)
-                self._operations.append((record.queue_offset, max(ended, default=-1)))
-            offset = following
-
-    def _end_unrecorded(self, log_end: int) -> None:
-        """End the halves whose end lies at or after `log_end` without an operation record."""
-        by_position = {half.position.physical_offset: half for half in self._open.values()}
-        for record in committed_records(self._store, log_end):
-            half = by_position.get(record.prepared_transaction_offset)
-            if half is not None and record.topic == half.topic and _content(record) == half.content:
-                self._set_ended(half.position.queue_offset, TransactionOutcome.COMMIT)
-                self._unrecorded.append(half.position.queue_offset)
-        by_name = {half.named: half for half in self._open.values()}
-        for record in records_of_topic(self._store, CHECK_MAX_TIME_TOPIC, log_end):
-            origin = origin_of(record)
-            half = None if origin is None else by_name.get(origin)
-            if half is not None and half.position.physical_offset < record.physical_offset:
-                self._set_ended(half.position.queue_offset, None)
-                self._unrecorded.append(half.position.queue_offset)
 
 
 def _shown(half: Record) -> bytes:
@@ -661,19 +462,11 @@ def _shown(half: Record) -> bytes:
         return record_to_check(half, HALF_QUEUE)
 
 
-def _asked(copy: Record) -> int:
-    """Return the number of checks of a half when this copy was stored."""
-    text = copy.properties.get(names.TRANSACTION_CHECK_TIMES, "")
-    return int(text) if text.isdecimal() and len(text) <= _MAX_COUNT_DIGITS else 0
-
-
-def _content(record: Record) -> tuple[int, int, int]:
-    return record.flag, record.born_timestamp_ms, record.body_crc
-
-
 def _is_commit_of(record: Record, half: Record) -> bool:
     """Return True if a record is the commit of a half."""
     is_commit = bool(record.sys_flag & SYS_FLAG_TRANSACTION_COMMIT)
     return (
-        is_commit and record.prepared_transaction_offset == half.physical_offset and _content(record) == _content(half)
+        is_commit
+        and record.prepared_transaction_offset == half.physical_offset
+        and content_of(record) == content_of(half)
     )
