@@ -67,7 +67,7 @@ Ways = dict[str, Callable[[Connection, str, bytes], None]]
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess("a", tmp_path_factory.mktemp("large"), store=STORE)
+    process = BrokerProcess("a", tmp_path_factory.mktemp("large"), store=STORE, append_wait_ms=5_000)
     yield process
     process.stop()
 
@@ -308,7 +308,7 @@ WAYS_OUT = {
 def lowered_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """Yield a broker with long messages in the topic t, whose lowered limit no longer allows them."""
     directory = tmp_path_factory.mktemp("lowered")
-    process = BrokerProcess("a", directory, store=STORE)
+    process = BrokerProcess("a", directory, store=STORE, append_wait_ms=5_000)
     with Connection([process.name_server]) as mq, Producer(mq, "p", timeout=SECONDS) as producer:
         Admin(mq).create_topic("t", queues=1)
         for number, body in enumerate((SMALL, NOISE, TEXT, SMALL)):
