@@ -33,6 +33,8 @@ CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 #: The consumer group whose offsets are the progress of both half topics.
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
+#: The prefix of groups that brokers use themselves, as in RocketMQ; nobody else commits their offsets.
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 #: The template of topics that are auto-created by a first message.
 AUTO_CREATE_TOPIC = "TBW102"
 #: The most queues that a topic may have on one broker.
@@ -78,6 +80,11 @@ def check_topic(name: object, field: str = "topic") -> str:
 def check_group(name: object, field: str = "group") -> str:
     """Return a valid name of a consumer or producer group."""
     return check_name(field, name, MAX_GROUP_CHARACTERS)
+
+
+def is_group(name: str) -> bool:
+    """Return True if `check_group` accepts this name."""
+    return 0 < len(name) <= MAX_GROUP_CHARACTERS and NAME_PATTERN.fullmatch(name) is not None
 
 
 @lru_cache(maxsize=1024)

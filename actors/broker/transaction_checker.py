@@ -9,7 +9,7 @@ import random
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.groups.client_registry import ClientRegistry
-from raymq.actors.broker.core.transactions.half_message import record_to_check
+from raymq.actors.broker.core.transactions.half_message import real_queue, record_to_check
 from raymq.actors.broker.core.transactions.open_halves import OpenHalf
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.transaction_headers import CheckTransactionState
@@ -26,8 +26,8 @@ class TransactionChecker:
     def __init__(self, core: BrokerCore, groups: ClientRegistry) -> None:
         self._core = core
         self._groups = groups
-        #: The producer groups that had members at the last turn.
-        self._connected: set[str] = set()
+        #: The producer groups that could be asked at the last turn.
+        self._connected: frozenset[str] = frozenset()
 
     def turn(self) -> None:
         """Send the checks that are due.
@@ -37,25 +37,24 @@ class TransactionChecker:
         """
         transactions = self._core.transactions
         transactions.step()
-        connected = self._groups.producer_group_names()
-        if new := connected - self._connected:
-            transactions.ask_soon(new)
+        connections = {group: self._connections(group) for group in self._groups.producer_group_names()}
+        connected = frozenset(group for group, found in connections.items() if found)
+        transactions.wake(connected - self._connected)
         self._connected = connected
-        for half, record in transactions.due_checks(_ASKED_AT_ONCE):
-            connection = self._connection(half.producer_group)
-            if connection is not None:
-                connection.push(self._command(half, record))
+        for half, record in transactions.due_checks(connected, _ASKED_AT_ONCE):
+            readers = [each for each in connections[half.producer_group] if each.writable.is_set()]
+            if readers:
+                random.choice(readers).push(self._command(half, record))
                 transactions.asked(half)
 
-    def _connection(self, producer_group: str) -> ServerConnection | None:
-        """Return the connection of a random producer of the group, or None."""
-        connections = [
+    def _connections(self, producer_group: str) -> list[ServerConnection]:
+        """Return the open connections of the producers of a group."""
+        return [
             connection
             for client in self._groups.producers(producer_group)
             for connection in client.connections
             if isinstance(connection, ServerConnection) and not connection.is_gone
         ]
-        return random.choice(connections) if connections else None
 
     def _command(self, half: OpenHalf, record: Record) -> Command:
         header = CheckTransactionState(
@@ -67,4 +66,4 @@ class TransactionChecker:
             offset_msg_id=record.message_id,
             broker=self._core.name,
         )
-        return header.command(record_to_check(record, (half.topic, half.queue_id)))
+        return header.command(record_to_check(record, real_queue(record)))

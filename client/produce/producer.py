@@ -160,14 +160,13 @@ class Producer(ClientBase):
         #: Reentrant: a signal handler may send on the thread that it has interrupted here.
         self._making = threading.RLock()
         self._make_paths()
+        self._checker = transaction_checker
+        #: None without a checker, and in a forked child until its first transaction.
         self._responder: TransactionCheckResponder | None = None
         if transaction_checker is not None:
             if not callable(transaction_checker):
                 raise WrongType("transaction_checker", "a function of a message", transaction_checker)
-            from raymq.client.produce.transaction_responder import TransactionCheckResponder
-
-            self._responder = TransactionCheckResponder(mq, group, transaction_checker)
-            self._open(self._responder.start)
+            self._open(self._start_responder)
             mq.retain(self)
         register_child_reset(self, Producer._reset_in_child)
         mq.adopt(self)
@@ -375,14 +374,25 @@ class Producer(ClientBase):
         if not self._options.idempotent:
             options = {**options, "retries": 0}
         terms = replace(self._defaults.terms(message.topic, options), delayed=True)
-        if self._responder is not None:
+        if self._checker is not None:
+            if self._responder is None:
+                await self._start_responder()
+            responder = self._responder
+            assert responder is not None
             for address in (await self._mq.routes.get(message.topic, timeout=terms.timeout)).addresses.values():
                 with contextlib.suppress(RayMQError):  # the send finds out which broker is there
-                    await self._responder.greet(address)
+                    await responder.greet(address)
         records, sizes = encode_messages([half], [half.unique_key], self._born_host())
         sent = await self._paths.without_outbox.send(message.topic, records, sizes, terms)
         result = results_of(sent, [message.unique_key])[0]._replace(transaction_id=message.unique_key)
         return Transaction(self._mq, self.group, message, result, sent, terms.timeout)
+
+    async def _start_responder(self) -> None:
+        from raymq.client.produce.transaction_responder import TransactionCheckResponder
+
+        assert self._checker is not None
+        self._responder = TransactionCheckResponder(self._mq, self.group, self._checker)
+        await self._responder.start()
 
     def recall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
         """Withdraw a message that waits for its `deliver_at`.
@@ -512,6 +522,7 @@ class Producer(ClientBase):
         self._under_way = set()
         self._closing = threading.Lock()
         self._closer = None
+        self._responder = None
         self._mq.adopt(self)
 
     def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> SendParameters:

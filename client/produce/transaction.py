@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -23,9 +24,9 @@ from raymq.actors.errors import (
     TransactionEnded,
     WriteUnknown,
 )
-from raymq.actors.protocol import TransactionOutcome
+from raymq.actors.protocol import SendStatus, TransactionOutcome
 from raymq.actors.sending.sender import SendOutcome
-from raymq.actors.wire.commands.transaction_commands import end_command
+from raymq.actors.wire.commands.transaction_commands import end_command, end_status
 from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.message import Message
@@ -102,9 +103,10 @@ class Transaction:
             timeout: seconds during which the broker is told again if it does not answer; None: the producer's.
 
         Raises:
-            OutcomeUnknown: no answer came in time. The broker may have committed; if not, it asks the producers of the
-                group.
+            OutcomeUnknown: no answer came in time, or the broker's disk or replicas did not confirm. The broker may
+                have committed; if not, it asks the producers of the group.
             TransactionEnded: the transaction was rolled back or given up.
+            MessageNotFound: the half is lost, by a loss of power with `flush: async` or by an election.
             TopicNotFound: the topic was deleted meanwhile.
         """
         self._mq.run(self._end(TransactionOutcome.COMMIT, timeout))
@@ -113,7 +115,7 @@ class Transaction:
         """Drop the message, and wait until that is stored.
 
         Raises:
-            OutcomeUnknown, TransactionEnded: as `commit`.
+            OutcomeUnknown, TransactionEnded, MessageNotFound: as `commit`.
         """
         self._mq.run(self._end(TransactionOutcome.ROLLBACK, timeout))
 
@@ -170,15 +172,19 @@ class Transaction:
             began = time.monotonic()
             try:
                 left = max(0.001, min(_ATTEMPT_SECONDS, deadline - began))
-                await self._mq.pool.request(self._address, command, left, eager=True)
+                answer = await self._mq.pool.request(self._address, command, left, eager=True)
+                status = end_status(answer)
             except RayMQError as error:
                 if not error.retriable and not isinstance(error, BrokerUnavailable | WriteUnknown):
                     raise
                 elapsed = time.monotonic() - began
                 attempts.append(Attempt(broker, self.result.queue, error.code, str(error), elapsed))
             else:
-                self.outcome = outcome
-                return
+                if status is SendStatus.SEND_OK:
+                    self.outcome = outcome
+                    return
+                elapsed = time.monotonic() - began
+                attempts.append(Attempt(broker, self.result.queue, None, f"stored, but {status.value}", elapsed))
             wait = backoff.next_delay()
             if time.monotonic() + wait >= deadline:
                 raise OutcomeUnknown(
@@ -190,7 +196,7 @@ class Transaction:
 
 
 class TransactionBlock:
-    """What `Producer.transaction` returns: `with` and `async with` begin and end the transaction."""
+    """What `Producer.transaction` returns: one `with` or `async with` begins and ends the transaction."""
 
     def __init__(
         self, begin: Callable[[], Transaction], abegin: Callable[[], Coroutine[Any, Any, Transaction]]
@@ -198,8 +204,11 @@ class TransactionBlock:
         self._begin = begin
         self._abegin = abegin
         self._open: Transaction | None = None
+        #: Taken by the first `with`, also if two threads begin at the same time.
+        self._unused = threading.Lock()
 
     def __enter__(self) -> Transaction:
+        self._use()
         self._open = self._begin()
         return self._open
 
@@ -210,6 +219,7 @@ class TransactionBlock:
         self._open.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> Transaction:
+        self._use()
         self._open = await self._abegin()
         return self._open
 
@@ -218,6 +228,10 @@ class TransactionBlock:
     ) -> None:
         assert self._open is not None
         await self._open.__aexit__(kind, error, trace)
+
+    def _use(self) -> None:
+        if not self._unused.acquire(blocking=False):
+            raise RuntimeError("producer.transaction(...) begins one transaction; call it again for another one")
 
 
 async def _address_of(mq: Connection, broker: str, last: str) -> str:

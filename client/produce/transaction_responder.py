@@ -13,7 +13,6 @@ import inspect
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from raymq.actors.errors import RayMQError
@@ -26,6 +25,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.transaction_headers import CheckTransactionState
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
+from raymq.client.push.listener_threads import ListenerThreads
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import decode
 
@@ -40,7 +40,13 @@ _REQUEST_SECONDS: Final = 3.0
 _THREADS: Final = 4
 #: Further questions are not answered while this many wait; the broker asks again.
 _MAX_WAITING: Final = 2_000
+#: A half to decide, and where the decision goes.
+_Question = tuple[ReceivedMessage, "asyncio.Future[Any]"]
 _log = logging.getLogger("raymq.producer")
+
+
+class _CheckerFailed(Exception):
+    """The checker raised; its exception is the cause."""
 
 
 class TransactionCheckResponder:
@@ -54,7 +60,7 @@ class TransactionCheckResponder:
         #: The connection of the last heartbeat, and its time, by the broker's address.
         self._greeted: dict[str, tuple[WireConnection, float]] = {}
         self._woken = asyncio.Event()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="raymq-transaction-checker")
+        self._threads = ListenerThreads[_Question](_THREADS, "raymq-transaction-checker", self._call)
         self._answers: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -70,7 +76,7 @@ class TransactionCheckResponder:
         for task in (self._task, *self._answers):
             if task is not None:
                 task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         command = unregister_producer_command(self._client_id, self._group)
         await asyncio.gather(
             *(connection.request(command, _REQUEST_SECONDS) for connection, _ in self._greeted.values()),
@@ -152,15 +158,15 @@ class TransactionCheckResponder:
 
     async def _outcome(self, message: ReceivedMessage) -> TransactionOutcome:
         """Return what the checker says; UNKNOWN if it fails."""
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._threads.submit((message, answered))
         try:
-            outcome = await asyncio.get_running_loop().run_in_executor(self._threads, self._call, message)
-        except asyncio.CancelledError:
-            raise
-        except Exception:  # noqa: BLE001 - the user's code may raise anything
+            outcome = await answered
+        except _CheckerFailed as failure:
             _log.warning(
                 "the transaction checker of group %s failed on message %s of topic %s; the broker asks again",
                 *(self._group, message.unique_key, message.topic),
-                exc_info=True,
+                exc_info=failure.__cause__,
             )
             return TransactionOutcome.UNKNOWN
         if isinstance(outcome, TransactionOutcome):
@@ -172,9 +178,26 @@ class TransactionCheckResponder:
         )
         return TransactionOutcome.UNKNOWN
 
-    def _call(self, message: ReceivedMessage) -> Any:
-        outcome = self._checker(message)
-        return asyncio.run(_awaited(outcome)) if inspect.isawaitable(outcome) else outcome
+    def _call(self, question: _Question) -> None:
+        """Call the checker, on a thread of its own, and hand its result to the event loop."""
+        message, answered = question
+        try:
+            outcome = self._checker(message)
+            outcome = asyncio.run(_awaited(outcome)) if inspect.isawaitable(outcome) else outcome
+        except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
+            failure = _CheckerFailed()
+            failure.__cause__ = error
+            self._hand_over(answered, answered.set_exception, failure)
+        else:
+            self._hand_over(answered, answered.set_result, outcome)
+
+    def _hand_over(self, answered: asyncio.Future[Any], deliver: Callable[[Any], None], value: object) -> None:
+        def set_unless_cancelled() -> None:
+            if not answered.done():
+                deliver(value)
+
+        with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
+            answered.get_loop().call_soon_threadsafe(set_unless_cancelled)
 
 
 async def _awaited(outcome: Awaitable[TransactionOutcome]) -> TransactionOutcome:

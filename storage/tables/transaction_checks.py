@@ -1,4 +1,4 @@
-"""How often the producers of open transactions were asked, and which given-up halves were resumed.
+"""How often the producers of open transactions were asked.
 
 RocketMQ stores a half anew for each question. Here `raymq/transaction_checks` holds the counts, replaced as a whole;
 the halves stay where they are. The file may be older than the log by a few seconds: then a producer is asked once more.
@@ -24,13 +24,11 @@ class TransactionChecks:
 
     Attributes:
         asked: by offset of the half queue, how often the producers of an open half were asked.
-        resumed: the offsets of given-up halves that were resumed.
         known_before: before this physical offset each commit in the log has its operation record.
         is_changed: whether the file is to be replaced.
     """
 
     asked: dict[int, int] = field(default_factory=dict)
-    resumed: set[int] = field(default_factory=set)
     known_before: int = 0
     is_changed: bool = False
 
@@ -44,11 +42,10 @@ class TransactionChecks:
         if self.asked.pop(offset, None) is not None:
             self.is_changed = True
 
-    def add_resumed(self, offset: int) -> None:
-        """Note that the given-up half at `offset` was resumed."""
-        if offset not in self.resumed:
-            self.resumed.add(offset)
-            self.is_changed = True
+    def forget_from(self, end: int) -> None:
+        """Forget the questions about halves from offset `end` on, which a loss of power took."""
+        for offset in [each for each in self.asked if each >= end]:
+            self.forget(offset)
 
 
 class TransactionChecksFile:
@@ -64,15 +61,14 @@ class TransactionChecksFile:
         except FileNotFoundError:
             return TransactionChecks()
         try:
-            asked, resumed, known_before = decode_mirrored(content, self._path)
-            counts = {int(offset): int(count) for offset, count in asked}
-            return TransactionChecks(counts, {int(offset) for offset in resumed}, int(known_before))
+            asked, known_before = decode_mirrored(content, self._path)
+            return TransactionChecks({int(offset): int(count) for offset, count in asked}, int(known_before))
         except (ValueError, TypeError) as error:
             _log.error("%s cannot be read: producers are asked from the beginning (%s)", self._path, error)
             return TransactionChecks()
 
     def save(self, checks: TransactionChecks) -> None:
         """Replace the content. Raise StoreFull or StoreFailed if the old one stays."""
-        value = [sorted(checks.asked.items()), sorted(checks.resumed), checks.known_before]
+        value = [sorted(checks.asked.items()), checks.known_before]
         replace(self._path, kept_twice(value))
         checks.is_changed = False

@@ -11,6 +11,10 @@ import threading
 import pytest
 from click.testing import CliRunner
 
+from raymq.actors.broker.handlers import transaction_handlers
+from raymq.actors.protocol import SendStatus
+from raymq.actors.wire.commands.transaction_commands import ended_answer
+from raymq.actors.wire.frame import Command
 from raymq.client import (
     Admin,
     Connection,
@@ -18,6 +22,7 @@ from raymq.client import (
     Message,
     MessageNotFound,
     MessageQueue,
+    OutcomeUnknown,
     Producer,
     PullConsumer,
     ReceivedMessage,
@@ -98,6 +103,46 @@ def test_transactions_of_asyncio_programs(mq: Connection) -> None:
 
 
 @pytest.mark.usefixtures("admin")
+def test_transaction_block_is_used_once(mq: Connection) -> None:
+    with Producer(mq, "p") as producer:
+        block = producer.transaction(Message("t", b"x"))
+        with block, pytest.raises(RuntimeError, match="call it again"), block:
+            pytest.fail("it began a second transaction")
+        with pytest.raises(RuntimeError, match="call it again"), block:
+            pytest.fail("it began a second transaction")
+    assert bodies(mq) == [b"x"]
+
+
+@pytest.mark.usefixtures("admin")
+def test_commit_that_the_disk_does_not_confirm_is_unknown(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unconfirmed(request: Command, _: SendStatus) -> Command:
+        return ended_answer(request, SendStatus.FLUSH_DISK_TIMEOUT)
+
+    with Producer(mq, "p") as producer:
+        transaction = producer.begin(Message("t", b"x"))
+        with monkeypatch.context() as patched:
+            patched.setattr(transaction_handlers, "ended_answer", unconfirmed)
+            with pytest.raises(OutcomeUnknown, match="no answer to COMMIT") as caught:
+                transaction.commit(timeout=0.3)
+        assert "FLUSH_DISK_TIMEOUT" in str(caught.value.attempts[-1])
+        transaction.commit()
+    assert bodies(mq) == [b"x"]
+
+
+@pytest.mark.usefixtures("admin")
+def test_forked_producer_is_another_member_of_its_group(mq: Connection) -> None:
+    with Producer(mq, "p", transaction_checker=lambda _: TransactionOutcome.COMMIT) as producer:
+        before = producer._responder
+        assert before is not None
+        producer._reset_in_child()
+        producer.begin(Message("t", b"x")).commit()
+        after = producer._responder
+        assert after is not None
+        assert after._client_id != before._client_id
+        mq.run(before.stop())
+
+
+@pytest.mark.usefixtures("admin")
 def test_delayed_message_in_a_transaction_is_refused(mq: Connection) -> None:
     with Producer(mq, "p") as producer, pytest.raises(InvalidInput, match="delay_level"):
         producer.begin(Message("t", b"x", delay_level=3))
@@ -123,13 +168,16 @@ def test_checker_decides_open_transactions(mq: Connection, outcome: TransactionO
     assert bodies(mq) == ([b"left"] if outcome is TransactionOutcome.COMMIT else [])
 
 
+@pytest.mark.parametrize("failure", [KeyError("x"), SystemExit(1), asyncio.CancelledError()], ids=repr)
 @pytest.mark.usefixtures("admin", "quick_checks")
-def test_failed_checker_is_logged_and_asked_again(mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
-    answers = iter([KeyError("first"), "nonsense", TransactionOutcome.UNKNOWN, TransactionOutcome.COMMIT])
+def test_failed_checker_is_logged_and_asked_again(
+    mq: Connection, caplog: pytest.LogCaptureFixture, failure: BaseException
+) -> None:
+    answers = iter([failure, "nonsense", TransactionOutcome.COMMIT])
 
     async def check(_: ReceivedMessage) -> TransactionOutcome:
         answer = next(answers)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer  # type: ignore[return-value]
 
@@ -137,6 +185,7 @@ def test_failed_checker_is_logged_and_asked_again(mq: Connection, caplog: pytest
         producer.begin(Message("t", b"x"))
         poll_until(lambda: bodies(mq) == [b"x"], 20)
     assert "failed on message" in caplog.text
+    assert type(failure).__name__ in caplog.text
     assert "'nonsense'" in caplog.text
 
 

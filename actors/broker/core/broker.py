@@ -53,7 +53,14 @@ from raymq.actors.errors import (
     StoreCorrupt,
     group_not_found,
 )
-from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
+from raymq.actors.naming import (
+    AUTO_CREATED_QUEUES,
+    SYSTEM_GROUP_PREFIX,
+    UNSENDABLE_TOPICS,
+    check_group,
+    check_topic,
+    retry_topic,
+)
 from raymq.actors.protocol import MESSAGE_TYPE, PERM_WRITE, DueReport, MessageType, RecordPositions
 from raymq.storage.clock import boottime
 from raymq.storage.cooperative_steps import Steps, map_steps, run_steps
@@ -507,9 +514,12 @@ class BrokerCore:
         A new group survives a kill of the process at once, and a crash of the machine a second later.
 
         Raises:
-            GroupNotFound: the group does not exist, and the limit of automatically created groups is reached.
+            GroupNotFound: the group does not exist, and the limit of automatically created groups is reached, or it
+                has the name of a system group.
         """
         config = self.store.group_configs.get(check_group(name))
+        if config is None and name.startswith(SYSTEM_GROUP_PREFIX):
+            raise GroupNotFound(f"{name} is a group of the brokers themselves")
         if config is None:
             most = self.store.config.max_auto_groups
             if len(self.store.group_configs) >= most:

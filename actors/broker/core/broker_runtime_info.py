@@ -9,11 +9,14 @@ from raymq.actors.broker.core.copies.republisher import PURPOSES
 from raymq.actors.broker.core.groups.client_registry import ClientRegistry
 from raymq.actors.broker.core.statistics import MINUTE, Counter, Statistics
 from raymq.actors.errors import NotFoundError, StoreCorrupt
+from raymq.actors.naming import is_group
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.log.retention import DiskUsage
 
 #: The RocketMQ version that the broker is compatible with, and its ordinal.
 VERSION_NAME, VERSION = "V5_3_3", 479
+#: The figures name at most this many producer groups.
+_GROUPS = 100
 #: RocketMQ's default. Here only appends that wait for the disk queue up: requests are served as they are read.
 _QUEUE_CAPACITY = 10_000
 _QUEUES = ("send", "pull", "query", "endTransaction", "clientManager", "heartbeat", "reply", "ack", "litePull")
@@ -34,7 +37,7 @@ def broker_runtime_info(core: BrokerCore, statistics: Statistics, groups: Client
             for name, group in groups.consumer_groups().items()
             if group.waits_for
         },
-        **{f"transactionsOf_{group}": count for group, count in core.transactions.waiting_for().items()},
+        **_waiting_transactions(core),
         "loopLongestStopMillis": round(1000 * statistics.loop_lag.longest, 1),
         "loopLongestStopMillisRecently": round(1000 * statistics.loop_lag.recent, 1),
         "loopStopsAbove20Millis": statistics.loop_lag.long_count,
@@ -53,6 +56,16 @@ def broker_runtime_info(core: BrokerCore, statistics: Statistics, groups: Client
         figures[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = 0
     figures["sendThreadPoolQueueSize"] = core.admission.appends_under_way
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in figures.items()}
+
+
+def _waiting_transactions(core: BrokerCore) -> dict[str, object]:
+    """Return the transactions that wait for producers; the groups with the most, and a total of the others."""
+    waiting = core.transactions.waiting_for().most_common()
+    shown = [(group, count) for group, count in waiting[:_GROUPS] if is_group(group)]
+    figures: dict[str, object] = {f"transactionsOf_{group}": count for group, count in shown}
+    if others := sum(count for _, count in waiting) - sum(count for _, count in shown):
+        figures["transactionsOfOthers"] = others
+    return figures
 
 
 def _traffic(statistics: Statistics) -> dict[str, object]:

@@ -10,7 +10,7 @@ from raymq.actors.broker.core.transactions.transactional_message_service import 
 from raymq.actors.errors import InvalidInput, MessageNotFound
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.transaction_commands import listed_answer, outcome_of
+from raymq.actors.wire.commands.transaction_commands import ended_answer, listed_answer, outcome_of
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.transaction_headers import EndTransaction, ResumeCheckHalfMessage
 from raymq.actors.wire.server_connection import Handler, ServerConnection
@@ -29,11 +29,12 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
         def store() -> Callable[[SendStatus], Command]:
             half = HalfPosition(header.tran_state_table_offset, header.commit_log_offset)
-            decision = EndOfTransaction(half, header.producer_group, outcome, header.from_transaction_check)
+            keys = frozenset({header.msg_id, header.transaction_id} - {""})
+            decision = EndOfTransaction(half, header.producer_group, outcome, keys, header.from_transaction_check)
             committed = core.transactions.end(decision)
             if committed is not None:
                 context.statistics.put(committed.topic, 1, committed.size)
-            return lambda _: request.response(ResponseCode.SUCCESS)
+            return lambda status: ended_answer(request, status)
 
         return context.append(0, store)
 

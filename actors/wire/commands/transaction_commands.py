@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.actors.protocol import TransactionOutcome
+from raymq.actors.protocol import SendStatus, TransactionOutcome
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.transaction_headers import EndTransaction, ResumeCheckHalfMessage
@@ -24,6 +24,8 @@ _FLAGS: Final = {
     TransactionOutcome.ROLLBACK: SYS_FLAG_TRANSACTION_ROLLBACK,
     TransactionOutcome.UNKNOWN: 0,
 }
+#: A field of RayMQ's own in the answer to END_TRANSACTION.
+_STATUS: Final = "raymqStatus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,16 @@ def end_command(
         msg_id=unique_key,
         transaction_id=unique_key,
     ).command()
+
+
+def ended_answer(request: Command, status: SendStatus) -> Command:
+    """Return the answer to END_TRANSACTION: SUCCESS as in RocketMQ, and for RayMQ's clients how safe the end is."""
+    return request.response(ResponseCode.SUCCESS, {} if status is SendStatus.SEND_OK else {_STATUS: status.value})
+
+
+def end_status(answer: Command) -> SendStatus:
+    """Return how safe the end of a transaction is."""
+    return SendStatus(str(answer.fields.get(_STATUS, SendStatus.SEND_OK.value)))
 
 
 def resume_command(topic: str, message_id: str) -> Command:

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from raymq.actors.broker.core.broker_runtime_info import broker_runtime_info
 from raymq.actors.broker.core.copies.record_copy import join
-from raymq.actors.broker.core.transactions.half_message import GIVEN_UP_QUEUE, HALF_QUEUE, OP_QUEUE, HalfPosition
-from raymq.actors.errors import InvalidInput, MessageIllegal, MessageNotFound, RayMQError, TransactionEnded
+from raymq.actors.broker.core.groups.client_registry import ClientRegistry
+from raymq.actors.broker.core.statistics import Statistics
+from raymq.actors.broker.core.transactions import open_halves
+from raymq.actors.broker.core.transactions.half_message import (
+    GIVEN_UP_QUEUE,
+    HALF_QUEUE,
+    OP_QUEUE,
+    HalfPosition,
+    operation_record,
+)
+from raymq.actors.errors import (
+    GroupNotFound,
+    InvalidInput,
+    MessageIllegal,
+    MessageNotFound,
+    RayMQError,
+    TopicNotFound,
+    TransactionEnded,
+)
 from raymq.actors.naming import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
 from raymq.actors.protocol import TransactionOutcome
 from raymq.client import Message
 from raymq.storage.records import property_names as names
-from raymq.storage.records.record import SYS_FLAG_TRANSACTION_COMMIT, encode_properties
-from tests.unit.actors.bench import HOST, encoded
+from raymq.storage.records.message_limits import MAX_PROPERTIES_BYTES
+from raymq.storage.records.record import SYS_FLAG_TRANSACTION_COMMIT, encode, encode_properties
+from tests.unit.actors.bench import CONFIG, HOST, encoded
+from tests.unit.actors.clock import FakeClock
 from tests.unit.actors.transaction_bench import GROUP, TOPIC, TransactionBench
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionOutcome.COMMIT, TransactionOutcome.ROLLBACK, TransactionOutcome.UNKNOWN
@@ -92,7 +113,7 @@ def test_first_decision_counts(
     [
         (HalfPosition(0, 0), "other", "producer group"),
         (HalfPosition(0, 7), GROUP, "commit log offset"),
-        (HalfPosition(9, 0), GROUP, "no half message"),
+        (HalfPosition(9, 0), GROUP, "may be lost"),
     ],
 )
 def test_end_of_another_half_is_refused(bench: TransactionBench, half: HalfPosition, group: str, text: str) -> None:
@@ -225,12 +246,12 @@ def test_checks_that_reach_no_producer_do_not_count(bench: TransactionBench) -> 
     bench.prepare()
     for _ in range(100):
         bench.clock.now += 31
-        assert len(list(bench.core.transactions.due_checks(10))) == 1
+        assert list(bench.core.transactions.due_checks(set(), 10)) == []
     assert bench.open_offsets() == [0]
     assert bench.core.transactions.waiting_for() == {GROUP: 1}
-    bench.clock.now += 31
-    assert bench.ask() == [0]
+    bench.core.transactions.wake({GROUP})
     assert bench.core.transactions.waiting_for() == {}
+    assert bench.ask() == [0]
 
 
 def test_commit_after_a_check_is_visible_once(bench: TransactionBench) -> None:
@@ -389,12 +410,189 @@ def test_end_of_an_unknown_half_after_restart_names_the_range(bench: Transaction
 def test_waiting_half_is_asked_for_when_its_producer_connects(bench: TransactionBench) -> None:
     bench.prepare()
     bench.clock.now += 6.5
-    assert len(list(bench.core.transactions.due_checks(10))) == 1
-    bench.core.transactions.ask_soon({"other"})
+    assert list(bench.core.transactions.due_checks(set(), 10)) == []
+    bench.core.transactions.wake({"other"})
     assert bench.ask() == []
-    bench.core.transactions.ask_soon({GROUP})
+    bench.core.transactions.wake({GROUP})
     assert bench.ask() == [0]
-    bench.core.transactions.ask_soon({GROUP})
+    bench.core.transactions.wake({GROUP})
     assert bench.ask() == []
     bench.clock.now += 30
     assert bench.ask() == [0]
+
+
+def test_decision_about_a_lost_half_does_not_end_another_one(bench: TransactionBench) -> None:
+    """Test that a half at the place of one that a loss of power took is not ended in its stead."""
+    half = bench.prepare(**{names.UNIQ_KEY: "second"})
+    with pytest.raises(MessageNotFound, match="may be lost"):
+        bench.end(half, COMMIT, unique_keys=frozenset({"first"}))
+    bench.end(half, ROLLBACK, unique_keys=frozenset({"second"}))
+    bench.crash()
+    with pytest.raises(MessageNotFound, match="may be lost"):
+        bench.end(half, ROLLBACK, unique_keys=frozenset({"first"}))
+    assert bench.bodies(TOPIC) == []
+
+
+def test_resumed_half_is_not_resumed_again_after_a_crash(bench: TransactionBench) -> None:
+    given_up = bench.give_up(b"once")
+    bench.core.transactions.resume(given_up.physical_offset)
+    [half] = bench.core.transactions.open_halves()
+    bench.core.transactions.move_before(bench.store.max_physical_offset)
+    bench.end(half.position, COMMIT)
+    bench.crash()
+    assert bench.core.transactions.given_up(0, 10)[0] == []
+    with pytest.raises(InvalidInput):
+        bench.core.transactions.resume(given_up.physical_offset)
+    assert bench.bodies(TOPIC) == [b"once"]
+
+
+def test_half_of_a_deleted_topic_is_not_resumed(bench: TransactionBench) -> None:
+    given_up = bench.give_up(b"old")
+    bench.core.topics.delete(TOPIC)
+    bench.core.topics.create(TOPIC, 2)
+    with pytest.raises(TopicNotFound):
+        bench.core.transactions.resume(given_up.physical_offset)
+    assert bench.open_offsets() == []
+
+
+def test_end_of_a_moved_half_can_be_repeated_after_a_crash(bench: TransactionBench) -> None:
+    half = bench.prepare(b"moved")
+    bench.core.transactions.move_before(bench.store.max_physical_offset)
+    bench.end(half, COMMIT)
+    bench.crash()
+    bench.end(half, COMMIT)
+    with pytest.raises(TransactionEnded, match="COMMIT"):
+        bench.end(half, ROLLBACK)
+    assert bench.bodies(TOPIC) == [b"moved"]
+
+
+def test_operation_record_of_a_future_half_is_ignored(bench: TransactionBench) -> None:
+    bench.prepare()
+    record = operation_record([0, 1, 10**17], 1, HOST)
+    packed, sizes = join([record])
+    bench.store.append(packed, sizes)
+    bench.crash()
+    assert bench.open_offsets() == []
+    half = bench.prepare(b"later")
+    bench.end(half, COMMIT)
+    assert bench.bodies(TOPIC) == [b"later"]
+
+
+def test_moved_half_keeps_its_age(bench: TransactionBench) -> None:
+    half = bench.prepare(**{names.CHECK_IMMUNITY_TIME: "999999999"})
+    for _ in range(3):
+        bench.clock.now += 71 * 3600 / 3
+        bench.core.transactions.move_before(bench.store.max_physical_offset)
+        bench.crash()
+    assert [each.named for each in bench.core.transactions.open_halves()] == [half]
+    bench.clock.now += 3600
+    assert bench.ask() == []
+    assert bench.open_offsets() == []
+    assert len(bench.records(GIVEN_UP_QUEUE[0])) == 1
+
+
+def test_half_without_room_for_a_copy_is_set_aside(bench: TransactionBench) -> None:
+    """Test a half as RocketMQ stores it, whose properties are as long as they may be."""
+    bench.store.flush()
+    properties = {names.REAL_TOPIC: TOPIC, names.REAL_QID: "0", names.PGROUP: GROUP, names.UNIQ_KEY: "u"}
+    properties["filler"] = "x" * (MAX_PROPERTIES_BYTES - len(encode_properties({**properties, "filler": ""})))
+    full = encode(*HALF_QUEUE, b"full", encode_properties(properties), born_timestamp_ms=1, born_host=HOST)
+    bench.store.append(*join([full]))
+    half = bench.prepare(b"behind it")
+    end = bench.store.max_physical_offset
+    bench.core.transactions.move_before(end)
+    assert bench.core.set_aside.counts["transaction"] == 1
+    assert [each.named for each in bench.core.transactions.open_halves()] == [half]
+    assert (bench.core.transactions.first_log_position() or 0) >= end
+
+
+def test_halves_without_a_producer_do_not_delay_others(bench: TransactionBench) -> None:
+    for _ in range(200):
+        bench.prepare(**{names.PGROUP: "gone"})
+    half = bench.prepare()
+    bench.clock.now += 7
+    found = list(bench.core.transactions.due_checks({GROUP}, 1))
+    assert [each.position for each, _ in found] == [half]
+    assert bench.core.transactions.waiting_for() == {"gone": 200}
+    bench.core.transactions.wake({"gone"})
+    assert len(list(bench.core.transactions.due_checks({GROUP, "gone"}, 1_000))) == 200
+
+
+def test_one_turn_reads_a_limited_amount(tmp_path: Path) -> None:
+    bench = TransactionBench(tmp_path, replace(CONFIG, commitlog_file_bytes=1 << 25))
+    bench.core.topics.create(TOPIC, 1)
+    for _ in range(5):
+        bench.prepare(bytes(3 << 20))
+        bench.core.transactions.step()
+    bench.clock.now += 7
+    assert [len(bench.ask()) for _ in range(4)] == [2, 2, 1, 0]
+    end = bench.store.max_physical_offset
+    bench.core.transactions.move_before(end)
+    assert sum(half.position.physical_offset >= end for half in bench.core.transactions.open_halves()) == 2
+    bench.store.close()
+
+
+def test_old_open_half_does_not_make_starts_long(bench: TransactionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_halves, "_READ_AT_START", 50)
+    half = bench.prepare(b"old")
+    for _ in range(49):
+        bench.end(bench.prepare(), ROLLBACK)
+    bench.core.transactions.step()
+    assert bench.open_offsets() == [0]
+    bench.end(bench.prepare(), ROLLBACK)
+    bench.core.transactions.step()
+    assert bench.open_offsets() == [51]
+    bench.store.flush()
+    bench.core.transactions.save()
+    assert bench.store.consumer_offsets.get(TRANSACTION_GROUP, *HALF_QUEUE) == 51
+    bench.crash()
+    bench.end(half, COMMIT)
+    assert bench.bodies(TOPIC) == [b"old"]
+
+
+def test_memory_of_ended_halves_is_limited(bench: TransactionBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_halves, "_KEPT_OUTCOMES", 5)
+    monkeypatch.setattr(open_halves, "_MOST_OPERATIONS", 4)
+    halves = [bench.prepare(b"%d" % number) for number in range(20)]
+    for half in halves[1:]:
+        bench.end(half, COMMIT)
+    kept = bench.core.transactions._halves
+    assert len(kept.outcomes) == 5
+    assert len(kept._operations) <= 5
+    assert kept.first_operation() == 0
+    bench.end(halves[1], COMMIT)
+    with pytest.raises(TransactionEnded, match="COMMIT"):
+        bench.end(halves[2], ROLLBACK)
+    bench.store.flush()
+    bench.core.transactions.save()
+    bench.crash()
+    assert bench.open_offsets() == [0]
+    bench.end(halves[0], COMMIT)
+    assert bench.core.transactions._halves.first_operation() == 20
+
+
+def test_counts_of_lost_halves_do_not_count_for_others(bench: TransactionBench) -> None:
+    bench.core.transactions._checks.count(1, 15)
+    bench.core.transactions._file.save(bench.core.transactions._checks)
+    bench.crash()
+    bench.prepare()
+    bench.prepare()
+    assert [half.asked for half in bench.core.transactions.open_halves()] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_other"])
+def test_group_of_the_brokers_is_not_created(bench: TransactionBench, name: str) -> None:
+    with pytest.raises(GroupNotFound, match="brokers themselves"):
+        bench.core.make_group(name)
+    with pytest.raises(InvalidInput, match="CID_RMQ_SYS_"):
+        bench.core.group_settings.change([{"groupName": name}])
+
+
+def test_runtime_figures_name_valid_producer_groups_only(bench: TransactionBench) -> None:
+    for group in ("a", "a", "x\nfine: all", "y" * 300):
+        bench.prepare(**{names.PGROUP: group})
+    bench.clock.now += 7
+    assert list(bench.core.transactions.due_checks(set(), 10)) == []
+    figures = broker_runtime_info(bench.core, Statistics(), ClientRegistry(FakeClock(0.0)))
+    told = {name: count for name, count in figures.items() if name.startswith("transactionsOf")}
+    assert told == {"transactionsOf_a": "2", "transactionsOfOthers": "2"}

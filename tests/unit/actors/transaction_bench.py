@@ -9,6 +9,7 @@ from raymq.actors.broker.core.transactions.half_message import OP_QUEUE, HalfPos
 from raymq.actors.broker.core.transactions.transactional_message_service import EndOfTransaction
 from raymq.actors.protocol import TransactionOutcome
 from raymq.storage.records import property_names as names
+from raymq.storage.records.record import Record
 from tests.unit.actors.bench import HOST, Bench
 
 TOPIC, GROUP = "orders", "shop"
@@ -34,12 +35,19 @@ class TransactionBench(Bench):
     def end(self, half: HalfPosition, outcome: TransactionOutcome, group: str = GROUP, **others: Any) -> None:
         self.core.transactions.end(EndOfTransaction(half, group, outcome, **others))
 
+    def give_up(self, body: bytes) -> Record:
+        """Send a half and let it be given up by its age; return its record among the given-up ones."""
+        self.prepare(body)
+        self.clock.now += 73 * 3600
+        self.ask()
+        return self.core.transactions.given_up(0, 1_000)[0][-1]
+
     def open_offsets(self) -> list[int]:
         return [half.position.queue_offset for half in self.core.transactions.open_halves()]
 
     def ask(self) -> list[int]:
         """Ask the producers of all halves that are due; return the offsets of these halves."""
-        due = list(self.core.transactions.due_checks(1_000))
+        due = list(self.core.transactions.due_checks({GROUP}, 1_000))
         for half, _ in due:
             self.core.transactions.asked(half)
         return [half.position.queue_offset for half, _ in due]

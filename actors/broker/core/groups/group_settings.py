@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from raymq.actors.errors import InvalidInput, PermissionDenied, group_not_found
-from raymq.actors.naming import check_group, check_topic
+from raymq.actors.naming import SYSTEM_GROUP_PREFIX, check_group, check_topic
 from raymq.storage.cooperative_steps import Steps, run_steps
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
@@ -133,6 +133,8 @@ class GroupSettings:
         if not isinstance(group_name, str):
             raise InvalidInput("groupName", "a text", group_name)
         name = check_group(group_name, "groupName")
+        if name.startswith(SYSTEM_GROUP_PREFIX):
+            raise InvalidInput("groupName", f"no name that begins with {SYSTEM_GROUP_PREFIX}", name)
         for field, (least, most) in _NUMBERS.items():
             value = change.get(field, least)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

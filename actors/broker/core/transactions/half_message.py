@@ -40,9 +40,10 @@ GIVEN_UP_QUEUE: Final = (CHECK_MAX_TIME_TOPIC, 0)
 _OP_TAG: Final = "d"
 #: The longest CHECK_IMMUNITY_TIME_IN_SECONDS, in digits: a longer one is no time.
 _MAX_SECONDS_DIGITS: Final = 9
-_ORIGIN: Final = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
-#: The prefix of the origin of a half that was given up and resumed.
-_RESUMED: Final = "resumed:"
+#: The mark of a copied half: queue offset and physical offset by which its producer knows it, and when it was stored.
+_ORIGIN: Final = re.compile(r"([0-9]{1,18}):([0-9]{1,18}):([0-9]{1,18})")
+#: The mark of a half that was given up and resumed: the offsets of the given-up one.
+_RESUMED: Final = re.compile(r"resumed:([0-9]{1,18}):([0-9]{1,18})")
 #: Properties of a half that its commit does not have.
 _OF_HALF: Final = frozenset({names.REAL_TOPIC, names.REAL_QID, names.PREPARED_AT, names.PRODUCER_SEQUENCE})
 
@@ -53,6 +54,14 @@ class HalfPosition:
 
     queue_offset: int
     physical_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a copy of a half says about the first one: its position, and when it was stored, in ms."""
+
+    position: HalfPosition
+    stored_ms: int
 
 
 def half_properties(told: Mapping[str, str], topic: str, queue_id: int) -> dict[str, str]:
@@ -86,17 +95,20 @@ def committed_record(half: Record, topic_queue: tuple[str, int]) -> bytes:
     return _encode(half, topic_queue, kept, SYS_FLAG_TRANSACTION_COMMIT, half.physical_offset)
 
 
-def stored_again(half: Record, topic_queue: tuple[str, int], origin: HalfPosition, checks: int) -> bytes:
+def stored_again(half: Record, topic_queue: tuple[str, int], origin: Origin, checks: int) -> bytes:
     """Return a copy of a half for another position or for the given-up halves.
 
     Args:
-        origin: the position by which the producer knows the half.
         checks: how often the producers were asked so far.
+
+    Raises:
+        InvalidInput: the properties have no room for those of a copy.
     """
+    position = origin.position
     kept = half.properties | {
         names.TRANSACTION_CHECK_TIMES: str(checks),
-        names.TRAN_PREPARED_QUEUE_OFFSET: str(origin.queue_offset),
-        names.PREPARED_AT: f"{origin.queue_offset}:{origin.physical_offset}",
+        names.TRAN_PREPARED_QUEUE_OFFSET: str(position.queue_offset),
+        names.PREPARED_AT: f"{position.queue_offset}:{position.physical_offset}:{origin.stored_ms}",
     }
     return _encode(half, topic_queue, kept, 0, 0)
 
@@ -105,26 +117,21 @@ def resumed_half(given_up: Record) -> bytes:
     """Return a new half, with no checks counted, of one that was given up."""
     kept = given_up.properties | {
         names.TRANSACTION_CHECK_TIMES: "0",
-        names.PREPARED_AT: f"{_RESUMED}{given_up.queue_offset}:{given_up.physical_offset}",
+        names.PREPARED_AT: f"resumed:{given_up.queue_offset}:{given_up.physical_offset}",
     }
     kept.pop(names.TRAN_PREPARED_QUEUE_OFFSET, None)
     return _encode(given_up, HALF_QUEUE, kept, 0, 0)
 
 
-def origin_of(copy: Record) -> HalfPosition | None:
-    """Return the position by which the producer knows a copied half, else None."""
-    return _position(copy.properties.get(names.PREPARED_AT, ""))
+def origin_of(copy: Record) -> Origin | None:
+    """Return what a copied half says about the first one, else None."""
+    found = _ORIGIN.fullmatch(copy.properties.get(names.PREPARED_AT, ""))
+    return None if found is None else Origin(HalfPosition(int(found[1]), int(found[2])), int(found[3]))
 
 
-def resumed_from(half: Record) -> int | None:
-    """Return the offset of the given-up half that was resumed as this one."""
-    text = half.properties.get(names.PREPARED_AT, "")
-    found = _position(text.removeprefix(_RESUMED)) if text.startswith(_RESUMED) else None
-    return None if found is None else found.queue_offset
-
-
-def _position(text: str) -> HalfPosition | None:
-    found = _ORIGIN.fullmatch(text)
+def resumed_from(half: Record) -> HalfPosition | None:
+    """Return the position of the given-up half that was resumed as this one, else None."""
+    found = _RESUMED.fullmatch(half.properties.get(names.PREPARED_AT, ""))
     return None if found is None else HalfPosition(int(found[1]), int(found[2]))
 
 

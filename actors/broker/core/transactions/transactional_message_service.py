@@ -35,6 +35,7 @@ from raymq.actors.broker.core.transactions.half_message import (
     origin_of,
     real_queue,
     record_to_check,
+    resumed_from,
     resumed_half,
     stored_again,
     without_transaction_flags,
@@ -61,8 +62,10 @@ from raymq.storage.tables.transaction_checks import TransactionChecksFile
 #: One call lists at most this many halves, and reads at most this much.
 _LISTED_AT_ONCE: Final = 1_000
 _BYTES_AT_ONCE: Final = 4 << 20
-#: One step gives up or moves at most this many halves.
+#: One step moves at most this many halves.
 _HALVES_A_STEP: Final = 100
+#: How many messages with the same unique key are searched for the commit of a half.
+_SEARCHED: Final = 64
 #: After this much growth of the log, it is stored that all commits in it have operation records.
 _NOTE_BYTES: Final = 16 << 20
 _log = logging.getLogger(__name__)
@@ -72,13 +75,20 @@ _log = logging.getLogger(__name__)
 class EndOfTransaction:
     """The decision about a half, as a producer or an administrator sends it.
 
-    `from_check`: it answers a question of the broker.
+    Attributes:
+        unique_keys: what the producer says about the message; with any of it, the half's own key must be among it.
+        from_check: it answers a question of the broker.
     """
 
     half: HalfPosition
     producer_group: str
     outcome: TransactionOutcome
+    unique_keys: frozenset[str] = frozenset()
     from_check: bool = False
+
+    def names(self, unique_key: str | None) -> bool:
+        """Return False if the decision is about a message with another unique key."""
+        return not self.unique_keys or not unique_key or unique_key in self.unique_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +163,21 @@ class TransactionalMessageService:
 
         Raises:
             TransactionEnded: it was decided otherwise, given up, or its immunity time is over.
+            MessageNotFound: there is no such half; a loss of power or an election may have taken it.
             TopicNotFound: the topic of the message was deleted; the transaction stays open.
             StoreCorrupt: the half cannot be read.
-            RayMQError: there is no such half, or it is another producer group's.
+            RayMQError: the half is another producer group's, or at another position.
         """
         if end.outcome is TransactionOutcome.UNKNOWN:
             return None
-        self._halves.index_up_to(end.half.queue_offset)
-        offset = self._halves.moved.get(end.half.queue_offset, end.half.queue_offset)
-        half = self._halves.get(offset)
+        half = self._halves.find(end.half.queue_offset)
         if half is None:
-            self._check_same_outcome(offset, end)
+            self._check_same_outcome(end)
             return None
+        if not end.names(half.unique_key):
+            raise _not_there(end)
         if end.half not in (half.named, half.position):
-            raise RayMQError(f"the commit log offset of the half message at offset {offset} is wrong: {end.half}")
+            raise RayMQError(f"the commit log offset of the half message is wrong: {end.half}")
         if half.producer_group != end.producer_group:
             raise RayMQError(f"the producer group is wrong: {end.producer_group} is not {half.producer_group}")
         age_ms = self._now_ms() - half.stored_ms
@@ -176,8 +187,8 @@ class TransactionalMessageService:
                 f"{half.immunity_ms / 1000:g} s is over, only an answer to a check ends it"
             )
         if end.outcome is TransactionOutcome.ROLLBACK:
-            self._append_operation(offset)
-            self._halves.set_ended(offset, TransactionOutcome.ROLLBACK)
+            self._append_operation(half.position.queue_offset)
+            self._halves.set_ended(half, TransactionOutcome.ROLLBACK)
             return None
         return self._commit(half)
 
@@ -190,7 +201,7 @@ class TransactionalMessageService:
         operation = operation_record([half.position.queue_offset], self._now_ms(), self._host)
         result = self._append(*join([message, operation]), topic_queue, OP_QUEUE, again=True)
         self._halves.add_operation(int(result.queue_offsets[1]), half.position.queue_offset)
-        self._halves.set_ended(half.position.queue_offset, TransactionOutcome.COMMIT)
+        self._halves.set_ended(half, TransactionOutcome.COMMIT)
         return CommittedMessage(topic_queue[0], len(message))
 
     def _append_operation(self, *offsets: int) -> None:
@@ -198,15 +209,10 @@ class TransactionalMessageService:
         result = self._append(*join([record]), OP_QUEUE, again=True)
         self._halves.add_operation(int(result.queue_offsets[0]), max(offsets))
 
-    def _check_same_outcome(self, offset: int, end: EndOfTransaction) -> None:
-        """Raise unless the half at `offset` has ended with the outcome of `end`."""
-        if offset not in self._halves.outcomes:
-            low, high = self._halves.bounds(HALF_QUEUE)
-            if not low <= offset < high:
-                raise MessageNotFound(f"there is no half message at offset {offset} (there are {low} to {high - 1})")
-        outcome = self._halves.outcomes.get(offset)
-        if outcome is None:
-            outcome = self._stored_outcome(offset, end)
+    def _check_same_outcome(self, end: EndOfTransaction) -> None:
+        """Raise unless a half that is not open has ended with the outcome of `end`."""
+        offset = end.half.queue_offset
+        outcome = self._halves.outcomes.get(offset) or self._stored_outcome(end)
         if outcome is not end.outcome:
             _log.warning(
                 "group %s wants to %s the transaction at offset %d of the half topic, which has ended with %s",
@@ -216,54 +222,61 @@ class TransactionalMessageService:
             raise TransactionEnded(
                 f"the transaction at offset {offset} of {HALF_TOPIC} {how}, it cannot be ended again"
             )
-        self._halves.outcomes[offset] = outcome
 
-    def _stored_outcome(self, offset: int, end: EndOfTransaction) -> TransactionOutcome | None:
+    def _stored_outcome(self, end: EndOfTransaction) -> TransactionOutcome | None:
         """Return the outcome of a half from the log; None if it was given up."""
-        with self._store.read(*HALF_QUEUE, offset, 1, written=True) as lease:
+        low, high = self._halves.bounds(HALF_QUEUE)
+        if not low <= end.half.queue_offset < high:
+            raise _not_there(end)
+        with self._store.read(*HALF_QUEUE, end.half.queue_offset, 1, written=True) as lease:
             half = lease.messages()[0]
-        if end.half.physical_offset != half.physical_offset:
-            raise RayMQError(f"the commit log offset of the half message at offset {offset} is wrong: {end.half}")
-        topic, _ = real_queue(half)
-        key = half.unique_key
-        if key is None:
-            return None
-        try:
-            found = run_steps(self._store.search(topic, key, 0, EVER_MS, 64))
-            given_up = run_steps(self._store.search(CHECK_MAX_TIME_TOPIC, key, 0, EVER_MS, 64))
-        except NotFoundError:
-            return None
-        if any(_is_commit_of(each, half) for each in found):
+        if end.half.physical_offset != half.physical_offset or not end.names(half.unique_key):
+            raise _not_there(end)
+        if any(_is_commit_of(each, half) for each in self._with_key_of(half, real_queue(half)[0])):
             return TransactionOutcome.COMMIT
-        is_given_up = any(origin_of(each) == HalfPosition(offset, half.physical_offset) for each in given_up)
+        origins = [origin_of(each) for each in self._with_key_of(half, CHECK_MAX_TIME_TOPIC)]
+        is_given_up = any(origin is not None and origin.position == end.half for origin in origins)
         return None if is_given_up else TransactionOutcome.ROLLBACK
+
+    def _with_key_of(self, half: Record, topic: str) -> list[Record]:
+        """Return the messages of a topic with the unique key of a half."""
+        if half.unique_key is None:
+            return []
+        try:
+            return run_steps(self._store.search(topic, half.unique_key, 0, EVER_MS, _SEARCHED))
+        except NotFoundError:
+            return []
 
     # -- questions to producers ----------------------------------------------------------------------------------
 
-    def due_checks(self, most: int) -> Iterator[tuple[OpenHalf, Record]]:
+    def due_checks(self, connected: Collection[str], most: int) -> Iterator[tuple[OpenHalf, Record]]:
         """Yield the halves whose producers are to be asked now, with their records.
 
         Each is asked again later in any case; the caller reports with `asked` that a question was sent. Halves that
         were asked too often or are too old are given up.
+
+        Args:
+            connected: the producer groups that can be asked; the halves of others wait for `wake`.
+            most: how many halves at most; fewer if they are large.
         """
         self._halves.index()
         now_ms = self._now_ms()
         every_ms = int(self._store.config.transaction_check_every * 1000)
-        given_up = []
+        given_up: list[OpenHalf] = []
+        size = 0
         for _ in range(most):
-            half = self._halves.pop_due(now_ms)
+            half = self._halves.pop_due(now_ms, connected) if size < _BYTES_AT_ONCE else None
             if half is None:
                 break
             self._halves.schedule(half, now_ms + every_ms)
-            half.is_overdue = True  # until the caller calls `asked`
             record = self._readable(half)
             if record is None:
                 continue
-            if self._is_given_up(half, now_ms):
-                self._give_up(half, record)
-                given_up.append(half)
-            else:
+            size += record.size
+            if half.asked < self._store.config.transaction_check_max and now_ms < half.give_up_ms:
                 yield half, record
+            elif self._give_up(half, record):
+                given_up.append(half)
         if given_up:
             _log.warning(
                 "%d transactions are given up: producer group %s was asked %d times about %s of topic %s, for example, "
@@ -272,60 +285,59 @@ class TransactionalMessageService:
                 *(given_up[0].unique_key, given_up[0].topic),
             )
 
-    def ask_soon(self, producer_groups: Collection[str]) -> None:
-        """Make the overdue halves of these producer groups due now."""
-        now_ms = self._now_ms()
-        for half in self._halves:
-            if half.is_overdue and half.producer_group in producer_groups:
-                self._halves.schedule(half, now_ms)
+    def wake(self, producer_groups: Collection[str]) -> None:
+        """Ask about the halves that waited for producers of these groups."""
+        for group in producer_groups:
+            self._halves.wake(group, self._now_ms())
 
     def waiting_for(self) -> Counter[str]:
         """Return by producer group how many halves are due to be asked about while no producer is connected."""
-        return Counter(half.producer_group for half in self._halves if half.is_overdue)
+        return self._halves.waiting_for()
 
     def asked(self, half: OpenHalf) -> None:
         """Count a question that was sent to a producer of the half."""
-        half.is_overdue = False
         half.asked += 1
         self._checks.count(half.position.queue_offset, half.asked)
 
-    def _is_given_up(self, half: OpenHalf, now_ms: int) -> bool:
-        config = self._store.config
-        return (
-            half.asked >= config.transaction_check_max or now_ms - half.stored_ms >= config.retention_hours * 3_600_000
-        )
-
     def _readable(self, half: OpenHalf) -> Record | None:
-        """Return the record of an open half, or end a half that cannot be committed."""
+        """Return the record of an open half, or set aside a half that cannot be committed."""
         try:
             record = self._store.read_at(half.position.physical_offset)
             topic_of_waiting(self._store, record)
         except (StoreCorrupt, NotFoundError, TopicNotFound) as error:
-            self._copying.quarantine(
-                DUTY, [self._copying.place(HALF_QUEUE, half.position.queue_offset)], f"{type(error).__name__}: {error}"
-            )
-            self._append_operation(half.position.queue_offset)
-            self._halves.set_ended(half.position.queue_offset, None)
+            self._set_aside(half, error)
             return None
         return record
 
-    def _give_up(self, half: OpenHalf, record: Record) -> None:
-        """Move a half to the topic of those that were given up."""
+    def _set_aside(self, half: OpenHalf, error: Exception) -> None:
+        place = self._copying.place(HALF_QUEUE, half.position.queue_offset)
+        self._copying.quarantine(DUTY, [place], f"{type(error).__name__}: {error}")
+        self._append_operation(half.position.queue_offset)
+        self._halves.set_ended(half, None)
+
+    def _give_up(self, half: OpenHalf, record: Record) -> bool:
+        """Move a half to the topic of those that were given up. Return False if it was set aside instead."""
         if self._store.topic_configs.get(CHECK_MAX_TIME_TOPIC) is None:
             self._store.topic_configs.put_soon(TopicConfig(CHECK_MAX_TIME_TOPIC, 1, 1))
-        self._store_again(half, record, GIVEN_UP_QUEUE)
-        self._halves.set_ended(half.position.queue_offset, None)
+        if self._store_again(half, record, GIVEN_UP_QUEUE) is None:
+            return False
+        self._halves.set_ended(half, None)
+        return True
 
-    def _store_again(self, half: OpenHalf, record: Record, topic_queue: tuple[str, int]) -> tuple[int, int]:
+    def _store_again(self, half: OpenHalf, record: Record, topic_queue: tuple[str, int]) -> int | None:
         """Append a copy of a half, and the operation record of the old one.
 
-        Return the queue offset and the physical offset of the copy.
+        Return the queue offset of the copy; None if the half was set aside, since its properties leave no room.
         """
-        copy = stored_again(record, topic_queue, half.named, half.asked)
+        try:
+            copy = stored_again(record, topic_queue, half.origin, half.asked)
+        except InvalidInput as error:
+            self._set_aside(half, error)
+            return None
         operation = operation_record([half.position.queue_offset], self._now_ms(), self._host)
         result = self._append(*join([copy, operation]), topic_queue, OP_QUEUE, again=True)
         self._halves.add_operation(int(result.queue_offsets[1]), half.position.queue_offset)
-        return int(result.queue_offsets[0]), int(result.physical_offsets[0])
+        return int(result.queue_offsets[0])
 
     # -- for people ----------------------------------------------------------------------------------------------
 
@@ -367,7 +379,11 @@ class TransactionalMessageService:
         if begin >= high:
             return [], high
         records, following = self._copying.read(DUTY, GIVEN_UP_QUEUE, begin, most, _BYTES_AT_ONCE, written=True)
-        return [each for each in records if each.queue_offset not in self._checks.resumed], following
+        return [each for each in records if not self._was_resumed(each)], following
+
+    def _was_resumed(self, given_up: Record) -> bool:
+        position = HalfPosition(given_up.queue_offset, given_up.physical_offset)
+        return any(resumed_from(each) == position for each in self._with_key_of(given_up, HALF_TOPIC))
 
     def resume(self, physical_offset: int) -> None:
         """Let the producers of a half be asked from the beginning.
@@ -377,20 +393,21 @@ class TransactionalMessageService:
         Raises:
             MessageNotFound, MessageExpired: there is no message.
             InvalidInput: the message is no half that waits for a decision.
+            TopicNotFound: the topic of the message was deleted.
         """
         self._halves.index()
         record = self._store.read_at(physical_offset)
-        half = self._halves.get(record.queue_offset) if (record.topic, record.queue_id) == HALF_QUEUE else None
+        half = self._halves.at(record.queue_offset) if (record.topic, record.queue_id) == HALF_QUEUE else None
         if half is not None:
             half.asked = 0
             self._halves.schedule(half, self._now_ms())
             self._checks.forget(record.queue_offset)
             return
         is_given_up = (record.topic, record.queue_id) == GIVEN_UP_QUEUE
-        if not is_given_up or record.queue_offset in self._checks.resumed:
+        if not is_given_up or self._was_resumed(record):
             raise InvalidInput("message_id", "that of an open transaction, or of one that was given up", record.topic)
+        topic_of_waiting(self._store, record)
         self._append(*join([resumed_half(record)]), HALF_QUEUE, again=True)
-        self._checks.add_resumed(record.queue_offset)
         self._halves.index()
 
     # -- moving before log files are deleted ---------------------------------------------------------------------
@@ -403,32 +420,37 @@ class TransactionalMessageService:
 
     def move_before(self, place: int) -> None:
         """Store open halves anew that lie before `place` of the log, some at a time."""
+        self._halves.index()
+        size = 0
         for _ in range(_HALVES_A_STEP):
-            self._halves.index()
             half = self._halves.oldest()
-            if half is None or half.position.physical_offset >= place:
+            if half is None or half.position.physical_offset >= place or size >= _BYTES_AT_ONCE:
                 return
-            record = self._readable(half)
-            if record is None:
-                continue
-            queue_offset, _ = self._store_again(half, record, HALF_QUEUE)
-            self._halves.set_ended(half.position.queue_offset, None)
-            self._halves.moved[half.named.queue_offset] = queue_offset
-            self._halves.index_up_to(queue_offset)
-            moved = self._halves.get(queue_offset)
-            if half.asked and moved is not None:
-                moved.asked = half.asked
-                self._checks.count(queue_offset, half.asked)
+            size += self._move(half)
+
+    def _move(self, half: OpenHalf) -> int:
+        """Store an open half anew at the end of the half queue; return its size in bytes."""
+        record = self._readable(half)
+        offset = None if record is None else self._store_again(half, record, HALF_QUEUE)
+        if record is None or offset is None:
+            return 0
+        self._halves.replace(half, offset)
+        return record.size
 
     # -- progress ------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Index new halves, and write operation records that a crash has prevented."""
+        """Index new halves, write operation records that a crash has prevented, and keep starts short."""
         self._halves.index()
         unrecorded = self._halves.unrecorded
         if unrecorded:
             self._append_operation(*unrecorded[:_HALVES_A_STEP])
             del unrecorded[:_HALVES_A_STEP]
+        for _ in range(_HALVES_A_STEP):
+            half = self._halves.oldest()
+            if half is None or not self._halves.is_sparse():
+                return
+            self._move(half)
 
     def save(self) -> None:
         """Store the progress and the counts. Raise StoreFull or StoreFailed if not all is stored."""
@@ -444,8 +466,6 @@ class TransactionalMessageService:
             self._store.consumer_offsets.commit(TRANSACTION_GROUP, *OP_QUEUE, operation_offset)
             self._stored_progress = half_offset, operation_offset
         if self._checks.is_changed or log_end - self._checks.known_before >= _NOTE_BYTES:
-            low, _ = self._halves.bounds(GIVEN_UP_QUEUE)
-            self._checks.resumed = {offset for offset in self._checks.resumed if offset >= low}
             self._checks.known_before = log_end
             self._file.save(self._checks)
         self._progress = None
@@ -462,11 +482,12 @@ def _shown(half: Record) -> bytes:
         return record_to_check(half, HALF_QUEUE)
 
 
-def _is_commit_of(record: Record, half: Record) -> bool:
-    """Return True if a record is the commit of a half."""
-    is_commit = bool(record.sys_flag & SYS_FLAG_TRANSACTION_COMMIT)
-    return (
-        is_commit
-        and record.prepared_transaction_offset == half.physical_offset
-        and content_of(record) == content_of(half)
+def _not_there(end: EndOfTransaction) -> MessageNotFound:
+    return MessageNotFound(
+        f"this half message is not at offset {end.half.queue_offset} of {HALF_TOPIC}; it may be lost"
     )
+
+
+def _is_commit_of(record: Record, half: Record) -> bool:
+    """Return True if a record of the same unique key is the commit of a half, or of a copy of it."""
+    return bool(record.sys_flag & SYS_FLAG_TRANSACTION_COMMIT) and content_of(record) == content_of(half)
