@@ -18,6 +18,7 @@ _STOP_MS: Final = 1_000.0
 _SET_ASIDE: Final = "setAside_"
 _WAITS_FOR: Final = "waitsFor_"
 _TRANSACTIONS_OF: Final = "transactionsOf_"
+_TRANSACTIONS_OF_OTHERS: Final = "transactionsOfOthers"
 _RECENT_STOP: Final = "loopLongestStopMillisRecently"
 #: Causes of refusals that point to a fault, not only to a high load.
 _BAD_REFUSALS: Final = ("disk_full", "no_descriptors", "disk_failed", "connections")
@@ -187,11 +188,14 @@ def undecided_transactions(figures: Mapping[str, Mapping[str, str]]) -> Iterator
         for name in table:
             if name.startswith(_TRANSACTIONS_OF):
                 waiting[name.removeprefix(_TRANSACTIONS_OF)] += int(_number(table[name]))
+    others = sum(int(_number(table.get(_TRANSACTIONS_OF_OTHERS))) for table in figures.values())
+    remedy = "start a producer of this group with a transaction_checker, or decide them: `raymq transaction list`"
     for group, count in sorted(waiting.items()):
         found = f"{count} transactions wait for producer group {group}, of which no producer is connected"
-        remedy = "start a producer of this group with a transaction_checker, or decide them: `raymq transaction list`"
         yield note("transactions", found, group, remedy)
-    if not waiting:
+    if others:
+        yield note("transactions", f"{others} transactions wait for producers of other groups", remedy=remedy)
+    if not waiting and not others:
         yield fine("transactions", "no open transaction waits for a producer that is not connected")
 
 

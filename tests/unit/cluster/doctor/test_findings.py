@@ -123,10 +123,12 @@ def test_missing_topic_is_noted_once_per_group() -> None:
 
 def test_waiting_transactions_are_noted_once_per_producer_group() -> None:
     figures = {"h:1": {"transactionsOf_shop": "2"}, "h:2": {"transactionsOf_shop": "1", "transactionsOf_other": "5"}}
+    figures["h:2"]["transactionsOfOthers"] = "7"
     found = list(broker_checks.undecided_transactions(figures))
     assert [each.found for each in found] == [
         "5 transactions wait for producer group other, of which no producer is connected",
         "3 transactions wait for producer group shop, of which no producer is connected",
+        "7 transactions wait for producers of other groups",
     ]
     assert {each.severity for each in found} == {Severity.NOTE}
 
