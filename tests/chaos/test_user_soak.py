@@ -185,7 +185,7 @@ def memory_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_slow_listeners_survive_hours_of_lost_brokers(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consume_message_service, "ListenerThreads", SequentialCalls)
     # Frequent tasks of brokers do not matter here, and would be most of the work.
