@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -65,7 +66,8 @@ def half_of(message: Message, producer_group: str, check_after: int | None = Non
 class Transaction:
     """One open transaction. Thread-safe; the first decision counts.
 
-    As a context manager it commits at the end, and rolls back if an exception leaves the block.
+    As a context manager it commits at the end, and rolls back if an exception leaves the block. A forked child that
+    leaves the block ends nothing.
 
     Attributes:
         message: the message that was sent.
@@ -91,6 +93,7 @@ class Transaction:
         self._timeout = timeout
         self._address = sent.address
         self._physical_offset = int(sent.placed.physical_offsets[0])
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         """Return one line with the message id and the outcome."""
@@ -133,7 +136,7 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.outcome is not TransactionOutcome.UNKNOWN:
+        if self._is_over():
             return
         if error is None:
             self.commit()
@@ -146,7 +149,7 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.outcome is not TransactionOutcome.UNKNOWN:
+        if self._is_over():
             return
         if error is None:
             await self.acommit()
@@ -155,6 +158,10 @@ class Transaction:
             await self.arollback()
         except RayMQError as failure:
             error.add_note(_not_rolled_back(failure))
+
+    def _is_over(self) -> bool:
+        """Return True if the end of a block ends nothing: a decision was made, or this is a forked child."""
+        return self.outcome is not TransactionOutcome.UNKNOWN or os.getpid() != self._pid
 
     async def _end(self, outcome: TransactionOutcome, timeout: float | None) -> None:
         """Send the outcome to the broker until it answers. Runs on the connection's event loop."""

@@ -130,6 +130,17 @@ def test_commit_that_the_disk_does_not_confirm_is_unknown(mq: Connection, monkey
 
 
 @pytest.mark.usefixtures("admin")
+def test_forked_child_that_leaves_a_block_ends_nothing(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Producer(mq, "p") as producer, producer.transaction(Message("t", b"x")) as transaction:
+        with monkeypatch.context() as child:
+            child.setattr("os.getpid", lambda: -1)
+            transaction.__exit__(SystemExit, SystemExit(), None)
+            transaction.__exit__(None, None, None)
+        assert transaction.outcome is TransactionOutcome.UNKNOWN
+    assert bodies(mq) == [b"x"]
+
+
+@pytest.mark.usefixtures("admin")
 def test_forked_producer_is_another_member_of_its_group(mq: Connection) -> None:
     with Producer(mq, "p", transaction_checker=lambda _: TransactionOutcome.COMMIT) as producer:
         before = producer._responder
