@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import click
 
 from raymq.client import Admin
@@ -44,6 +42,7 @@ def list_transactions(finder: Finder, topic: str | None, as_json: bool) -> None:
         {
             "message_id": each.message.message_id,
             "topic": each.message.topic,
+            "keys": " ".join(each.message.keys),
             "producer_group": each.producer_group,
             "state": each.state,
             "age": each.age,
@@ -61,8 +60,10 @@ def list_transactions(finder: Finder, topic: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def commit_transaction(finder: Finder, message_id: str, dry_run: bool, as_json: bool) -> None:
-    """Commit the transaction MESSAGE_ID: consumers get its message."""
-    _change(finder, Admin.commit_transaction, message_id, "committed", dry_run=dry_run, as_json=as_json)
+    """Commit the transaction MESSAGE_ID, a message id or unique key: consumers get its message."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        admin.commit_transaction(message_id, dry_run=dry_run)
+    _print_state(message_id, "committed", dry_run=dry_run, as_json=as_json)
 
 
 @transaction_commands.command("rollback")
@@ -71,8 +72,10 @@ def commit_transaction(finder: Finder, message_id: str, dry_run: bool, as_json: 
 @json_option
 @click.pass_obj
 def rollback_transaction(finder: Finder, message_id: str, dry_run: bool, as_json: bool) -> None:
-    """Roll back the transaction MESSAGE_ID: its message is dropped."""
-    _change(finder, Admin.rollback_transaction, message_id, "rolled back", dry_run=dry_run, as_json=as_json)
+    """Roll back the transaction MESSAGE_ID, a message id or unique key: its message is dropped."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        admin.rollback_transaction(message_id, dry_run=dry_run)
+    _print_state(message_id, "rolled back", dry_run=dry_run, as_json=as_json)
 
 
 @transaction_commands.command("resume")
@@ -81,13 +84,11 @@ def rollback_transaction(finder: Finder, message_id: str, dry_run: bool, as_json
 @json_option
 @click.pass_obj
 def resume_transaction(finder: Finder, message_id: str, dry_run: bool, as_json: bool) -> None:
-    """Ask the producers of the transaction MESSAGE_ID again, also if it was given up."""
-    _change(finder, Admin.resume_transaction, message_id, "resumed", dry_run=dry_run, as_json=as_json)
-
-
-def _change(
-    finder: Finder, change: Callable[..., None], message_id: str, state: str, *, dry_run: bool, as_json: bool
-) -> None:
+    """Ask the producers of the transaction MESSAGE_ID again, also if it was given up; print its id from now on."""
     with finder.connect() as mq, Admin(mq) as admin:
-        change(admin, message_id, dry_run=dry_run)
+        current_id = admin.resume_transaction(message_id, dry_run=dry_run)
+    _print_state(current_id, "resumed", dry_run=dry_run, as_json=as_json)
+
+
+def _print_state(message_id: str, state: str, *, dry_run: bool, as_json: bool) -> None:
     print_fields({"message_id": message_id, "state": f"would be {state}" if dry_run else state}, as_json=as_json)

@@ -1,7 +1,10 @@
 """Change a database and send a message: both or neither, wherever the program ends.
 
-If the program ends before it commits, the broker asks another producer of the group, and the checker looks into the
-database. It marks an order that it does not find, so that a slow program cannot store that order any more.
+If a program ends before it commits, the broker asks any producer of the group, and the checker looks into the database.
+It marks an order that it does not find, so that a slow program cannot store that order any more. The database commits
+last in the block: nothing can fail between it and the end of the transaction.
+
+Database and cluster are in temporary folders.
 
 It prints:
     order 1: paid
@@ -56,5 +59,5 @@ def main(mq: Connection) -> None:
 
 
 if __name__ == "__main__":
-    with cluster.start(brokers=1) as mq:
+    with cluster.start(brokers=1, root=tempfile.mkdtemp()) as mq:
         main(mq)

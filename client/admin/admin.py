@@ -492,15 +492,14 @@ class Admin(BrokerChanges):
         return await self._arun(transaction_requests.all_of(self._mq, topic))
 
     def commit_transaction(self, message_id: str, *, dry_run: bool = False) -> None:
-        """Commit an open transaction in place of its producer: consumers get the message.
+        """Commit a transaction in place of its producer: consumers get the message.
 
         Args:
-            message_id: that of the message in `transactions`.
-            dry_run: raise the errors that the commit would raise, and change nothing.
+            message_id: that of the message in `transactions`, or its unique key.
+            dry_run: only look for the transaction, and change nothing.
 
         Raises:
-            MessageNotFound: no open transaction has this message id.
-            InvalidInput: it was given up; `resume_transaction` makes it open again.
+            MessageNotFound: no open or given-up transaction has this message id or unique key.
             TransactionEnded: its producer rolled it back meanwhile.
         """
         self._run(transaction_requests.end(self._mq, message_id, TransactionOutcome.COMMIT, dry_run=dry_run))
@@ -513,7 +512,7 @@ class Admin(BrokerChanges):
         """Roll back an open transaction in place of its producer: the message is dropped.
 
         Raises:
-            MessageNotFound, InvalidInput, TransactionEnded: as `commit_transaction`.
+            MessageNotFound, TransactionEnded: as `commit_transaction`.
         """
         self._run(transaction_requests.end(self._mq, message_id, TransactionOutcome.ROLLBACK, dry_run=dry_run))
 
@@ -521,19 +520,21 @@ class Admin(BrokerChanges):
         """`rollback_transaction` for asyncio code."""
         await self._arun(transaction_requests.end(self._mq, message_id, TransactionOutcome.ROLLBACK, dry_run=dry_run))
 
-    def resume_transaction(self, message_id: str, *, dry_run: bool = False) -> None:
+    def resume_transaction(self, message_id: str, *, dry_run: bool = False) -> str:
         """Let the producers of a transaction be asked from the beginning.
 
-        A transaction that was given up is open again afterwards, with another message id.
+        Returns:
+            The message id of the transaction from now on. One that was given up is open again, with another id.
 
         Raises:
-            MessageNotFound: no transaction that waits or was given up has this message id.
+            MessageNotFound: no open or given-up transaction has this message id or unique key.
+            TopicNotFound: the topic of the message was deleted.
         """
-        self._run(transaction_requests.resume(self._mq, message_id, dry_run=dry_run))
+        return self._run(transaction_requests.resume(self._mq, message_id, dry_run=dry_run))
 
-    async def aresume_transaction(self, message_id: str, *, dry_run: bool = False) -> None:
+    async def aresume_transaction(self, message_id: str, *, dry_run: bool = False) -> str:
         """`resume_transaction` for asyncio code."""
-        await self._arun(transaction_requests.resume(self._mq, message_id, dry_run=dry_run))
+        return await self._arun(transaction_requests.resume(self._mq, message_id, dry_run=dry_run))
 
     # -- dead letters --------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ def checked_type(message_type: str | MessageType | None) -> MessageType | None:
     if message_type is None or isinstance(message_type, MessageType):
         return message_type
     try:
-        return MessageType(message_type)
+        return MessageType(message_type.upper() if isinstance(message_type, str) else message_type)
     except ValueError:
         limit = f"None or one of {', '.join(each.value for each in MessageType)}"
         raise InvalidInput("message_type", limit, message_type) from None

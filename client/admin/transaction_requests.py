@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
-from raymq.actors.errors import InvalidInput, MessageNotFound
+from raymq.actors.errors import MessageNotFound
 from raymq.actors.protocol import TransactionOutcome
 from raymq.actors.wire.commands import transaction_commands
 from raymq.actors.wire.commands.transaction_commands import ListedTransaction
@@ -45,37 +45,41 @@ async def all_of(mq: Connection, topic: str | None) -> list[OpenTransaction]:
 async def end(mq: Connection, message_id: str, outcome: TransactionOutcome, *, dry_run: bool) -> None:
     """Commit or roll back an open transaction; see `Admin.commit_transaction`."""
     broker, state, half = await _find(mq, message_id)
-    if state != OPEN:
-        raise InvalidInput(
-            "message_id",
-            "that of an open transaction",
-            f"{message_id}, which was given up",
-            remedy="Admin.resume_transaction makes it open again, with another message id",
-        )
     if dry_run:
         return
+    if state == GIVEN_UP:
+        broker, state, half = await _resume(mq, broker, half)
     position = half.half.queue_offset, half.half.physical_offset
     group, key = half.half.properties.get(names.PGROUP, ""), half.half.unique_key or ""
     command = partial(transaction_commands.end_command, group, position, outcome, key, from_check=True)
     await fan_out.request_with_retry(mq, (await fan_out.masters(mq))[broker], command, broker)
 
 
-async def resume(mq: Connection, message_id: str, *, dry_run: bool) -> None:
+async def resume(mq: Connection, message_id: str, *, dry_run: bool) -> str:
     """Let the producers of a transaction be asked from the beginning; see `Admin.resume_transaction`."""
     broker, _, half = await _find(mq, message_id)
-    if dry_run:
-        return
-    command = partial(transaction_commands.resume_command, half.half.topic, message_id)
+    if not dry_run:
+        _, _, half = await _resume(mq, broker, half)
+    return half.half.message_id
+
+
+async def _resume(mq: Connection, broker: str, half: ListedTransaction) -> tuple[str, str, ListedTransaction]:
+    """Resume a transaction, and return it with its new position."""
+    command = partial(transaction_commands.resume_command, half.half.topic, half.half.message_id)
     await fan_out.request_with_retry(mq, (await fan_out.masters(mq))[broker], command, broker)
+    return await _find(mq, half.half.unique_key or half.half.message_id)
 
 
 async def _find(mq: Connection, message_id: str) -> tuple[str, str, ListedTransaction]:
-    """Return broker, state and half of the transaction whose half has this message id."""
+    """Return broker, state and half of the transaction with this message id or unique key; an open one comes first."""
     wanted = arguments.text("message_id", message_id).upper()
     async for broker, state, listed in _listed(mq):
-        if listed.half.message_id == wanted:
+        if wanted in (listed.half.message_id, (listed.half.unique_key or "").upper()):
             return broker, state, listed
-    raise MessageNotFound(f"no open transaction has the message id {message_id} (Admin.transactions lists them)")
+    raise MessageNotFound(
+        f"no open transaction has the message id or unique key {message_id}: it is wrong, or was decided; "
+        "Admin.transactions and `raymq transaction list` list all"
+    )
 
 
 async def _listed(mq: Connection) -> AsyncIterator[tuple[str, str, ListedTransaction]]:
@@ -83,8 +87,8 @@ async def _listed(mq: Connection) -> AsyncIterator[tuple[str, str, ListedTransac
 
     Raise the first error of a broker.
     """
-    for broker, address in (await fan_out.masters(mq)).items():
-        for state in (OPEN, GIVEN_UP):
+    for state in (OPEN, GIVEN_UP):
+        for broker, address in (await fan_out.masters(mq)).items():
             begin: int | None = 0
             while begin is not None:
                 command = partial(

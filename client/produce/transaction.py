@@ -55,7 +55,7 @@ def half_of(message: Message, producer_group: str, check_after: int | None = Non
     half = copy.copy(message)
     added = {names.TRAN_MSG: "true", names.PGROUP: producer_group}
     if check_after is not None:
-        added[names.CHECK_IMMUNITY_TIME] = str(arguments.whole("check_after", check_after, 0, _MAX_CHECK_SECONDS))
+        added[names.CHECK_IMMUNITY_TIME] = str(arguments.whole("check_after", check_after, 1, _MAX_CHECK_SECONDS))
     own = message.own_properties + encode_properties(added)
     if len(own) + PAIR_BYTES > message_limits.MAX_PROPERTIES_BYTES:
         raise InvalidInput("properties", message_limits.PROPERTIES, len(own) + PAIR_BYTES)

@@ -154,7 +154,10 @@ class TransactionCheckResponder:
         try:
             await connection.request(command, _REQUEST_SECONDS)
         except RayMQError as error:  # the broker asks again
-            _log.warning("%s of transaction %s: %s", outcome.value, header.msg_id, error)
+            _log.warning(
+                "broker %s did not take the answer %s for transaction %s, and asks again: %s",
+                *(header.broker, outcome.value, header.msg_id, error),
+            )
 
     async def _outcome(self, message: ReceivedMessage) -> TransactionOutcome:
         """Return what the checker says; UNKNOWN if it fails."""

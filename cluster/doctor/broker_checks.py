@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from raymq.actors.protocol import BrokerInfo
-from raymq.client.results import ClusterInfo
+from raymq.client.results import ClusterInfo, OpenTransaction
 from raymq.cluster.doctor.check_result import CheckResult, fine, note, problem
 
 _REFUSED_RATIO: Final = 0.90
@@ -189,14 +189,25 @@ def undecided_transactions(figures: Mapping[str, Mapping[str, str]]) -> Iterator
             if name.startswith(_TRANSACTIONS_OF):
                 waiting[name.removeprefix(_TRANSACTIONS_OF)] += int(_number(table[name]))
     others = sum(int(_number(table.get(_TRANSACTIONS_OF_OTHERS))) for table in figures.values())
-    remedy = "start a producer of this group with a transaction_checker, or decide them: `raymq transaction list`"
+    remedy = "start a producer of the group with a transaction_checker, or decide: `raymq transaction list`"
     for group, count in sorted(waiting.items()):
-        found = f"{count} transactions wait for producer group {group}, of which no producer is connected"
+        found = f"open transactions that no connected producer of group {group} can be asked about: {count}"
         yield note("transactions", found, group, remedy)
     if others:
-        yield note("transactions", f"{others} transactions wait for producers of other groups", remedy=remedy)
+        found = f"open transactions of other groups without a connected producer: {others}"
+        yield note("transactions", found, remedy=remedy)
     if not waiting and not others:
-        yield fine("transactions", "no open transaction waits for a producer that is not connected")
+        yield fine("transactions", "no open transaction waits for a producer to connect")
+
+
+def given_up_transactions(transactions: Sequence[OpenTransaction]) -> Iterator[CheckResult]:
+    """Check that no transaction was given up."""
+    given_up = [each for each in transactions if each.state == "given up"]
+    if given_up:
+        groups = ", ".join(sorted({each.producer_group for each in given_up})[:5])
+        found = f"transactions that were given up, since no producer of group {groups} decided: {len(given_up)}"
+        remedy = "`raymq transaction list` shows them; commit, rollback or resume them there"
+        yield note("transactions", found, remedy=remedy)
 
 
 def _named(broker: BrokerInfo) -> str:

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from raymq.actors.errors import RayMQError
+from raymq.actors.naming import CHECK_MAX_TIME_TOPIC
 from raymq.client import Admin
 from raymq.client.results import ClusterInfo
 from raymq.cluster import cluster_file as notes
 from raymq.cluster.bootstrap import Cluster
 from raymq.cluster.doctor import host_probes
-from raymq.cluster.doctor.broker_checks import check_cluster
+from raymq.cluster.doctor.broker_checks import check_cluster, given_up_transactions
 from raymq.cluster.doctor.broker_runtime import fetch_runtime_figures
 from raymq.cluster.doctor.check_result import CheckResult, Severity, fine, note, problem
 from raymq.cluster.doctor.host_checks import check_machine
@@ -55,7 +56,9 @@ def diagnose(patient: DiagnosisTarget) -> Iterator[CheckResult]:
         with patient.connect() as mq, Admin(mq) as admin:
             info = _with_real_paths(admin.cluster_info())
             figures, clocks = fetch_runtime_figures(mq, info)
+            transactions = admin.transactions() if CHECK_MAX_TIME_TOPIC in admin.topics(system=True) else []
         yield from check_cluster(info, figures)
+        yield from given_up_transactions(transactions)
         yield from clocks
     except RayMQError as error:
         remedy = error.remedy or "name it (--namespace, --address, --name-servers), or start it"

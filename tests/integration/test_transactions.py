@@ -31,6 +31,7 @@ from raymq.client import (
     TransactionOutcome,
 )
 from raymq.cluster.cli import main_group
+from raymq.cluster.doctor.broker_checks import given_up_transactions
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -250,23 +251,38 @@ def test_given_up_transaction_is_listed_and_resumed(mq: Connection, admin: Admin
         producer.begin(Message("t", b"late"))
         [given_up] = poll_until(lambda: [each for each in admin.transactions() if each.state == "given up"], 20)
     assert given_up.checks == 4
-    with pytest.raises(InvalidInput, match="given up"):
-        admin.commit_transaction(given_up.message.message_id)
-    admin.resume_transaction(given_up.message.message_id)
+    found = admin.resume_transaction(given_up.message.message_id)
     [again] = admin.transactions()
-    assert (again.state, again.checks) == ("open", 0)
-    admin.commit_transaction(again.message.message_id)
+    assert (again.state, again.checks, again.message.message_id) == ("open", 0, found)
+    with pytest.raises(MessageNotFound, match="was decided"):
+        admin.resume_transaction(given_up.message.message_id)
+    admin.commit_transaction(found)
     assert bodies(mq) == [b"late"]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.usefixtures("quick_checks")
+def test_given_up_transaction_is_decided_by_its_unique_key(mq: Connection, admin: Admin, commits: bool) -> None:
+    unknown = Producer(mq, "p", transaction_checker=lambda _: TransactionOutcome.UNKNOWN)
+    with unknown as producer:
+        key = producer.begin(Message("t", b"late")).result.unique_key
+        [given_up] = poll_until(lambda: [each for each in admin.transactions() if each.state == "given up"], 20)
+    [told] = given_up_transactions([given_up])
+    assert "no producer of group p decided: 1" in told.found
+    (admin.commit_transaction if commits else admin.rollback_transaction)(key.lower())
+    assert admin.transactions() == []
+    assert bodies(mq) == ([b"late"] if commits else [])
 
 
 @pytest.mark.usefixtures("admin")
 def test_transaction_commands_print_and_decide(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     with Producer(mq, "p") as producer:
-        transaction = producer.begin(Message("t", b"shown"))
+        transaction = producer.begin(Message("t", b"shown", keys=["key-1"]))
     message_id = transaction.result.message_id
     table = run_command(mq, "list")
     assert message_id in table
     assert "shown" in table
+    assert "key-1" in table
     [listed] = json.loads(run_command(mq, "list", "--json"))
     assert (listed["producer_group"], listed["state"]) == ("p", "open")
     assert "would be committed" in run_command(mq, "commit", message_id, "--dry-run")
@@ -300,7 +316,9 @@ def test_topic_accepts_messages_of_its_type(
             "transaction": lambda: producer.begin(Message("typed", b"x")),
         }
         for kind, send in sends.items():
-            with contextlib.nullcontext() if kind in accepted else pytest.raises(InvalidInput, match="message type is"):
+            with (
+                contextlib.nullcontext() if kind in accepted else pytest.raises(InvalidInput, match="accepts only")
+            ):
                 send()
 
 

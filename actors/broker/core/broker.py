@@ -417,7 +417,9 @@ class BrokerCore:
         allowed = _TYPES.get(config.attributes.get(MESSAGE_TYPE, ""))
         if allowed is not None and kind is not allowed:
             found = config.attributes[MESSAGE_TYPE]
-            raise InvalidInput("topic", f"one for {kind.value} messages", f"{topic}, whose message type is {found}")
+            remedy = "begin a transaction with Producer.transaction" if allowed is MessageType.TRANSACTION else ""
+            wanted = f"a topic that accepts messages of type {kind.value}"
+            raise InvalidInput("topic", wanted, f"{topic}, which accepts only type {found}", remedy=remedy)
         if kind is not MessageType.NORMAL:
             return
         if self._open_topic_queues[0] is not self.store.topic_configs.version:

@@ -183,8 +183,8 @@ class TransactionalMessageService:
         age_ms = self._now_ms() - half.stored_ms
         if not end.from_check and half.immunity_ms is not None and age_ms > half.immunity_ms:
             raise TransactionEnded(
-                f"transaction {half.unique_key} of topic {half.topic}: its immunity time of "
-                f"{half.immunity_ms / 1000:g} s is over, only an answer to a check ends it"
+                f"transaction {half.unique_key} of topic {half.topic} is older than its check_after (immunity time) of "
+                f"{half.immunity_ms / 1000:g} s: it is still open, and only the answer to a check ends it"
             )
         if end.outcome is TransactionOutcome.ROLLBACK:
             self._append_operation(half.position.queue_offset)
@@ -214,14 +214,12 @@ class TransactionalMessageService:
         offset = end.half.queue_offset
         outcome = self._halves.outcomes.get(offset) or self._stored_outcome(end)
         if outcome is not end.outcome:
-            _log.warning(
-                "group %s wants to %s the transaction at offset %d of the half topic, which has ended with %s",
-                *(end.producer_group, end.outcome.value, offset, outcome.value if outcome else "no decision"),
-            )
+            name = ", ".join(sorted(end.unique_keys)) or f"at offset {offset} of {HALF_TOPIC}"
             how = f"has ended with {outcome.value}" if outcome else "was given up"
-            raise TransactionEnded(
-                f"the transaction at offset {offset} of {HALF_TOPIC} {how}, it cannot be ended again"
+            _log.warning(
+                "group %s wants to %s transaction %s, which %s", end.producer_group, end.outcome.value, name, how
             )
+            raise TransactionEnded(f"transaction {name} {how}, {end.outcome.value} changes nothing")
 
     def _stored_outcome(self, end: EndOfTransaction) -> TransactionOutcome | None:
         """Return the outcome of a half from the log; None if it was given up."""

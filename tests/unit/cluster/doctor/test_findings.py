@@ -126,9 +126,9 @@ def test_waiting_transactions_are_noted_once_per_producer_group() -> None:
     figures["h:2"]["transactionsOfOthers"] = "7"
     found = list(broker_checks.undecided_transactions(figures))
     assert [each.found for each in found] == [
-        "5 transactions wait for producer group other, of which no producer is connected",
-        "3 transactions wait for producer group shop, of which no producer is connected",
-        "7 transactions wait for producers of other groups",
+        "open transactions that no connected producer of group other can be asked about: 5",
+        "open transactions that no connected producer of group shop can be asked about: 3",
+        "open transactions of other groups without a connected producer: 7",
     ]
     assert {each.severity for each in found} == {Severity.NOTE}
 
