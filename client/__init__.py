@@ -5,7 +5,7 @@ Each name is imported at its first use, so that a program loads only the clients
 What is in it, in the order to read it:
     connection: one event loop, one socket per broker and the routes, for all clients of a process.
     client_base: what all clients share; arguments: checks of the arguments of public calls.
-    message, results, errors: the values that all clients share.
+    message, results, errors: the values that all clients share; listener_threads: the threads that call the program.
     produce, push, pull, pop, admin: one package for each kind of client; none of them imports another one.
     requests: requests to brokers; members: consumer groups, their members, subscriptions and queue locks.
     bulk: reads and writes of whole tables, for Spark; task_connection: the connection of a Ray or Spark task.

@@ -24,8 +24,8 @@ from raymq.actors.wire.connection_pool import WireConnection
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.transaction_headers import CheckTransactionState
 from raymq.client.connection import Connection
+from raymq.client.listener_threads import ListenerThreads
 from raymq.client.message import ReceivedMessage
-from raymq.client.push.listener_threads import ListenerThreads
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import decode
 

@@ -10,7 +10,7 @@ What is in it, in the order to read it:
     queue_fetcher, fetch_window, queue_backoff: what is fetched, how much, and which queues are skipped after errors.
     offset_recovery: how to go on in a queue that cannot be read at the next offset.
     consume_message_service, delivery_order: which listener call begins when, and with which messages.
-    listener_threads, listener_latency, token_bucket, circuit_breaker: threads, speed, rate limit and outages of calls.
+    listener_latency, token_bucket, circuit_breaker: speed, rate limit and outages of calls.
     process_queue: which messages of a queue are not finished.
     offset_committer, send_back_client: commit offsets, and send failed messages back to the broker.
     failures: why calls failed, for the message and for the log.

@@ -23,6 +23,7 @@ from typing import Protocol
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervisor import Supervisor, Work
 from raymq.client.consumer_health import RunningCall
+from raymq.client.listener_threads import ListenerThreads
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.circuit_breaker import CircuitBreaker
 from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
@@ -31,7 +32,6 @@ from raymq.client.push.failures import CallFailure, FailureLog
 from raymq.client.push.fetch_window import FetchWindow
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.listener_latency import ListenerLatency
-from raymq.client.push.listener_threads import ListenerThreads
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.send_back_client import SendBackResult
 from raymq.client.push.token_bucket import TokenBucket

@@ -316,9 +316,7 @@ def test_topic_accepts_messages_of_its_type(
             "transaction": lambda: producer.begin(Message("typed", b"x")),
         }
         for kind, send in sends.items():
-            with (
-                contextlib.nullcontext() if kind in accepted else pytest.raises(InvalidInput, match="accepts only")
-            ):
+            with contextlib.nullcontext() if kind in accepted else pytest.raises(InvalidInput, match="accepts only"):
                 send()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from raymq.client.push.listener_threads import ListenerThreads
+from raymq.client.listener_threads import ListenerThreads
 from tests.polling import poll_until
 
 Make = Callable[[int, Callable[[int], None]], ListenerThreads[int]]
