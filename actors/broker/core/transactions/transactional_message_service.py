@@ -62,6 +62,8 @@ from raymq.storage.tables.transaction_checks import TransactionChecksFile
 #: One call lists at most this many halves, and reads at most this much.
 _LISTED_AT_ONCE: Final = 1_000
 _BYTES_AT_ONCE: Final = 4 << 20
+#: One call lists at most this many given-up halves: the log is searched for each.
+_GIVEN_UP_AT_ONCE: Final = 50
 #: One step moves at most this many halves.
 _HALVES_A_STEP: Final = 100
 #: How many messages with the same unique key are searched for the commit of a half.
@@ -353,7 +355,7 @@ class TransactionalMessageService:
         """
         if given_up:
             end = self._halves.bounds(GIVEN_UP_QUEUE)[1]
-            records, following = self.given_up(begin, min(most, _LISTED_AT_ONCE))
+            records, following = self.given_up(begin, min(most, _GIVEN_UP_AT_ONCE))
             return [(_shown(each), checks_of(each)) for each in records], following if following < end else None
         found: list[tuple[bytes, int]] = []
         size = 0
