@@ -1,10 +1,7 @@
 """Change a database and send a message: both or neither, wherever the program ends.
 
 If a program ends before it commits, the broker asks any producer of the group, and the checker looks into the database.
-It marks an order that it does not find, so that a slow program cannot store that order any more. The database commits
-last in the block: nothing can fail between it and the end of the transaction.
-
-Database and cluster are in temporary folders.
+It marks an order that it does not find, so that a slow program cannot store it any more. The database commits last.
 
 It prints:
     order 1: paid
