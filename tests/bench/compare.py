@@ -88,7 +88,8 @@ def compared(before: Iterable[list[dict[str, Any]]], now: Iterable[list[dict[str
                 if row["value"] and not str(row["unit"]).startswith("x"):
                     values[side][row["name"]].append(float(row["value"]))
                     units.setdefault(row["name"], str(row["unit"]))
-                if spent := sum(row.get("cpu_us", ())):
+                cpu_us = row.get("cpu_us", ())  # of each process, or by the process's name
+                if spent := sum(cpu_us.values() if isinstance(cpu_us, dict) else cpu_us):
                     values[side][f"{row['name']}: CPU"].append(spent)
                     units.setdefault(f"{row['name']}: CPU", "us")
     both = [name for name in values["now"] if name in values["before"]]

@@ -35,3 +35,10 @@ def test_row_missing_on_one_side_is_left_out() -> None:
     one, other = rows(1, 1), [{"name": "new", "value": 1, "unit": "messages/s"}, *rows(1, 1)]
     assert [each.name for each in compared([one], [other])] == ["batches", "a send"]
     assert [each.name for each in compared([other], [one])] == ["batches", "a send"]
+
+
+def test_processor_time_of_all_processes_is_compared() -> None:
+    by_process = [{"name": "sync", "value": 5, "unit": "messages/s", "cpu_us": {"master": 2.0, "replica": 1.0}}]
+    in_order = [{"name": "sync", "value": 5, "unit": "messages/s", "cpu_us": [4.0, 2.0]}]
+    _, cpu = compared([in_order], [by_process])
+    assert (cpu.told()["name"], cpu.told()["best"], cpu.told()["best_ratio"]) == ("sync: CPU", (6.0, 3.0), 2.0)
