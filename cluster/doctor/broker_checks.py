@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from raymq.actors.naming import is_group
 from raymq.actors.protocol import BrokerInfo
 from raymq.client.results import ClusterInfo, OpenTransaction
 from raymq.cluster.doctor.check_result import CheckResult, fine, note, problem
@@ -204,7 +205,7 @@ def given_up_transactions(transactions: Sequence[OpenTransaction]) -> Iterator[C
     """Check that no transaction was given up."""
     given_up = [each for each in transactions if each.state == "given up"]
     if given_up:
-        groups = ", ".join(sorted({each.producer_group for each in given_up})[:5])
+        groups = ", ".join(sorted({each.producer_group for each in given_up if is_group(each.producer_group)})[:5])
         found = f"transactions that were given up, since no producer of group {groups} decided: {len(given_up)}"
         remedy = "`raymq transaction list` shows them; commit, rollback or resume them there"
         yield note("transactions", found, remedy=remedy)

@@ -12,7 +12,7 @@ from pathlib import Path
 from raymq.actors.errors import RayMQError
 from raymq.actors.naming import CHECK_MAX_TIME_TOPIC
 from raymq.client import Admin
-from raymq.client.results import ClusterInfo
+from raymq.client.results import ClusterInfo, OpenTransaction
 from raymq.cluster import cluster_file as notes
 from raymq.cluster.bootstrap import Cluster
 from raymq.cluster.doctor import host_probes
@@ -56,7 +56,7 @@ def diagnose(patient: DiagnosisTarget) -> Iterator[CheckResult]:
         with patient.connect() as mq, Admin(mq) as admin:
             info = _with_real_paths(admin.cluster_info())
             figures, clocks = fetch_runtime_figures(mq, info)
-            transactions = admin.transactions() if CHECK_MAX_TIME_TOPIC in admin.topics(system=True) else []
+            transactions = _transactions(admin, info)
         yield from check_cluster(info, figures)
         yield from given_up_transactions(transactions)
         yield from clocks
@@ -78,6 +78,15 @@ def diagnose(patient: DiagnosisTarget) -> Iterator[CheckResult]:
         yield from node_checks.check_nodes(patient.spark, seen.host)
         if info is not None:
             yield from node_checks.check_actors(patient.namespace)
+
+
+def _transactions(admin: Admin, info: ClusterInfo) -> list[OpenTransaction]:
+    """Return the undecided transactions; none if not all brokers answer, or if none was ever given up."""
+    with contextlib.suppress(RayMQError):
+        is_whole = all(each.state == "running" for each in info.brokers)
+        if is_whole and CHECK_MAX_TIME_TOPIC in admin.topics(system=True):
+            return admin.transactions()
+    return []
 
 
 def _with_real_paths(info: ClusterInfo) -> ClusterInfo:

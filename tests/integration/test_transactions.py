@@ -274,6 +274,24 @@ def test_given_up_transaction_is_decided_by_its_unique_key(mq: Connection, admin
     assert bodies(mq) == ([b"late"] if commits else [])
 
 
+@pytest.mark.usefixtures("quick_checks")
+def test_doctor_reports_given_up_transactions(services: Services, mq: Connection, admin: Admin) -> None:
+    def doctor() -> list[tuple[str, str]]:
+        given = ["--name-servers", ";".join(mq.name_servers), "doctor", "--no-ray", "--json"]
+        return [(each["check"], each["found"]) for each in json.loads(CliRunner().invoke(main_group, given).stdout)]
+
+    unknown = Producer(mq, "p", transaction_checker=lambda _: TransactionOutcome.UNKNOWN)
+    with unknown as producer:
+        producer.begin(Message("t", b"late"), queue=MessageQueue("t", "broker-a", 0))
+        poll_until(lambda: [each for each in admin.transactions() if each.state == "given up"], 20)
+    told = "transactions that were given up, since no producer of group p decided: 1"
+    assert ("transactions", told) in doctor()
+    services.crash_broker("broker-b")
+    found = doctor()
+    assert any(check == "sockets" and "broker-b does not answer" in text for check, text in found)
+    assert "cluster" not in {check for check, _ in found}
+
+
 @pytest.mark.usefixtures("admin")
 def test_transaction_commands_print_and_decide(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     with Producer(mq, "p") as producer:
