@@ -84,7 +84,11 @@ def check_group(name: object, field: str = "group") -> str:
 
 def is_group(name: str) -> bool:
     """Return True if `check_group` accepts this name."""
-    return 0 < len(name) <= MAX_GROUP_CHARACTERS and NAME_PATTERN.fullmatch(name) is not None
+    try:
+        check_group(name)
+    except InvalidInput:
+        return False
+    return True
 
 
 @lru_cache(maxsize=1024)

@@ -84,7 +84,7 @@ def rollback_transaction(finder: Finder, message_id: str, dry_run: bool, as_json
 @json_option
 @click.pass_obj
 def resume_transaction(finder: Finder, message_id: str, dry_run: bool, as_json: bool) -> None:
-    """Ask the producers of the transaction MESSAGE_ID again, also if it was given up; print its id from now on."""
+    """Ask about the transaction MESSAGE_ID again, also if it was given up; print its new id."""
     with finder.connect() as mq, Admin(mq) as admin:
         current_id = admin.resume_transaction(message_id, dry_run=dry_run)
     _print_state(current_id, "resumed", dry_run=dry_run, as_json=as_json)

@@ -71,7 +71,10 @@ async def _resume(mq: Connection, broker: str, half: ListedTransaction) -> tuple
 
 
 async def _find(mq: Connection, message_id: str) -> tuple[str, str, ListedTransaction]:
-    """Return broker, state and half of the transaction with this message id or unique key; an open one comes first."""
+    """Return broker, state and half of the transaction with this id or unique key.
+
+    An open one comes before one that was given up.
+    """
     wanted = arguments.text("message_id", message_id).upper()
     async for broker, state, listed in _listed(mq):
         if wanted in (listed.half.message_id, (listed.half.unique_key or "").upper()):

@@ -160,7 +160,7 @@ class Transaction:
             error.add_note(_not_rolled_back(failure))
 
     def _is_over(self) -> bool:
-        """Return True if the end of a block ends nothing: a decision was made, or this is a forked child."""
+        """Return True after a decision, and in a forked child: the block ends nothing."""
         return self.outcome is not TransactionOutcome.UNKNOWN or os.getpid() != self._pid
 
     async def _end(self, outcome: TransactionOutcome, timeout: float | None) -> None:

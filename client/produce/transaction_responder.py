@@ -40,13 +40,11 @@ _REQUEST_SECONDS: Final = 3.0
 _THREADS: Final = 4
 #: Further questions are not answered while this many wait; the broker asks again.
 _MAX_WAITING: Final = 2_000
-#: A half to decide, and where the decision goes.
-_Question = tuple[ReceivedMessage, "asyncio.Future[Any]"]
+#: What the checker returned, or what it raised.
+_Result = tuple[Any, BaseException | None]
+#: A half to decide, and where the result goes.
+_Question = tuple[ReceivedMessage, "asyncio.Future[_Result]"]
 _log = logging.getLogger("raymq.producer")
-
-
-class _CheckerFailed(Exception):
-    """The checker raised; its exception is the cause."""
 
 
 class TransactionCheckResponder:
@@ -161,15 +159,14 @@ class TransactionCheckResponder:
 
     async def _outcome(self, message: ReceivedMessage) -> TransactionOutcome:
         """Return what the checker says; UNKNOWN if it fails."""
-        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
         self._threads.submit((message, answered))
-        try:
-            outcome = await answered
-        except _CheckerFailed as failure:
+        outcome, failure = await answered
+        if failure is not None:
             _log.warning(
                 "the transaction checker of group %s failed on message %s of topic %s; the broker asks again",
                 *(self._group, message.unique_key, message.topic),
-                exc_info=failure.__cause__,
+                exc_info=failure,
             )
             return TransactionOutcome.UNKNOWN
         if isinstance(outcome, TransactionOutcome):
@@ -182,25 +179,21 @@ class TransactionCheckResponder:
         return TransactionOutcome.UNKNOWN
 
     def _call(self, question: _Question) -> None:
-        """Call the checker, on a thread of its own, and hand its result to the event loop."""
+        """Call the checker on this thread, and hand its result to the event loop."""
         message, answered = question
+        outcome, failure = None, None
         try:
             outcome = self._checker(message)
             outcome = asyncio.run(_awaited(outcome)) if inspect.isawaitable(outcome) else outcome
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-            failure = _CheckerFailed()
-            failure.__cause__ = error
-            self._hand_over(answered, answered.set_exception, failure)
-        else:
-            self._hand_over(answered, answered.set_result, outcome)
-
-    def _hand_over(self, answered: asyncio.Future[Any], deliver: Callable[[Any], None], value: object) -> None:
-        def set_unless_cancelled() -> None:
-            if not answered.done():
-                deliver(value)
-
+            failure = error
         with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
-            answered.get_loop().call_soon_threadsafe(set_unless_cancelled)
+            answered.get_loop().call_soon_threadsafe(_settle, answered, (outcome, failure))
+
+
+def _settle(answered: asyncio.Future[_Result], result: _Result) -> None:
+    if not answered.done():  # else it was cancelled
+        answered.set_result(result)
 
 
 async def _awaited(outcome: Awaitable[TransactionOutcome]) -> TransactionOutcome:

@@ -520,9 +520,9 @@ class BrokerCore:
                 has the name of a system group.
         """
         config = self.store.group_configs.get(check_group(name))
-        if config is None and name.startswith(SYSTEM_GROUP_PREFIX):
-            raise GroupNotFound(f"{name} is a group of the brokers themselves")
         if config is None:
+            if name.startswith(SYSTEM_GROUP_PREFIX):
+                raise GroupNotFound(f"{name} is a group of the brokers themselves")
             most = self.store.config.max_auto_groups
             if len(self.store.group_configs) >= most:
                 raise GroupNotFound(

@@ -59,7 +59,7 @@ def broker_runtime_info(core: BrokerCore, statistics: Statistics, groups: Client
 
 
 def _waiting_transactions(core: BrokerCore) -> dict[str, object]:
-    """Return the transactions that wait for producers; the groups with the most, and a total of the others."""
+    """Return how many transactions wait for producers, by group; small groups are one total."""
     waiting = core.transactions.waiting_for().most_common()
     shown = [(group, count) for group, count in waiting[:_GROUPS] if is_group(group)]
     figures: dict[str, object] = {f"transactionsOf_{group}": count for group, count in shown}

@@ -68,12 +68,16 @@ def end_command(
 
 
 def ended_answer(request: Command, status: SendStatus) -> Command:
-    """Return the answer to END_TRANSACTION: SUCCESS as in RocketMQ, and for RayMQ's clients how safe the end is."""
+    """Return the answer to END_TRANSACTION.
+
+    It is SUCCESS as in RocketMQ; a field tells RayMQ's clients what the disk or replicas did not confirm.
+    """
     return request.response(ResponseCode.SUCCESS, {} if status is SendStatus.SEND_OK else {_STATUS: status.value})
 
 
+@protocol_checked
 def end_status(answer: Command) -> SendStatus:
-    """Return how safe the end of a transaction is."""
+    """Return what disk and replicas confirmed of the end of a transaction."""
     return SendStatus(str(answer.fields.get(_STATUS, SendStatus.SEND_OK.value)))
 
 

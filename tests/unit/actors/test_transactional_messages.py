@@ -209,7 +209,7 @@ def test_producer_is_asked_after_the_time_and_then_at_intervals(bench: Transacti
 
 
 def test_immunity_time_delays_the_first_check(bench: TransactionBench) -> None:
-    """Test RocketMQ's #8311 and #544: a long immunity time counted as checks; at its very end nobody was asked."""
+    """Test RocketMQ's #8311 and #544: immunity time counted as checks, or prevented them."""
     bench.prepare(**{names.CHECK_IMMUNITY_TIME: "100"})
     bench.clock.now += 99
     assert bench.ask() == []
@@ -255,7 +255,7 @@ def test_checks_that_reach_no_producer_do_not_count(bench: TransactionBench) -> 
 
 
 def test_commit_after_a_check_is_visible_once(bench: TransactionBench) -> None:
-    """Test RocketMQ's #8158 and #10199: a half was committed by its producer and by the answer to a check."""
+    """Test RocketMQ's #8158 and #10199: producer and check both committed a half."""
     half = bench.prepare()
     bench.clock.now += 31
     assert bench.ask() == [0]
@@ -295,7 +295,7 @@ def test_checks_store_nothing(bench: TransactionBench) -> None:
 
 
 def test_damaged_half_does_not_stop_the_others(bench: TransactionBench) -> None:
-    """Test RocketMQ's #9500 and #1568: after one failure no half was checked, and no progress stored."""
+    """Test RocketMQ's #9500 and #1568: one failure stopped all checks and the progress."""
     halves = [bench.prepare(b"%d" % number * 100) for number in range(4)]
     bench.store.flush()
     path = next(iter((bench.directory / "commitlog").iterdir()))
@@ -422,7 +422,7 @@ def test_waiting_half_is_asked_for_when_its_producer_connects(bench: Transaction
 
 
 def test_decision_about_a_lost_half_does_not_end_another_one(bench: TransactionBench) -> None:
-    """Test that a half at the place of one that a loss of power took is not ended in its stead."""
+    """Test a half at the place of one that a loss of power took."""
     half = bench.prepare(**{names.UNIQ_KEY: "second"})
     with pytest.raises(MessageNotFound, match="may be lost"):
         bench.end(half, COMMIT, unique_keys=frozenset({"first"}))
@@ -492,7 +492,7 @@ def test_moved_half_keeps_its_age(bench: TransactionBench) -> None:
 
 
 def test_half_without_room_for_a_copy_is_set_aside(bench: TransactionBench) -> None:
-    """Test a half as RocketMQ stores it, whose properties are as long as they may be."""
+    """Test a half of RocketMQ whose properties are as long as they may be."""
     bench.store.flush()
     properties = {names.REAL_TOPIC: TOPIC, names.REAL_QID: "0", names.PGROUP: GROUP, names.UNIQ_KEY: "u"}
     properties["filler"] = "x" * (MAX_PROPERTIES_BYTES - len(encode_properties({**properties, "filler": ""})))

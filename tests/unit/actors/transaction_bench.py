@@ -36,7 +36,7 @@ class TransactionBench(Bench):
         self.core.transactions.end(EndOfTransaction(half, group, outcome, **others))
 
     def give_up(self, body: bytes) -> Record:
-        """Send a half and let it be given up by its age; return its record among the given-up ones."""
+        """Send a half, let its age pass, and return its record among the given-up ones."""
         self.prepare(body)
         self.clock.now += 73 * 3600
         self.ask()

@@ -58,7 +58,7 @@ class HalfPosition:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a copy of a half says about the first one: its position, and when it was stored, in ms."""
+    """The position and the store time, in ms, of a half that was stored anew."""
 
     position: HalfPosition
     stored_ms: int

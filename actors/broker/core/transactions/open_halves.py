@@ -122,7 +122,7 @@ class OpenHalves:
         return iter(self._open.values())
 
     def find(self, offset: int) -> OpenHalf | None:
-        """Return the open half that its producer knows by this offset of the half queue, else None."""
+        """Return the open half that its producer knows by this offset, else None."""
         self._index_up_to(offset)
         return self._open.get(self._moved.get(offset, offset))
 
@@ -147,7 +147,7 @@ class OpenHalves:
             self.outcomes.popitem(last=False)
 
     def replace(self, half: OpenHalf, offset: int) -> None:
-        """Index the copy at `offset` in place of a half; the questions about it still count."""
+        """Index the copy at `offset` in place of a half; its questions still count."""
         self._remove(half)
         self._index_up_to(offset)
         copy = self._open.get(offset)
@@ -167,7 +167,10 @@ class OpenHalves:
     # -- questions -----------------------------------------------------------------------------------------------
 
     def schedule(self, half: OpenHalf, at_ms: int) -> None:
-        """Set when the producers of a half are asked next; it is given up earlier if its time comes."""
+        """Set when the producers of a half are asked next.
+
+        It is given up earlier if its time comes.
+        """
         half.next_check_ms = min(at_ms, half.give_up_ms)
         heapq.heappush(self._due, (half.next_check_ms, half.position.queue_offset))
         if len(self._due) > 2 * len(self._open) + _PASSED_AT_ONCE:
@@ -342,5 +345,5 @@ def checks_of(half: Record) -> int:
 
 
 def content_of(record: Record) -> tuple[int, int, int]:
-    """Return what a half and its commit have in common: flag, born time and CRC of the body."""
+    """Return flag, born time and body CRC, which a half and its commit have in common."""
     return record.flag, record.born_timestamp_ms, record.body_crc

@@ -88,7 +88,7 @@ class EndOfTransaction:
     unique_keys: frozenset[str] = frozenset()
     from_check: bool = False
 
-    def names(self, unique_key: str | None) -> bool:
+    def is_about(self, unique_key: str | None) -> bool:
         """Return False if the decision is about a message with another unique key."""
         return not self.unique_keys or not unique_key or unique_key in self.unique_keys
 
@@ -176,7 +176,7 @@ class TransactionalMessageService:
         if half is None:
             self._check_same_outcome(end)
             return None
-        if not end.names(half.unique_key):
+        if not end.is_about(half.unique_key):
             raise _not_there(end)
         if end.half not in (half.named, half.position):
             raise RayMQError(f"the commit log offset of the half message is wrong: {end.half}")
@@ -230,7 +230,7 @@ class TransactionalMessageService:
             raise _not_there(end)
         with self._store.read(*HALF_QUEUE, end.half.queue_offset, 1, written=True) as lease:
             half = lease.messages()[0]
-        if end.half.physical_offset != half.physical_offset or not end.names(half.unique_key):
+        if end.half.physical_offset != half.physical_offset or not end.is_about(half.unique_key):
             raise _not_there(end)
         if any(_is_commit_of(each, half) for each in self._with_key_of(half, real_queue(half)[0])):
             return TransactionOutcome.COMMIT
@@ -291,7 +291,7 @@ class TransactionalMessageService:
             self._halves.wake(group, self._now_ms())
 
     def waiting_for(self) -> Counter[str]:
-        """Return by producer group how many halves are due to be asked about while no producer is connected."""
+        """Return by producer group how many halves are due while no producer is connected."""
         return self._halves.waiting_for()
 
     def asked(self, half: OpenHalf) -> None:
@@ -300,7 +300,7 @@ class TransactionalMessageService:
         self._checks.count(half.position.queue_offset, half.asked)
 
     def _readable(self, half: OpenHalf) -> Record | None:
-        """Return the record of an open half, or set aside a half that cannot be committed."""
+        """Return the record of an open half; set a half aside that cannot be committed."""
         try:
             record = self._store.read_at(half.position.physical_offset)
             topic_of_waiting(self._store, record)
@@ -316,7 +316,7 @@ class TransactionalMessageService:
         self._halves.set_ended(half, None)
 
     def _give_up(self, half: OpenHalf, record: Record) -> bool:
-        """Move a half to the topic of those that were given up. Return False if it was set aside instead."""
+        """Move a half to the topic of given-up ones; return False if it was set aside."""
         if self._store.topic_configs.get(CHECK_MAX_TIME_TOPIC) is None:
             self._store.topic_configs.put_soon(TopicConfig(CHECK_MAX_TIME_TOPIC, 1, 1))
         if self._store_again(half, record, GIVEN_UP_QUEUE) is None:
@@ -429,7 +429,7 @@ class TransactionalMessageService:
             size += self._move(half)
 
     def _move(self, half: OpenHalf) -> int:
-        """Store an open half anew at the end of the half queue; return its size in bytes."""
+        """Store an open half anew at the end of the queue; return its size."""
         record = self._readable(half)
         offset = None if record is None else self._store_again(half, record, HALF_QUEUE)
         if record is None or offset is None:
@@ -489,5 +489,5 @@ def _not_there(end: EndOfTransaction) -> MessageNotFound:
 
 
 def _is_commit_of(record: Record, half: Record) -> bool:
-    """Return True if a record of the same unique key is the commit of a half, or of a copy of it."""
+    """Return True if a record of the same unique key is the commit of a half."""
     return bool(record.sys_flag & SYS_FLAG_TRANSACTION_COMMIT) and content_of(record) == content_of(half)
