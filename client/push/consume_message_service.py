@@ -4,7 +4,10 @@ The service runs on the connection's event loop, and listeners run on their own 
 order says which message may be next (`raymq.client.push.delivery_order`), a token bucket how fast calls may begin, and
 the circuit breaker whether an outage allows only a probe.
 
-A thread that has ended a call wakes the loop only if something waits for the result. Otherwise the result is processed
+Quick calls of an unordered consumer are handed over in runs: a thread takes one batch of messages after the other, and
+the results of the run are processed together. The loop takes back the rest of a run in which a call is not quick.
+
+A thread that has ended a run wakes the loop only if something waits for the result. Otherwise the result is processed
 with the next event, at the latest before the next commit. So code that begins to wait for results must first call
 `settle` for the existing ones: a thread records its result before it checks whether something waits.
 
@@ -17,7 +20,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from raymq.actors.protocol import MessageQueue
@@ -42,6 +45,11 @@ from raymq.storage.errors import number_text
 _CALLS_PER_THREAD = 2
 #: The name in `health` of the lack of threads for calls.
 _THREADS = "threads of the listener"
+#: The most calls of one run, and how long they are expected to take in all.
+_CALLS_A_RUN = 64
+_RUN_SECONDS = 2e-3
+#: The rest of a run is taken back from a call that runs for longer.
+_TAKE_BACK_SECONDS = 0.02
 #: How many calls outside the loop may end before their results are processed.
 _ENDED_CALLS = 16
 #: How many seconds a log line on a failed call waits for the broker's response about the redelivery.
@@ -49,20 +57,40 @@ _ANSWER_SECONDS = 1.0
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
-    """One call of the listener. Its thread sets `started`."""
+class _Run:
+    """Calls of the listener that one thread makes one after the other; usually one.
+
+    Its thread sets `started`, `messages` and `failures`.
+    """
 
     order: DeliveryOrder
-    messages: list[ReceivedMessage]
+    #: The messages of each call that has not begun. Its thread takes the first ones, and the loop may take all.
+    waiting: deque[list[ReceivedMessage]]
     probe: bool
+    #: When the present or last call began.
     started: float | None = None
+    #: The messages of the calls that have begun, and the results of those that have ended.
+    messages: list[ReceivedMessage] = field(default_factory=list)
+    failures: Failures = field(default_factory=list)
+    #: It counts as failed, and has been processed up to this number of messages.
     abandoned: bool = False
-    #: Set by its thread if it did not begin the call, because the gate was closed by then.
+    expired: int = 0
+    #: Set by its thread if it did not begin a call, because the gate was closed by then.
     barred: bool = False
-    #: Set by its thread when the call has ended. The result may not be processed yet.
+    #: Set by its thread when the run has ended. The results may not be processed yet.
     ended: bool = False
-    #: Done when the call has ended, for code that waits for that.
+    #: Done when the run has ended, for code that waits for that.
     ended_future: asyncio.Future[None] | None = None
+
+    def withdraw(self) -> list[ReceivedMessage]:
+        """Remove and return the messages of the calls that have not begun, in order."""
+        withdrawn: list[ReceivedMessage] = []
+        while self.waiting:
+            try:
+                withdrawn[:0] = self.waiting.pop()
+            except IndexError:  # its thread was quicker
+                break
+        return withdrawn
 
 
 class ConsumeGate(Protocol):
@@ -135,13 +163,18 @@ class ConsumeMessageService:
         #: The unordered ones of these, whose messages wait for no other messages.
         self._direct: dict[ProcessQueue, DeliveryOrder] = {}
         self._turns: dict[ProcessQueue, DeliveryOrder] = {}
-        self._calls: set[_Call] = set()
+        self._calls: set[_Run] = set()
         #: Calls that count as failed and still run.
-        self._overdue: set[_Call] = set()
-        self._ended: deque[tuple[_Call, Failures | None]] = deque()
+        self._overdue: set[_Run] = set()
+        self._ended: deque[_Run] = deque()
         self._settling = False
         #: Whether the result of each call is processed as soon as it has ended.
         self._is_watched = settings.trace is not None or settings.on_outage is not None or settings.pops
+        #: Whether quick calls are handed over in runs. Other messages must not wait behind a call of their thread.
+        self._makes_runs = not (
+            settings.ordered or self._is_watched or settings.prefetch is not None or settings.rate_limit is not None
+        )
+        self._taking_back: asyncio.TimerHandle | None = None
         self._returning: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
@@ -204,7 +237,7 @@ class ConsumeMessageService:
         if not (self._is_idle and self.pace.is_quick and process in self._direct):
             self.add(process, [message], [size])
             return
-        call = _Call(self._direct[process], [message], probe=False)
+        call = _Run(self._direct[process], deque([[message]]), probe=False)
         self._is_aside = self._run_aside is not None and self._run_aside(lambda: self._run_beside(call))
         if not self._is_aside:
             self.add(process, [message], [size])
@@ -228,12 +261,17 @@ class ConsumeMessageService:
         """Process the results of ended calls, and begin the calls that may begin now."""
         self._settling = False
         while self._ended:
-            call, failures = self._ended.popleft()
+            call = self._ended.popleft()
             self._overdue.discard(call)
-            if failures is None:
-                self._not_begun(call)
-            elif not call.abandoned:
-                self._finish(call, failures)
+            rest = call.withdraw()
+            if call.abandoned:  # its thread may have begun one more call meanwhile
+                del call.messages[: call.expired], call.failures[: call.expired]
+                if not call.messages:
+                    continue
+            if call.messages:
+                self._finish(call, rest)
+            else:
+                self._not_begun(call, rest)
         self._pump()
 
     def gate_opened(self, queues: Iterable[MessageQueue]) -> None:
@@ -257,10 +295,8 @@ class ConsumeMessageService:
         """
         self._paused = True
         for call in reversed(self._threads.withdraw()):
-            self._end(call)
-            if not call.order.process.dropped:
-                call.order.put_back(call.messages)
-                self._take_turn(call.order)
+            self._not_begun(call, call.withdraw())
+        self._take_back(0.0)
 
     def resume(self) -> None:
         """Begin calls again after `pause`."""
@@ -323,7 +359,11 @@ class ConsumeMessageService:
             if call.started is not None and now - call.started > limit:
                 call.abandoned = True
                 self._overdue.add(call)
-                self._finish(call, [CallFailure.timed_out(limit)] * len(call.messages))
+                rest, messages, failures = call.withdraw(), call.messages.copy(), call.failures.copy()
+                call.expired = len(messages)
+                failures += [CallFailure.timed_out(limit)] * (len(messages) - len(failures))
+                self._end(call)
+                self._finish(_Run(call.order, deque(), call.probe, messages=messages, failures=failures), rest)
         self._pump()
 
     # -- calls ----------------------------------------------------------------------------------------------------
@@ -355,20 +395,50 @@ class ConsumeMessageService:
                     self._timer = self._loop.call_later(wait, self._on_timer)
                 return
             order = self._turns.pop(next(iter(self._turns)))
-            messages = order.next_batch(self._settings.batch_size, self._clock())
-            if messages:
-                self._begin(_Call(order, messages, probe=self._circuit_breaker.active))
+            waiting = self._next_calls(order)
+            if waiting:
+                self._begin(_Run(order, waiting, probe=self._circuit_breaker.active))
                 self._tell_of_room(order.process)
             self._take_turn(order)
+
+    def _next_calls(self, order: DeliveryOrder) -> deque[list[ReceivedMessage]]:
+        """Return the messages of the next call of an order, or of as many calls as a run has."""
+        size = self._settings.batch_size
+        most = min(_CALLS_A_RUN, self.pace.quick_calls(_RUN_SECONDS)) if self._makes_runs else 1
+        messages = order.next_batch(size * most, self._clock())
+        if len(messages) <= size:
+            return deque([messages] if messages else [])
+        if self._taking_back is None:
+            self._taking_back = self._loop.call_later(_TAKE_BACK_SECONDS, self._take_back_slow)
+        return deque(messages[at : at + size] for at in range(0, len(messages), size))
+
+    def _take_back_slow(self) -> None:
+        """Take back the rests of runs in which a call is not quick, and look again if runs are left."""
+        self._taking_back = None
+        self._take_back(_TAKE_BACK_SECONDS)
+        if any(call.waiting for call in self._calls):
+            self._taking_back = self._loop.call_later(_TAKE_BACK_SECONDS, self._take_back_slow)
+        self._pump()
+
+    def _take_back(self, seconds: float) -> None:
+        """Take back the messages behind each call that has run for `seconds`."""
+        now = self._clock()
+        for call in self._calls:
+            if call.waiting and call.started is not None and now - call.started >= seconds:
+                rest = call.withdraw()
+                if rest and not call.order.process.dropped:
+                    call.order.put_back(rest)
+                    self._take_turn(call.order)
 
     def _on_timer(self) -> None:
         self._timer = None
         self._pump()
 
-    def _begin(self, call: _Call) -> None:
+    def _begin(self, call: _Run) -> None:
         if self._bucket is not None:
-            self._bucket.take(len(call.messages))
-        self._trace(TraceState.IN_FLIGHT, call.messages)
+            self._bucket.take(sum(map(len, call.waiting)))
+        if self._settings.trace is not None:
+            self._trace(TraceState.IN_FLIGHT, [message for messages in call.waiting for message in messages])
         self._calls.add(call)
         self._threads.submit(call)
 
@@ -380,65 +450,79 @@ class ConsumeMessageService:
         """
         return self._settings.threads if self._is_aside else self._most_calls
 
-    def _run_beside(self, call: _Call) -> None:
+    def _run_beside(self, call: _Run) -> None:
         try:
             self._run(call)
         finally:
             self._is_aside = False
 
-    def _run(self, call: _Call) -> None:
-        """Make a call on a listener thread or on the loop's thread.
+    def _run(self, call: _Run) -> None:
+        """Make the calls of a run on a listener thread or on the loop's thread.
 
-        The call ends whatever happens.
+        The run ends whatever happens.
         """
-        failures: Failures | None = None
+        process, deadline = call.order.process, self._clock() + 2 * _RUN_SECONDS
         try:
             # A call that has not begun when the consumer stops or the program ends is skipped: its messages are
             # redelivered elsewhere.
-            if call.order.process.dropped or self._stopping or not threading.main_thread().is_alive():
-                pass
-            elif self._gate is not None and not self._gate.may_begin(call.order.process.queue):
-                call.barred = True
-            else:
-                call.started = self._clock()
-                failures = self._runner.call(call.messages)
-                self.pace.took(self._clock() - call.started)
-        except BaseException as error:  # noqa: BLE001 - a call has to end after any error
+            while not (process.dropped or self._stopping or not threading.main_thread().is_alive()):
+                if self._gate is not None and not self._gate.may_begin(process.queue):
+                    call.barred = True
+                    break
+                try:
+                    messages = call.waiting.popleft()
+                except IndexError:  # none is left, or the loop has taken them back
+                    break
+                call.started = began = self._clock()
+                call.messages += messages
+                failures = self._runner.call(messages)
+                call.failures += failures
+                ended = self._clock()
+                self.pace.took(ended - began)
+                if ended > deadline or self._paused:
+                    break
+        except BaseException as error:  # noqa: BLE001 - a run has to end after any error
             if call.started is None:
                 call.barred = True
-            elif failures is None:
-                failures = [CallFailure.raised(error)] * len(call.messages)
+            missing = len(call.messages) - len(call.failures)
+            call.failures += [CallFailure.raised(error)] * missing
             self._failed(error)
         finally:
             call.ended = True
-            self._ended.append((call, failures))
-            if not self._settling and self._is_awaited(call, failures):
+            self._ended.append(call)
+            if not self._settling and self._is_awaited(call):
                 self._settling = True
                 try:
                     self._loop.call_soon_threadsafe(self.settle)
                 except RuntimeError:  # the loop is closed: no one processes the result
                     self._settling = False
 
-    def _is_awaited(self, call: _Call, failures: Failures | None) -> bool:
-        """Return True if something waits for the result of this call.
+    def _is_awaited(self, call: _Run) -> bool:
+        """Return True if something waits for the results of this run.
 
-        The call's thread calls this after it has recorded the result.
+        The run's thread calls this after it has recorded them.
         """
         process = call.order.process
         return (
-            failures is None
-            or not all_succeeded(failures)
+            not call.messages
+            or bool(call.waiting)
+            or not all_succeeded(call.failures)
             or bool(self._turns)
             or call.order.waits_for_call
-            or (process.waits_for_room and len(self._ended) * self._settings.batch_size >= process.lacking)
+            or (process.waits_for_room and self._ended_messages >= process.lacking)
             or process.dropped
             or self._stopping
             or self._is_watched
         )
 
+    @property
+    def _ended_messages(self) -> int:
+        """Return how many messages have results that are not processed."""
+        return sum(len(call.messages) for call in self._ended.copy())
+
     # -- outcomes -------------------------------------------------------------------------------------------------
 
-    def _end(self, call: _Call) -> None:
+    def _end(self, call: _Run) -> None:
         """Remove a call that has ended.
 
         A new order of its queue that waits for this may begin then.
@@ -451,22 +535,26 @@ class ConsumeMessageService:
             order.blocked = False
             self._take_turn(order)
 
-    def _not_begun(self, call: _Call) -> None:
+    def _not_begun(self, call: _Run, messages: list[ReceivedMessage]) -> None:
+        """End a run of which no call has begun; the messages are delivered later, or elsewhere."""
         self._end(call)
-        if call.barred and not call.order.process.dropped:
-            call.order.put_back(call.messages)
+        if not call.order.process.dropped:
+            call.order.put_back(messages)
             self._take_turn(call.order)
 
-    def _finish(self, call: _Call, failures: Failures) -> None:
+    def _finish(self, call: _Run, rest: list[ReceivedMessage]) -> None:
+        """Process the results of a run, and put back the messages of the calls that have not begun."""
         self._end(call)
+        if rest and not call.order.process.dropped:
+            call.order.process.put_back(rest)
         try:
-            self._decide(call, failures)
+            self._decide(call)
         except BaseException as error:  # noqa: BLE001 - an unreadable message must not block the others
             self._supervisor.report("outcome of a call", error)
-            self._decide_singly(call, failures)
+            self._decide_singly(call)
 
-    def _decide(self, call: _Call, failures: Failures) -> None:
-        order, process = call.order, call.order.process
+    def _decide(self, call: _Run) -> None:
+        order, process, failures = call.order, call.order.process, call.failures
         returned: dict[int, asyncio.Future[SendBackResult]] = {}
         if stays_out := self._settings.on_outage is not None and self._stays_out(call, failures):
             order.put_back(call.messages)
@@ -482,13 +570,13 @@ class ConsumeMessageService:
         self._tell_of_room(process)
         self._take_turn(order)
 
-    def _decide_singly(self, call: _Call, failures: Failures) -> None:
-        """Process the messages of a call one by one, after an error in `_decide`.
+    def _decide_singly(self, call: _Run) -> None:
+        """Process the messages of a run one by one, after an error in `_decide`.
 
         Messages that succeeded are finished, and those that failed are sent back.
         """
         order, process = call.order, call.order.process
-        for message, failure in zip(call.messages, failures, strict=True):
+        for message, failure in zip(call.messages, call.failures, strict=True):
             if failure is None:
                 process.finish(message.queue_offset)
             else:
@@ -502,7 +590,7 @@ class ConsumeMessageService:
             process.waits_for_room = False
             self._on_room(process)
 
-    def _stays_out(self, call: _Call, failures: Failures) -> bool:
+    def _stays_out(self, call: _Run, failures: Failures) -> bool:
         """Return True if an outage continues after this call.
 
         Its messages are kept then.
@@ -555,7 +643,7 @@ class ConsumeMessageService:
         return result
 
     def _log_failed(
-        self, call: _Call, failures: Failures, returned: dict[int, asyncio.Future[SendBackResult]], *, stays_out: bool
+        self, call: _Run, failures: Failures, returned: dict[int, asyncio.Future[SendBackResult]], *, stays_out: bool
     ) -> None:
         """Log a failed call, unless the log's rate limit drops it.
 
@@ -589,7 +677,7 @@ class ConsumeMessageService:
         self._failure_log.write(line, failure, messages, follows)
 
     def _trace_repeats(
-        self, call: _Call, finished: Sequence[ReceivedMessage], returned: Sequence[ReceivedMessage]
+        self, call: _Run, finished: Sequence[ReceivedMessage], returned: Sequence[ReceivedMessage]
     ) -> None:
         if self._settings.trace is None or not self._settings.ordered:
             return

@@ -12,6 +12,8 @@ from raymq.actors.backoff import Backoff
 
 #: The longest duration of a quick call.
 QUICK_SECONDS: Final = 1e-3
+#: The usual duration is averaged over about this many calls.
+_AVERAGED: Final = 16
 #: After this many quick calls in a row, the pause after a slow call starts at its shortest again.
 STREAK: Final = 1_000
 
@@ -25,6 +27,7 @@ class ListenerLatency:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._streak = 0
+        self._usual_seconds = 0.0
         self._not_before = 0.0
         self._respite = Backoff(first=0.25, factor=2.0, cap=60.0)
 
@@ -38,6 +41,7 @@ class ListenerLatency:
             self._not_before = self._clock() + self._respite.next_delay()
             return
         self._streak += 1
+        self._usual_seconds += (seconds - self._usual_seconds) / _AVERAGED
         if self._streak == STREAK:
             self._respite.reset()
 
@@ -48,3 +52,7 @@ class ListenerLatency:
         That is so if the last call was quick and no slow call was shortly before.
         """
         return self._streak > 0 and self._clock() >= self._not_before
+
+    def quick_calls(self, seconds: float) -> int:
+        """Return how many calls are expected to take `seconds` in all; 1 if the next one may not be quick."""
+        return max(1, int(seconds / max(self._usual_seconds, 1e-7))) if self.is_quick else 1

@@ -39,6 +39,7 @@ class Bench:
         self.delivery = ConsumeMessageService(
             settings, ListenerRunner(self._listen), send_back=self._send_back, on_room=self.room.append
         )
+        self.delivery._makes_runs = False  # see test_listener_runs.py
         self.process = self.delivery.open(QUEUE, 0)
         run = self.delivery._threads._run
 
