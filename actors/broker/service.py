@@ -32,7 +32,7 @@ from raymq.actors.broker.core.reading.long_poll import LongPollingService
 from raymq.actors.broker.core.statistics import Statistics
 from raymq.actors.broker.group_commit import GroupCommit, make_flush
 from raymq.actors.broker.handlers import pop_handlers
-from raymq.actors.broker.handlers.handler_registry import all_handlers
+from raymq.actors.broker.handlers.handler_registry import all_commands
 from raymq.actors.broker.in_doubt_resolver import InDoubtResolver, PeerClient
 from raymq.actors.broker.membership_sync import MembershipSync
 from raymq.actors.broker.name_server_registration import NameServerRegistration
@@ -198,14 +198,17 @@ class BrokerService:
         )
 
     def _made_server(self, context: BrokerContext) -> Server:
-        handlers, leader = all_handlers(context), self._leader
+        commands, leader = all_commands(context), self._leader
         frames = frame_bytes(self.store.config.max_message_bytes)
         limits = ServerLimits(frame_bytes=frames, answer_bytes=MESSAGE_FRAME_BYTES)
         tls = None if self.spec.tls is None else server_context(self.spec.tls)
         if leader is None:
+            handlers = {code: command.handler for code, command in commands.items()}
             return Server(handlers, limits=limits, tls=tls)
         # A master that steps down drains briefly, because the next master waits for it.
-        return Server(leader.guard_handlers(handlers), limits=replace(limits, drain_seconds=_LEAVING_SECONDS), tls=tls)
+        return Server(
+            leader.guarded_handlers(commands), limits=replace(limits, drain_seconds=_LEAVING_SECONDS), tls=tls
+        )
 
     @classmethod
     async def start(cls, spec: BrokerSpec, node_id: str, leader: LeaderContext | None = None) -> BrokerService:

@@ -7,6 +7,7 @@ import json
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.broker_runtime_info import broker_runtime_info
 from raymq.actors.broker.core.statistics import DAY, HOUR, MINUTE, Counter, Statistics
+from raymq.actors.broker.handlers.broker_command import Commands, administrates, changes, reads
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire import json_body
@@ -14,15 +15,15 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.admin_commands import status_answer
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin_headers import ViewBrokerStats
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     return {**_settings(context), **_figures(context), **_housekeeping(context)}
 
 
-def _settings(context: BrokerContext) -> dict[int, Handler]:
+def _settings(context: BrokerContext) -> Commands:
     settings, topics = context.settings, context.core.topics
 
     async def update(_: ServerConnection, request: Command) -> Command:
@@ -36,10 +37,10 @@ def _settings(context: BrokerContext) -> dict[int, Handler]:
         version = json.dumps(settings.version.to_json())
         return request.response(ResponseCode.SUCCESS, {"version": version}, properties.write(settings.all()))
 
-    return {RequestCode.UPDATE_BROKER_CONFIG: update, RequestCode.GET_BROKER_CONFIG: get}
+    return {RequestCode.UPDATE_BROKER_CONFIG: changes(update), RequestCode.GET_BROKER_CONFIG: reads(get)}
 
 
-def _figures(context: BrokerContext) -> dict[int, Handler]:
+def _figures(context: BrokerContext) -> Commands:
     core = context.core
 
     def runtime(_: ServerConnection, request: Command) -> Command:
@@ -71,21 +72,21 @@ def _figures(context: BrokerContext) -> dict[int, Handler]:
         return status_answer(request, context.status())
 
     return {
-        RequestCode.GET_BROKER_RUNTIME_INFO: runtime,
-        RequestCode.VIEW_BROKER_STATS_DATA: counter,
-        RequestCode.GET_BROKER_HA_STATUS: replication,
-        RequestCode.STATUS: status,
+        RequestCode.GET_BROKER_RUNTIME_INFO: reads(runtime),
+        RequestCode.VIEW_BROKER_STATS_DATA: reads(counter),
+        RequestCode.GET_BROKER_HA_STATUS: reads(replication),
+        RequestCode.STATUS: reads(status),
     }
 
 
-def _housekeeping(context: BrokerContext) -> dict[int, Handler]:
+def _housekeeping(context: BrokerContext) -> Commands:
     def delete_expired(_: ServerConnection, request: Command) -> Command:
         context.core.delete_expired(asked=request.code == RequestCode.DELETE_EXPIRED_COMMITLOG)
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: delete_expired,
-        RequestCode.DELETE_EXPIRED_COMMITLOG: delete_expired,
+        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: administrates(delete_expired),
+        RequestCode.DELETE_EXPIRED_COMMITLOG: administrates(delete_expired),
     }
 
 

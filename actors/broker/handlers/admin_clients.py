@@ -10,6 +10,7 @@ from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.broker_runtime_info import VERSION
 from raymq.actors.broker.core.groups.client_registry import ConnectedClient, GroupMember
 from raymq.actors.broker.handlers.admin_offsets import subscription_object
+from raymq.actors.broker.handlers.broker_command import Commands, reads
 from raymq.actors.errors import ConsumerNotOnline, GroupNotFound, InvalidInput, ProtocolError, Timeout
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -22,7 +23,7 @@ from raymq.actors.wire.headers.admin_headers import (
     GetConsumerStatusFromClient,
     GetProducerConnectionList,
 )
-from raymq.actors.wire.server_connection import Handler, ServerConnection, discard_body
+from raymq.actors.wire.server_connection import ServerConnection, discard_body
 from raymq.storage.clock import boottime
 from raymq.storage.records import message_id as message_ids
 
@@ -30,12 +31,12 @@ from raymq.storage.records import message_id as message_ids
 CLIENT_SECONDS = 10.0
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     return {**_connections(context), **_questions(context)}
 
 
-def _connections(context: BrokerContext) -> dict[int, Handler]:
+def _connections(context: BrokerContext) -> Commands:
     groups = context.groups
 
     def consumers(_: ServerConnection, request: Command) -> Command:
@@ -65,13 +66,13 @@ def _connections(context: BrokerContext) -> dict[int, Handler]:
         return json_body.answer(request, {"data": data})
 
     return {
-        RequestCode.GET_CONSUMER_CONNECTION_LIST: consumers,
-        RequestCode.GET_PRODUCER_CONNECTION_LIST: producers,
-        RequestCode.GET_ALL_PRODUCER_INFO: all_producers,
+        RequestCode.GET_CONSUMER_CONNECTION_LIST: reads(consumers),
+        RequestCode.GET_PRODUCER_CONNECTION_LIST: reads(producers),
+        RequestCode.GET_ALL_PRODUCER_INFO: reads(all_producers),
     }
 
 
-def _questions(context: BrokerContext) -> dict[int, Handler]:
+def _questions(context: BrokerContext) -> Commands:
     async def running_info(_: ServerConnection, request: Command) -> Command:
         header = GetConsumerRunningInfo.read(request)
         return await _relay(context, request, header.consumer_group, header.client_id, header.command())
@@ -104,9 +105,9 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, body=body.encode(errors="replace"))
 
     return {
-        RequestCode.GET_CONSUMER_RUNNING_INFO: discard_body(running_info),
-        RequestCode.CONSUME_MESSAGE_DIRECTLY: discard_body(consume),
-        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: discard_body(status),
+        RequestCode.GET_CONSUMER_RUNNING_INFO: reads(discard_body(running_info)),
+        RequestCode.CONSUME_MESSAGE_DIRECTLY: reads(discard_body(consume)),
+        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: reads(discard_body(status)),
     }
 
 

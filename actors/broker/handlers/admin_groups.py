@@ -11,6 +11,7 @@ from dataclasses import asdict
 from raymq.actors.broker.context import BrokerContext, text_field
 from raymq.actors.broker.core.groups.group_remover import GroupRemover
 from raymq.actors.broker.handlers.admin_topics import AT_ONCE, MAX_LISTED
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -21,12 +22,12 @@ from raymq.actors.wire.headers.admin_headers import (
     UpdateAndGetGroupForbidden,
 )
 from raymq.actors.wire.incremental_json import read_object_steps
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import coalescing_handler, steps_handler, stepwise
 from raymq.storage.cooperative_steps import Steps
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     groups = context.core.group_settings
 
@@ -83,16 +84,16 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
     return {
         **_deletions(context),
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: update,
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: update_many,
-        RequestCode.DELETE_SUBSCRIPTIONGROUP: delete,
-        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: coalescing_handler(all_configs),
-        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: config,
-        RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: forbidden,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: changes(update),
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: changes(update_many),
+        RequestCode.DELETE_SUBSCRIPTIONGROUP: changes(delete),
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: reads(coalescing_handler(all_configs)),
+        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: reads(config),
+        RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: changes(forbidden),
     }
 
 
-def _deletions(context: BrokerContext) -> dict[int, Handler]:
+def _deletions(context: BrokerContext) -> Commands:
     """Return RayMQ's own commands: delete a whole group, or its progress in one topic."""
     deletion = GroupRemover(context.core, context.groups)
 
@@ -117,4 +118,7 @@ def _deletions(context: BrokerContext) -> dict[int, Handler]:
         await context.settings_durable()
         return request.response(ResponseCode.SUCCESS, {"offsets": count})
 
-    return {RequestCode.DELETE_GROUP: steps_handler(delete_whole), RequestCode.FORGET_GROUP_TOPIC: forget_topic}
+    return {
+        RequestCode.DELETE_GROUP: changes(steps_handler(delete_whole)),
+        RequestCode.FORGET_GROUP_TOPIC: changes(forget_topic),
+    }

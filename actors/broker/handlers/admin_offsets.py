@@ -11,6 +11,7 @@ from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.groups.consume_stats import ConsumeStats, QueueLag, QueueTimeSpan
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads
 from raymq.actors.errors import GroupNotFound, TopicNotFound
 from raymq.actors.filter.tag_expression import Subscription
 from raymq.actors.protocol import MessageQueue
@@ -27,7 +28,7 @@ from raymq.actors.wire.headers.admin_headers import (
     QueryTopicsByConsumer,
     ResetOffset,
 )
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import coalescing_handler
 from raymq.storage.cooperative_steps import Steps, map_steps
 
@@ -49,13 +50,13 @@ def subscription_object(subscription: Subscription) -> dict[str, Any]:
     }
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     consumption = ConsumeStats(context.core, context.groups, context.statistics)
     return {**_progress(context, consumption), **_relations(context, consumption), **_changes(context, consumption)}
 
 
-def _progress(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Handler]:
+def _progress(context: BrokerContext, consumption: ConsumeStats) -> Commands:
     core, groups = context.core, context.groups
 
     def of_group(_: ServerConnection, request: Command) -> Steps[Command]:
@@ -113,13 +114,13 @@ def _progress(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Ha
         return json_body.answer(request, {"consumeTimeSpanSet": spans})
 
     return {
-        RequestCode.GET_CONSUME_STATS: coalescing_handler(of_group),
-        RequestCode.GET_BROKER_CONSUME_STATS: coalescing_handler(of_broker),
-        RequestCode.QUERY_CONSUME_TIME_SPAN: coalescing_handler(time_spans),
+        RequestCode.GET_CONSUME_STATS: reads(coalescing_handler(of_group)),
+        RequestCode.GET_BROKER_CONSUME_STATS: reads(coalescing_handler(of_broker)),
+        RequestCode.QUERY_CONSUME_TIME_SPAN: reads(coalescing_handler(time_spans)),
     }
 
 
-def _relations(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Handler]:
+def _relations(context: BrokerContext, consumption: ConsumeStats) -> Commands:
     def groups_of(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(
             request, {"groupList": consumption.groups_of(QueryTopicConsumeByWho.read(request).topic)}
@@ -142,13 +143,13 @@ def _relations(context: BrokerContext, consumption: ConsumeStats) -> dict[int, H
         return json_body.answer(request, body)
 
     return {
-        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: groups_of,
-        RequestCode.QUERY_TOPICS_BY_CONSUMER: topics_of,
-        RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: subscription,
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: reads(groups_of),
+        RequestCode.QUERY_TOPICS_BY_CONSUMER: reads(topics_of),
+        RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: reads(subscription),
     }
 
 
-def _changes(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Handler]:
+def _changes(context: BrokerContext, consumption: ConsumeStats) -> Commands:
     def reset(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = ResetOffset.read(request)
         queue_id = header.queue_id if header.queue_id >= 0 else None
@@ -168,8 +169,10 @@ def _changes(context: BrokerContext, consumption: ConsumeStats) -> dict[int, Han
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: context.in_order.claim(reset),
-        RequestCode.CLONE_GROUP_OFFSET: context.in_order.release(clone),  # else a group could get only half of them
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: changes(context.in_order.claim(reset)),
+        RequestCode.CLONE_GROUP_OFFSET: changes(
+            context.in_order.release(clone)
+        ),  # else a group could get only half of them
     }
 
 

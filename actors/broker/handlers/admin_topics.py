@@ -8,6 +8,7 @@ from typing import Any
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.statistics import MINUTE
 from raymq.actors.broker.core.topic_manager import FILTER_TYPES, TopicChange
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import json_body
@@ -20,7 +21,7 @@ from raymq.actors.wire.headers.admin_headers import (
     UpdateAndCreateTopic,
 )
 from raymq.actors.wire.incremental_json import read_object_steps
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import coalescing_handler, stepwise
 from raymq.storage.cooperative_steps import Steps
 
@@ -30,12 +31,12 @@ MAX_LISTED = 10_000
 AT_ONCE = 200
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     return {**_changes(context), **_lists(context)}
 
 
-def _changes(context: BrokerContext) -> dict[int, Handler]:
+def _changes(context: BrokerContext) -> Commands:
     topics = context.core.topics
 
     async def create(_: ServerConnection, request: Command) -> Command:
@@ -79,14 +80,14 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.UPDATE_AND_CREATE_TOPIC: create,
-        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: create_many,
-        RequestCode.DELETE_TOPIC_IN_BROKER: delete,
-        RequestCode.CLEAN_UNUSED_TOPIC: delete_unused,
+        RequestCode.UPDATE_AND_CREATE_TOPIC: changes(create),
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: changes(create_many),
+        RequestCode.DELETE_TOPIC_IN_BROKER: changes(delete),
+        RequestCode.CLEAN_UNUSED_TOPIC: changes(delete_unused),
     }
 
 
-def _lists(context: BrokerContext) -> dict[int, Handler]:
+def _lists(context: BrokerContext) -> Commands:
     core = context.core
 
     def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
@@ -121,10 +122,10 @@ def _lists(context: BrokerContext) -> dict[int, Handler]:
         return json_body.object_response(request, {"offsetTable": table, "topicPutTps": [json_body.json_bytes(rate)]})
 
     return {
-        RequestCode.GET_ALL_TOPIC_CONFIG: coalescing_handler(all_configs),
-        RequestCode.GET_TOPIC_CONFIG: config,
-        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: system,
-        RequestCode.GET_TOPIC_STATS_INFO: coalescing_handler(stats),
+        RequestCode.GET_ALL_TOPIC_CONFIG: reads(coalescing_handler(all_configs)),
+        RequestCode.GET_TOPIC_CONFIG: reads(config),
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: reads(system),
+        RequestCode.GET_TOPIC_STATS_INFO: reads(coalescing_handler(stats)),
     }
 
 

@@ -6,19 +6,20 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from raymq.actors.broker.context import BrokerContext, int_field, text_field
+from raymq.actors.broker.handlers.broker_command import Commands, appends
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.append_commands import appended_answer, read_sizes
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 
 #: How many records of one request may be delayed, by a time or a level: each is encoded again, in some 25 us of the
 #: loop, and RayMQ's producers send one at most.
 MAX_DELAYED: Final = 100
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core = context.core
 
@@ -37,4 +38,4 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
         return context.append(len(request.body), store)
 
-    return {RequestCode.APPEND_RECORDS: append}
+    return {RequestCode.APPEND_RECORDS: appends(append)}

@@ -7,11 +7,12 @@ from typing import Final, Literal, Protocol
 
 from raymq.actors.broker.context import BrokerContext, ReplicaAcks
 from raymq.actors.broker.core.appending.append_scope import AppendScope
+from raymq.actors.broker.handlers.broker_command import Commands, appends
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.append_one_commands import PLACE, STATUSES
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.server_interface import InlineHandler
 from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
 from raymq.storage.log.message_writer import OnStored
@@ -20,11 +21,11 @@ from raymq.storage.log.record_checker import CheckedRecord
 _SEND_OK: Final = STATUSES.index(SendStatus.SEND_OK)
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     return {
-        RequestCode.APPEND_ONE: _AppendOne(context, context.core.append_one),
-        RequestCode.APPEND_ONE_SEQUENCED: _AppendOne(context, context.core.append_one_sequenced),
+        RequestCode.APPEND_ONE: appends(_AppendOne(context, context.core.append_one)),
+        RequestCode.APPEND_ONE_SEQUENCED: appends(_AppendOne(context, context.core.append_one_sequenced)),
     }
 
 

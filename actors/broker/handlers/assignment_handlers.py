@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads
 from raymq.actors.errors import InvalidInput, PermissionDenied, RayMQError
 from raymq.actors.naming import RETRY_PREFIX, check_group, check_topic
 from raymq.actors.protocol import MessageQueue
@@ -18,13 +19,13 @@ from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop_headers import ANY_QUEUE
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.tables.request_mode import POP, PULL, RequestMode
 
 _CLUSTERING, _BROADCASTING = "CLUSTERING", "BROADCASTING"
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     modes = context.core.store.request_modes
     #: Held while another thread writes a mode.
@@ -59,7 +60,10 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             await asyncio.to_thread(modes.put, RequestMode(topic, group, mode, share))
         return request.response(ResponseCode.SUCCESS)
 
-    return {RequestCode.QUERY_ASSIGNMENT: query_assignment, RequestCode.SET_MESSAGE_REQUEST_MODE: set_mode}
+    return {
+        RequestCode.QUERY_ASSIGNMENT: reads(query_assignment),
+        RequestCode.SET_MESSAGE_REQUEST_MODE: changes(set_mode),
+    }
 
 
 def _names(data: Mapping[str, Any]) -> tuple[str, str]:

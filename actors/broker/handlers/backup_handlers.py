@@ -9,13 +9,14 @@ import asyncio
 from pathlib import Path
 
 from raymq.actors.broker.context import BrokerContext, int_field, text_field
+from raymq.actors.broker.handlers.broker_command import Commands, reads
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core = context.core
     backups, store = core.backups, core.store
@@ -56,8 +57,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.BEGIN_BACKUP: begin,
-        RequestCode.READ_BACKUP: read,
-        RequestCode.HOLD_BACKUP: hold,
-        RequestCode.END_BACKUP: end,
+        RequestCode.BEGIN_BACKUP: reads(begin),
+        RequestCode.READ_BACKUP: reads(read),
+        RequestCode.HOLD_BACKUP: reads(hold),
+        RequestCode.END_BACKUP: reads(end),
     }

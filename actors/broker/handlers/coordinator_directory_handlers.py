@@ -7,20 +7,21 @@ import contextlib
 from typing import Final
 
 from raymq.actors.broker.context import BrokerContext, text_field
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads_confirmed
 from raymq.actors.broker.handlers.target_broker_guard import guard_target_broker
 from raymq.actors.errors import InvalidInput, StoreError
 from raymq.actors.protocol import PERM_WRITE
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.coordinator_directory_commands import WRITE
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.tables.known_brokers import check_broker_name
 
 #: So many coordinators are returned in one answer.
 _PAGE: Final = 500
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core, directory = context.core, context.core.homes
 
@@ -59,9 +60,9 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     return guard_target_broker(
         core.name,
         {
-            RequestCode.FIND_HOME: find,
-            RequestCode.REMEMBER_HOME: remember,
-            RequestCode.COPY_HOMES: copy,
-            RequestCode.FORGET_BROKER: forget,
+            RequestCode.FIND_HOME: reads_confirmed(find),
+            RequestCode.REMEMBER_HOME: changes(remember),
+            RequestCode.COPY_HOMES: reads_confirmed(copy),
+            RequestCode.FORGET_BROKER: changes(forget),
         },
     )

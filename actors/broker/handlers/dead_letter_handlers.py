@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from raymq.actors.broker.context import BrokerContext, text_field
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group, dlq_topic
 from raymq.actors.request_limits import MAX_REDRIVEN, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import steps_handler
 from raymq.storage.cooperative_steps import Steps
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
 
     def redrive(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
@@ -40,9 +41,9 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, {"ranges": [list(each) for each in ranges]})
 
     return {
-        RequestCode.REDRIVE_DEAD_LETTERS: steps_handler(redrive),
-        RequestCode.DELETE_DEAD_LETTERS: steps_handler(delete),
-        RequestCode.DELETED_DEAD_LETTERS: steps_handler(deleted_range_steps),
+        RequestCode.REDRIVE_DEAD_LETTERS: changes(steps_handler(redrive)),
+        RequestCode.DELETE_DEAD_LETTERS: changes(steps_handler(delete)),
+        RequestCode.DELETED_DEAD_LETTERS: reads(steps_handler(deleted_range_steps)),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.drain_status import DrainStatus
 from raymq.actors.broker.core.groups.consume_stats import ConsumeStats
+from raymq.actors.broker.handlers.broker_command import Commands, reads
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.drain_commands import (
     MAX_LISTED_ENTRIES,
@@ -15,12 +16,12 @@ from raymq.actors.wire.commands.drain_commands import (
 )
 from raymq.actors.wire.commands.target_broker import check_target_broker
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import coalescing_handler
 from raymq.storage.cooperative_steps import Steps
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core = context.core
     remaining = DrainStatus(core, context.groups, ConsumeStats(core, context.groups, context.statistics))
@@ -53,4 +54,4 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         )
         return drain_backlog_answer(request, backlog)
 
-    return {RequestCode.REMAINS: coalescing_handler(left)}
+    return {RequestCode.REMAINS: reads(coalescing_handler(left))}

@@ -11,6 +11,7 @@ from typing import Final
 from raymq.actors.broker.context import BrokerContext, int_field, text_field
 from raymq.actors.broker.core.reading.fetch_session import FetchSession, QueueFetchResult
 from raymq.actors.broker.core.reading.long_poll import ParkedRequest, QueueKey
+from raymq.actors.broker.handlers.broker_command import Commands, reads
 from raymq.actors.naming import check_group
 from raymq.actors.wire import bare_frame as bare
 from raymq.actors.wire import error_codec
@@ -18,7 +19,7 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.fetch_commands import INDEX, MAX_ANSWER_BYTES, fetch_specs_steps
 from raymq.actors.wire.frame import FLAG_EARLY, Command
 from raymq.actors.wire.loop_queue import LoopQueue, call_or_fail
-from raymq.actors.wire.server_connection import Handler, ServerConnection, discard_body
+from raymq.actors.wire.server_connection import ServerConnection, discard_body
 from raymq.actors.wire.stepwise_handlers import steps_handler
 from raymq.storage.cooperative_steps import Steps
 from raymq.storage.records.body_stripping import without_bodies
@@ -29,7 +30,7 @@ MAX_WAIT_SECONDS = 30.0
 _APART_SECONDS: Final = 250e-6
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core, turns = context.core, LoopQueue()
 
@@ -56,7 +57,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         goes_on = bool(request.fields.get("goes_on")) and connection.accepts_early_answers
         return pending.begin(session, wait, goes_on=goes_on, singly=goes_on and _may_come_singly(request))
 
-    return {RequestCode.FETCH: discard_body(steps_handler(fetch_queues))}
+    return {RequestCode.FETCH: reads(discard_body(steps_handler(fetch_queues)))}
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.groups.client_registry import ClientRegistry, ConsumerData
+from raymq.actors.broker.handlers.broker_command import Commands, reads
 from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy
 from raymq.actors.filter.tag_expression import ALL, TAG, Subscription
 from raymq.actors.naming import check_group
@@ -18,7 +19,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group_headers import GetConsumerListByGroup, HeartBeat, UnregisterClient
 from raymq.actors.wire.incremental_json import read_object_steps
 from raymq.actors.wire.json_body import answer, read_object, require_text
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import coalescing_handler
 from raymq.storage.cooperative_steps import Steps, map_steps
 
@@ -48,12 +49,12 @@ def register_client(groups: ClientRegistry, client_id: str, connection: ServerCo
         connection.add_close_callback(partial(groups.connection_closed, connection))
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     return {**_membership(context), **_questions(context)}
 
 
-def _membership(context: BrokerContext) -> dict[int, Handler]:
+def _membership(context: BrokerContext) -> Commands:
     core, groups = context.core, context.groups
 
     def heartbeat(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
@@ -71,8 +72,8 @@ def _membership(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.HEART_BEAT: context.in_order.claim(heartbeat),
-        RequestCode.UNREGISTER_CLIENT: context.in_order.release(unregister),
+        RequestCode.HEART_BEAT: reads(context.in_order.claim(heartbeat)),
+        RequestCode.UNREGISTER_CLIENT: reads(context.in_order.release(unregister)),
     }
 
 
@@ -140,7 +141,7 @@ async def _announced(context: BrokerContext, done: Command) -> Command:
     return done
 
 
-def _questions(context: BrokerContext) -> dict[int, Handler]:
+def _questions(context: BrokerContext) -> Commands:
     groups = context.groups
 
     def members(_: ServerConnection, request: Command) -> Command:
@@ -166,8 +167,8 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP: members,
-        RequestCode.CHECK_CLIENT_CONFIG: coalescing_handler(check_client),
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP: reads(members),
+        RequestCode.CHECK_CLIENT_CONFIG: reads(coalescing_handler(check_client)),
     }
 
 

@@ -27,7 +27,7 @@ from raymq.actors.broker.handlers import (
     stream_plan_handlers,
     transaction_handlers,
 )
-from raymq.actors.wire.server_connection import Handler
+from raymq.actors.broker.handlers.broker_command import Commands
 
 _FAMILIES = (
     append_handlers,
@@ -55,6 +55,6 @@ _FAMILIES = (
 )
 
 
-def all_handlers(context: BrokerContext) -> dict[int, Handler]:
-    """Return the handler of each request code."""
-    return {code: handler for family in _FAMILIES for code, handler in family.handlers(context).items()}
+def all_commands(context: BrokerContext) -> Commands:
+    """Return the command of each request code."""
+    return {code: command for family in _FAMILIES for code, command in family.handlers(context).items()}

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.handlers.broker_command import Commands, reads
 from raymq.actors.broker.handlers.group_handlers import register_client
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
@@ -15,7 +16,7 @@ from raymq.actors.request_limits import MAX_LOCKED, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.json_body import answer, queue_object, read_object, require_text
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.cooperative_steps import Steps, map_steps
 
 #: So many queues are locked or unlocked in one step.
@@ -24,7 +25,7 @@ _AT_ONCE = 500
 _MAX_VALUES = 5 * MAX_LOCKED
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     locks = context.core.locks
 
@@ -60,8 +61,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.LOCK_BATCH_MQ: context.in_order.claim(lock),
-        RequestCode.UNLOCK_BATCH_MQ: context.in_order.release(unlock),
+        RequestCode.LOCK_BATCH_MQ: reads(context.in_order.claim(lock)),
+        RequestCode.UNLOCK_BATCH_MQ: reads(context.in_order.release(unlock)),
     }
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads
 from raymq.actors.errors import MessageNotFound
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group_headers import QueryConsumerOffset, UpdateConsumerOffset
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 
 
 def place(core: BrokerCore, topic: str, offset: int) -> dict[str, int]:
@@ -20,7 +21,7 @@ def place(core: BrokerCore, topic: str, offset: int) -> dict[str, int]:
     return {"offset": offset, "raymqIncarnation": incarnation} if incarnation else {"offset": offset}
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core, offsets = context.core, context.core.offsets
 
@@ -54,6 +55,6 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, remark=None if done else "Offset has been previously reset")
 
     return {
-        RequestCode.QUERY_CONSUMER_OFFSET: query_offset,
-        RequestCode.UPDATE_CONSUMER_OFFSET: update_offset,
+        RequestCode.QUERY_CONSUMER_OFFSET: reads(query_offset),
+        RequestCode.UPDATE_CONSUMER_OFFSET: changes(update_offset),
     }

@@ -10,6 +10,7 @@ from raymq.actors.broker.context import BrokerContext, text_field
 from raymq.actors.broker.core.pop.pop_request import PopRequest, PopResult
 from raymq.actors.broker.core.pop.pop_service import MAX_INVISIBLE_MS
 from raymq.actors.broker.core.reading.long_poll import QueueKey
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads
 from raymq.actors.errors import InvalidInput, PermissionDenied, StaleHandle
 from raymq.actors.filter.tag_expression import ALL, TAG, MessageFilter, parse_filter_steps
 from raymq.actors.naming import check_group
@@ -32,7 +33,7 @@ from raymq.actors.wire.headers.pop_headers import (
     retry_mark,
 )
 from raymq.actors.wire.loop_queue import LoopTurnLock
-from raymq.actors.wire.server_connection import Handler, ServerConnection, discard_body
+from raymq.actors.wire.server_connection import ServerConnection, discard_body
 from raymq.actors.wire.stepwise_handlers import steps_handler
 from raymq.storage.cooperative_steps import Steps
 from raymq.storage.tables.in_flight_messages import ExpiryReason
@@ -54,13 +55,13 @@ def pop_wait_key(group: str, topic: str, queue_id: int) -> QueueKey:
     return f"{topic}@{group}", queue_id
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     turns = LoopTurnLock()
     return {**_taking(context, turns), **_telling(context, turns), **_ending(context), **_settling(context)}
 
 
-def _taking(context: BrokerContext, turns: LoopTurnLock) -> dict[int, Handler]:
+def _taking(context: BrokerContext, turns: LoopTurnLock) -> Commands:
     core, pop = context.core, context.core.pop
 
     def pop_message(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
@@ -103,10 +104,10 @@ def _taking(context: BrokerContext, turns: LoopTurnLock) -> dict[int, Handler]:
             popped = receive()
         return _popped(context, request, header, popped)
 
-    return {RequestCode.POP_MESSAGE: discard_body(steps_handler(pop_message))}
+    return {RequestCode.POP_MESSAGE: reads(discard_body(steps_handler(pop_message)))}
 
 
-def _telling(context: BrokerContext, turns: LoopTurnLock) -> dict[int, Handler]:
+def _telling(context: BrokerContext, turns: LoopTurnLock) -> Commands:
     core, pop = context.core, context.core.pop
 
     async def notification(connection: ServerConnection, request: Command) -> Command:
@@ -127,10 +128,10 @@ def _telling(context: BrokerContext, turns: LoopTurnLock) -> dict[int, Handler]:
             await turns.take()
         return request.response(ResponseCode.SUCCESS, {"hasMsg": has, "pollingFull": full})
 
-    return {RequestCode.NOTIFICATION: discard_body(notification)}
+    return {RequestCode.NOTIFICATION: reads(discard_body(notification))}
 
 
-def _ending(context: BrokerContext) -> dict[int, Handler]:
+def _ending(context: BrokerContext) -> Commands:
     pop = context.core.pop
 
     def ack(_: ServerConnection, request: Command) -> Command:
@@ -189,13 +190,13 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, fields)
 
     return {
-        RequestCode.ACK_MESSAGE: ack,
-        RequestCode.BATCH_ACK_MESSAGE: steps_handler(batch_ack),
-        RequestCode.CHANGE_MESSAGE_INVISIBLETIME: change_invisible,
+        RequestCode.ACK_MESSAGE: changes(ack),
+        RequestCode.BATCH_ACK_MESSAGE: changes(steps_handler(batch_ack)),
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME: changes(change_invisible),
     }
 
 
-def _settling(context: BrokerContext) -> dict[int, Handler]:
+def _settling(context: BrokerContext) -> Commands:
     def settle(_: ServerConnection, request: Command) -> Command:
         settlements = read_settlements(request)
         for each in settlements:
@@ -206,7 +207,7 @@ def _settling(context: BrokerContext) -> dict[int, Handler]:
             ResponseCode.SUCCESS, {"outcomes": [[int(outcome), delay_ms] for outcome, delay_ms in outcomes]}
         )
 
-    return {RequestCode.SETTLE_DELIVERIES: settle}
+    return {RequestCode.SETTLE_DELIVERIES: changes(settle)}
 
 
 def _pop_request(context: BrokerContext, header: PopMessage, message_filter: MessageFilter) -> PopRequest:

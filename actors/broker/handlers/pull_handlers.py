@@ -16,6 +16,7 @@ from functools import partial
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.reading.pull_reader import PullResult, PullStatus, pull
+from raymq.actors.broker.handlers.broker_command import Commands, reads
 from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied, QueueNotFound, StoreError
 from raymq.actors.filter.fetch_spec import FetchSpec
 from raymq.actors.filter.tag_expression import ALL, TAG, MessageFilter, Subscription
@@ -25,7 +26,7 @@ from raymq.actors.wire.commands.fetch_commands import MAX_ANSWER_BYTES
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pull_headers import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.loop_queue import LoopQueue, call_or_fail
-from raymq.actors.wire.server_connection import Handler, ServerConnection, discard_body
+from raymq.actors.wire.server_connection import ServerConnection, discard_body
 from raymq.actors.wire.stepwise_handlers import steps_handler
 from raymq.storage.cooperative_steps import Steps
 
@@ -40,7 +41,7 @@ _CODES = {
 }
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     turns = LoopQueue()
 
@@ -60,7 +61,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return pull.answer(found)
 
     return dict.fromkeys(
-        (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE), discard_body(steps_handler(pull_message))
+        (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE), reads(discard_body(steps_handler(pull_message)))
     )
 
 

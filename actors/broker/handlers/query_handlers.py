@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.groups.consume_stats import ConsumeStats
+from raymq.actors.broker.handlers.broker_command import Commands, reads
 from raymq.actors.broker.handlers.offset_handlers import place
 from raymq.actors.errors import InvalidInput, MessageNotFound
 from raymq.actors.wire import json_body
@@ -23,7 +24,7 @@ from raymq.actors.wire.headers.query_headers import (
     SearchOffsetByTimestamp,
     ViewMessageById,
 )
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import coalescing_handler
 from raymq.storage.cooperative_steps import Steps
 
@@ -32,12 +33,12 @@ MAX_RESULTS = 10_000
 _MAX_RESULT_BYTES = 15 << 20
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     return {**_messages(context), **_places(context)}
 
 
-def _messages(context: BrokerContext) -> dict[int, Handler]:
+def _messages(context: BrokerContext) -> Commands:
     core = context.core
 
     def query(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
@@ -72,13 +73,13 @@ def _messages(context: BrokerContext) -> dict[int, Handler]:
         return json_body.answer(request, {"maxQueueIndex": high, "minQueueIndex": low, "queueData": listed})
 
     return {
-        RequestCode.QUERY_MESSAGE: coalescing_handler(query),
-        RequestCode.VIEW_MESSAGE_BY_ID: view,
-        RequestCode.QUERY_CONSUME_QUEUE: entries,
+        RequestCode.QUERY_MESSAGE: reads(coalescing_handler(query)),
+        RequestCode.VIEW_MESSAGE_BY_ID: reads(view),
+        RequestCode.QUERY_CONSUME_QUEUE: reads(entries),
     }
 
 
-def _places(context: BrokerContext) -> dict[int, Handler]:
+def _places(context: BrokerContext) -> Commands:
     core = context.core
     consumption = ConsumeStats(core, context.groups, context.statistics)
 
@@ -111,8 +112,8 @@ def _places(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, {"timestamp": stored_ms or -1})
 
     return {
-        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: coalescing_handler(by_time),
-        RequestCode.GET_MAX_OFFSET: newest,
-        RequestCode.GET_MIN_OFFSET: oldest,
-        RequestCode.GET_EARLIEST_MSG_STORETIME: earliest,
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: reads(coalescing_handler(by_time)),
+        RequestCode.GET_MAX_OFFSET: reads(newest),
+        RequestCode.GET_MIN_OFFSET: reads(oldest),
+        RequestCode.GET_EARLIEST_MSG_STORETIME: reads(earliest),
     }

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from raymq.actors.broker.context import BrokerContext, text_field
+from raymq.actors.broker.handlers.broker_command import Commands, changes
 from raymq.actors.errors import InvalidInput, NotRecallable
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.recall_headers import RecallMessage
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import stepwise
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core = context.core
 
@@ -39,4 +40,4 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         waiting = context.when_durable(lambda _: answer)
         return waiting if isinstance(waiting, Command) else await waiting
 
-    return {RequestCode.RECALL_TIMER: recall, RequestCode.RECALL_MESSAGE: recall_message}
+    return {RequestCode.RECALL_TIMER: changes(recall), RequestCode.RECALL_MESSAGE: changes(recall_message)}

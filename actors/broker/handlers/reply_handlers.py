@@ -12,12 +12,13 @@ from collections.abc import Awaitable
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.handlers.broker_command import Commands, changes
 from raymq.actors.broker.handlers.send_handlers import REGION, read_inbound_message, refusal
 from raymq.actors.errors import BrokerUnavailable, MessageIllegal, RayMQError, StoreError
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.headers.send_headers import PushReplyMessage, SendMessage, SendReplyMessage, SendReplyMessageV2
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import decode_properties, encode_properties
 
@@ -30,7 +31,7 @@ _HEADERS: dict[int, type[SendMessage]] = {header.CODE: header for header in (Sen
 _log = logging.getLogger(__name__)
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
 
     def reply(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
@@ -48,7 +49,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             return refusal(request, error)
         return request.response(ResponseCode.SUCCESS, fields)
 
-    return dict.fromkeys(_HEADERS, reply)
+    return dict.fromkeys(_HEADERS, changes(reply))
 
 
 def _keep(context: BrokerContext, header: SendMessage, body: bytes, peer: str) -> dict[str, Any]:

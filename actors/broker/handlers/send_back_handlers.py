@@ -6,16 +6,17 @@ from collections.abc import Awaitable
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.redelivery.retry import MoveToDlq, Quarantined, RetryLater
+from raymq.actors.broker.handlers.broker_command import Commands, changes
 from raymq.actors.errors import WriteUnknown
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.send_back_commands import DELAY_MS, QUARANTINE_REASON
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send_headers import ConsumerSendMsgBack
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core = context.core
 
@@ -46,4 +47,4 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
         return context.when_durable(answer, new_topic=core.store.topic_configs.version is not known)
 
-    return {RequestCode.CONSUMER_SEND_MSG_BACK: send_back}
+    return {RequestCode.CONSUMER_SEND_MSG_BACK: changes(send_back)}

@@ -12,13 +12,14 @@ from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.appending.admission import refusal_cause
 from raymq.actors.broker.core.appending.inbound_message import InboundMessage
 from raymq.actors.broker.core.appending.send_message_processor import PutMessageResult
+from raymq.actors.broker.handlers.broker_command import Commands, appends
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire import error_codec
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send_headers import SendBatchMessage, SendMessage, SendMessageV2
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import steps_handler
 from raymq.storage.cooperative_steps import Steps
 from raymq.storage.records import property_names as names
@@ -67,7 +68,7 @@ def refusal(request: Command, error: Exception) -> Command:
     return answer
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core = context.core
 
@@ -101,7 +102,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
         return context.append(len(request.body), store)
 
-    return dict.fromkeys(_HEADERS, steps_handler(send))
+    return dict.fromkeys(_HEADERS, appends(steps_handler(send)))
 
 
 _HEADERS: dict[int, type[SendMessage]] = {

@@ -16,6 +16,7 @@ from raymq.actors.broker.context import BrokerContext, int_field, text_field
 from raymq.actors.broker.core.appending.staged_delays import delay_chunk_steps
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.writes.transaction_coordinator import TransactionStatus
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads_confirmed
 from raymq.actors.broker.handlers.target_broker_guard import guard_target_broker
 from raymq.actors.broker.in_doubt_resolver import resolve_writes
 from raymq.actors.errors import InvalidInput
@@ -29,7 +30,7 @@ from raymq.actors.wire.commands.staged_write_commands import (
     transaction_reply_fields,
 )
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise_handlers import steps_handler, stepwise
 from raymq.storage.cooperative_steps import Steps
 
@@ -37,7 +38,7 @@ from raymq.storage.cooperative_steps import Steps
 _MAX_REASON: Final = 1_000
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core = context.core
 
@@ -117,13 +118,13 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     return guard_target_broker(
         core.name,
         {
-            RequestCode.STAGE_RECORDS: steps_handler(stage),
-            RequestCode.COMMIT_STAGED: commit,
-            RequestCode.ABORT_STAGED: abort,
-            RequestCode.OPEN_WRITE: open_write,
-            RequestCode.DECIDE_WRITE: decide,
-            RequestCode.ASK_WRITES: ask,
-            RequestCode.WRITES_DONE: done,
+            RequestCode.STAGE_RECORDS: changes(steps_handler(stage)),
+            RequestCode.COMMIT_STAGED: changes(commit),
+            RequestCode.ABORT_STAGED: changes(abort),
+            RequestCode.OPEN_WRITE: changes(open_write),
+            RequestCode.DECIDE_WRITE: changes(decide),
+            RequestCode.ASK_WRITES: reads_confirmed(ask),
+            RequestCode.WRITES_DONE: changes(done),
         },
     )
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 
 from raymq.actors.broker.context import BrokerContext, int_field, text_field
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads, reads_confirmed
 from raymq.actors.broker.handlers.target_broker_guard import guard_target_broker
 from raymq.actors.errors import PermissionDenied
 from raymq.actors.protocol import PERM_READ
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core, plans = context.core, context.core.stream_plans
 
@@ -60,5 +61,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         }
         return request.response(ResponseCode.SUCCESS, fields)
 
-    of_its_home = guard_target_broker(core.name, {RequestCode.STREAM_PLANS: kept, RequestCode.PLAN_BATCH: plan})
-    return {**of_its_home, RequestCode.TOPIC_BOUNDS: bounds}
+    of_its_home = guard_target_broker(
+        core.name, {RequestCode.STREAM_PLANS: reads_confirmed(kept), RequestCode.PLAN_BATCH: changes(plan)}
+    )
+    return {**of_its_home, RequestCode.TOPIC_BOUNDS: reads(bounds)}

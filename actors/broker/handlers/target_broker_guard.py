@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
+from dataclasses import replace
 
+from raymq.actors.broker.handlers.broker_command import Commands
 from raymq.actors.wire.commands.target_broker import check_target_broker
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Answer, Handler, ServerConnection
 
 
-def guard_target_broker(broker: str, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-    """Return the same handlers, guarded by the name of this broker."""
-    return {code: _checked(broker, handler) for code, handler in handlers.items()}
+def guard_target_broker(broker: str, commands: Commands) -> Commands:
+    """Return the same commands, guarded by the name of this broker."""
+    return {code: replace(each, handler=_checked(broker, each.handler)) for code, each in commands.items()}
 
 
 def _checked(broker: str, handler: Handler) -> Handler:

@@ -7,17 +7,18 @@ from collections.abc import Awaitable, Callable
 from raymq.actors.broker.context import BrokerContext, int_field
 from raymq.actors.broker.core.transactions.half_message import HalfPosition
 from raymq.actors.broker.core.transactions.transactional_message_service import EndOfTransaction
+from raymq.actors.broker.handlers.broker_command import Commands, changes, reads
 from raymq.actors.errors import InvalidInput, MessageNotFound
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.transaction_commands import ended_answer, listed_answer, outcome_of
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.transaction_headers import EndTransaction, ResumeCheckHalfMessage
-from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.records import message_id
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
+def handlers(context: BrokerContext) -> Commands:
     """Return the handlers of this family by request code."""
     core = context.core
 
@@ -53,7 +54,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return listed_answer(request, listed, following)
 
     return {
-        RequestCode.END_TRANSACTION: end,
-        RequestCode.RESUME_CHECK_HALF_MESSAGE: resume,
-        RequestCode.LIST_TRANSACTIONS: list_transactions,
+        RequestCode.END_TRANSACTION: changes(end),
+        RequestCode.RESUME_CHECK_HALF_MESSAGE: changes(resume),
+        RequestCode.LIST_TRANSACTIONS: reads(list_transactions),
     }

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.handlers.broker_command import Commands
 from raymq.actors.broker.replica.broker_sockets import BrokerSockets
-from raymq.actors.broker.replica.leader_guard import guard_handlers
+from raymq.actors.broker.replica.leader_guard import guarded_handlers
 from raymq.actors.broker.replica.leadership import Leadership
 from raymq.actors.broker.replica.replicated_context import ReplicatedContext
 from raymq.actors.wire.server_connection import Handler
@@ -51,6 +52,6 @@ class LeaderContext:
         """Return the function that creates the context of the service's commands."""
         return partial(ReplicatedContext, leadership=self.leadership)
 
-    def guard_handlers(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """Return all handlers of the service, guarded by the leadership."""
-        return {**guard_handlers(handlers, self.leadership), **self.handlers}
+    def guarded_handlers(self, commands: Commands) -> dict[int, Handler]:
+        """Return the handlers of all commands of the service, guarded by the leadership."""
+        return {**guarded_handlers(commands, self.leadership), **self.handlers}

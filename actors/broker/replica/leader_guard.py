@@ -12,88 +12,27 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from raymq.actors.broker.handlers.broker_command import BrokerCommand, CommandKind, Commands
 from raymq.actors.broker.replica.leadership import Leadership
 from raymq.actors.broker.replication.ack_rule import NOT_MASTER
 from raymq.actors.errors import BrokerUnavailable, WriteUnknown
 from raymq.actors.protocol import SendStatus
-from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Answer, Handler, ServerConnection
 from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
 
-_APPENDS: Final = frozenset(
-    {
-        RequestCode.SEND_MESSAGE,
-        RequestCode.SEND_MESSAGE_V2,
-        RequestCode.SEND_BATCH_MESSAGE,
-        RequestCode.APPEND_RECORDS,
-        RequestCode.APPEND_ONE,
-        RequestCode.APPEND_ONE_SEQUENCED,
-    }
-)
-_CHANGES: Final = frozenset(
-    {
-        RequestCode.UPDATE_CONSUMER_OFFSET,
-        RequestCode.UPDATE_BROKER_CONFIG,
-        RequestCode.UPDATE_AND_CREATE_TOPIC,
-        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
-        RequestCode.DELETE_TOPIC_IN_BROKER,
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
-        RequestCode.DELETE_SUBSCRIPTIONGROUP,
-        RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN,
-        RequestCode.CONSUMER_SEND_MSG_BACK,
-        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
-        RequestCode.CLONE_GROUP_OFFSET,
-        RequestCode.SET_MESSAGE_REQUEST_MODE,
-        RequestCode.RECALL_MESSAGE,
-        RequestCode.END_TRANSACTION,
-        RequestCode.RESUME_CHECK_HALF_MESSAGE,
-        RequestCode.ACK_MESSAGE,
-        RequestCode.BATCH_ACK_MESSAGE,
-        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-        RequestCode.SEND_REPLY_MESSAGE,
-        RequestCode.SEND_REPLY_MESSAGE_V2,
-        RequestCode.STAGE_RECORDS,
-        RequestCode.COMMIT_STAGED,
-        RequestCode.ABORT_STAGED,
-        RequestCode.REMEMBER_HOME,
-        RequestCode.FORGET_BROKER,
-        RequestCode.OPEN_WRITE,
-        RequestCode.DECIDE_WRITE,
-        RequestCode.WRITES_DONE,
-        RequestCode.PLAN_BATCH,
-        RequestCode.RECALL_TIMER,
-        RequestCode.REDRIVE_DEAD_LETTERS,
-        RequestCode.DELETE_DEAD_LETTERS,
-        RequestCode.DELETE_GROUP,
-        RequestCode.FORGET_GROUP_TOPIC,
-        RequestCode.SETTLE_DELIVERIES,
-    }
-)
-#: The outcome of a write, the messages of a batch, the coordinator of something: clients and other brokers append, read
-#: and decide by these answers, so the next master must have them, too.
-_DECISIONS: Final = frozenset(
-    {RequestCode.ASK_WRITES, RequestCode.FIND_HOME, RequestCode.COPY_HOMES, RequestCode.STREAM_PLANS}
-)
 _SUCCESSES: Final = frozenset({ResponseCode.SUCCESS})
 
 
-def guard_handlers(handlers: Mapping[int, Handler], leadership: Leadership) -> dict[int, Handler]:
-    """Return the same handlers, guarded by the leadership."""
-    return {code: _gate(code, handler, leadership) for code, handler in handlers.items()}
+def guarded_handlers(commands: Commands, leadership: Leadership) -> dict[int, Handler]:
+    """Return the commands' handlers, guarded by the leadership according to their kinds."""
+    return {code: _guarded(command, leadership) for code, command in commands.items()}
 
 
-def _gate(code: int, handler: Handler, leadership: Leadership) -> Handler:
-    if code in _APPENDS:
-        serve = _append(handler, leadership)
-    elif code in _CHANGES:
-        serve = _change(handler, leadership)
-    elif code in _DECISIONS:
-        serve = _decision(handler, leadership)
-    else:
-        serve = _read(handler, leadership)
-    if getattr(handler, "waits", False):
+def _guarded(command: BrokerCommand, leadership: Leadership) -> Handler:
+    serve = _GUARDS[command.kind](command.handler, leadership)
+    if getattr(command.handler, "waits", False):
         serve.waits = True  # type: ignore[attr-defined]
     return serve
 
@@ -113,7 +52,7 @@ def _read(handler: Handler, leadership: Leadership) -> Handler:
     return serve
 
 
-def _decision(handler: Handler, leadership: Leadership) -> Handler:
+def _confirmed_read(handler: Handler, leadership: Leadership) -> Handler:
     async def settled(result: Answer | Awaitable[Answer]) -> Answer:
         answer = result if result is None or isinstance(result, Command) else await result
         try:
@@ -179,3 +118,12 @@ def _change(handler: Handler, leadership: Leadership) -> Handler:
         return settled(result) if result is None or isinstance(result, Command) else finished(result)
 
     return serve
+
+
+_GUARDS: Final[Mapping[CommandKind, Callable[[Handler, Leadership], Handler]]] = {
+    CommandKind.READS: _read,
+    CommandKind.READS_CONFIRMED: _confirmed_read,
+    CommandKind.APPENDS: _append,
+    CommandKind.CHANGES: _change,
+    CommandKind.ADMINISTRATES: _read,
+}

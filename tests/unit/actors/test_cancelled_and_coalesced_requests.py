@@ -292,7 +292,7 @@ class Broker:
         context = BrokerContext(**fields)
         self._handlers: dict[int, Any] = {}
         for family in (group_handlers, lock_handlers, admin_groups, admin_topics, query_handlers):
-            self._handlers |= family.handlers(context)
+            self._handlers |= {code: command.handler for code, command in family.handlers(context).items()}
 
     def ask(self, connection: Connection, request: Command) -> asyncio.Future[Command]:
         async def answer() -> Command:

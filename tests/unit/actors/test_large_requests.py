@@ -284,7 +284,7 @@ async def test_batch_ack_of_unknown_entries_yields_turns(bench: Bench) -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(others())
-    answer = pop_handlers.handlers(context)[RequestCode.BATCH_ACK_MESSAGE](NO_CONNECTION, request)
+    answer = pop_handlers.handlers(context)[RequestCode.BATCH_ACK_MESSAGE].handler(NO_CONNECTION, request)
     assert not isinstance(answer, Command)
     assert answer is not None
     assert (await answer) is not None
@@ -304,7 +304,7 @@ async def test_woken_pops_run_one_per_turn(bench: Bench, monkeypatch: pytest.Mon
     statistics = Statistics()
     groups = SimpleNamespace(check_not_superseded=lambda *_: None)
     pop_context = SimpleNamespace(core=bench.core, polls=polls, announce=nothing, statistics=statistics, groups=groups)
-    handle = pop_handlers.handlers(cast("BrokerContext", pop_context))[RequestCode.POP_MESSAGE]
+    handle = pop_handlers.handlers(cast("BrokerContext", pop_context))[RequestCode.POP_MESSAGE].handler
     connection = cast("ServerConnection", SimpleNamespace(park_seconds=60.0, is_gone=False))
     wanted_pop = PopMessage("g", "t", -1, 1, 30_000, 30_000, 0, 0)
     bench.core.ensure_group("g")

@@ -127,7 +127,7 @@ async def test_heartbeat_creates_groups_in_steps(bench: Bench, monkeypatch: pyte
         "notify_group": notified.append,
         "in_order": OrderedHandlers(),
     }
-    heartbeat: Any = group_handlers.handlers(BrokerContext(**fields))[RequestCode.HEART_BEAT]
+    heartbeat: Any = group_handlers.handlers(BrokerContext(**fields))[RequestCode.HEART_BEAT].handler
     consumers = [{"groupName": f"g{n}", "subscriptionDataSet": []} for n in range(600)]
     body = {"clientID": "me", "consumerDataSet": consumers}
     request = HeartBeat().command(json.dumps(body).encode())
