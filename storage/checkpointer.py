@@ -28,7 +28,6 @@ class Checkpointer:
     Attributes:
         saving_lock: held while a checkpoint is written; no file of the store may be removed meanwhile.
         saved_to: `CheckpointState.dispatched_to` of the last checkpoint.
-        deletions_from: the last checkpoint lists the topic deletions after this log offset; earlier ones have expired.
     """
 
     def __init__(self, parts: StoreParts, sync_tables: Callable[[], None], confirmed: HighWatermark) -> None:
@@ -41,7 +40,6 @@ class Checkpointer:
         self._sync_tables = sync_tables
         self.saving_lock: Final = threading.Lock()
         self.saved_to = 0
-        self.deletions_from = 0
 
     def save(self) -> None:
         """Bring log, queues, index and offsets to disk, then write the checkpoint. Any thread.
@@ -97,5 +95,5 @@ class Checkpointer:
             walk_from = log.recovery_start.before(to)
             state = CheckpointState(to, index.end_physical, index, queues, deleted, geometry, boot_id(), walk_from)
             state.save(parts.paths.state)
-            self.saved_to, self.deletions_from = to, log_min
+            self.saved_to = to
             failpoint("checkpoint.after_state")

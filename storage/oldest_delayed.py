@@ -12,11 +12,12 @@ from typing import Final
 from raymq.storage.config import StoreConfig
 from raymq.storage.delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.storage.errors import StoreCorrupt
+from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.log.checkpoint import CheckpointState
 from raymq.storage.log.consume_queue import ConsumeQueue
+from raymq.storage.state_opening import open_state
 from raymq.storage.store_paths import StorePaths
-from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
-from raymq.storage.tables.recovery_bounds import RecoveryBounds
+from raymq.storage.tables.state_tables import StateTables
 from raymq.storage.timers.oldest_pending_timer import find_oldest_pending
 
 #: How many entries of a queue are read at once.
@@ -35,14 +36,15 @@ def oldest_delayed_offset(
         before: at most `CheckpointState.dispatched_to`.
 
     Raises:
-        StoreCorrupt: the offsets of the delay levels cannot be read.
+        StoreCorrupt: the tables cannot be read.
         StoreBusy, StoreFailed: they cannot be read now.
     """
-    recovery_bounds = RecoveryBounds(state.dispatched_to, memory_lost=True)
-    progress = ConsumerOffsetStore(paths.config, paths.journal, writable=False, recovery_bounds=recovery_bounds)
+    tables = StateTables()
+    journal, _ = open_state(paths, tables, lambda _: None, writable=False)
+    journal.clamp(RecoveryBounds(state.dispatched_to, memory_lost=True))
     found = [before]
     for queue_id in state.queues.get(SCHEDULE_TOPIC, {}):
-        begin = progress.delays.get(queue_id + 1, 0)
+        begin = tables.delay_offsets.get(queue_id + 1) or 0
         found.append(_first_from(paths, config, state, (SCHEDULE_TOPIC, queue_id), begin, log_min, before))
     timers = TIMER_TOPIC, 0
     if timers[1] in state.queues.get(timers[0], {}):

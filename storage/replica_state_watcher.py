@@ -43,8 +43,8 @@ class ReplicaStateWatcher:
         self.changes: Callable[[], int] | None = None
         self.master_begin = 0
         self._seen_changes: int | None = None
-        self._deletions = topic_deletion_journal.files_of(parts.paths.root)
-        self._seen_deletions = _signature(self._deletions)
+        self._deletions = topic_deletion_journal.DeletionTail(parts.paths.root)
+        self._seen_deletions = self._deletions.read()
         self._seen_delays = _signature([parts.paths.delay_levels])
 
     def refresh(self) -> None:
@@ -58,9 +58,9 @@ class ReplicaStateWatcher:
         changes = None if self.changes is None else self.changes()
         if changes is not None and changes == self._seen_changes:
             return
-        deletions = _signature(self._deletions)
+        deletions = self._deletions.read()
         if deletions != self._seen_deletions:
-            self._apply_deletions()
+            self._apply_deletions(deletions)
             self._seen_deletions = deletions
         delays = _signature([self._parts.paths.delay_levels])
         if delays != self._seen_delays:
@@ -69,9 +69,8 @@ class ReplicaStateWatcher:
             self._seen_delays = delays
         self._seen_changes = changes
 
-    def _apply_deletions(self) -> None:
-        parts, dispatcher = self._parts, self._parts.dispatcher
-        deleted, known = topic_deletion_journal.read_deleted_topics(parts.paths.root), parts.deleted_topics
+    def _apply_deletions(self, deleted: dict[str, int]) -> None:
+        parts, dispatcher, known = self._parts, self._parts.dispatcher, self._parts.deleted_topics
         listed_from = max(parts.log.min_offset, self.master_begin)
         never = [t for t, place in known.items() if place > max(listed_from, deleted.get(t, -1))]
         if never or parts.paths.rebuild_queues.exists():

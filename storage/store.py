@@ -1,7 +1,7 @@
 """The facade of one broker's store: messages, indexes, settings and consumer offsets in one directory.
 
 Thread rule: a store belongs to one thread (the broker's loop), and only that thread calls its methods. Exceptions are
-`flush`, `flushed_offset`, `sync_settings` and `wait_for_removals`, which other threads may use at the same time.
+`flush`, `flushed_offset`, `sync_state` and `wait_for_removals`, which other threads may use at the same time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from raymq.storage.files import fileutil
 from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
 from raymq.storage.files.disk_reserve import DISK_RESERVE_BYTES, DiskReserve
 from raymq.storage.files.enospc_fallback import ENOSPC_FALLBACK
+from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.log.flush import Flusher
 from raymq.storage.log.message_writer import AppendResult, MessageWriter, OnStored
 from raymq.storage.log.record_checker import CheckedRecord
@@ -41,7 +42,6 @@ from raymq.storage.store_parts import open_parts
 from raymq.storage.store_reader import StoreReader
 from raymq.storage.tables import leader_epoch_checkpoint
 from raymq.storage.tables.pending_truncation import PendingTruncation
-from raymq.storage.tables.recovery_bounds import RecoveryBounds
 from raymq.storage.topic_deletions import TopicDeletions
 
 __all__ = ["AppendResult", "Store"]
@@ -61,6 +61,7 @@ class Store(StoreReader, Closeable):
         recovery_bounds: the ends of the log and its queues at that time.
         topic_configs, group_configs, request_modes, consumer_offsets, delay_offsets, in_flight: stored settings,
             offsets and unacknowledged deliveries.
+        tables: the other tables of the state journal.
         delay_level_history: which table of delay levels was in force in which part of the log.
         retention: the rules of `delete_expired`.
     """
@@ -85,12 +86,13 @@ class Store(StoreReader, Closeable):
         #: The recovery epoch; it changes with every opening that may have lost a part of the log that was read before.
         self.epoch = parts.epochs.current
         self.recovery_bounds: RecoveryBounds = parts.recovery_bounds
-        self.consumer_offsets = parts.progress.consumer_offsets
-        self.delay_offsets = parts.progress.delay_offsets
-        self.in_flight = parts.in_flight
-        self.topic_configs = parts.topic_configs
-        self.group_configs = parts.group_configs
-        self.request_modes = parts.request_modes
+        self.tables = tables = parts.tables
+        self.consumer_offsets = tables.consumer_offsets
+        self.delay_offsets = tables.delay_offsets
+        self.in_flight = tables.in_flight
+        self.topic_configs = tables.topics
+        self.group_configs = tables.groups
+        self.request_modes = tables.request_modes
         #: The rules by which log files expire; may be replaced at any time.
         self.retention = Retention(self.config.retention_hours, self.config.delete_at_hour)
         # A read-only store has no retention clock of its own, because the clock saves its state.
@@ -103,9 +105,9 @@ class Store(StoreReader, Closeable):
             directory, self.config, self._log, self._dispatcher, now_ms, self._keep_disk_reserve
         )
         self._replica_log = ReplicaLog(self._log, self._dispatcher, parts.deleted_topics)
-        self._checkpointer = Checkpointer(parts, self._sync_tables, self.confirmed)
+        self._checkpointer = Checkpointer(parts, self.sync_state, self.confirmed)
         self._remover = FileRemover(self._checkpointer.saving_lock)
-        self._deletions = TopicDeletions(parts, self._remover, self._checkpointer, self.sync_progress)
+        self._deletions = TopicDeletions(parts, self._remover, self._checkpointer)
         self._dispatcher.sync_deletions = self._deletions.sync
         #: Applies the state that a replica's log depends on; None if the store has its own tables.
         self._state_watcher = ReplicaStateWatcher(parts, self._remover) if is_replica else None
@@ -126,8 +128,6 @@ class Store(StoreReader, Closeable):
         try:
             failpoint("open.before_checkpoint")
             self._save_checkpoint()
-            if self._state_watcher is None:
-                self._deletions.begin()
             self._finish_cut()
             fileutil.remove(parts.paths.rebuild_queues)
             fileutil.remove(expired_queue_offsets.expired_queues_file(self.directory))
@@ -383,12 +383,12 @@ class Store(StoreReader, Closeable):
         Its records stay in the log until they expire. If the topic is written again, its offsets begin at 0.
         """
         self.delete_topic_soon(topic)
-        self.sync_settings()
+        self.sync_state()
 
     def delete_topic_soon(self, topic: str) -> None:
         """Delete a topic as `delete_topic` does, without waiting for the disk.
 
-        The deletion is on disk after the next `sync_settings`. Before that a power loss may bring the topic back, but
+        The deletion is on disk after the next `sync_state`. Before that a power loss may bring the topic back, but
         not if a message was stored in a topic of that name since.
         """
         self._check_open()
@@ -396,15 +396,6 @@ class Store(StoreReader, Closeable):
             raise StoreFollows(f"a replica takes the deletion of topic {topic} from its master")
         self._writer.check_ready(own=False)
         self._deletions.add(topic)
-
-    def sync_settings(self) -> None:
-        """Wait until the changes of topics and groups are on disk. Any thread.
-
-        Raise StoreFailed if they may not be.
-        """
-        self._deletions.sync()
-        self.topic_configs.sync()
-        self.group_configs.sync()
 
     def incarnation(self, topic: str) -> int:
         """Return a number that rises when a topic of that name is deleted.
@@ -497,18 +488,21 @@ class Store(StoreReader, Closeable):
         """
         self._log.flush()
 
-    def sync_progress(self) -> None:
-        """Wait until the offsets of groups and delay levels and pop's deliveries are on disk.
+    def sync_state(self) -> None:
+        """Wait until all changes of the tables and all deletions are on disk. Any thread.
 
         Raise StoreFailed if they may not be.
         """
-        # Deliveries first, so that the offsets on disk are newer: a start takes an offset below them for a reset.
-        self.in_flight.sync()
-        self._parts.progress.journal.sync()
+        self._parts.journal.sync()
+        self._deletions.sync()
 
-    def _sync_tables(self) -> None:
-        self.sync_progress()
-        self.sync_settings()
+    def begin_export(self) -> Callable[[], None]:
+        """Return a function that writes RocketMQ's files of the tables that have changed.
+
+        Any thread may call the function, one at a time. It raises StoreFull or StoreFailed if it did not write all.
+        """
+        self._check_open()
+        return self._parts.rocketmq_files.begin_export()
 
     def _save_checkpoint(self) -> None:
         """See `Checkpointer.save`."""
@@ -527,11 +521,11 @@ class Store(StoreReader, Closeable):
         try:
             if not self._read_only and self._parts.health.is_healthy:
                 failpoint("close.before_compaction")
-                self._log.flush()  # then all deliveries of the delay levels are durable, and their offsets are folded
-                self._parts.progress.close(fold=True)
-                self.in_flight.close(rewrite=True)
-                for table in (self.topic_configs, self.group_configs):
-                    table.save()
+                self._log.flush()  # then all deliveries of the delay levels are durable, and their offsets are settled
+                if self._state_watcher is None:
+                    self._parts.journal.sync()  # RocketMQ's files must not be newer
+                    self._parts.rocketmq_files.begin_export()()
+                    self._parts.journal.close(compact=True)
                 failpoint("close.before_checkpoint")
                 self._save_checkpoint()
                 failpoint("close.before_abort")

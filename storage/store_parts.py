@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from raymq.storage import store_paths as layout_of
 from raymq.storage.clock import boot_id
@@ -19,6 +17,8 @@ from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 from raymq.storage.files.background_preparer import BackgroundPreparer
 from raymq.storage.files.disk_health import DiskHealth
+from raymq.storage.journal.recovery_bounds import RecoveryBounds
+from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.log.checkpoint import Checkpoint, CheckpointState
 from raymq.storage.log.commit_log import CommitLog
 from raymq.storage.log.delay_level_history import DelayLevelHistory
@@ -26,19 +26,15 @@ from raymq.storage.log.dispatch import Dispatcher
 from raymq.storage.log.key_index import KeyIndex
 from raymq.storage.log.recovery import Corruption, RecoveryReport, recover
 from raymq.storage.records import record as layout
+from raymq.storage.rocketmq_files import RocketMQFiles
 from raymq.storage.state import expired_queue_offsets, sequence_file, topic_deletion_journal
 from raymq.storage.state.recording_file_calls import current_recorder
 from raymq.storage.state.state_files import saved_delay_levels, snapshot_marker
-from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
-from raymq.storage.tables.group_config import GroupConfigs
-from raymq.storage.tables.in_flight_messages import InFlightTable
-from raymq.storage.tables.journal import Journal
+from raymq.storage.state_opening import open_state
 from raymq.storage.tables.pending_truncation import PendingTruncation
-from raymq.storage.tables.recovery_bounds import RecoveryBounds
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs
-from raymq.storage.tables.request_mode import RequestModes
 from raymq.storage.tables.staged_records import StagedRecords
-from raymq.storage.tables.topic_config import TopicConfigs
+from raymq.storage.tables.state_tables import StateTables
 
 
 @dataclass(slots=True)
@@ -56,15 +52,12 @@ class StoreParts:
     ahead: BackgroundPreparer
     checkpoint: Checkpoint
     deleted_topics: dict[str, int]
-    deletions: Journal
     recovery: RecoveryReport
     epochs: RecoveryEpochs
     recovery_bounds: RecoveryBounds
-    progress: ConsumerOffsetStore
-    in_flight: InFlightTable
-    topic_configs: TopicConfigs
-    group_configs: GroupConfigs
-    request_modes: RequestModes
+    tables: StateTables
+    journal: StateJournal
+    rocketmq_files: RocketMQFiles
     ordered_cut: PendingTruncation | None
     resources: ExitStack = field(repr=False)
 
@@ -100,9 +93,6 @@ class _InheritedState:
     Attributes:
         state: its last checkpoint; None if there is none or it must not be used.
         deleted: the log's end at the deletion of each deleted topic.
-        settled: the deleted topics whose deletion is missing in the journal of deletions. A replica has such deletions
-            in its own checkpoint if its master's log began after them; the tables that arrived with the master's
-            journal already took them into account.
         cut: the ordered truncation of the log, if any.
         own_files: whether the file sizes are recorded, so that a file of another size is damaged and not from another
             store.
@@ -112,7 +102,6 @@ class _InheritedState:
 
     state: CheckpointState | None
     deleted: Mapping[str, int]
-    settled: frozenset[str]
     cut: PendingTruncation | None
     own_files: bool
     clean: bool
@@ -152,10 +141,16 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
         if opening.has_tables and recorder is None:
             sequence_file.remove_sequence_file(directory)
         health = DiskHealth(paths.healthy)
+        tables = StateTables()
+        journal, rocketmq_files = open_state(
+            paths, tables, health.fail, writable=opening.has_tables, is_replica=opening.is_replica
+        )
+        resources.callback(journal.close, compact=False)
         state = CheckpointState.load(paths.state)
-        deletions = Journal(paths.deletions, writable=opening.has_tables, on_failure=health.fail)
-        resources.callback(deletions.close)
         config = layout_of.with_existing_sizes(config, paths, state)
+        deletions = (
+            topic_deletion_journal.read_deleted_topics(directory) if is_replica else tables.deleted_topics.places
+        )
         inherited = _inspect_last_shutdown(paths, opening, health, state, deletions)
         if opening.writable:
             failpoint("open.before_abort")
@@ -163,6 +158,8 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
         ahead = BackgroundPreparer()
         log = _open_log(paths, config, health, inherited, writable=opening.writable)
         resources.callback(log.close)
+        journal.log_end = lambda: log.max_offset
+        tables.delay_offsets.flushed_offset = lambda: log.flushed_offset
         dispatcher = _open_dispatcher(paths, config, ahead, inherited, writable=opening.writable)
         resources.callback(dispatcher.close)
         resources.callback(ahead.stop)
@@ -173,18 +170,17 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
         # With a recorder the store may have been a replica's since: the log was checked again, the tables were not.
         doubtful = inherited.may_lack or (recorder is not None and recorder.is_stale)
         # A clean close syncs the log and the tables, but not the other files.
-        recovery_bounds = _remains(log, dispatcher, inherited, memory_lost=doubtful or not inherited.same_boot)
-        tables = paths.no_tables if is_replica else paths
-        progress, in_flight = _open_progress(tables, opening, health, resources, log, recovery_bounds)
+        recovery_bounds = _remains(log, dispatcher, inherited, tables, memory_lost=doubtful or not inherited.same_boot)
+        if not is_replica:
+            failpoint("open.before_clamp")
+            journal.clamp(recovery_bounds)
         if opening.has_tables:
             StagedRecords(directory).clamp(recovery_bounds)
-        topic_configs, group_configs = _open_settings(tables, health, resources, writable=opening.has_tables)
+            journal.compact_after_damage()
+            if journal.has_events and not health.was_healthy:
+                journal.compact()  # a failed sync may not have written what is read from memory now
         if not doubtful:  # else unsynced pages may be missing although the disk is sound
-            damage = (progress.journal.damage, in_flight.damage, topic_configs.damage, group_configs.damage)
-            recovery.corruption += [
-                Corruption(str(path), at, f"{count} bytes are not what was written; the changes in them are lost")
-                for path, at, count in itertools.chain(deletions.damage, *damage)
-            ]
+            recovery.corruption += _journal_damage(journal)
         return StoreParts(
             paths,
             config,
@@ -194,16 +190,13 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
             ahead,
             replace(checkpoint, confirm_offset=min(checkpoint.confirm_offset, recovery_bounds.log_end)),
             # A replica's state may be ahead of its log, so a deletion keeps its offset even after the log's end.
-            dict(inherited.deleted if is_replica else recovery_bounds.deleted_topics),
-            deletions,
+            dict(inherited.deleted) if is_replica else tables.deleted_topics.places,
             recovery,
             epochs,
             recovery_bounds,
-            progress,
-            in_flight,
-            topic_configs,
-            group_configs,
-            RequestModes(tables.request_modes, writable=opening.has_tables),
+            tables,
+            journal,
+            rocketmq_files,
             inherited.cut,
             resources.pop_all(),
         )
@@ -214,7 +207,7 @@ def _inspect_last_shutdown(
     opening: _Opening,
     health: DiskHealth,
     state: CheckpointState | None,
-    deletions: Journal,
+    deletions: Mapping[str, int],
 ) -> _InheritedState:
     same_boot = state is not None and state.boot == boot_id() != "" and health.was_healthy
     own_files = state is not None and bool(state.geometry)
@@ -227,12 +220,9 @@ def _inspect_last_shutdown(
         *topic_deletion_journal.load(snapshot_marker(paths.root)),
         *topic_deletion_journal.load(paths.rebuild_queues),
     ]
-    journaled = [*deletions.entries, *deletions.behind]
-    state, deleted = _with_deletions(state, [*beside, *journaled], cut)
-    news = deleted if deletions.damage else CheckpointState().with_deletions(journaled).deleted_topics
-    settled = frozenset(topic for topic, place in deleted.items() if news.get(topic, -1) < place)
+    state, deleted = _with_deletions(state, [*beside, *deletions.items()], cut)
     clean = not paths.abort.exists() and cut is None
-    return _InheritedState(state, deleted, settled, cut, own_files=own_files, clean=clean, same_boot=same_boot)
+    return _InheritedState(state, deleted, cut, own_files=own_files, clean=clean, same_boot=same_boot)
 
 
 def _recovered(
@@ -287,40 +277,25 @@ def _make_safe(
         log.files.sync(recovery.walked_from, log.max_offset, names=True)
 
 
-def _open_progress(
-    paths: layout_of.StorePaths,
-    opening: _Opening,
-    health: DiskHealth,
-    resources: ExitStack,
-    log: CommitLog,
-    recovery_bounds: RecoveryBounds,
-) -> tuple[ConsumerOffsetStore, InFlightTable]:
-    """Open the tables of offsets and of in-flight messages; `resources` closes them."""
-    progress = ConsumerOffsetStore(
-        paths.config,
-        paths.journal,
-        writable=opening.has_tables,
-        on_failure=health.fail,
-        recovery_bounds=recovery_bounds,
-        flushed_offset=lambda: log.flushed_offset,
-    )
-    resources.callback(progress.close, fold=False)
-    in_flight = InFlightTable(
-        paths.in_flight, writable=opening.has_tables, on_failure=health.fail, recovery_bounds=recovery_bounds
-    )
-    resources.callback(in_flight.close, rewrite=False)
-    return progress, in_flight
+def _journal_damage(journal: StateJournal) -> list[Corruption]:
+    """Return what is damaged and lost in the state journal, for the report of recovery."""
+    loaded = journal.loaded
+    folder = str(journal.folder)
+    found = [Corruption(str(path), at, f"{count} bytes are not what was written") for path, at, count in loaded.damage]
+    if loaded.lost:
+        found.append(Corruption(folder, 0, f"{loaded.lost} changes are lost"))
+    return found + [Corruption(folder, 0, str(each)) for each in loaded.set_aside]
 
 
 def _with_deletions(
-    state: CheckpointState | None, deletions: Sequence[tuple[str, int] | tuple[Any, ...]], cut: PendingTruncation | None
+    state: CheckpointState | None, deletions: Sequence[tuple[str, int]], cut: PendingTruncation | None
 ) -> tuple[CheckpointState | None, Mapping[str, int]]:
     """Return the state with the journal's deletions, and the log's end at each deletion.
 
     The journal lists all deletions, in case the state is damaged. Deletions after an ordered truncation are dropped;
     the returned state is None then.
     """
-    updated = (state or CheckpointState()).with_deletions((str(topic), int(log_end)) for topic, log_end in deletions)
+    updated = (state or CheckpointState()).with_deletions(deletions)
     retained = {topic: place for topic, place in updated.deleted_topics.items() if cut is None or place <= cut.offset}
     if len(retained) < len(updated.deleted_topics):
         return (
@@ -330,32 +305,20 @@ def _with_deletions(
     return state and updated, retained
 
 
-def _open_settings(
-    paths: layout_of.StorePaths, health: DiskHealth, resources: ExitStack, *, writable: bool
-) -> tuple[TopicConfigs, GroupConfigs]:
-    """Open the tables of topics and groups; `resources` closes them."""
-    aside = paths.damaged
-    topics = TopicConfigs(
-        paths.topics, writable=writable, journal=paths.changed_topics, aside=aside, on_failure=health.fail
-    )
-    resources.callback(topics.close)
-    groups = GroupConfigs(
-        paths.groups, writable=writable, journal=paths.changed_groups, aside=aside, on_failure=health.fail
-    )
-    resources.callback(groups.close)
-    return topics, groups
-
-
 def _remains(
-    log: CommitLog, dispatcher: Dispatcher, inherited: _InheritedState, *, memory_lost: bool
+    log: CommitLog, dispatcher: Dispatcher, inherited: _InheritedState, tables: StateTables, *, memory_lost: bool
 ) -> RecoveryBounds:
     """Return the bounds to which recovery clamps all other tables."""
+    known = tables.deleted_topics.places
     return RecoveryBounds(
         log.max_offset,
         memory_lost,
         {topic_queue: queue.max_offset for topic_queue, queue in dispatcher.queues.items()},
-        {topic: min(place, log.max_offset) for topic, place in inherited.deleted.items()},
-        inherited.settled,
+        {
+            topic: min(place, log.max_offset)
+            for topic, place in inherited.deleted.items()
+            if topic in known or place > log.min_offset
+        },
     )
 
 

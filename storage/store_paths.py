@@ -88,29 +88,9 @@ class StorePaths:
         return self.root / "raymq" / "state.json"
 
     @property
-    def journal(self) -> Path:
-        """Return the journal of offset commits since the last folding."""
-        return self.root / "raymq" / "progress.journal"
-
-    @property
-    def in_flight(self) -> Path:
-        """Return the journal of messages that pop delivered and no consumer has acknowledged."""
-        return self.root / "raymq" / "in_flight.journal"
-
-    @property
-    def changed_topics(self) -> Path:
-        """Return the journal of topic changes since the topics' settings file was written."""
-        return self.root / "raymq" / "topics.journal"
-
-    @property
-    def changed_groups(self) -> Path:
-        """Return the journal of group changes since the groups' settings file was written."""
-        return self.root / "raymq" / "groups.journal"
-
-    @property
-    def deletions(self) -> Path:
-        """Return the journal of topic deletions."""
-        return self.root / "raymq" / "deletions.journal"
+    def state_journal(self) -> Path:
+        """Return the folder of the state journal and its snapshots."""
+        return self.root / "raymq" / "state"
 
     @property
     def deleted_queues(self) -> Path:

@@ -1,8 +1,9 @@
 """Rebuild tables of a store directory if they and their backup copies are unreadable.
 
 If only the file is broken, its backup copy (`.bak`) is used and the log reports that. This module handles the rest:
-each such file is set aside, and replaced by a table that is rebuilt from other files of the directory. The journals of
-changes since the file was written are not touched: the next opening replays them, as always.
+each such file is set aside, and replaced by a table that is rebuilt from other files of the directory. RocketMQ's files
+of settings and offsets matter only in a directory without a state journal; otherwise they are copies, and a start
+writes them again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,17 +20,21 @@ from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.directory_format import check_format
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed
 from raymq.storage.files import fileutil, json_file
+from raymq.storage.journal import journal_files
+from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.state import sequence_file
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.broker_identity import read_port_epoch
 from raymq.storage.tables.dynamic_config import read_broker_config
 from raymq.storage.tables.group_config import GroupConfig, GroupConfigs
 from raymq.storage.tables.offset_files import read_consumer_offsets, read_delay_offsets
-from raymq.storage.tables.request_mode import RequestModes
+from raymq.storage.tables.request_mode import read_modes
+from raymq.storage.tables.state_tables import StateTables
 from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
-from raymq.storage.tables.unreadable_changes import UnreadableChange
 
 _RETRY_PREFIX: Final = "%RETRY%"
+#: How many changes that cannot be applied are named.
+_NAMED_CHANGES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +72,15 @@ class _Table:
 def find_broken(directory: str | os.PathLike[str]) -> list[BrokenTable]:
     """Return the tables that prevent an opening, and how they can be rebuilt. Change nothing.
 
-    Also return the journals with changes that cannot be read: they do not prevent an opening, but those changes are
-    lost.
+    Also return the state journal if changes in it cannot be read: that does not prevent an opening, but they are lost.
 
     Raises:
         InvalidInput: the directory is no store directory.
         FormatTooNew: a newer RayMQ has written there.
     """
     paths = _paths(directory)
-    return [broken for broken, _, _ in _broken(paths)] + [broken for broken, _ in _journals(paths)]
+    state = _state_damage(paths)
+    return [broken for broken, _, _ in _broken(paths)] + ([] if state is None else [state])
 
 
 def repair(directory: str | os.PathLike[str]) -> list[BrokenTable]:
@@ -93,7 +97,8 @@ def repair(directory: str | os.PathLike[str]) -> list[BrokenTable]:
     try:
         sequence_file.remove_sequence_file(paths.root)
         tables = [_repaired(paths, *each) for each in _broken(paths)]
-        return tables + [_settled(paths, *each) for each in _journals(paths)]
+        state = _state_damage(paths)
+        return tables if state is None else [*tables, _repaired_state(paths, state)]
     finally:
         lock.release()
 
@@ -134,10 +139,7 @@ def _repaired(paths: StorePaths, broken: BrokenTable, table: _Table, content: Ma
     for path in (table.path, json_file.backup_path_of(table.path)):
         if path.exists():
             copy = _free_name(paths.damaged / path.name)
-            try:
-                fileutil.replace(copy, fileutil.read_whole(path))
-            except StoreFailed:
-                fileutil.move(path, copy)
+            _set_aside(path, copy)
             aside.append(str(copy))
     for path in (table.path, json_file.backup_path_of(table.path)):
         if content is None:
@@ -147,53 +149,44 @@ def _repaired(paths: StorePaths, broken: BrokenTable, table: _Table, content: Ma
     return BrokenTable(broken.file, broken.problem, broken.rebuilt, broken.lost, tuple(aside))
 
 
-_Settings = TopicConfigs | GroupConfigs
+def _state_damage(paths: StorePaths) -> BrokenTable | None:
+    """Return what of the state journal cannot be read.
 
-
-def _journals(paths: StorePaths) -> list[tuple[BrokenTable, Callable[[], _Settings]]]:
-    """Return the journals with unreadable changes, and functions that open them for repair.
-
-    The opening sets the unreadable changes aside.
+    A start does without changes that are lost. A file that the disk cannot read prevents it.
     """
-    found: list[tuple[BrokenTable, Callable[[], _Settings]]] = []
-    for kind, file, journal in (
-        (TopicConfigs, paths.topics, paths.changed_topics),
-        (GroupConfigs, paths.groups, paths.changed_groups),
-    ):
-        unread = _unread(kind, file, journal)
-        if unread:
-            names = ", ".join(sorted({each.name or "a change of an unknown setting" for each in unread}))
-            broken = BrokenTable(
-                str(journal),
-                f"{len(unread)} changes cannot be read, the first because {unread[0].reason}",
-                "nothing: these settings keep their values from before the changes",
-                f"the last changes of {names}",
-            )
-            found.append((broken, partial(kind, file, writable=True, journal=journal, aside=paths.damaged)))
-    return found
-
-
-def _unread(kind: type[_Settings], file: Path, journal: Path) -> list[UnreadableChange]:
-    """Return the unreadable changes of a journal.
-
-    If the journal's table cannot be read either, all of the journal is checked against an empty table.
-    """
-    for table in (file, journal.with_name("no.json")):
-        with contextlib.suppress(StoreCorrupt, StoreFailed):
-            return kind(table, writable=False, journal=journal).unread
-    return []
-
-
-def _settled(paths: StorePaths, broken: BrokenTable, opened: Callable[[], _Settings]) -> BrokenTable:
-    """Set the unreadable changes aside and save the others in the table."""
-    before = set(fileutil.paths_in(paths.damaged))
-    settings = opened()
     try:
-        settings.save()
+        loaded = StateJournal(paths.state_journal, StateTables().all(), writable=False).loaded
+    except StoreFailed as error:
+        reasons, lost = [str(error)], "the changes in that file, unless another one has them"
+    else:
+        reasons = [f"{loaded.lost} changes are missing"] if loaded.lost else []
+        reasons += [str(each) for each in loaded.set_aside[:_NAMED_CHANGES]]
+        lost = f"{loaded.lost + len(loaded.set_aside)} changes of topics, groups, offsets or other tables"
+    if not reasons:
+        return None
+    return BrokenTable(str(paths.state_journal), "; ".join(reasons), "all changes that can be read", lost)
+
+
+def _repaired_state(paths: StorePaths, broken: BrokenTable) -> BrokenTable:
+    """Copy the files of the state journal, and write a snapshot of what can be read."""
+    folder = _free_name(paths.damaged / paths.state_journal.name)
+    fileutil.make_folder(folder)
+    for path in fileutil.paths_in(paths.state_journal):
+        _set_aside(path, folder / path.name)
+    journal = StateJournal(paths.state_journal, StateTables().all(), writable=True)
+    try:
+        journal.compact()
     finally:
-        settings.close()
-    saved = sorted(str(path) for path in set(fileutil.paths_in(paths.damaged)) - before)
-    return replace(broken, set_aside=tuple(saved))
+        journal.close(compact=False)
+    return replace(broken, set_aside=(str(folder),))
+
+
+def _set_aside(path: Path, copy: Path) -> None:
+    """Copy a file, or move it if the disk cannot read it."""
+    try:
+        fileutil.replace(copy, fileutil.read_whole(path))
+    except StoreFailed:
+        fileutil.move(path, copy)
 
 
 def _free_name(path: Path) -> Path:
@@ -208,9 +201,30 @@ def _tables(paths: StorePaths) -> list[_Table]:
 
     Tables from which others are rebuilt come first.
     """
-    no_journal = paths.root / "raymq" / "no.journal"
-    offsets, delays = paths.config / "consumerOffset.json", paths.config / "delayOffset.json"
     identity = paths.root / "raymq" / "broker.json"
+    journals, snapshots = journal_files.files_in(paths.state_journal)
+    has_journal = snapshots or any(path.stat().st_size for path in journals.values())
+    return [
+        *(() if has_journal else _rocketmq_tables(paths)),
+        _Table(
+            paths.settings,
+            lambda: read_broker_config(paths.settings),
+            lambda: (None, "nothing: only the broker's configuration applies"),
+            "for how long log files are kept, and when they are deleted, if that was changed while the broker ran "
+            "(fileReservedTime, deleteWhen): if they have to stay longer, configure that before you start it",
+        ),
+        _Table(
+            identity,
+            lambda: read_port_epoch(identity),
+            lambda: (None, "a new port, chosen at the next start"),
+            "the broker's address: message ids that clients have saved name the former one",
+        ),
+    ]
+
+
+def _rocketmq_tables(paths: StorePaths) -> list[_Table]:
+    """Return RocketMQ's files, from which a start without a state journal reads the tables."""
+    offsets, delays = paths.config / "consumerOffset.json", paths.config / "delayOffset.json"
     return [
         _Table(
             offsets,
@@ -227,35 +241,22 @@ def _tables(paths: StorePaths) -> list[_Table]:
         ),
         _Table(
             paths.topics,
-            lambda: TopicConfigs(paths.topics, writable=False, journal=no_journal),
+            lambda: json_file.load_as(paths.topics, TopicConfigs.parse),
             lambda: _topics(paths),
             "permissions, attributes and the ordered flag, where the journal does not have them; empty queues",
         ),
         _Table(
             paths.groups,
-            lambda: GroupConfigs(paths.groups, writable=False, journal=no_journal),
+            lambda: json_file.load_as(paths.groups, GroupConfigs.parse),
             lambda: _groups(paths, offsets),
             "settings of single groups, where the journal does not have them; groups without progress, "
             "which are created again when they connect",
         ),
         _Table(
             paths.request_modes,
-            lambda: RequestModes(paths.request_modes, writable=False),
+            lambda: json_file.load_as(paths.request_modes, read_modes),
             lambda: (None, "nothing: all groups use the mode of their members"),
             "which groups were set to pop",
-        ),
-        _Table(
-            paths.settings,
-            lambda: read_broker_config(paths.settings),
-            lambda: (None, "nothing: only the broker's configuration applies"),
-            "for how long log files are kept, and when they are deleted, if that was changed while the broker ran "
-            "(fileReservedTime, deleteWhen): if they have to stay longer, configure that before you start it",
-        ),
-        _Table(
-            identity,
-            lambda: read_port_epoch(identity),
-            lambda: (None, "a new port, chosen at the next start"),
-            "the broker's address: message ids that clients have saved name the former one",
         ),
     ]
 

@@ -72,10 +72,17 @@ class HoldingDisk(BrokenDisk):
         self._may_go.wait()
 
     def fsync(self, fd: int) -> None:
+        self._wait_if_held(fd)
+        super().fsync(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        self._wait_if_held(fd)
+        super().fdatasync(fd)
+
+    def _wait_if_held(self, fd: int) -> None:
         if self._files and self._files in os.readlink(f"/proc/self/fd/{fd}"):
             self._files = ""
             self._wait()
-        super().fsync(fd)
 
 
 class Machine:

@@ -81,8 +81,8 @@ _MEET_SECONDS = 0.1
 _STAGED_SECONDS = 60.0
 #: How often the states of idempotent producers are saved; a restart reads the log from there on.
 _PRODUCERS_SECONDS = 5.0
-#: How often changes of topics and groups are written to RocketMQ's files; until then journals hold them.
-_SETTINGS_SECONDS = 1.0
+#: How often changed tables are written to RocketMQ's files; the state journal has the changes at once.
+_EXPORT_SECONDS = 4.0
 #: A delivery due before the next round gets its own timer, after at least `_LEAST_DUE_SECONDS`; after `_BEHIND_SECONDS`
 #: if one turn could not deliver all that is due.
 _LEAST_DUE_SECONDS = 0.02
@@ -119,7 +119,7 @@ class BrokerService:
         self._scheduler_pid: int | None = None
         self._lateness = 0.0
         self._save_producers_at = 0.0
-        self._save_settings_at = 0.0
+        self._export_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
         self._commits = GroupCommit(make_flush(self.store), _SYNC_FLUSH_SECONDS)
@@ -189,7 +189,7 @@ class BrokerService:
                 auto_create_topics=spec.auto_create_topics,
             ),
             durable=durable,
-            settings_durable=GroupCommit(self.store.sync_settings).wait,
+            settings_durable=GroupCommit(self.store.sync_state).wait,
             announce=self.announce,
             route=routes.get,
             notify_group=self._notify_group,
@@ -390,7 +390,7 @@ class BrokerService:
             self._every(_WRITES_SECONDS, self._follow_writes),
             self._every(_STAGED_SECONDS, self._sweep_staged),
             self._every(_PRODUCERS_SECONDS, self._save_producers),
-            self._every(_SETTINGS_SECONDS, self._save_settings),
+            self._every(_EXPORT_SECONDS, self._export_tables),
             self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers),
             self._every(_TIMER_CHECKPOINT_SECONDS, self._sync_set_aside),
             self._every(_TRANSACTIONS_SECONDS, self._save_transactions),
@@ -496,19 +496,13 @@ class BrokerService:
         finally:
             self._producer_history.close()
 
-    async def _save_settings(self) -> None:
-        """Write changed topics and groups, using at most a twentieth of the time.
-
-        The changes are safe in their journals until then.
-        """
-        if self._loop.time() < self._save_settings_at:
+    async def _export_tables(self) -> None:
+        """Write RocketMQ's files of settings and offsets, using at most a twentieth of the time."""
+        if self._loop.time() < self._export_at:
             return
         began = self._loop.time()
-        for table in (self.store.topic_configs, self.store.group_configs):
-            write = table.pending()
-            if write is not None:
-                await asyncio.to_thread(write)
-        self._save_settings_at = self._loop.time() + 20 * (self._loop.time() - began)
+        await asyncio.to_thread(self.store.begin_export())
+        self._export_at = self._loop.time() + 20 * (self._loop.time() - began)
 
     async def _checkpoint_timers(self) -> None:
         write = self.core.timers.checkpoint()

@@ -205,7 +205,12 @@ def read_head(path: Path, count: int) -> bytes:
 
 
 def read_whole(path: Path) -> bytes:
-    """Return the whole content of a file.
+    """Return the whole content of a file. Raise as `read_from`."""
+    return read_from(path, 0)
+
+
+def read_from(path: Path, begin: int) -> bytes:
+    """Return the content of a file from byte `begin` on; empty if the file is shorter.
 
     FileNotFoundError is raised only if the file does not exist; a file that cannot be read now may still exist.
 
@@ -216,7 +221,9 @@ def read_whole(path: Path) -> bytes:
     fd = open_to_read(path)
     try:
         parts = []
-        remaining = os.fstat(fd).st_size  # allocate memory for the file's size only
+        remaining = os.fstat(fd).st_size - begin  # allocate memory for the file's size only
+        if begin:
+            os.lseek(fd, begin, os.SEEK_SET)
         while part := os.read(fd, min(max(remaining, 0) + 1, _READ_BYTES)):
             parts.append(part)
             remaining -= len(part)
@@ -363,13 +370,17 @@ def write_all(fd: int, content: bytes | memoryview, path: Path) -> None:
 
     Raise StoreFull or StoreFailed if that fails; a part may be written then.
     """
-    view = memoryview(content)
-    while view:
+    remaining = len(content)
+    while remaining:
         try:
-            view = view[file_calls.current.write(fd, view) :]
+            written = file_calls.current.write(fd, content)
         except OSError as error:
             if not ENOSPC_FALLBACK.release_for(error, path):
                 raise _not_done("write", path, error) from error
+        else:
+            remaining -= written
+            if remaining:
+                content = memoryview(content)[written:]
 
 
 def write_at(path: Path, size: int, at: int, content: bytes | memoryview) -> None:

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 #: The end of an object with a checksum. RocketMQ ignores the field when it reads, and does not write it.
 _SEAL = re.compile(rb',"raymqCrc":([0-9]{1,10})\}\Z')
+#: The same with any name: a bit of the name may have changed.
+_NUMBER_AT_END = re.compile(rb',"[^"]*":([0-9]{1,10})\}\Z')
 
 #: No table nests deeper. Deeper values are refused when read, because writing them later on a deeper stack would fail.
 _DEEPEST: Final = 64
@@ -76,7 +78,7 @@ def read(text: str, interpret: Callable[[dict[str, Any]], T]) -> T:
     Raises:
         ValueError: it is not such an object, its checksum is wrong, or `interpret` finds an unexpected form.
     """
-    if not _is_as_written(text.encode("utf-8", "surrogatepass")):
+    if not is_as_written(text.encode("utf-8", "surrogatepass")):
         raise ValueError("wrong checksum: if the file was changed by hand, remove raymqCrc from it")
     value = parse(text)
     try:
@@ -150,10 +152,20 @@ def with_checksum(content: bytes) -> bytes:
     return b'%b,"raymqCrc":%d}' % (content[:-1], zlib.crc32(content))
 
 
-def _is_as_written(content: bytes) -> bool:
+def is_as_written(content: bytes) -> bool:
     """Return True if an object's checksum is right, or if it has none."""
     seal = _SEAL.search(content)
-    return seal is None or zlib.crc32(content[: seal.start()] + b"}") == int(seal[1])
+    return seal is None or _is_sealed_by(seal, content)
+
+
+def ends_with_checksum(content: bytes) -> bool:
+    """Return True if an object ends with its right checksum, even if the checksum's name has changed."""
+    seal = _NUMBER_AT_END.search(content)
+    return seal is not None and _is_sealed_by(seal, content)
+
+
+def _is_sealed_by(seal: re.Match[bytes], content: bytes) -> bool:
+    return zlib.crc32(content[: seal.start()] + b"}") == int(seal[1])
 
 
 def save(path: Path, content: Mapping[str, Any], interpret: Callable[[dict[str, Any]], object]) -> None:

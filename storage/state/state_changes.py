@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from raymq.storage.errors import StateMismatch
-from raymq.storage.state.state_files import is_state
+from raymq.storage.state.state_files import is_state, is_stored_state
 
 #: The most bytes in one change; larger writes become several changes.
 MAX_WRITE_BYTES: Final = 1 << 20
@@ -111,10 +111,18 @@ def decode_change(payload: bytes) -> FileChange:
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise StateMismatch(f"a malformed change of state: {error}") from None
     if type(change.path) is not str or not is_state(change.path):
-        raise StateMismatch(f"a change of a path that is not state: {change.path!r:.200}")
+        raise not_state(change.path)
     if change.operation is FileOperation.RENAMED and not (type(change.target) is str and is_state(change.target)):
-        raise StateMismatch(f"a change of a path that is not state: {change.target!r:.200}")
+        raise not_state(change.target)
     return change
+
+
+def not_state(path: object) -> StateMismatch:
+    """Return the error for a path that a master must not send."""
+    if isinstance(path, str) and is_stored_state(path):
+        remedy = "stop all brokers of the group, install the same RayMQ on their hosts, and start them"
+        return StateMismatch(f"the master is of an older RayMQ, whose state has another format ({path}): {remedy}")
+    return StateMismatch(f"a path that is not state: {path!r:.200}")
 
 
 def _read(operation: FileOperation, path: str, rest: list[Any]) -> FileChange:

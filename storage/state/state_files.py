@@ -24,7 +24,14 @@ BROKER_LOCAL: Final = frozenset(
         *("broker.json", "replica.json", "epochs", "state_sequence", "state_snapshot"),
     }
 )
-_BESIDE: Final = (".tmp", ".bak")
+#: The tables of format 1 (storage/format_1.py): files with their versions, and folders.
+FORMAT_1: Final = frozenset(
+    {
+        *(f"{table}.journal" for table in ("deletions", "topics", "groups", "progress", "in_flight")),
+        *("homes", "members", "streams", "writes", "series", "transaction_checks"),
+    }
+)
+_BESIDE: Final = (".tmp", ".bak", ".base", ".beside")
 #: The longest path, in characters.
 MAX_PATH_LENGTH: Final = 1024
 
@@ -35,12 +42,26 @@ def is_state(path: str) -> bool:
 
     The path is relative to the store directory. Return False for an invalid path.
     """
+    name = _name_in(path)
+    return name == "" or (name is not None and name not in BROKER_LOCAL and name not in FORMAT_1)
+
+
+@lru_cache(maxsize=4096)
+def is_stored_state(path: str) -> bool:
+    """Return True if the path is state, or was state in a directory of format 1."""
+    return is_state(path) or _name_in(path) in FORMAT_1
+
+
+def _name_in(path: str) -> str | None:
+    """Return the file or folder of `raymq/` that a path is in, "" below `config/`, and None for any other path."""
     if not 0 < len(path) <= MAX_PATH_LENGTH or "\0" in path:
-        return False
+        return None
     parts = path.split("/")
     if len(parts) < 2 or any(part in ("", ".", "..") for part in parts):
-        return False
-    return parts[0] == CONFIG or (parts[0] == RAYMQ_FOLDER and _without_ending(parts[1]) not in BROKER_LOCAL)
+        return None
+    if parts[0] == CONFIG:
+        return ""
+    return _without_ending(parts[1]) if parts[0] == RAYMQ_FOLDER else None
 
 
 def folders_above(path: str) -> list[str]:
@@ -55,7 +76,7 @@ def folders_above(path: str) -> list[str]:
 
 def _without_ending(name: str) -> str:
     while name.endswith(_BESIDE):
-        name = name[:-4]
+        name = name.rpartition(".")[0]
     return name
 
 

@@ -27,7 +27,7 @@ from raymq.storage.state.state_files import (
     CONFIG,
     RAYMQ_FOLDER,
     folders_above,
-    is_state,
+    is_stored_state,
     saved_delay_levels,
     snapshot_marker,
 )
@@ -356,7 +356,7 @@ class StateReplica:
 
     def _empty(self, top: str) -> None:
         for entry in fileutil.entries_of(self.directory / top):
-            if is_state(f"{top}/{entry.name}"):
+            if is_stored_state(f"{top}/{entry.name}"):
                 path = Path(entry.path)
                 if entry.is_dir(follow_symlinks=False):
                     fileutil.remove_tree(path)

@@ -18,8 +18,8 @@ import msgpack
 
 from raymq.storage.errors import StateMismatch
 from raymq.storage.files import fileutil
-from raymq.storage.state.state_changes import MAX_FILE_BYTES
-from raymq.storage.state.state_files import CONFIG, RAYMQ_FOLDER, is_state
+from raymq.storage.state.state_changes import MAX_FILE_BYTES, not_state
+from raymq.storage.state.state_files import CONFIG, RAYMQ_FOLDER, is_state, is_stored_state
 
 #: How many bytes of files are in one part; the part itself is somewhat larger.
 _PART_BYTES: Final = 900 << 10
@@ -69,7 +69,7 @@ class StateSnapshot:
     def _note(self, folder: str) -> None:
         for entry in fileutil.entries_of(self._directory / folder):
             path = f"{folder}/{entry.name}"
-            if not is_state(path) or path == QUEUE_ENDS_PATH:
+            if not is_stored_state(path) or path == QUEUE_ENDS_PATH:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 self._folders.append(path)
@@ -203,7 +203,7 @@ def read_part(
     found: list[tuple[str, int | None, bytes]] = []
     for path, at, content in entries:
         if not isinstance(path, str) or not is_expected(path):
-            raise StateMismatch(f"a snapshot of a path that is not state: {path!r:.200}")
+            raise not_state(path)
         if type(at) is not int or type(content) is not bytes or not _FOLDER <= at <= MAX_FILE_BYTES - len(content):
             raise StateMismatch(f"a malformed part of a snapshot: {path!r:.200}")
         found.append((path, None if at == _FOLDER else at, content))

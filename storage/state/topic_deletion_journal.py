@@ -6,37 +6,126 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from raymq.storage.errors import StoreBusy
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.files.mapped_file import sync_path
-from raymq.storage.log.checkpoint import CheckpointState, effective_deletions
+from raymq.storage.journal import journal_files
+from raymq.storage.journal.journal_frames import decode_frames
+from raymq.storage.journal.journaled_table import Fields
+from raymq.storage.log.checkpoint import CheckpointState
 from raymq.storage.state.state_files import RAYMQ_FOLDER
-from raymq.storage.tables.journal import Journal
+from raymq.storage.tables.deleted_topics import DeletedTopics
+
+#: number, log end, table
+_HEAD_FIELDS = 3
 
 
-def files_of(directory: Path) -> list[Path]:
-    """Return the files of the journal of deletions."""
-    return [directory / RAYMQ_FOLDER / f"deletions.journal{ending}" for ending in ("", ".beside", ".base")]
+def folder_of(directory: Path) -> Path:
+    """Return the folder of the state journal."""
+    return directory / RAYMQ_FOLDER / "state"
 
 
 def sync(directory: Path) -> None:
     """Bring the journal to disk, before the queues' checkpoint contains its deletions."""
-    for path in files_of(directory):
-        sync_path(path)
-    fileutil.sync_directory(directory / RAYMQ_FOLDER)
+    folder = folder_of(directory)
+    if folder.is_dir():
+        for path in fileutil.paths_in(folder):
+            sync_path(path)
+        fileutil.sync_directory(folder)
 
 
 def read_deleted_topics(directory: Path) -> dict[str, int]:
-    """Return the log's end at the deletion of each topic in the journal.
+    """Return the log's end at the last deletion of each topic in the state journal.
 
     Raise StoreBusy or StoreFailed if the journal cannot be read now.
     """
-    return CheckpointState().with_deletions(read_all_deletions(directory)).deleted_topics
+    return DeletionTail(directory).read()
 
 
 def read_all_deletions(directory: Path) -> list[tuple[str, int]]:
-    """Return all deletions of the journal, also earlier ones of the same topic."""
-    journal = Journal(files_of(directory)[0], writable=False)
-    return effective_deletions((str(topic), int(place)) for topic, place in [*journal.entries, *journal.behind])
+    """Return all deletions in the state journal, also earlier ones of the same topic.
+
+    Raise as `read_deleted_topics`.
+    """
+    table = _AllDeletions()
+    journal_files.load_state(folder_of(directory), {table.NUMBER: table}, is_locked=False, only=True)
+    return table.deletions
+
+
+class _AllDeletions(DeletedTopics):
+    """Collects the deletions in the order of their events."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.deletions: list[tuple[str, int]] = []
+
+    def apply(self, fields: Fields) -> None:
+        super().apply(fields)
+        topic = fields[1]
+        if topic in self.places:
+            self.deletions.append((topic, self.places[topic]))
+
+
+class DeletionTail:
+    """Reads the deletions of a journal that a master extends, and later only what was added.
+
+    Belongs to one thread.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._folder = folder_of(directory)
+        self._table = DeletedTopics([])
+        #: The newest journal that was read: its number and inode, how far, and its last frame.
+        self._read: tuple[int, int] | None = None
+        self._at = 0
+        self._last = b""
+
+    def read(self) -> dict[str, int]:
+        """Return the log's end at the last deletion of each topic.
+
+        Raise StoreBusy or StoreFailed if the journal cannot be read now.
+        """
+        journals, _ = journal_files.files_in(self._folder)
+        try:
+            if self._read is None or not self._continue(journals):
+                self._table = DeletedTopics([])
+                journal_files.load_state(self._folder, {DeletedTopics.NUMBER: self._table}, is_locked=False, only=True)
+                self._go_to_end(journals)
+        except FileNotFoundError as error:
+            self._read = None
+            raise StoreBusy(f"the state journal is being replaced: {error}") from error
+        return dict(self._table.places)
+
+    def _go_to_end(self, journals: dict[int, Path]) -> None:
+        self._read, self._at, self._last = None, 0, b""
+        if journals:
+            self._take(max(journals), journals[max(journals)], apply=False)
+
+    def _continue(self, journals: dict[int, Path]) -> bool:
+        """Read what was added; return False if the files are not those that were read."""
+        assert self._read is not None
+        first, inode = self._read
+        path = journals.get(first)
+        if path is None or path.stat().st_ino != inode or not self._take(first, path, apply=True):
+            return False
+        for later in sorted(number for number in journals if number > first):
+            self._at, self._last = 0, b""
+            self._take(later, journals[later], apply=True)
+        return True
+
+    def _take(self, first: int, path: Path, *, apply: bool) -> bool:
+        begin = self._at - len(self._last)
+        content = fileutil.read_from(path, begin)
+        if not content.startswith(self._last):
+            return False  # an event was taken back
+        found = decode_frames(content)
+        for entry in (*found.entries, *found.behind) if apply else ():
+            if len(entry) > _HEAD_FIELDS and entry[2] == DeletedTopics.NUMBER:
+                self._table.apply(entry[_HEAD_FIELDS:])
+        self._read = first, path.stat().st_ino
+        self._at = begin + found.length
+        self._last = content[found.last : found.length]
+        return True
 
 
 def compare(directory: Path, before: list[tuple[str, int]], log_min: int) -> tuple[list[str], list[tuple[str, int]]]:

@@ -1,12 +1,10 @@
 """Small durable tables of a store: settings, offsets, messages in flight, staged writes.
 
 What is in it, in the order to read it:
-    journal_frames: the format of journal entries in a file.
-    journal: an append-only file of frames, on which most tables are built.
-    mirrored_file: a small file that holds its value twice.
+    state_tables: the tables that are kept in the state journal (storage/journal).
     settings_table: a table of settings by name; topic_config, group_config: the settings of topics and groups.
-    unreadable_changes: changes in a journal of settings that cannot be read.
-    consumer_offset_store, offset_files: the committed offsets of groups and delay levels.
+    deleted_topics: deleted topics whose records are still in the log.
+    consumer_offsets, delay_offsets, offset_files: the committed offsets of groups and delay levels.
     in_flight_messages: messages that were delivered by pop and are not acknowledged.
     request_mode: whether a group's members pull or pop a topic.
     staged_chunk, staged_records: records that are staged until their write is committed.
@@ -15,7 +13,8 @@ What is in it, in the order to read it:
     stream_plan_store: which messages each batch of a streaming query reads.
     write_transactions: the decisions about staged writes.
     transaction_checks: how often the producers of open transactions were asked.
-    recovery_bounds, recovery_epochs: what the log still has after recovery, and where it was truncated.
+    recovery_epochs: where the log was truncated.
     broker_identity: the name, address and epoch of a broker; dynamic_config: settings that tools changed at run time.
     leader_epoch_checkpoint: the leader epochs of the log; pending_truncation: an ordered truncation of the log.
+    mirrored_file: a small file that holds its value twice.
 """

@@ -68,6 +68,7 @@ class GroupConfig:
 class GroupConfigs(SettingsTable[GroupConfig]):
     """The settings of all groups; see `SettingsTable`."""
 
+    NUMBER: ClassVar = 3
     SETTING = GroupConfig
     KEY = "subscriptionGroupTable"
     DEFAULTS: ClassVar[Mapping[str, Any]] = {"forbiddenTable": {}}
@@ -87,4 +88,4 @@ class GroupConfigs(SettingsTable[GroupConfig]):
         if bits:
             of_group[topic] = bits
         table = {name: topics for name, topics in self.forbidden.items() if name != group}
-        self._replace_in_background("forbiddenTable", table | ({group: of_group} if of_group else {}))
+        self.replace_in_background("forbiddenTable", table | ({group: of_group} if of_group else {}))

@@ -1,7 +1,5 @@
 """All brokers of the cluster that this broker has ever known.
 
-    <store>/raymq/members     msgpack {name: whether this broker has met it}
-
 A broker has *met* another one if the other broker knows its name, and if it has copied all coordinators that the other
 broker knew. A name is kept until an administrator removes the broker for good. Name servers forget brokers, and the
 answer "there is none" of all brokers is not valid if one of them was forgotten.
@@ -10,31 +8,31 @@ answer "there is none" of all brokers is not valid if one of them was forgotten.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Final
-
-import msgpack
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, Final
 
 from raymq.storage.errors import InvalidInput
-from raymq.storage.files.fileutil import make_folder, read_whole, replace
+from raymq.storage.journal.journaled_table import Fields, JournaledTable
 
 #: The limit of known brokers: as many as a name server accepts.
 MAX_KNOWN_BROKERS: Final = 2_000
 _BROKER: Final = re.compile(r"[^\x00-\x1f/]{1,127}")
 
 
-class KnownBrokers:
+class KnownBrokers(JournaledTable):
     """The brokers that the broker of one store directory knows.
 
-    One thread at a time; `known` may be read on any thread. An unreadable file counts as empty: the brokers are
-    discovered again, and each of them has to be met again.
+    Events: [name, whether it was met], or [name] for one that is forgotten.
+
+    One thread at a time; `known` may be read on any thread.
     """
 
-    def __init__(self, store_directory: Path, most: int = MAX_KNOWN_BROKERS) -> None:
-        self._path = store_directory / "raymq" / "members"
+    NUMBER: ClassVar = 10
+    COPIES: ClassVar = 2
+
+    def __init__(self, most: int = MAX_KNOWN_BROKERS) -> None:
         self._most = most
-        self._known = _read(self._path)
+        self._known: Mapping[str, bool] = {}
 
     @property
     def known(self) -> Mapping[str, bool]:
@@ -52,12 +50,9 @@ class KnownBrokers:
         """
         brokers = {check_broker_name(name): met for name in names}
         news = {name: each for name, each in brokers.items() if name not in self._known or each > self._known[name]}
-        if not news:
-            return
-        known = {**self._known, **news}
-        if len(known) > self._most:
+        if len(self._known.keys() | news.keys()) > self._most and news:
             raise InvalidInput("broker", f"one of at most {self._most}", ", ".join(sorted(news))[:200])
-        self._keep(known)
+        self.record_durably(*news.items())
 
     def forget(self, name: str) -> None:
         """Remove a broker that was permanently removed from the cluster.
@@ -65,12 +60,19 @@ class KnownBrokers:
         Raise StoreFull or StoreFailed if it cannot be written.
         """
         if name in self._known:
-            self._keep({each: met for each, met in self._known.items() if each != name})
+            self.record_durably([name])
 
-    def _keep(self, known: dict[str, bool]) -> None:
-        make_folder(self._path.parent)
-        replace(self._path, msgpack.packb(known))
+    def apply(self, fields: Fields) -> None:
+        """Apply an event; see the class."""
+        name, *met = fields
+        known = {**self._known, check_broker_name(name): bool(met and met[0])}
+        if not met:
+            del known[name]
         self._known = known
+
+    def snapshot(self) -> Iterator[Fields]:
+        """Return an event for each broker."""
+        yield from self._known.items()
 
 
 def check_broker_name(name: str) -> str:
@@ -83,11 +85,3 @@ def check_broker_name(name: str) -> str:
 def is_valid_broker(name: object) -> bool:
     """Return True if `name` is a valid broker name."""
     return isinstance(name, str) and _BROKER.fullmatch(name) is not None
-
-
-def _read(path: Path) -> dict[str, bool]:
-    try:
-        saved = msgpack.unpackb(read_whole(path))
-        return {check_broker_name(name): bool(met) for name, met in saved.items()}
-    except (FileNotFoundError, ValueError, TypeError, AttributeError, msgpack.UnpackException):
-        return {}

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgpack
 
-from raymq.storage.tables.journal_frames import HEAD, decode_frames, encode_frame
+from raymq.storage.journal.journal_frames import HEAD, decode_frames, encode_frame
 
 #: The position of the first frame's payload, for readers that read only the beginning of a file.
 PAYLOAD_AT: Final = HEAD.size

@@ -9,6 +9,7 @@ from typing import Any
 
 from raymq.storage.files import json_file
 from raymq.storage.files.json_file import DataVersion
+from raymq.storage.journal.journal_frames import check_encodable
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ def read_delay_offsets(path: Path) -> DelayOffsetTable:
 
 
 def parse_consumer_offsets(raw: Mapping[str, Any]) -> ConsumerOffsetTable:
-    """Parse the JSON object of config/consumerOffset.json."""
+    """Parse the JSON object of config/consumerOffset.json; raise if it has another form (`json_file.DECODE_ERRORS`)."""
     offsets: dict[str, dict[str, dict[int, int]]] = {}
     for key, queues in (raw.get("offsetTable") or {}).items():
         topic, _, group = key.partition("@")
@@ -69,6 +70,7 @@ def parse_consumer_offsets(raw: Mapping[str, Any]) -> ConsumerOffsetTable:
             of_queues = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
             offsets.setdefault(group, {})[topic] = of_queues
     resets = {(group, topic, int(queue_id)) for group, topic, queue_id in raw.get("raymqResets") or ()}
+    check_encodable(offsets)
     places = raw.get("raymqForgottenTopics")
     forgotten = None if places is None else {str(topic): int(place) for topic, place in places.items()}
     version, is_there = DataVersion.from_json(raw.get("dataVersion")), bool(raw)
@@ -76,7 +78,9 @@ def parse_consumer_offsets(raw: Mapping[str, Any]) -> ConsumerOffsetTable:
 
 
 def parse_delay_offsets(raw: Mapping[str, Any]) -> DelayOffsetTable:
-    """Parse the JSON object of config/delayOffset.json."""
+    """Parse the JSON object of config/delayOffset.json; raise as `parse_consumer_offsets`."""
     offsets = {int(level): int(offset) for level, offset in (raw.get("offsetTable") or {}).items()}
     version = DataVersion.from_json(raw.get("dataVersion"))
-    return DelayOffsetTable(version, offsets, int(raw.get("raymqLogEnd") or 0), bool(raw) and "raymqLogEnd" not in raw)
+    log_end = int(raw.get("raymqLogEnd") or 0)
+    check_encodable((offsets, log_end))
+    return DelayOffsetTable(version, offsets, log_end, bool(raw) and "raymqLogEnd" not in raw)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from raymq.storage.errors import InvalidInput, StoreError
+from raymq.storage.errors import InvalidInput
 from raymq.storage.files import json_file
+from raymq.storage.journal.journal_frames import check_encodable
+from raymq.storage.journal.journaled_table import Fields, JournaledTable
 
 PULL: Final = "PULL"
 POP: Final = "POP"
 #: The most pairs of group and topic that may have a mode of their own.
 MAX_MODES: Final = 10_000
 _TABLE: Final = "messageRequestModeMap"
+#: The limits of a number of RocketMQ's.
+_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +51,16 @@ class RequestMode:
         }
 
 
-class RequestModes:
-    """All request modes that were set, in memory and on disk.
+class RequestModes(JournaledTable):
+    """All request modes that were set. Events: [topic, group, mode, shared queues], [topic, group] for the default.
 
-    One thread, except for `put`: any thread may call it, one at a time.
+    One thread at a time; `get` may be called on any thread.
     """
 
-    def __init__(self, path: Path, *, writable: bool) -> None:
-        self._path = path
-        self._writable = writable
-        self._modes = json_file.load_as(path, _read)
-        #: The encoded form of each mode, so that a change costs little even if there are many others.
-        self._texts: dict[RequestMode, str] = {}
-        self._last_saved: bytes | None = None
+    NUMBER: ClassVar = 7
+
+    def __init__(self) -> None:
+        self._modes: dict[tuple[str, str], RequestMode] = {}
 
     def get(self, topic: str, group: str) -> RequestMode:
         """Return the mode that was set, or PULL by default."""
@@ -72,34 +72,51 @@ class RequestModes:
         A mode that equals the default is not stored.
 
         Raises:
-            InvalidInput: too many modes are set.
+            InvalidInput: too many modes are set, or the number of shared queues is out of range.
             StoreError: the store was opened read-only. StoreFull, StoreFailed: not done.
         """
-        if not self._writable:
-            raise StoreError("the store was opened read-only")
+        if not _INT_MIN <= mode.pop_share_queues <= _INT_MAX:
+            raise InvalidInput("popShareQueueNum", "a number of 32 bits", mode.pop_share_queues)
         key = mode.topic, mode.group
-        others = {name: each for name, each in self._modes.items() if name != key}
-        modes = others if mode == RequestMode(*key) else {**others, key: mode}
-        if len(modes) > max(MAX_MODES, len(self._modes)):
+        is_default = mode == RequestMode(*key)
+        if not is_default and key not in self._modes and len(self._modes) >= MAX_MODES:
             limit = f"at most {MAX_MODES} groups and topics with a mode of their own"
             raise InvalidInput("mode", limit, mode.mode, remedy=f"set modes that are no longer needed to {PULL}")
-        content = self._encoded(modes)
-        json_file.save_encoded(self._path, content, _read, self._last_saved)
-        self._last_saved, self._modes = content, modes
+        self.record_durably(key if is_default else (*key, mode.mode, mode.pop_share_queues))
 
-    def _encoded(self, modes: Mapping[tuple[str, str], RequestMode]) -> bytes:
-        texts: dict[RequestMode, str] = {}
-        topics: dict[str, list[str]] = {}
+    def replace_all(self, content: Mapping[str, Any]) -> Iterator[Fields]:
+        """Return the events that give the table the content of RocketMQ's file."""
+        modes = {(mode.topic, mode.group): mode for mode in read_modes(content)}
+        yield from (key for key in self._modes if key not in modes)
         for mode in modes.values():
-            text = self._texts.get(mode) or f"{json_file.encode(mode.group)}:{json_file.encode(mode.to_json())}"
-            texts[mode] = text
+            yield mode.topic, mode.group, mode.mode, mode.pop_share_queues
+
+    def to_json(self) -> str:
+        """Return the content of RocketMQ's file. Any thread may call it."""
+        topics: dict[str, list[str]] = {}
+        for mode in self._modes.copy().values():
+            text = f"{json_file.encode(mode.group)}:{json_file.encode(mode.to_json())}"
             topics.setdefault(mode.topic, []).append(text)
-        self._texts = texts
         rows = ",".join([f"{json_file.encode(topic)}:{{{','.join(each)}}}" for topic, each in topics.items()])
-        return f'{{"{_TABLE}":{{{rows}}}}}'.encode()
+        return f'{{"{_TABLE}":{{{rows}}}}}'
+
+    def apply(self, fields: Fields) -> None:
+        """Apply an event; see the class."""
+        topic, group, *mode = fields
+        if mode:
+            self._modes[topic, group] = RequestMode(topic, group, *mode)
+        else:
+            self._modes.pop((topic, group), None)
+
+    def snapshot(self) -> Iterator[Fields]:
+        """Return an event for each mode."""
+        for mode in self._modes.copy().values():
+            yield mode.topic, mode.group, mode.mode, mode.pop_share_queues
 
 
-def _read(raw: Mapping[str, Any]) -> dict[tuple[str, str], RequestMode]:
+def read_modes(raw: Mapping[str, Any]) -> list[RequestMode]:
+    """Return the modes in the content of RocketMQ's file; raise if it has another form (`json_file.DECODE_ERRORS`)."""
     table: Mapping[str, Any] = raw.get(_TABLE) or {}
     modes = [RequestMode.from_json(each) for groups in table.values() for each in groups.values()]
-    return {(mode.topic, mode.group): mode for mode in modes}
+    check_encodable([(mode.topic, mode.group, mode.mode, mode.pop_share_queues) for mode in modes])
+    return modes

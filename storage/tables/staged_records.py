@@ -63,8 +63,8 @@ from raymq.storage.files.fileutil import (
     unlink,
     write_all,
 )
+from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.tables.mirrored_file import decode_mirrored, kept_twice
-from raymq.storage.tables.recovery_bounds import RecoveryBounds
 from raymq.storage.tables.staged_chunk import StagedChunk, encode_chunk, read_chunk, read_chunk_queue
 
 #: The valid names of transactions and parts, which become file names.

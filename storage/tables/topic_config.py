@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from raymq.storage.files import json_file
+from raymq.storage.files.json_file import DataVersion
 from raymq.storage.tables.settings_table import SettingsTable
 
 PERM_READ = 4
@@ -76,6 +77,7 @@ class TopicConfigs(SettingsTable[TopicConfig]):
     A new topic is assigned an id, which it keeps whatever is changed.
     """
 
+    NUMBER: ClassVar = 2
     SETTING = TopicConfig
     KEY = "topicConfigTable"
 
@@ -86,3 +88,9 @@ class TopicConfigs(SettingsTable[TopicConfig]):
     def _id_of(self, name: str) -> str:
         known = self.get(name)
         return secrets.token_hex(_ID_BYTES) if known is None else known.topic_id
+
+    def forget_topic(self, topic: str, log_end: int) -> None:  # noqa: ARG002 - the topic's settings have no position
+        """Remove the settings of a deleted topic."""
+        if self._table.pop(topic, None) is not None:
+            self.version = DataVersion(self.version.counter + 1, self.version.timestamp_ms, self.version.state_version)
+            self._note([topic], self.version.counter)

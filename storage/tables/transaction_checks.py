@@ -1,74 +1,84 @@
 """How often the producers of open transactions were asked.
 
-RocketMQ stores a half anew for each question. Here `raymq/transaction_checks` holds the counts, replaced as a whole;
-the halves stay where they are. The file may be older than the log by a few seconds: then a producer is asked once more.
+RocketMQ stores a half anew for each question. Here an event counts it, and the half stays where it is.
 """
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+import contextlib
+from collections.abc import Iterator
+from typing import ClassVar, Final
 
-from raymq.storage.files.fileutil import read_whole, replace
-from raymq.storage.tables.mirrored_file import decode_mirrored, kept_twice
+from raymq.storage.errors import StoreError
+from raymq.storage.journal.journaled_table import Fields, JournaledTable
+from raymq.storage.journal.recovery_bounds import RecoveryBounds
 
-_NAME: Final = "transaction_checks"
-_log = logging.getLogger(__name__)
+#: In place of an offset: the event is about the log.
+_LOG: Final = -1
+#: The queue of half messages: topic and queue id.
+_HALF_QUEUE: Final = ("RMQ_SYS_TRANS_HALF_TOPIC", 0)
 
 
-@dataclass(slots=True)
-class TransactionChecks:
-    """The content of the file.
+class TransactionChecks(JournaledTable):
+    """The questions about open halves, by their offset in the half queue. Used on the broker's event loop.
+
+    Events: [offset, how often its producers were asked; 0 = forget it], [-1, physical offset].
 
     Attributes:
-        asked: by offset of the half queue, how often the producers of an open half were asked.
         known_before: before this physical offset each commit in the log has its operation record.
-        is_changed: whether the file is to be replaced.
     """
 
-    asked: dict[int, int] = field(default_factory=dict)
-    known_before: int = 0
-    is_changed: bool = False
+    NUMBER: ClassVar = 14
+
+    def __init__(self) -> None:
+        self._asked: dict[int, int] = {}
+        self.known_before = 0
+
+    def asked(self, offset: int) -> int | None:
+        """Return how often the producers of the half at `offset` were asked; None if never."""
+        return self._asked.get(offset)
 
     def count(self, offset: int, asked: int) -> None:
-        """Set how often the producers of the half at `offset` were asked."""
-        self.asked[offset] = asked
-        self.is_changed = True
+        """Set how often the producers of the half at `offset` were asked.
+
+        If the disk refuses it, they are asked once more after a restart.
+        """
+        with contextlib.suppress(StoreError):
+            self.record(offset, asked)
 
     def forget(self, offset: int) -> None:
-        """Forget the questions about a half."""
-        if self.asked.pop(offset, None) is not None:
-            self.is_changed = True
+        """Forget the questions about a half, unless the disk refuses it."""
+        if offset in self._asked:
+            self.count(offset, 0)
 
-    def forget_from(self, end: int) -> None:
-        """Forget the questions about halves from offset `end` on, which a loss of power took."""
-        for offset in [each for each in self.asked if each >= end]:
+    def forget_before(self, begin: int) -> None:
+        """Forget the questions about halves before offset `begin`, which have ended."""
+        for offset in [each for each in self._asked if each < begin]:
             self.forget(offset)
 
+    def note_complete(self, log_offset: int) -> None:
+        """Set `known_before`. Raise StoreFull or StoreFailed if it cannot be written."""
+        self.record(_LOG, log_offset)
 
-class TransactionChecksFile:
-    """The file below a store's directory."""
+    def apply(self, fields: Fields) -> None:
+        """Apply an event; see the class."""
+        offset, value = map(int, fields)
+        if offset == _LOG:
+            self.known_before = value
+        elif value > 0:
+            self._asked[offset] = value
+        else:
+            self._asked.pop(offset, None)
 
-    def __init__(self, store_directory: Path) -> None:
-        self._path = store_directory / "raymq" / _NAME
+    def snapshot(self) -> Iterator[Fields]:
+        """Return an event for each half with questions, and one for the log."""
+        yield _LOG, self.known_before
+        yield from self._asked.copy().items()
 
-    def load(self) -> TransactionChecks:
-        """Return the content; what a damaged or missing file would hold is counted anew."""
-        try:
-            content = read_whole(self._path)
-        except FileNotFoundError:
-            return TransactionChecks()
-        try:
-            asked, known_before = decode_mirrored(content, self._path)
-            return TransactionChecks({int(offset): int(count) for offset, count in asked}, int(known_before))
-        except (ValueError, TypeError) as error:
-            _log.error("%s cannot be read: producers are asked from the beginning (%s)", self._path, error)
-            return TransactionChecks()
-
-    def save(self, checks: TransactionChecks) -> None:
-        """Replace the content. Raise StoreFull or StoreFailed if the old one stays."""
-        value = [sorted(checks.asked.items()), checks.known_before]
-        replace(self._path, kept_twice(value))
-        checks.is_changed = False
+    def clamp(self, bounds: RecoveryBounds) -> Iterator[Fields]:
+        """Forget the questions about halves that a loss of power took."""
+        end = bounds.max_offset(*_HALF_QUEUE)
+        for offset in [each for each in self._asked if each >= end]:
+            yield offset, 0
+        if not bounds.has(self.known_before):
+            yield _LOG, bounds.log_end

@@ -1,37 +1,30 @@
-"""The coordinator's records of staged writes.
+"""The coordinator's records of staged writes, and of the series that writes belong to.
 
-There is one small file for each write, and one for each series of writes:
-
-    <store>/raymq/writes/<transaction>     msgpack: open, committed (which parts on which broker, how many rows) or
-                                           aborted. That this file says "committed" is the commit of the whole write.
-    <store>/raymq/series/<hash of name>    msgpack [name, number, transaction, rows] of the last committed write of the
-                                           series; kept forever
-
-Each file is replaced as a whole and is durable when the call returns.
+The record of a write says open, committed (which parts on which broker, how many rows) or aborted. That it says
+"committed" is the commit of the whole write. The last committed write of a series is kept forever.
 """
 
 from __future__ import annotations
 
 import enum
-import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-import msgpack
-
-from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.errors import InvalidInput
 from raymq.storage.failpoints import failpoint
-from raymq.storage.files.fileutil import make_folder, paths_in, read_whole, replace, unlink
-from raymq.storage.tables.mirrored_file import decode_mirrored, kept_twice
+from raymq.storage.journal.journaled_table import Fields, JournaledTable
 
-#: The valid names of transactions, which become file names.
+#: The valid names of transactions.
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 #: The longest name of a series, in characters.
 MAX_SERIES_NAME: Final = 512
+#: Kinds of events: a write's record, a removed record, a series' last commit.
+_WRITE: Final = "w"
+_REMOVED: Final = "r"
+_SERIES: Final = "s"
 
 
 class WriteState(enum.Enum):
@@ -88,81 +81,74 @@ class SeriesCommit:
     rows: int
 
 
-class WriteTransactionStore:
-    """The files of one store directory; one thread at a time."""
+class WriteTransactionStore(JournaledTable):
+    """The writes and series that the broker of one store directory coordinates; one thread at a time.
 
-    def __init__(self, store_directory: Path) -> None:
-        self._writes = store_directory / "raymq" / "writes"
-        self._series = store_directory / "raymq" / "series"
+    Events: ["w", transaction, its record], ["r", transaction], ["s", series, number, transaction, rows].
+    """
+
+    NUMBER: ClassVar = 12
+    COPIES: ClassVar = 2
+
+    def __init__(self) -> None:
+        self._writes: dict[str, WriteTransaction] = {}
+        self._series: dict[str, SeriesCommit] = {}
 
     def put(self, record: WriteTransaction) -> None:
         """Store the record of a write durably.
 
-        Raise StoreFull or StoreFailed if it cannot be written; the previous record stays.
+        Raise StoreFull if it cannot be written; the previous record stays. Raise StoreFailed if it may not be on disk.
         """
-        content = {
-            "topic": record.topic,
-            "decision": record.decision.value,
-            "touched": record.touched,
-            "series": record.series,
-            "number": record.number,
-            "parts": {broker: dict(parts) for broker, parts in record.parts.items()},
-            "finished": sorted(record.finished),
-            "missing": {broker: list(rows_and_reason) for broker, rows_and_reason in record.missing.items()},
-            "accepted": dict(record.accepted),
-        }
-        path = self._path(record.transaction)
-        make_folder(self._writes)
         failpoint("write.before_record")
-        replace(path, kept_twice([content]))
+        self.record_durably((_WRITE, check_transaction_name(record.transaction), _encoded(record)))
         failpoint("write.after_record")
 
     def remove(self, transaction: str) -> None:
         """Remove the record of a write; a power loss may restore it."""
-        unlink(self._path(transaction))
+        if transaction in self._writes:
+            self.record(_REMOVED, transaction)
 
-    def transactions(self) -> list[str]:
-        """Return the writes that have a record."""
-        return [path.name for path in paths_in(self._writes) if _NAME.fullmatch(path.name)]
-
-    def read(self, transaction: str) -> WriteTransaction:
-        """Return the record of a write.
-
-        Raise StoreCorrupt if it cannot be read, and FileNotFoundError if it does not exist.
-        """
-        return _read(self._path(transaction))
+    def transactions(self) -> list[WriteTransaction]:
+        """Return the records of all writes."""
+        return list(self._writes.values())
 
     def put_series_commit(self, end: SeriesCommit) -> None:
         """Store the last write of a series; raise as `put` does."""
-        make_folder(self._series)
         failpoint("write.before_series")
-        replace(self._series_path(end.series), kept_twice([end.series, end.number, end.transaction, end.rows]))
+        self.record_durably((_SERIES, _checked_series(end.series), end.number, end.transaction, end.rows))
 
     def end(self, series: str) -> SeriesCommit | None:
         """Return the last committed write of a series, or None if there is none.
 
-        Raise StoreCorrupt if it cannot be read.
+        Raise InvalidInput if the name is not valid.
         """
-        path = self._series_path(series)
-        try:
-            content = read_whole(path)
-        except FileNotFoundError:
-            return None
-        try:
-            name, number, transaction, rows = decode_mirrored(content, path)
-            if name != series:
-                raise ValueError("the file of another series")
-            return SeriesCommit(series, int(number), str(transaction), int(rows))
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise StoreCorrupt(str(path), 0, f"not a series of writes: {error}") from None
+        return self._series.get(_checked_series(series))
 
-    def _path(self, transaction: str) -> Path:
-        return self._writes / check_transaction_name(transaction)
+    def apply(self, fields: Fields) -> None:
+        """Apply an event; see the class."""
+        kind, name, *rest = fields
+        if kind == _WRITE:
+            self._writes[check_transaction_name(name)] = _decoded(name, *rest)
+        elif kind == _REMOVED:
+            self._writes.pop(name, None)
+        elif kind == _SERIES:
+            number, transaction, rows = rest
+            self._series[_checked_series(name)] = SeriesCommit(name, int(number), str(transaction), int(rows))
+        else:
+            raise ValueError(f"no kind of event: {kind!r:.20}")
 
-    def _series_path(self, series: str) -> Path:
-        if not 0 < len(series) <= MAX_SERIES_NAME:
-            raise InvalidInput("series", f"1 to {MAX_SERIES_NAME} characters", series)
-        return self._series / hashlib.blake2b(series.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    def snapshot(self) -> Iterator[Fields]:
+        """Return an event for each write and series."""
+        for record in self._writes.copy().values():
+            yield _WRITE, record.transaction, _encoded(record)
+        for end in self._series.copy().values():
+            yield _SERIES, end.series, end.number, end.transaction, end.rows
+
+
+def _checked_series(series: str) -> str:
+    if not 0 < len(series) <= MAX_SERIES_NAME:
+        raise InvalidInput("series", f"1 to {MAX_SERIES_NAME} characters", series)
+    return series
 
 
 def check_transaction_name(name: str) -> str:
@@ -172,29 +158,35 @@ def check_transaction_name(name: str) -> str:
     return name
 
 
-def _read(path: Path) -> WriteTransaction:
-    try:
-        decoded = decode_mirrored(read_whole(path), path)
-        record: Mapping[str, Any] = (
-            decoded[0] if isinstance(decoded, list) else decoded
-        )  # older versions stored only the mapping
-        return WriteTransaction(
-            path.name,
-            str(record["topic"]),
-            WriteState(record["decision"]),
-            # Older versions stored wall-clock times, which have no meaning here: such a write counts as active just
-            # now.
-            float(record.get("touched", math.inf)),
-            str(record["series"]),
-            int(record["number"]),
-            {
-                str(broker): {str(part): int(rows) for part, rows in parts.items()}
-                for broker, parts in record["parts"].items()
-            },
-            frozenset(map(str, record["finished"])),
-            # Older versions did not store missing rows.
-            {str(broker): (int(rows), str(reason)) for broker, (rows, reason) in record.get("missing", {}).items()},
-            {str(broker): int(rows) for broker, rows in record.get("accepted", {}).items()},
-        )
-    except (ValueError, TypeError, LookupError, AttributeError, msgpack.UnpackException) as error:
-        raise StoreCorrupt(str(path), 0, f"not the record of a write: {error}") from None
+def _encoded(record: WriteTransaction) -> dict[str, Any]:
+    return {
+        "topic": record.topic,
+        "decision": record.decision.value,
+        "touched": record.touched,
+        "series": record.series,
+        "number": record.number,
+        "parts": {broker: dict(parts) for broker, parts in record.parts.items()},
+        "finished": sorted(record.finished),
+        "missing": {broker: list(rows_and_reason) for broker, rows_and_reason in record.missing.items()},
+        "accepted": dict(record.accepted),
+    }
+
+
+def _decoded(transaction: str, record: Mapping[str, Any]) -> WriteTransaction:
+    return WriteTransaction(
+        transaction,
+        str(record["topic"]),
+        WriteState(record["decision"]),
+        # Formerly wall-clock times were stored, which have no meaning here: such a write counts as active just now.
+        float(record.get("touched", math.inf)),
+        str(record["series"]),
+        int(record["number"]),
+        {
+            str(broker): {str(part): int(rows) for part, rows in parts.items()}
+            for broker, parts in record["parts"].items()
+        },
+        frozenset(map(str, record["finished"])),
+        # Formerly missing rows were not stored.
+        {str(broker): (int(rows), str(reason)) for broker, (rows, reason) in record.get("missing", {}).items()},
+        {str(broker): int(rows) for broker, rows in record.get("accepted", {}).items()},
+    )

@@ -17,6 +17,7 @@ from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from tests.crash.power_loss_broker import CONFIG, PowerLossBroker
+from tests.state_journals import wait_for_compaction
 from tests.state_shipping import StateShipper, state_of, take_snapshot
 from tests.store_replication import log_content
 
@@ -81,8 +82,7 @@ class FailoverBroker(PowerLossBroker):
         for thread in self._threads:
             thread.join()
         self._threads.clear()
-        self.store._parts.progress._wait()
-        self.store._parts.in_flight._wait()
+        wait_for_compaction(self.store)
         if self._random.random() < 0.3:
             self._shipping.all()
             assert state_of(self._root / str(self._lives)) == state_of(self.directory)
@@ -106,11 +106,8 @@ class FailoverBroker(PowerLossBroker):
 
     def save_settings(self) -> None:
         """Save the settings tables, as the broker does on another thread."""
-        for table in (self.store.topic_configs, self.store.group_configs):
-            write = table.pending()
-            if write is not None:
-                self._threads.append(threading.Thread(target=write))
-                self._threads[-1].start()
+        self._threads.append(threading.Thread(target=self.store.begin_export()))
+        self._threads[-1].start()
 
     def flush(self) -> None:
         """Ship everything: all acknowledged messages are on the replica."""

@@ -3,7 +3,8 @@
     python failpoint_writer.py DIRECTORY FIRST ROUNDS
 
 Each line of its output is a promise: "stored NUMBER QUEUE QUEUE_OFFSET PHYSICAL_OFFSET", "committed OFFSET",
-"delayed OFFSET", "topic NAME", "gone NAME"; "expiring PHYSICAL_OFFSET" takes back those of records before it.
+"delayed OFFSET", "planned BATCH", "topic NAME", "gone NAME"; "expiring PHYSICAL_OFFSET" takes back those of records
+before it.
 The store's files are small, so that every step comes up in a few rounds.
 """
 
@@ -20,10 +21,10 @@ import numpy as np
 
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal import state_journal
 from raymq.storage.records import native_kernels
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
-from raymq.storage.tables import consumer_offset_store, in_flight_messages
 from raymq.storage.tables.in_flight_messages import InFlightMessage
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import UnsyncedCalls
@@ -65,6 +66,8 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
                 store.delay_offsets.commit(1, delayed, store.max_physical_offset)
                 say(f"delayed {delayed}")
             store.flush()
+            store.tables.stream_plans.put("s", "q", number, b"plan")
+            say(f"planned {number}")
             name = f"topic{number}"
             store.topic_configs.put(TopicConfig(name, 1, 1))
             say(f"topic {name}")
@@ -72,7 +75,7 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
             store.append(one, np.array([len(one)], np.int32))
             store.delete_topic(name)
             say(f"gone {name}")
-            store._parts.progress.fold()
+            store._parts.journal.compact()
             store._save_checkpoint()
             newest = store.max_physical_offset
             say(f"expiring {newest - newest % CONFIG.commitlog_file_bytes}")
@@ -82,7 +85,7 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
 
 
 if __name__ == "__main__":
-    consumer_offset_store._FOLD_BYTES = in_flight_messages._REWRITE_BYTES = 400  # type: ignore[misc]
+    state_journal._COMPACT_BYTES = 400  # type: ignore[misc]
     native_kernels.use(importlib.import_module("raymq_native") if sys.argv[4] == "compiled" else None)
     with replaced(UnsyncedCalls()):  # written bytes survive the process without a sync
         main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

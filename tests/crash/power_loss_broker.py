@@ -26,6 +26,7 @@ from raymq.storage.records.record import decode
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from tests.crash.power_loss import Disk
+from tests.state_journals import wait_for_compaction
 from tests.store_records import SMALL
 from tests.unit.actors.bench import encoded
 from tests.unit.actors.clock import FakeClock
@@ -90,8 +91,7 @@ class PowerLossBroker:
             self._open()
             yield
             self._lives += 1
-            self.store._parts.progress._wait()
-            self.store._parts.in_flight._wait()
+            wait_for_compaction(self.store)
             self.directory = self._root / str(self._lives)
             disk.after_power_loss(self.directory, self._random, self._random.choice((0.0, 0.3, 0.7, 1.0)))
             self.store._flusher.stop()
@@ -109,7 +109,7 @@ class PowerLossBroker:
         self._producers.restore()
         for topic, queues in TOPICS.items():
             self.core.topics.create(topic, queues)
-        self.store.sync_settings()  # as before the answer to a client that creates a topic
+        self.store.sync_state()  # as before the answer to a client that creates a topic
         self.check_whole()
         for group in (GROUP, POPPERS):
             if self.store.group_configs.get(group) is None:
@@ -146,7 +146,7 @@ class PowerLossBroker:
                 self.commit_staged, self.flush, self.checkpoint, self.checkpoint_timers, self.delete_and_make_again,
             ]  # fmt: skip
         else:
-            works += [self.commit_half, self.store.sync_progress, self.store.sync_progress, self.checkpoint_timers]
+            works += [self.commit_half, self.store.sync_state, self.store.sync_state, self.checkpoint_timers]
         self._random.choice(works)()
         self.core.pop.validate()
         self.core.producers.validate()

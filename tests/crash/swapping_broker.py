@@ -25,6 +25,7 @@ from raymq.storage.store import Store
 from tests.crash.killing_calls import Killed, KillingCalls
 from tests.crash.power_loss_broker import PowerLossBroker
 from tests.crash.replication_link import ReplicationLink
+from tests.state_journals import wait_for_compaction
 from tests.state_shipping import state_of
 from tests.store_replication import log_content
 
@@ -150,8 +151,7 @@ class SwappingBroker(PowerLossBroker):
         assert self._line is not None
         if not is_killed:
             self._calls.disarm()
-        self.store._parts.progress._wait()
-        self.store._parts.in_flight._wait()
+        wait_for_compaction(self.store)
         if not is_killed:
             self._compare_sometimes(0.3)
         self._line.some(self._random)

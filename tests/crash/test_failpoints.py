@@ -33,9 +33,12 @@ COMPILED_POINTS = (
 )
 #: test_retention_kill.py kills at these.
 RETENTION_POINTS = tuple(name for name in NAMES if name.startswith("retention."))
-#: test_full_disk_cleanup.py kills at the first one, unit/storage/test_killed_starts.py at the second one:
-#: this file's program reaches neither.
-OTHER_POINTS = ("cleanup.before_remove", "journal.after_base")
+#: test_full_disk_cleanup.py kills at it.
+OTHER_POINTS = ("cleanup.before_remove",)
+#: test_frame_file.py kills at these: only idempotent producers have such a file.
+FRAME_POINTS = tuple(name for name in NAMES if name.startswith("frames."))
+#: unit/storage/journal/test_format_1.py kills at these: only a directory of format 1 leads to them.
+FORMAT_1_POINTS = ("format.before_snapshot", "format.before_removal")
 #: test_commit_kill.py kills at these.
 STAGED_WRITE_POINTS = tuple(name for name in NAMES if name.startswith(("write.", "staged.")))
 #: test_keepers.py kills at these.
@@ -50,6 +53,8 @@ POINTS_OF_OTHER_FILES = (
     RECOVERY_POINTS
     + RETENTION_POINTS
     + OTHER_POINTS
+    + FRAME_POINTS
+    + FORMAT_1_POINTS
     + STAGED_WRITE_POINTS
     + KEEPER_POINTS
     + REPLICA_POINTS
@@ -66,6 +71,7 @@ class Acknowledged:
     places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     committed: int | None = None
     delayed: int | None = None
+    planned: int | None = None
     topics: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     next_number: int = 0
@@ -80,6 +86,8 @@ class Acknowledged:
             self.committed = int(rest[0])
         elif word == "delayed":
             self.delayed = int(rest[0])
+        elif word == "planned":
+            self.planned = int(rest[0])
         elif word == "expiring":
             self.expiring = int(rest[0])
         elif word == "topic":
@@ -134,8 +142,10 @@ def check_store(directory: Path, promised: Acknowledged) -> None:
                 assert [int(record.body) for record in store.query("t", key, 0, 1 << 60, 5)] == [number]
         committed = store.consumer_offsets.get("g", "t", 0)
         delayed = store.delay_offsets.get(1)
+        planned = max((batch for batch, _ in store.tables.stream_plans.kept("s", "q")), default=None)
         assert (committed or 0) >= (promised.committed or 0)
         assert (delayed or 0) >= (promised.delayed or 0)
+        assert (planned or 0) >= (promised.planned or 0)
         assert max(committed or 0, delayed or 0) <= end
         known = set(store.topic_configs.all())
         # The program may die during one deletion.

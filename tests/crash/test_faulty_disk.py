@@ -18,8 +18,8 @@ from raymq.storage.errors import StoreError, StoreFailed, StoreFull
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.files.fileutil import write_all
 from raymq.storage.files.mapped_file_queue import MappedFileQueue
+from raymq.storage.journal import state_journal
 from raymq.storage.store import Store
-from raymq.storage.tables import consumer_offset_store as progress_module
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import KINDS, FaultyCalls, UnsyncedCalls
@@ -102,7 +102,7 @@ def check_store(directory: Path, client: Client, *, durable: bool) -> None:
 
 @pytest.fixture(autouse=True)
 def fold_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "_FOLD_BYTES", 60)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 60)
 
 
 def call_faults() -> Iterator[tuple[str, int]]:

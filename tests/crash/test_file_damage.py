@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreCorrupt
+from raymq.storage.files import json_file
 from raymq.storage.records import record as layout
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
@@ -33,11 +34,11 @@ def closed_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("first", "orders"):
             store.topic_configs.put(TopicConfig(name, 4, 4))
             store.group_configs.put(GroupConfig(name))
-            store.topic_configs.save()
-            store.group_configs.save()
+            store.begin_export()()
         store.consumer_offsets.commit("g", "orders", 0, 20)
         store.delay_offsets.commit(1, 7, 0)
-        store._parts.progress.fold()
+        store.begin_export()()
+        store._parts.journal.compact()
         for i in range(COUNT):
             append(store, make_record(b"%02d" % i, keys=f"k{i:02d}", tags="a"))
         store.consumer_offsets.commit("g", "orders", 0, 30)
@@ -209,38 +210,51 @@ def test_damaged_checkpoint_loses_no_message(closed_store: Path, tmp_path: Path)
 SETTINGS = ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"]
 
 
+def damaged_contents(content: bytes) -> Iterator[bytes | None]:
+    """Return a file's content as it is after it was lost, emptied, cut, or overwritten."""
+    yield None
+    yield b""
+    yield from (content[:cut] for cut in range(1, len(content) - 1, max(1, len(content) // 12)))
+    yield b"\0" * len(content)
+
+
+def put_content(path: Path, content: bytes | None) -> None:
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+
+
 @pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_damaged_settings_file_is_read_from_backup(closed_store: Path, tmp_path: Path, name: str) -> None:
-    """The .bak has the state before the last change. A broken file never becomes the .bak."""
-    content = (closed_store / "config" / name).read_bytes()
-    for damaged in (None, b"", *(content[:cut] for cut in range(1, len(content) - 1, 37)), b"\0" * len(content)):
+def test_damaged_settings_file_is_written_again(closed_store: Path, tmp_path: Path, name: str) -> None:
+    """The tables do not come from RocketMQ's files, and a clean close writes them."""
+    for damaged in damaged_contents((closed_store / "config" / name).read_bytes()):
         directory = tmp_path / "s"
         shutil.copytree(closed_store, directory)
         path = directory / "config" / name
-        if damaged is None:
-            path.unlink()
-        else:
-            path.write_bytes(damaged)
-        for _ in range(2):
+        put_content(path, damaged)
+        for offset in (30, 40):
             with Store.open(directory, SMALL) as store:
                 assert store.topic_configs.get("first") is not None
                 assert store.group_configs.get("first") is not None
-                assert (store.consumer_offsets.get("g", "orders", 0) or 0) >= 20
+                assert store.consumer_offsets.get("g", "orders", 0) == offset
                 assert store.delay_offsets.get(1) is not None, "known, and clamped: nothing waits"
+                assert store.recovery.corruption == []
                 assert read_numbers(store) == list(range(COUNT))
                 store.topic_configs.put(TopicConfig("again", 1, 1))
                 store.group_configs.put(GroupConfig("again"))
                 store.consumer_offsets.commit("g", "orders", 0, 40)
                 store.delay_offsets.commit(1, 9, 0)
-                store._parts.progress.fold()
-            for each in (path, path.with_name(name + ".bak")):
-                json.loads(each.read_bytes())
+            assert json_file.is_as_written(path.read_bytes())
+            json.loads(path.read_bytes())
         shutil.rmtree(directory)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_damaged_settings_and_backup_refuse_open(directory: Path, name: str) -> None:
+def test_damaged_settings_without_a_journal_refuse_open(directory: Path, name: str) -> None:
+    """Without a state journal, RocketMQ's files are all that is known: an open must not forget them."""
+    shutil.rmtree(directory / "raymq" / "state")
     for path in (directory / "config" / name, directory / "config" / f"{name}.bak"):
         path.write_bytes(b"{")
     with pytest.raises(StoreCorrupt) as caught:
@@ -248,21 +262,48 @@ def test_damaged_settings_and_backup_refuse_open(directory: Path, name: str) -> 
     assert name in caught.value.file
 
 
-def test_damaged_journal_keeps_intact_frames(directory: Path) -> None:
-    """Frames before the damage are valid, and frames behind it if the journal continues there."""
+@pytest.mark.parametrize("number", [0, 1], ids=["older", "newest"])
+def test_damaged_snapshot_costs_nothing(closed_store: Path, tmp_path: Path, number: int) -> None:
+    """The newest whole snapshot counts, with all events behind it."""
+    name = sorted(path.name for path in (closed_store / "raymq" / "state").glob("snapshot-*"))[number]
+    for damaged in damaged_contents((closed_store / "raymq" / "state" / name).read_bytes()):
+        directory = tmp_path / "s"
+        shutil.copytree(closed_store, directory)
+        put_content(directory / "raymq" / "state" / name, damaged)
+        for expected in (1, 0):
+            with Store.open(directory, SMALL) as store:
+                assert {"first", "orders"} <= set(store.topic_configs.all())
+                assert {"first", "orders"} <= set(store.group_configs.all())
+                assert store.consumer_offsets.get("g", "orders", 0) == 30
+                assert len(store.recovery.corruption) <= expected
+                assert read_numbers(store) == list(range(COUNT))
+        shutil.rmtree(directory)
+
+
+def test_damaged_journal_keeps_intact_events(directory: Path) -> None:
+    """Events before the damage are valid, and events behind it if the journal continues there."""
     store = Store.open(directory, SMALL)
+    path = max((directory / "raymq" / "state").glob("journal-*"))
+    begin = path.stat().st_size
     for offset in range(31, 36):
         store.consumer_offsets.commit("g", "orders", 0, offset)
-    journal = (directory / "raymq" / "progress.journal").read_bytes()
-    store.close()
-    frame = len(journal) // 5
-    for at in range(0, len(journal), 3):
-        cut = (journal[:at], 30 + at // frame if at >= frame else None)
-        changed = (journal[:at] + bytes([journal[at] ^ 0xFF]) + journal[at + 1 :], 35 if at < 4 * frame else 34)
+    store._flusher.stop()
+    store._abandon()  # as a kill leaves it
+    content = path.read_bytes()
+    event = (len(content) - begin) // 5
+    assert len(content) == begin + 5 * event
+    killed = directory.with_name("killed")
+    shutil.copytree(directory, killed)
+    for at in range(begin, len(content), 3):
+        number = (at - begin) // event
+        cut = (content[:at], 30 + number)
+        changed = (content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :], 35 if number < 4 else 34)
         for damaged, expected in (cut, changed):
-            (directory / "raymq" / "progress.journal").write_bytes(damaged)
+            shutil.rmtree(directory)
+            shutil.copytree(killed, directory)
+            (directory / "raymq" / "state" / path.name).write_bytes(damaged)
             for name in ("consumerOffset.json", "consumerOffset.json.bak"):
                 (directory / "config" / name).unlink(missing_ok=True)
-            (directory / "abort").touch()
-            with Store.open(directory, SMALL) as store:
-                assert store.consumer_offsets.get("g", "orders", 0) == expected
+            for _ in range(2):
+                with Store.open(directory, SMALL) as store:
+                    assert store.consumer_offsets.get("g", "orders", 0) == expected

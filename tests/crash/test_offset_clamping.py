@@ -22,6 +22,7 @@ from raymq.storage.errors import MessageNotFound, StoreFailed
 from raymq.storage.files import file_calls
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.files.json_file import load
+from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
@@ -83,7 +84,7 @@ def test_delay_level_delivers_acknowledged_after_power_loss(tmp_path: Path) -> N
         send(core, 1, 2, 3, 4, 5, delay_level=1)
         machine.clock.advance(5)
         assert core.deliver_due().delivered == 6
-        core.store.sync_progress()
+        core.store.sync_state()
     with machine.life() as core:
         assert core.store.max_offset("SCHEDULE_TOPIC_XXXX", 0) == 1
         send(core, *range(10, 17), delay_level=1)
@@ -100,8 +101,8 @@ def test_delayed_copies_lost_with_power_are_delivered_again(tmp_path: Path) -> N
         core.store.flush()
         machine.clock.advance(5)
         assert core.deliver_due().delivered == 3
-        core.store._parts.progress.fold()
-        core.store.sync_progress()
+        core.store._parts.journal.compact()
+        core.store.sync_state()
     for _ in range(2):
         with machine.life() as core:
             core.deliver_due()
@@ -117,7 +118,7 @@ def test_group_offset_is_clamped_to_queue_end(tmp_path: Path) -> None:
         core.store._save_checkpoint()
         send(core, *range(10, 20))
         core.offsets.commit("g", "t", 0, 20)
-        core.store.sync_progress()
+        core.store.sync_state()
     with machine.life() as core:
         assert core.offsets.get("g", "t", 0) == 10
         send(core, *range(30, 42))
@@ -133,7 +134,7 @@ def test_clamped_offset_is_synced_before_first_message(tmp_path: Path) -> None:
     with machine.life() as core:
         send(core, *range(20))
         core.offsets.commit("g", "t", 0, 20)
-        core.store._parts.progress.fold()
+        core.store._parts.journal.compact()
     with machine.life() as core:
         send(core, *range(30, 60))
         core.store.flush()
@@ -163,7 +164,7 @@ def test_lost_batch_is_not_taken_for_later_messages(tmp_path: Path) -> None:
         assert send_numbered(core, 2) == 2
         for write in history.save():
             write()
-        history._journal.sync()
+        sync_path(history._journal._path)
     with machine.life() as core:
         restore_producers(core)
         send(core, *range(10))
@@ -239,7 +240,7 @@ def test_power_loss_keeps_read_barrier_of_deleted_topic(tmp_path: Path) -> None:
         stage(core, range(10, 15))
         next(iter(core.staging.commit("tx", ["p"])))
         core.topics.delete("t")
-        core.store.sync_settings()
+        core.store.sync_state()
         core.store._save_checkpoint()
     with machine.life() as core:
         assert core.view(place).body == b"0"

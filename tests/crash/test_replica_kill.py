@@ -32,7 +32,7 @@ TRUNCATION_POINTS = (
     *(name for name in NAMES if name.startswith("truncation.")),
     *("recovery.before_cut", "recovery.between_cuts", "checkpoint.before_queues", "checkpoint.before_state"),
     *("checkpoint.after_state", "replace.before_rename", "replace.after_rename", "open.before_checkpoint"),
-    *("journal.before_rename", "compaction.before_delays", "compaction.before_clear", "follow.before_size"),
+    *("open.before_clamp", "state.before_write", "follow.before_size"),
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.replication.reconciliation import ContinueFrom, InstallSnapshot, TruncateTo
-from raymq.storage.tables import consumer_offset_store, in_flight_messages
+from raymq.storage.journal import state_journal
 from raymq.storage.timers import timer_log
 from tests.crash.swapping_broker import SwappingBroker
 
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture(autouse=True)
 def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
-    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 800)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 5)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # threads end with their simulated process
 

@@ -6,29 +6,33 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from raymq.actors.errors import RayMQError
-from raymq.actors.wire.commands.stream_plan_commands import plan_batch_command
+from raymq.actors.wire.commands.staged_write_commands import stage_command
 from tests.polling import poll_until
 from tests.replica_clients import Clients, are_alike, numbered, request_replica
 from tests.replica_group import ReplicaGroup
+from tests.store_records import make_record
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
-PLAN = "raymq/streams/stream/query"
+CHUNK = "raymq/staged/late/part.000000.chunk"
 
 
 @contextlib.contextmanager
-def hold_plan_write(group: ReplicaGroup, held: str) -> Iterator[None]:
-    """Let a thread of replica 1, the master, store a plan and wait for the disk at a path that contains `held`."""
+def hold_staged_write(group: ReplicaGroup, held: str) -> Iterator[None]:
+    """Let a thread of replica 1, the master, stage rows and wait for the disk at a path that contains `held`."""
+    row = make_record(b"late", topic="t")
+    chunk = stage_command("late", "part", 0, ("t", 0), row, np.array([len(row)], np.int32), group.name)
 
-    def plan() -> None:
+    def stage() -> None:
         with contextlib.suppress(RayMQError):
-            request_replica(group, 1, plan_batch_command("stream", "query", 0, b"late"))
+            request_replica(group, 1, chunk)
 
     group.tell(1, f"hold files {held}")
-    thread = threading.Thread(target=plan)
+    thread = threading.Thread(target=stage)
     thread.start()
     group.await_hold(1)
     try:
@@ -39,8 +43,8 @@ def hold_plan_write(group: ReplicaGroup, held: str) -> Iterator[None]:
 
 def test_replica_drops_late_write_of_its_former_leadership(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 10))
-    path = group.directory(1) / PLAN
-    with hold_plan_write(group, "/raymq/streams"):
+    path = group.directory(1) / CHUNK
+    with hold_staged_write(group, "/raymq/staged"):
         assert group.elect() == 2, "who has not come to an end with one office takes no other"
         group.await_in_sync(1, 2)
         clients.send(*numbered(10, 20))
@@ -62,15 +66,15 @@ def test_reelected_master_replicates_write_between_leaderships(group: ReplicaGro
     clients.send(*numbered(0, 10))
     elected: list[int] = []
     electing = threading.Thread(target=lambda: elected.append(group.elect(1)))
-    with hold_plan_write(group, "query.tmp"):
+    with hold_staged_write(group, ".chunk.tmp"):
         electing.start()
         poll_until(lambda: group.status(1).role == "replica", 20)
-        assert not (group.directory(1) / PLAN).exists()
+        assert not (group.directory(1) / CHUNK).exists()
         group.tell(1, "release")
         electing.join()
     assert elected == [1]
     group.await_in_sync(1, 2)
-    assert (group.directory(1) / PLAN).exists()
+    assert (group.directory(1) / CHUNK).exists()
     poll_until(lambda: are_alike(group), 20)
     clients.send(*numbered(10, 20))
     assert set(clients.bodies()) == set(numbered(0, 20))

@@ -10,10 +10,10 @@ import pytest
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.storage import checkpointer
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal import state_journal
 from raymq.storage.state import sequence_file
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
-from raymq.storage.tables import consumer_offset_store, in_flight_messages
 from raymq.storage.timers import timer_log
 from tests.crash.power_loss import Disk
 from tests.crash.power_loss_broker import CONFIG
@@ -25,8 +25,7 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture(autouse=True)
 def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
-    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 800)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 3)
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.client import Message
+from raymq.storage.journal import state_journal
 from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
-from raymq.storage.tables import consumer_offset_store, in_flight_messages
 from raymq.storage.tables.in_flight_messages import InFlightMessage
 from raymq.storage.tables.staged_records import StagedRecords
 from raymq.storage.timers import timer_log
@@ -26,6 +26,7 @@ from tests.crash import state_follower
 from tests.crash.power_loss_broker import CONFIG
 from tests.crash.state_follower import Recording
 from tests.fork_server import Program
+from tests.state_journals import wait_for_compaction
 from tests.state_shipping import StateShipper, state_of, take_snapshot
 from tests.unit.actors.bench import encoded
 
@@ -53,7 +54,7 @@ class RandomMaster:
         self.recorder.log_end = lambda: self.store.max_physical_offset
         self.core = BrokerCore("broker-a", self.store)
         self.core.topics.create("t", 2)
-        self.store.sync_settings()
+        self.store.sync_state()
         self.moments = [self.moment()]
         self.number = 0
 
@@ -83,7 +84,7 @@ class RandomMaster:
     def topic(self) -> None:
         self.core.topics.create(f"topic{self.random.randrange(6)}", 1)
         if self.random.random() < 0.3:
-            self.store.topic_configs.save()
+            self.store.begin_export()()
 
     def delete(self) -> None:
         name = f"topic{self.random.randrange(6)}"
@@ -113,8 +114,7 @@ class RandomMaster:
 
     def close(self) -> None:
         self.core.timers.close()
-        self.store._parts.progress._wait()
-        self.store._parts.in_flight._wait()
+        wait_for_compaction(self.store)
         self.store.close()
         self.recorder.stop()
 
@@ -135,8 +135,7 @@ def broker_state(store: Store, core: BrokerCore) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
-    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 800)
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 3)
 
 
@@ -173,7 +172,7 @@ def test_stream_prefix_has_state_of_that_moment(tmp_path: Path, seed: int) -> No
                 assert found.get(name) in allowed, f"{name} after {replica.last}"
             core.timers.close()
         shutil.rmtree(probe)
-    assert number > 150
+    assert number > 100
     worker.close()
     follower.close()
     shipping_of_the_rest = worker.recorder.after(replica.last)

@@ -11,6 +11,7 @@ import pytest
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.tables.stream_plan_store import StreamPlanStore
 from tests.crash.power_loss import Disk
+from tests.state_journals import open_table
 
 pytestmark = pytest.mark.crash
 
@@ -28,7 +29,7 @@ def test_acknowledged_plan_survives_power_loss(tmp_path: Path, seed: int) -> Non
         losses += 1
         target = tmp_path / str(losses)
         disk.after_power_loss(target, chance, chance.random())
-        kept = dict(StreamPlanStore(target).kept("agg", "query"))
+        kept = dict(open_table(target, StreamPlanStore(), writable=False).kept("agg", "query"))
         if answered:
             newest = max(answered)
             assert kept[newest] == answered[newest]
@@ -36,7 +37,7 @@ def test_acknowledged_plan_survives_power_loss(tmp_path: Path, seed: int) -> Non
 
     disk.before_sync = lose_power
     with contextlib.closing(disk), replaced(disk):
-        plans = StreamPlanStore(root)
+        plans = open_table(root, StreamPlanStore())
         for batch in range(4):
             answered[batch] = plans.put("agg", "query", batch, chance.randbytes(chance.choice((10, 2_000))))
             lose_power()

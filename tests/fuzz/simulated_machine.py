@@ -22,6 +22,7 @@ from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from tests.crash.power_loss import Disk
+from tests.state_journals import wait_for_compaction
 from tests.store_records import SMALL
 from tests.unit.actors.clock import FakeClock
 
@@ -186,8 +187,7 @@ class SimulatedMachine(ABC):
         self._armed = False
         image = self._image
         self.store.wait_for_removals()
-        self.store._parts.progress._wait()
-        self.store._parts.in_flight._wait()
+        wait_for_compaction(self.store)
         if image is None:
             self.log.append(f"-- {end}")
             if end == "power" or last:
@@ -251,7 +251,7 @@ class SimulatedMachine(ABC):
         self._producers.restore()
         for topic, queues in TOPICS.items():
             self.core.topics.create(topic, queues)
-        self.store.sync_settings()
+        self.store.sync_state()
         for group in (GROUP, POPPERS):
             if self.store.group_configs.get(group) is None:
                 self.store.group_configs.put(GroupConfig(group))

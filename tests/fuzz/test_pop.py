@@ -19,7 +19,7 @@ import pytest
 from raymq.actors.broker.core.periodic_retry import PerKeyRetry
 from raymq.storage.errors import StoreError
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables import in_flight_messages
+from raymq.storage.journal import state_journal
 from tests.fuzz.failing_disk import FailingDisk
 from tests.fuzz.seeds import do, seeded, try_each
 from tests.store_records import SMALL, write_entries
@@ -201,13 +201,13 @@ class PopFuzz:
 
 
 @pytest.fixture(autouse=True)
-def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewrite journals often, flush synchronously, and fail on errors in a sweep."""
+def compact_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compact the state journal often, flush synchronously, and fail on errors in a sweep."""
 
     def failed(self: PerKeyRetry, part: object, name: str, error: Exception, log: Logger) -> None:
         raise AssertionError(f"{name} failed") from error
 
-    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 400)
     monkeypatch.setattr(pop_bench, "SMALL", replace(SMALL, flush="sync", flush_interval_ms=1_000_000))
     monkeypatch.setattr(PerKeyRetry, "failed", failed)
 

@@ -18,9 +18,9 @@ from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
 from raymq.storage import checkpointer, emergency_cleaner, store_parts
+from raymq.storage.journal import state_journal
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.records.record import decode
-from raymq.storage.tables import consumer_offset_store, in_flight_messages
 from tests.fuzz.checked_machine import CheckedMachine, name_of
 from tests.fuzz.seeds import seeded, try_each
 from tests.fuzz.simulated_machine import BOOT, GROUP, HOUR, POPPERS, TOPICS, Sent
@@ -40,7 +40,7 @@ class PowerFuzz(CheckedMachine):
             self.send, self.send, self.send_delayed, self.send_delayed, self.set_timer, self.set_timer, self.recall,
             self.send_numbered, self.stage, self.commit_staged, self.commit_half,
             self.pass_time, self.pass_time, self.pass_long, self.read, self.read, self.pop, self.pop,
-            self.save_producers, self.flush, self.checkpoint, self.checkpoint_timers, self.sync_progress,
+            self.save_producers, self.flush, self.checkpoint, self.checkpoint_timers, self.sync_state,
             self.delete_topic, self.let_go, self.grow, self.check_keys, self.save_settings,
         ]  # fmt: skip
         work = self._random.choice(works)
@@ -258,8 +258,8 @@ class PowerFuzz(CheckedMachine):
         self.store.flush()
         self._flushed(before)
 
-    def sync_progress(self) -> None:
-        self.store.sync_progress()
+    def sync_state(self) -> None:
+        self.store.sync_state()
         self._progress_durable()
 
     def checkpoint(self) -> None:
@@ -278,10 +278,7 @@ class PowerFuzz(CheckedMachine):
             write()
 
     def save_settings(self) -> None:
-        for table in (self.store.topic_configs, self.store.group_configs):
-            write = table.pending()
-            if write is not None:
-                write()
+        self.store.begin_export()()
 
     def delete_topic(self) -> None:
         if self._random.random() < 0.5:
@@ -299,7 +296,7 @@ class PowerFuzz(CheckedMachine):
         for numbers in (known.committed, known.perhaps_committed, known.low):
             numbers.pop(key, None)
         if sure:
-            self.store.sync_settings()
+            self.store.sync_state()
             known.loose = False
             for name in names:
                 known.sent[name].gone = True
@@ -366,8 +363,7 @@ class PowerFuzz(CheckedMachine):
 def use_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use many small steps, and simulate boots."""
     delay_in_small_steps(monkeypatch)
-    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
-    monkeypatch.setattr(in_flight_messages, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 800)
     for module in (store_parts, checkpointer, emergency_cleaner):
         monkeypatch.setattr(module, "boot_id", lambda: f"boot {BOOT[0]}")
 

@@ -23,15 +23,18 @@ import pytest
 
 from raymq.actors.broker.replica import replica_stream as followed_stream
 from raymq.actors.broker.replication.epoch_file_cache import EpochFileCache
-from raymq.storage import checkpointer, emergency_cleaner, store_parts, topic_deletions
+from raymq.storage import checkpointer, emergency_cleaner, store_parts
 from raymq.storage.errors import MessageExpired, StoreError
 from raymq.storage.files import file_calls
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal import state_journal
+from raymq.storage.journal.journal_frames import decode_frames
 from raymq.storage.replica_state_watcher import DeletionRolledBack
 from raymq.storage.state import sequence_file
 from raymq.storage.state.state_changes import decode_change
 from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.store import Store
+from raymq.storage.tables.deleted_topics import DeletedTopics
 from tests.crash.killing_calls import Killed, KillingCalls
 from tests.crash.replication_link import ReplicationLink
 from tests.faulty_calls import FaultyCalls
@@ -268,10 +271,11 @@ class RoleChangesFuzz:
             self._master.history.deletions.append(Deletion(topic, place, since, until))
 
     def _first_change_about(self, topic: str, before: int) -> int | None:
-        """Return the number of the first change after `before` in which the journal of deletions names the topic."""
+        """Return the number of the first change after `before` which deletes the topic."""
         for change in self.recorder.after(before):
             made = decode_change(change.payload)
-            if made.path.startswith("raymq/deletions.journal") and topic.encode() in made.content:
+            events = decode_frames(made.content).entries if made.path.startswith("raymq/state/journal-") else []
+            if any(each[2] == DeletedTopics.NUMBER and each[3:5] == ("d", topic) for each in events):
                 return change.sequence
         return None
 
@@ -306,7 +310,7 @@ class RoleChangesFuzz:
 @pytest.fixture(autouse=True)
 def simulate_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate boots, let threads die with their process, and rewrite a short journal of deletions."""
-    monkeypatch.setattr(topic_deletions, "_LEAST_JOURNAL_BYTES", 400)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 400)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     for module in (store_parts, checkpointer, emergency_cleaner, sequence_file, followed_stream):
         monkeypatch.setattr(module, "boot_id", lambda: f"boot {BOOT[0]}")

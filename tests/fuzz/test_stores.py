@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import checkpointer, emergency_cleaner, store_parts, topic_deletions
+from raymq.storage import checkpointer, emergency_cleaner, store_parts
 from raymq.storage.backup.backup_restore import restore
 from raymq.storage.backup.backup_source import StoppedDirectory
 from raymq.storage.backup.backup_target import FolderTarget
@@ -31,16 +31,17 @@ from raymq.storage.backup.backup_writer import create_backup
 from raymq.storage.directory_format import read_format
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal import state_journal
 from raymq.storage.log.retention import DiskUsage as DiskSpace
 from raymq.storage.state.backup_snapshot import BackupSnapshot
 from raymq.storage.store import Store
-from raymq.storage.tables import consumer_offset_store
 from raymq.storage.tables.broker_identity import read_broker_identity
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import FaultyCalls
 from tests.fuzz.known_queues import GROUP, KnownQueues, TopicQueue
 from tests.fuzz.seeds import seeded, try_each
+from tests.state_journals import wait_for_compaction
 from tests.store_records import SMALL, append, make_record, write_entries
 
 CONFIG = replace(SMALL, commitlog_file_bytes=2048, flush_interval_ms=3_600_000, retention_hours=1.0, delete_at_hour="*")
@@ -163,8 +164,7 @@ class StoreFuzz:
             self.store.wait_for_removals()
         self.store._flusher.stop()
         self.store._remover.stop()
-        self.store._parts.progress._wait()
-        self.store._parts.in_flight._wait()
+        wait_for_compaction(self.store)
         self.store._abandon()
 
     def _remove_something_derived(self) -> None:
@@ -266,7 +266,7 @@ class StoreFuzz:
             self.store.consumer_offsets.commit(GROUP, *key, queue.committed)
             if self._random.random() < 0.3:
                 self.store.flush()
-                self.store.sync_progress()
+                self.store.sync_state()
                 self._all_sure()
 
     def flush(self) -> None:
@@ -352,8 +352,7 @@ def _key_of(body: bytes) -> str:
 @pytest.fixture(autouse=True)
 def use_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rewrite journals often, report free disk space, and simulate boots."""
-    monkeypatch.setattr(topic_deletions, "_LEAST_JOURNAL_BYTES", 300)
-    monkeypatch.setattr(consumer_offset_store, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 800)
     monkeypatch.setattr(DiskSpace, "of", lambda _: DiskSpace(0, 1 << 40))
     for module in (store_parts, checkpointer, emergency_cleaner):
         monkeypatch.setattr(module, "boot_id", lambda: f"boot {BOOT[0]}")

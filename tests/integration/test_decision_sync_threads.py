@@ -21,7 +21,7 @@ from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
 
-FOLDERS = ("staged", "writes", "series", "homes", "raymq/members")
+FOLDERS = ("staged", "broker-a/raymq/state/journal-", "broker-b/raymq/state/journal-")
 
 
 class RecordingFileCalls(FileCalls):

@@ -33,6 +33,18 @@ class FullFolder(FileCalls):
         return super().open(path, flags)
 
 
+class FullState(FileCalls):
+    """Refuse to write to the state journal below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "raymq" / "state"
+
+    def write(self, fd: int, content: bytes | memoryview) -> int:
+        if Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(self._folder):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(fd, content)
+
+
 def test_full_broker_applies_rows_when_disk_has_room(services: Services, mq: Connection, admin: Admin) -> None:
     write = open_write(mq)
     parts = stage(mq, write)
@@ -51,7 +63,7 @@ def test_full_broker_applies_rows_when_disk_has_room(services: Services, mq: Con
 def test_full_coordinator_refuses_commit_and_stores_no_rows(services: Services, mq: Connection, admin: Admin) -> None:
     write = open_write(mq)
     parts = stage(mq, write)
-    with replaced(FullFolder(services.brokers[write.home].store.directory, "writes")), pytest.raises(StoreFull):
+    with replaced(FullState(services.brokers[write.home].store.directory)), pytest.raises(StoreFull):
         write.commit(parts)
     assert count_stored(services) == 0
     with pytest.raises(InvalidInput, match="abort_write"):

@@ -56,6 +56,7 @@ PACKAGES = [
     "storage",
     "storage.backup",
     "storage.files",
+    "storage.journal",
     "storage.log",
     "storage.records",
     "storage.state",

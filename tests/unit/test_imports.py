@@ -50,8 +50,12 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "storage.records": ("storage.errors", "storage.failpoints"),
     "storage.files": ("storage.errors", "storage.failpoints"),
     "storage.timers": ("storage.errors", "storage.failpoints", "storage.files"),
-    "storage.state": (*_PURE, "storage.files", "storage.tables.journal", "storage.log.checkpoint"),
-    "storage.tables": (*_PURE, "storage.files", "storage.records"),
+    "storage.state": (
+        *(*_PURE, "storage.files", "storage.journal", "storage.log.checkpoint"),
+        "storage.tables.deleted_topics",
+    ),
+    "storage.journal": (*_PURE, "storage.files"),
+    "storage.tables": (*_PURE, "storage.files", "storage.records", "storage.journal"),
     "storage.log": (*_PURE, "storage.files", "storage.records"),
     "actors.filter": (*_SHARED, "storage.records", "storage.errors", "storage.cooperative_steps"),
     # The version of a broker's topics, which registrations contain, is a value of the file that stores it.
@@ -329,7 +333,7 @@ def test_checker_accepts_valid_imports() -> None:
         ("raymq.storage.records.record_batch", "from raymq.storage.store import Store", "records must not know"),
         ("raymq.storage.files.fileutil", "from raymq.storage.records import record", "files must not know"),
         ("raymq.storage.timers.timer_run", "from raymq.storage.records import record", "timers must not know"),
-        ("raymq.storage.tables.journal", "from raymq.storage.log.dispatch import X", "tables must not know"),
+        ("raymq.storage.tables.topic_config", "from raymq.storage.log.dispatch import X", "tables must not know"),
         ("raymq.storage.log.dispatch", "from raymq.storage.tables import progress", "log must not know"),
         (PULL, "from raymq.actors.broker.core import broker", "client must not know"),
         (PULL, "if TYPE_CHECKING:\n    from raymq.actors.names import table", "must not know"),

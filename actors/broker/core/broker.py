@@ -73,13 +73,9 @@ from raymq.storage.records import property_names as names
 from raymq.storage.records.producer_sequence import ProducerSequence
 from raymq.storage.records.record import Buffer, Record, decode
 from raymq.storage.store import AppendResult, Store
-from raymq.storage.tables.coordinator_table import CoordinatorTable
 from raymq.storage.tables.group_config import GroupConfig
-from raymq.storage.tables.known_brokers import KnownBrokers
 from raymq.storage.tables.quarantine_file import QuarantineFile
-from raymq.storage.tables.stream_plan_store import StreamPlanStore
 from raymq.storage.tables.topic_config import TopicConfig
-from raymq.storage.tables.write_transactions import WriteTransactionStore
 from raymq.storage.uptime_clock import UptimeClock
 
 #: The type of the messages that a topic of a type takes; other topics take all.
@@ -157,9 +153,9 @@ class BrokerCore:
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append, copying)
         self.staging = StagedTransactionWriter(store, self._append, copying, self._made_visible, elapsed)
         self.counted_time = UptimeClock(store.directory, elapsed)
-        self.writes = TransactionCoordinator(WriteTransactionStore(store.directory), self.counted_time)
-        self.homes = CoordinatorDirectory(name, CoordinatorTable(store.directory), KnownBrokers(store.directory))
-        self.stream_plans = StreamPlanStore(store.directory)
+        self.writes = TransactionCoordinator(store.tables.writes, self.counted_time)
+        self.homes = CoordinatorDirectory(name, store.tables.coordinators, store.tables.known_brokers)
+        self.stream_plans = store.tables.stream_plans
         self.pop = PopService(store, self._steady, self.redelivery.send_to_dlq, copying)
         self.producers = ProducerStateTable(self._steady)
         self.backups = BackupLeases(store, elapsed)

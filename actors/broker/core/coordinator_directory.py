@@ -67,7 +67,7 @@ class CoordinatorDirectory:
 
         Raises:
             BrokerUnavailable: the coordinator is not known here, and this broker is not synced with all others yet.
-            InvalidInput, StoreCorrupt, StoreBusy, StoreFailed: as `CoordinatorTable.find`.
+            InvalidInput: as `CoordinatorTable.find`.
         """
         coordinator = self._homes.find(kind, key)
         if coordinator is None:

@@ -1,7 +1,7 @@
 """Create, change and delete the topics of one broker.
 
 When a call returns, its change survives a crash of the process. It survives a crash of the machine after the next
-`Store.sync_settings`; the request handler awaits that call without blocking the event loop. The cost of a change
+`Store.sync_state`; the request handler awaits that call without blocking the event loop. The cost of a change
 depends on what is changed only.
 """
 
@@ -201,7 +201,7 @@ class TopicManager:
         """Delete a topic and its queues, and return False if there was none.
 
         A topic that is created later under the same name begins at offset 0. The deletion is durable after the next
-        `Store.sync_settings`, together with the groups' offsets: without it, a loss of power could bring the old
+        `Store.sync_state`, together with the groups' offsets: without it, a loss of power could bring the old
         offsets back to a recreated topic.
         """
         if check_topic(name) in self.system | SYSTEM_TOPICS:

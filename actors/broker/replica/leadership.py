@@ -205,7 +205,7 @@ class Leadership:
         """
         assert self._store is not None
         self._commits = commits
-        self._state_commits = GroupCommit(self._store.sync_progress)
+        self._state_commits = GroupCommit(self._store.sync_state)
         self._arrivals = ArrivalNotifier(self._store, tell, self._appended)
         commits.on_flushed = self.advance
         self._tasks.append(self._loop.create_task(self._look_after()))

@@ -83,8 +83,8 @@ def test_message_is_done_only_after_dead_letter_is_on_disk(
         bench.exhaust_tries()
         for _ in range(3):
             bench.sweep()
-        bench.store.sync_progress()  # as a checkpoint does whose flush came before the dead letters
-        bench.store.sync_settings()
+        bench.store.sync_state()  # as a checkpoint does whose flush came before the dead letters
+        bench.store.sync_state()
         disk.after_power_loss(tmp_path / "1", random.Random(luck), luck)
         bench.abandon()
     disk.close()

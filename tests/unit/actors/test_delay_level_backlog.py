@@ -55,10 +55,10 @@ def test_delay_level_with_old_position_delivers_nothing_twice(tmp_path: Path) ->
     bench.let_go()
     check_delivery(b"third")
     bench.store.close()
-    for name in ("raymq/progress.journal", "config/delayOffset.json"):
-        (bench.directory / name).unlink(missing_ok=True)
+    for name in ("raymq/state", "config"):
+        shutil.rmtree(bench.directory / name)
         if (kept / name).exists():
-            shutil.copy(kept / name, bench.directory / name)
+            shutil.copytree(kept / name, bench.directory / name)
     bench.open()
     assert bench.deliver() == []
     check_delivery(b"fourth")

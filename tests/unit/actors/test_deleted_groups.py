@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
+from raymq.storage.tables.consumer_offsets import ConsumerOffsets
+from tests.state_journals import open_table, open_tables
 from tests.unit.actors.pop_bench import PopBench
 
 
@@ -55,18 +56,16 @@ def test_deleting_group_does_not_scan_other_resets(tmp_path: Path) -> None:
 
     The scan took 1.6 s for 4,000 of both.
     """
-    progress = ConsumerOffsetStore(tmp_path / "config", tmp_path / "progress.journal", writable=True)
-    offsets = progress.consumer_offsets
+    offsets = ConsumerOffsets()
+    journal = open_tables(tmp_path, offsets)
     for number in range(50):
         for group in ("g", "h"):
             offsets.reset(group, f"t{number}", number, 7)
-    progress.resets = CountingSet(progress.resets)
+    offsets.resets = CountingSet(offsets.resets)
     for topic in offsets.topics_of("g"):
         offsets.delete("g", topic)
-    progress.forget_topic("t3", 100)
+    offsets.forget_topic("t3", 100)
     assert CountingSet.looks == 0
-    assert progress.resets == {("h", f"t{number}", number) for number in range(50) if number != 3}
-    progress.close(fold=True)
-    again = ConsumerOffsetStore(tmp_path / "config", tmp_path / "progress.journal", writable=True)
-    assert again.resets == progress.resets
-    again.close(fold=False)
+    assert offsets.resets == {("h", f"t{number}", number) for number in range(50) if number != 3}
+    journal.close(compact=True)
+    assert open_table(tmp_path, ConsumerOffsets()).resets == offsets.resets

@@ -17,6 +17,7 @@ from raymq.actors.wire.commands import staged_write_commands as wire
 from raymq.actors.wire.frame import Command
 from raymq.storage.records.record import encode
 from raymq.storage.tables.write_transactions import WriteTransactionStore
+from tests.state_journals import open_table
 from tests.unit.actors.bench import Bench
 
 
@@ -144,7 +145,7 @@ def test_coordinator_records_missing_rows(tmp_path: Path) -> None:
     bench = make_bench(tmp_path / "broker-a")
     cut_records(chunk_path(bench, 1))
     commit(bench, 15)
-    coordinator = TransactionCoordinator(WriteTransactionStore(tmp_path / "home"), bench.clock)
+    coordinator = TransactionCoordinator(open_table(tmp_path / "home", WriteTransactionStore()), bench.clock)
     coordinator.open("write", "t")
     coordinator.commit("write", {"broker-a": {"p": 15}, "b": {"q": 1}})
     reported: list[Command] = []
@@ -162,7 +163,10 @@ def test_coordinator_records_missing_rows(tmp_path: Path) -> None:
     assert (name, rows) == ("write", 5)
     coordinator.mark_finished(name, "broker-a", (rows, reason))
     coordinator.mark_finished("write", "b")
-    for each in (coordinator, TransactionCoordinator(WriteTransactionStore(tmp_path / "home"), bench.clock)):
+    for each in (
+        coordinator,
+        TransactionCoordinator(open_table(tmp_path / "home", WriteTransactionStore()), bench.clock),
+    ):
         record = each.transaction_status("write").record
         assert record is not None
         assert record.missing == {"broker-a": (5, reason)}

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from raymq.storage.journal import state_journal
 from raymq.storage.tables.in_flight_messages import InFlightMessage
+from tests.state_journals import wait_for_compaction
 from tests.unit.actors.pop_bench import PopBench, bodies
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -54,21 +56,25 @@ def test_kill_between_offset_commit_and_in_flight_table(bench: PopBench, monkeyp
     assert bodies(bench.receive()) == [b"c"]
 
 
-def test_in_flight_journal_stays_bounded(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raymq.storage.tables.in_flight_messages._REWRITE_BYTES", 4096)
+def test_state_files_stay_bounded(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 4096)
     bench.kill()
     bench.send(b"stuck")
     bench.receive(1, invisible=3600)
-    journal = bench.directory / "raymq" / "in_flight.journal"
+    state = bench.directory / "raymq" / "state"
+    bench.store._parts.journal.compact()
+    one = max(state.glob("snapshot-*")).stat().st_size
     largest = 0
     for _ in range(200):
         bench.send(*(b"x" for _ in range(5)))
         bench.ack(*bench.receive())
-        largest = max(largest, journal.stat().st_size)
-        bench.store._parts.in_flight._wait()  # a thread rewrites it, late on a busy machine
-    assert largest < 9000
+        wait_for_compaction(bench.store)  # late on a busy machine
+        largest = max(largest, sum(each.stat().st_size for each in state.iterdir()))
+    # Two snapshots, and the journals behind the older one of them.
+    assert largest < 2 * one + 2 * 9000
     bench.kill()
-    assert journal.stat().st_size < 100
+    bench.store._parts.journal.compact()
+    assert max(state.glob("snapshot-*")).stat().st_size < one + 200
     bench.clock.advance(3600)
     assert bodies(bench.receive()) == [b"stuck"]
 
@@ -99,7 +105,7 @@ def test_kill_at_any_write_keeps_acknowledgements(tmp_path: Path, monkeypatch: p
         if left == 0:
             raise Killed
 
-    monkeypatch.setattr("raymq.storage.tables.journal.failpoint", reached)
+    monkeypatch.setattr(state_journal, "failpoint", reached)
     for step in range(1, 10_000):
         bench = PopBench(tmp_path / str(step))
         bench.send(*(b"%d" % n for n in range(8)))

@@ -121,7 +121,7 @@ class Reopened:
     """Read the frames of a broker's journal."""
 
     def __init__(self, broker: Broker) -> None:
-        journal = producer_state_journal.Journal(broker.directory / "raymq" / "producers.journal", writable=False)
+        journal = producer_state_journal.FrameFile(broker.directory / "raymq" / "producers.journal", writable=False)
         self.entries = journal.entries
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
+from raymq.storage.tables.consumer_offsets import ConsumerOffsets
 from raymq.storage.tables.in_flight_messages import InFlightTable
 from tests.faulty_calls import FaultyCalls
+from tests.state_journals import open_table
 from tests.unit.actors.pop_bench import PopBench, bodies
 
 
@@ -57,17 +58,15 @@ def test_reset_ends_deliveries_despite_full_disk(bench: PopBench, asks_again: bo
 
 def test_offsets_of_deleted_group_do_not_return(tmp_path: Path) -> None:
     """Guard against a new group that starts at the offsets of a deleted one."""
-    progress = ConsumerOffsetStore(tmp_path / "config", tmp_path / "progress.journal", writable=True)
-    progress.consumer_offsets.commit("g", "t", 0, 5)
+    offsets = open_table(tmp_path, ConsumerOffsets())
+    offsets.commit("g", "t", 0, 5)
     with replaced(full_disk()), pytest.raises(StoreFull):
-        progress.consumer_offsets.delete("g", "t")
-    assert progress.consumer_offsets.get("g", "t", 0) == 5
-    progress.consumer_offsets.delete("g", "t")
-    assert progress.consumer_offsets.get("g", "t", 0) is None
-    progress.close(fold=False)
-    again = ConsumerOffsetStore(tmp_path / "config", tmp_path / "progress.journal", writable=True)
-    assert again.consumer_offsets.get("g", "t", 0) is None
-    again.close(fold=False)
+        offsets.delete("g", "t")
+    assert offsets.get("g", "t", 0) == 5
+    assert open_table(tmp_path, ConsumerOffsets(), writable=False).get("g", "t", 0) == 5
+    offsets.delete("g", "t")
+    assert offsets.get("g", "t", 0) is None
+    assert open_table(tmp_path, ConsumerOffsets()).get("g", "t", 0) is None
 
 
 def test_start_on_full_disk_drops_deleted_group_later(bench: PopBench) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.records import record as layout
 from raymq.storage.records.record import encode
-from raymq.storage.tables.recovery_bounds import RecoveryBounds
 from tests.unit.actors.bench import Bench
 
 PARTS = [f"part{number}" for number in range(4)]

@@ -17,9 +17,9 @@ import pytest
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.storage.files.file_calls import FileCalls
 from raymq.storage.files.file_calls import replaced as replaced_calls
+from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.log.log_salvage import DamagedRange
 from raymq.storage.records.record import Record, encode
-from raymq.storage.tables.recovery_bounds import RecoveryBounds
 from tests.unit.actors.bench import CONFIG, Bench
 
 

@@ -7,6 +7,7 @@ others.
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,11 @@ from raymq.actors.protocol import RedriveStatus
 from raymq.client import Message
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal.journal_frames import decode_frames, encode_frame
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import Record, encode, encode_properties
+from raymq.storage.store_paths import StorePaths
+from raymq.storage.tables.delay_offsets import DelayOffsets
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.pop_bench import PopBench
@@ -110,19 +114,20 @@ def test_forged_redrive_does_not_block_real_one(bench: Bench) -> None:
 @pytest.mark.parametrize("how", ["gone", "empty table", "killed"])
 @pytest.mark.parametrize("delivered", ["none", "some", "all"])
 def test_lost_delay_level_table_repeats_and_skips_nothing(bench: Bench, how: str, delivered: str) -> None:
-    """Guard against repeated deliveries after a clean stop without the table."""
+    """Guard against repeated deliveries after a clean stop without the table, as in a directory of RocketMQ's."""
     for number in range(30):
         bench.append(Message("t", b"%02d" % number, delay_level=1 + number % 2), delayed=True)
     bench.clock.advance({"none": 0, "some": 2, "all": 6}[delivered])
     count = len(deliver_all(bench))
     assert count == {"none": 0, "some": 15, "all": 30}[delivered]
     if how == "killed":
-        bench.store._parts.progress.fold()
+        bench.store.begin_export()()
         bench.store._flusher.stop()
         bench.store._abandon()
     else:
         bench.core.timers.close()
         bench.store.close()
+    shutil.rmtree(StorePaths(bench.directory).state_journal)
     for name in ("delayOffset.json", "delayOffset.json.bak"):
         if how == "gone":
             (bench.directory / "config" / name).unlink(missing_ok=True)
@@ -137,23 +142,41 @@ def test_lost_delay_level_table_repeats_and_skips_nothing(bench: Bench, how: str
     assert len(deliver_all(bench)) == 30
 
 
-def test_missing_position_of_one_delay_level_is_recovered(bench: Bench) -> None:
+@pytest.mark.parametrize("how", ["damaged", "never written"])
+def test_missing_position_of_one_delay_level_is_recovered(bench: Bench, how: str) -> None:
     """Guard against scanning all levels from the newest commit of any level."""
     for number in range(10):
         bench.append(Message("t", b"%d" % number, delay_level=2), delayed=True)
     bench.clock.advance(6)
     assert len(deliver_all(bench)) == 10
     bench.store.flush()
-    bench.store._parts.progress.fold()
     bench.append(Message("t", b"of level 1", delay_level=1), delayed=True)
     bench.clock.advance(2)
     assert len(deliver_all(bench)) == 11
     bench.store._flusher.stop()
     bench.store._abandon()
-    for name in ("delayOffset.json", "delayOffset.json.bak"):
-        (bench.directory / "config" / name).write_text("{}")  # the journal still has level 1
+    lose_positions(bench.directory, level=2, leave_hole=how == "damaged")
     bench.open()
     assert len(deliver_all(bench)) == 11
+    bench.crash()
+    assert len(deliver_all(bench)) == 11
+
+
+def lose_positions(directory: Path, level: int, *, leave_hole: bool) -> None:
+    """Remove the events of one delay level from the only journal of a store directory.
+
+    Args:
+        leave_hole: the other events keep their numbers, as after damage.
+    """
+    (journal,) = StorePaths(directory).state_journal.glob("*")
+    kept, lost = [], 0
+    for number, log_end, table, *fields in decode_frames(journal.read_bytes()).entries:
+        if table == DelayOffsets.NUMBER and fields[0] == level:
+            lost += 1
+        else:
+            kept.append(encode_frame((number - (0 if leave_hole else lost), log_end, table, *fields)))
+    assert lost
+    journal.write_bytes(b"".join(kept))
 
 
 @pytest.mark.parametrize("how", ["goes on", "killed", "stopped"])

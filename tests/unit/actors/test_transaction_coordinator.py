@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 from pathlib import Path
 
@@ -15,11 +14,12 @@ from raymq.actors.broker.core.writes.transaction_coordinator import (
     TRANSACTION_TIMEOUT_SECONDS,
     TransactionCoordinator,
 )
-from raymq.actors.errors import InvalidInput, ServerBusy, StoreCorrupt
-from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.actors.errors import InvalidInput, ServerBusy
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.tables.write_transactions import WriteState, WriteTransactionStore
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import FaultyCalls
+from tests.state_journals import open_table
 from tests.unit.actors.clock import FakeClock
 
 PARTS = {"a": {"p": 2, "q": 1}, "b": {"p": 4}}
@@ -33,7 +33,7 @@ class Bench:
         self.start()
 
     def start(self) -> None:
-        self.coordinator = TransactionCoordinator(WriteTransactionStore(self.directory), self.clock)
+        self.coordinator = TransactionCoordinator(open_table(self.directory, WriteTransactionStore()), self.clock)
 
     def decision(self, transaction: str) -> WriteState | None:
         return self.coordinator.transaction_status(transaction).decision
@@ -97,7 +97,7 @@ def test_commit_is_kept_until_all_brokers_have_finished(bench: Bench) -> None:
     bench.mark_finished("tx", "b")
     bench.sweep()
     assert bench.transaction_status("tx").decision is None
-    assert list((bench.directory / "raymq" / "writes").iterdir()) == []
+    assert open_table(bench.directory, WriteTransactionStore()).transactions() == []
 
 
 def test_open_transaction_is_aborted_a_day_after_last_touch(bench: Bench) -> None:
@@ -156,7 +156,7 @@ def test_full_disk_does_not_abort_active_transaction(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.coordinator.open("tx", "t")
     bench.clock.advance(TRANSACTION_TIMEOUT_SECONDS - 1)
-    with replaced(FaultyCalls("open", 1, errno.ENOSPC)):
+    with replaced(FaultyCalls("write", 1, errno.ENOSPC)):
         assert bench.coordinator.query_status("tx", 0.0).decision is OPEN
     bench.clock.advance(TRANSACTION_TIMEOUT_SECONDS - 1)
     assert bench.coordinator.sweep() == []
@@ -210,39 +210,21 @@ def test_records_of_series_are_bounded(bench: Bench) -> None:
         bench.mark_finished(f"tx{number}", "a")
         bench.clock.advance(SERIES_RETENTION_SECONDS / 2)
         bench.sweep()
-    assert len(list((bench.directory / "raymq" / "writes").iterdir())) <= 3
+    assert len(open_table(bench.directory, WriteTransactionStore()).transactions()) <= 3
     bench.clock.advance(100 * RESULT_RETENTION_SECONDS)
     bench.sweep()
     assert bench.open("again", "t", "q/t", 49).instead.transaction == "tx49"
 
 
-def test_commit_counts_without_its_series_file(tmp_path: Path) -> None:
-    """Cover a crash between the two files: the write's own file is the commit."""
+def test_commit_counts_without_its_series_record(tmp_path: Path) -> None:
+    """Cover a kill between the two events: the write's own record is the commit."""
     bench = Bench(tmp_path)
     bench.coordinator.open("tx", "t", "q/t", 3)
-    bench.coordinator.commit("tx", PARTS)
-    for path in (tmp_path / "raymq" / "series").iterdir():
-        path.unlink()
+    with replaced(FaultyCalls("write", 2, errno.ENOSPC, lasting=True)):
+        assert bench.coordinator.commit("tx", PARTS).decision is COMMITTED
+    assert open_table(tmp_path, WriteTransactionStore()).end("q/t") is None
     bench.start()
     assert bench.coordinator.open("again", "t", "q/t", 3).instead.transaction == "tx"
-
-
-def test_corrupt_record_raises_and_is_kept(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.coordinator.open("tx", "t")
-    bench.coordinator.open("sound", "t")
-    (tmp_path / "raymq" / "writes" / "tx").write_bytes(b"\xc1")
-    bench.start()
-    for ask in (
-        lambda: bench.coordinator.transaction_status("tx"),
-        lambda: bench.coordinator.commit("tx", PARTS),
-        lambda: bench.coordinator.query_status("tx", 1),
-    ):
-        with pytest.raises(StoreCorrupt):
-            ask()
-    bench.clock.advance(TRANSACTION_TIMEOUT_SECONDS)
-    assert bench.coordinator.sweep() == ["sound"]
-    assert (tmp_path / "raymq" / "writes" / "tx").exists()
 
 
 def test_invalid_names_and_numbers_are_refused(tmp_path: Path) -> None:
@@ -260,24 +242,12 @@ def test_invalid_names_and_numbers_are_refused(tmp_path: Path) -> None:
 
 
 def test_number_of_transactions_is_bounded(tmp_path: Path) -> None:
-    coordinator = TransactionCoordinator(WriteTransactionStore(tmp_path), FakeClock(), most=2)
+    coordinator = TransactionCoordinator(open_table(tmp_path, WriteTransactionStore()), FakeClock(), most=2)
     coordinator.open("a", "t")
     coordinator.open("b", "t")
     with pytest.raises(ServerBusy):
         coordinator.open("c", "t")
     assert coordinator.open("a", "t").decision is OPEN
-
-
-class NoSpaceForSeries(FileCalls):
-    """Stand in for a disk that takes no file of a series."""
-
-    def __init__(self, error: int) -> None:
-        self._error = error
-
-    def open(self, path: Path, flags: int) -> int:
-        if path.parent.name == "series" and flags & os.O_CREAT:
-            raise OSError(self._error, os.strerror(self._error), str(path))
-        return super().open(path, flags)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -286,7 +256,7 @@ def test_failed_series_write_does_not_commit_batch_twice(tmp_path: Path, error: 
     """Guard against a second commit of a batch after a commit that reported failure."""
     bench = Bench(tmp_path)
     bench.coordinator.open("first", "t", "q/t", 1)
-    with replaced(NoSpaceForSeries(error)):
+    with replaced(FaultyCalls("write", 2, error, lasting=True)):
         assert bench.coordinator.commit("first", PARTS).decision is COMMITTED
         if restarted:
             bench = Bench(tmp_path)
@@ -297,7 +267,7 @@ def test_failed_series_write_does_not_commit_batch_twice(tmp_path: Path, error: 
     bench.coordinator.sweep()
     again = Bench(tmp_path).coordinator.open("third", "t", "q/t", 1)
     assert again.instead is not None
-    assert WriteTransactionStore(tmp_path).end("q/t") == again.instead
+    assert open_table(tmp_path, WriteTransactionStore()).end("q/t") == again.instead
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -334,4 +304,4 @@ def test_transaction_for_invalid_topic_name_is_refused(tmp_path: Path, topic: st
     with pytest.raises(InvalidInput):
         bench.coordinator.open("write", topic)
     assert bench.decision("write") is None
-    assert list(tmp_path.rglob("write*")) == []
+    assert open_table(tmp_path, WriteTransactionStore()).transactions() == []

@@ -573,7 +573,6 @@ def test_memory_of_ended_halves_is_limited(bench: TransactionBench, monkeypatch:
 
 def test_counts_of_lost_halves_do_not_count_for_others(bench: TransactionBench) -> None:
     bench.core.transactions._checks.count(1, 15)
-    bench.core.transactions._file.save(bench.core.transactions._checks)
     bench.crash()
     bench.prepare()
     bench.prepare()

@@ -52,10 +52,10 @@ class TransactionBench(Bench):
             self.core.transactions.asked(half)
         return [half.position.queue_offset for half, _ in due]
 
-    def tear_off_last_record(self) -> None:
-        """Crash, and lose the last record of the log as a torn write does."""
-        queue = self.store.max_offset(*OP_QUEUE) - 1
-        place = int(self.store.entries(*OP_QUEUE, queue, 1)[0][0])
+    def tear_off_last_record(self, queue: tuple[str, int] = OP_QUEUE) -> None:
+        """Crash, and lose the last record of the log, which is in that queue, as a torn write does."""
+        offset = self.store.max_offset(*queue) - 1
+        place = int(self.store.entries(*queue, offset, 1)[0][0])
         self.store._flusher.stop()
         self.store._abandon()
         path = next(iter((self.directory / "commitlog").iterdir()))

@@ -15,8 +15,9 @@ import pytest
 from raymq.storage.errors import StoreBusy
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
-from raymq.storage.tables.journal import Journal
+from raymq.storage.tables.consumer_offsets import ConsumerOffsets
 from tests.crash.power_loss import Disk
+from tests.state_journals import open_table, open_tables
 from tests.store_records import SMALL, append, bodies, make_record
 
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, index_entries=10_000, flush_interval_ms=3_600_000)
@@ -86,17 +87,18 @@ def test_name_of_a_new_index_file_is_synced_by_the_retry(tmp_path: Path) -> None
     assert len(list((tmp_path / "lost" / "index").iterdir())) == 1
 
 
-def test_name_of_a_rotated_journal_is_synced_by_the_retry(tmp_path: Path) -> None:
-    (tmp_path / "s").mkdir()
+def test_name_of_a_new_journal_is_synced_by_the_retry(tmp_path: Path) -> None:
+    (tmp_path / "s" / "raymq").mkdir(parents=True)
     disk = Busy(tmp_path / "s")
     with replaced(disk):
-        journal = Journal(tmp_path / "s" / "j", writable=True)
-        journal.append(("a",))
+        offsets = ConsumerOffsets()
+        journal = open_tables(tmp_path / "s", offsets)
+        offsets.commit("g", "t", 0, 1)
         journal.sync()
         disk.remember_all()
-        journal.rotate()
-        journal.append(("b",))
-        disk.fails_once(journal.sync, "/s$", "/j[.]beside$")
-        journal.close()
+        journal._begin_file()
+        offsets.commit("g", "t", 0, 2)
+        disk.fails_once(journal.sync, "/state$", "/journal-0*2$")
+        journal.close(compact=False)
     disk.close()
-    assert Journal(tmp_path / "lost" / "j", writable=False).entries == [("a",), ("b",)]
+    assert open_table(tmp_path / "lost", ConsumerOffsets()).get("g", "t", 0) == 2

@@ -1,4 +1,4 @@
-"""Test that synced journal frames survive power loss when two threads sync the journal.
+"""Test that synced changes survive power loss when two threads sync a journal.
 
 Each test stops a thread right before one of its syncs, lets the other one sync, and then the machine loses power.
 """
@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from raymq.storage.errors import StoreError, StoreFailed
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables.journal import Journal
+from raymq.storage.journal.journaled_table import JournaledTable
+from raymq.storage.journal.state_journal import StateJournal
 from tests.crash.power_loss import Disk
 
 
@@ -44,6 +45,7 @@ class Stopping(Disk):
         def run() -> None:
             self._stops[threading.get_ident()] = [at, there, go_on]
             call()
+            del self._stops[threading.get_ident()]  # another thread may get this number
             there.set()
 
         thread = threading.Thread(target=run)
@@ -66,77 +68,127 @@ def disk(tmp_path: Path) -> Iterator[Stopping]:
     made.close()
 
 
-def after_power_loss(disk: Stopping, luck: float = 0.0) -> list[tuple[Any, ...]]:
-    lost = disk.root.parent / f"lost {luck}"
-    disk.after_power_loss(lost, random.Random(1), luck)
-    return Journal(lost / "j", writable=False).entries
+class _Rows(JournaledTable):
+    """Hold the names that were added."""
+
+    NUMBER: ClassVar = 1
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def apply(self, fields: Sequence[Any]) -> None:
+        if fields[0] not in self.names:
+            self.names.append(fields[0])
+
+    def snapshot(self) -> Iterator[Sequence[Any]]:
+        yield from [(name,) for name in self.names.copy()]
 
 
-def open_journal(disk: Stopping) -> Journal:
-    journal = Journal(disk.root / "j", writable=True)
-    journal.append(("a",))
+class Watched:
+    """A lock that tells when a thread waits for it."""
+
+    def __init__(self, lock: Any, waits: threading.Event) -> None:
+        self._lock = lock
+        self._waits = waits
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._waits.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def open_state(disk: Stopping) -> tuple[StateJournal, _Rows]:
+    journal = StateJournal(disk.root / "state", [rows := _Rows()], writable=True)
+    rows.record("a")
     journal.sync()
     disk.remember_all()
-    return journal
+    return journal, rows
 
 
-@pytest.mark.parametrize("at", [1, 2, 3], ids=["before its data", "before the other data", "before the name"])
-def test_second_sync_does_not_rely_on_an_unfinished_first_sync(disk: Stopping, at: int) -> None:
-    # The first sync took over the file's name, and the second one promised frames of a file without a name on disk.
-    journal = open_journal(disk)
-    journal.rotate()
-    journal.append(("b",))
-    with disk.stopped(journal.sync, at):
+def names_after_sync(disk: Stopping, journal: StateJournal, rows: _Rows, other: Callable[[], object], at: int) -> None:
+    """Stop `other` before its `at`-th sync, add a row, sync it, and check that a power loss leaves all rows.
+
+    If the sync has to wait for the stopped thread, that one goes on.
+    """
+    waits = threading.Event()
+    journal._syncing = Watched(journal._syncing, waits)  # type: ignore[assignment]
+    lost: list[Path] = []
+
+    def add() -> None:
+        rows.record("c")
         journal.sync()
-        found = after_power_loss(disk)
-    journal.close()
-    assert found == [("a",), ("b",)]
+        for luck in (0.0, 0.5):
+            lost.append(disk.root.parent / f"lost {luck}")
+            disk.after_power_loss(lost[-1], random.Random(1), luck)
+        waits.set()
+
+    thread = threading.Thread(target=add)
+    with disk.stopped(other, at):
+        waits.clear()
+        thread.start()
+        assert waits.wait(10)
+    thread.join(10)
+    assert len(lost) == 2
+    for directory in lost:
+        found = _Rows()
+        StateJournal(directory / "state", [found], writable=False)
+        assert found.names == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("at", range(1, 7))
-def test_sync_during_a_compaction_keeps_all_frames(disk: Stopping, at: int) -> None:
-    journal = open_journal(disk)
-    journal.rotate()
-    journal.append(("b",))
-    with disk.stopped(lambda: journal.compact([("all of a",)]), at):
-        journal.append(("c",))
-        journal.sync()
-        found = after_power_loss(disk), after_power_loss(disk, 0.5)
-    journal.close()
-    for entries in found:
-        assert entries[-2:] == [("b",), ("c",)]
-        assert ("a",) in entries or ("all of a",) in entries
+@pytest.mark.parametrize("at", [1, 2])
+def test_second_sync_of_the_state_relies_on_no_unfinished_one(disk: Stopping, at: int) -> None:
+    journal, rows = open_state(disk)
+    journal._begin_file()
+    rows.record("b")
+    names_after_sync(disk, journal, rows, journal.sync, at)
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_sync_during_a_rewrite_keeps_all_frames(disk: Stopping, at: int) -> None:
-    # The new file had the name, but not on disk, and a sync of the new file promised the old file's frames.
-    journal = open_journal(disk)
-    journal.append(("b",))
-    with disk.stopped(lambda: journal.rewrite([("all of a and b",)]), at):
-        journal.sync()
-        found = after_power_loss(disk), after_power_loss(disk, 0.5)
-    journal.close()
-    for entries in found:
-        assert entries in ([("a",), ("b",)], [("all of a and b",)])
+@pytest.mark.parametrize("at", range(1, 8))
+def test_sync_during_a_snapshot_keeps_all_events(disk: Stopping, at: int) -> None:
+    journal, rows = open_state(disk)
+    rows.record("b")
+    names_after_sync(disk, journal, rows, journal.compact, at)
 
 
-def test_sync_after_a_failed_rewrite_fails(tmp_path: Path) -> None:
-    # The new file with the old frames could be synced, but not its name.
+@pytest.mark.parametrize("at", range(1, 8))
+def test_sync_during_a_second_snapshot_keeps_all_events(disk: Stopping, at: int) -> None:
+    # The second snapshot makes the first journal superfluous, which is removed.
+    journal, rows = open_state(disk)
+    journal.compact()
+    rows.record("b")
+    names_after_sync(disk, journal, rows, journal.compact, at)
+
+
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_sync_after_a_failed_sync_of_the_state_fails(tmp_path: Path, nth: int) -> None:
     (tmp_path / "s").mkdir()
-    disk = Disk(tmp_path / "s", fail_at=4)
     failures: list[StoreError] = []
+    disk = Disk(tmp_path / "s")
     with replaced(disk):
-        journal = Journal(disk.root / "j", writable=True, on_failure=failures.append)
-        journal.append(("a",))
+        journal = StateJournal(tmp_path / "s" / "state", [rows := _Rows()], writable=True, on_failure=failures.append)
+        rows.record("a")
         journal.sync()
-        disk.remember_folder(disk.root)
-        journal.append(("b",))
-        disk.syncs = 2  # The next sync is of the new file, then of its name.
-        with pytest.raises(StoreFailed):
-            journal.rewrite([("all of a and b",)])
-        assert failures
-        with pytest.raises(StoreFailed):
-            journal.sync()
-        journal.close()
+        disk.remember_all()
+        journal._begin_file()
+        rows.record("b")
+        disk._fail_at = disk.syncs + nth
+        for call in (journal.sync, journal.compact):
+            try:
+                call()
+            except StoreFailed:
+                break
+        synced = not failures
+        if not synced:
+            with pytest.raises(StoreFailed):
+                journal.sync()
+            with pytest.raises(StoreFailed):
+                rows.record("c")
+            assert rows.names == ["a", "b"]
+        disk.after_power_loss(tmp_path / "lost", random.Random(1), 0.0)
     disk.close()
+    found = _Rows()
+    StateJournal(tmp_path / "lost" / "state", [found], writable=False)
+    assert found.names == ["a", "b"] if synced else found.names in (["a"], ["a", "b"])

@@ -6,20 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.errors import InvalidInput, StoreFull
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.tables.coordinator_table import MAX_KEY_LENGTH, CoordinatorTable
+from tests.full_disk import FullDisk
+from tests.state_journals import open_table
 
 
 def test_first_coordinator_is_kept_over_restarts(tmp_path: Path) -> None:
-    table = CoordinatorTable(tmp_path)
+    table = open_table(tmp_path, CoordinatorTable())
     assert table.find("series", "q/t") is None
     assert table.remember("series", "q/t", "broker-a") == "broker-a"
-    assert CoordinatorTable(tmp_path).remember("series", "q/t", "broker-b") == "broker-a"
-    assert CoordinatorTable(tmp_path).find("series", "q/t") == "broker-a"
+    assert open_table(tmp_path, CoordinatorTable()).remember("series", "q/t", "broker-b") == "broker-a"
+    assert open_table(tmp_path, CoordinatorTable()).find("series", "q/t") == "broker-a"
 
 
 def test_keys_of_two_kinds_are_separate(tmp_path: Path) -> None:
-    table = CoordinatorTable(tmp_path)
+    table = open_table(tmp_path, CoordinatorTable())
     table.remember("series", "x", "broker-a")
     assert table.find("stream", "x") is None
     assert table.remember("stream", "x", "broker-b") == "broker-b"
@@ -27,7 +30,7 @@ def test_keys_of_two_kinds_are_separate(tmp_path: Path) -> None:
 
 
 def test_key_may_be_any_text(tmp_path: Path) -> None:
-    table = CoordinatorTable(tmp_path)
+    table = open_table(tmp_path, CoordinatorTable())
     for key in ("../../etc/passwd", "a\0b", "ä" * MAX_KEY_LENGTH, " "):
         assert table.remember("stream", key, "broker-a") == "broker-a"
         assert table.find("stream", key) == "broker-a"
@@ -48,23 +51,24 @@ def test_key_may_be_any_text(tmp_path: Path) -> None:
 )
 def test_invalid_kind_key_or_broker_is_refused(tmp_path: Path, kind: str, key: str, home: str) -> None:
     with pytest.raises(InvalidInput):
-        CoordinatorTable(tmp_path).remember(kind, key, home)
-    assert list(tmp_path.iterdir()) == []
+        open_table(tmp_path, CoordinatorTable()).remember(kind, key, home)
+    assert open_table(tmp_path, CoordinatorTable()).page("", 10).homes == []
 
 
 def test_entries_beyond_the_limit_are_refused(tmp_path: Path) -> None:
-    CoordinatorTable(tmp_path, most=2).remember("k", "1", "a")
-    table = CoordinatorTable(tmp_path, most=2)
+    open_table(tmp_path, CoordinatorTable(most=2)).remember("k", "1", "a")
+    table = open_table(tmp_path, CoordinatorTable(most=2))
     table.remember("k", "2", "a")
     with pytest.raises(InvalidInput, match="at most 2"):
         table.remember("k", "3", "a")
     assert table.remember("k", "2", "b") == "a"
 
 
-def test_damaged_file_raises_store_corrupt(tmp_path: Path) -> None:
-    CoordinatorTable(tmp_path).remember("k", "1", "a")
-    [path] = (tmp_path / "raymq" / "homes").iterdir()
-    for content in (b"", b"\xc1", path.read_bytes()[:12], b"\x93\xa1k\xa12\xa1a"):
-        path.write_bytes(content)
-        with pytest.raises(StoreCorrupt):
-            CoordinatorTable(tmp_path).find("k", "1")
+def test_full_disk_refuses_a_coordinator(tmp_path: Path) -> None:
+    table = open_table(tmp_path, CoordinatorTable())
+    with replaced(FullDisk(0)), pytest.raises(StoreFull):
+        table.remember("k", "1", "a")
+    for each in (table, open_table(tmp_path, CoordinatorTable())):
+        assert each.find("k", "1") is None
+    assert table.remember("k", "1", "b") == "b"
+    assert open_table(tmp_path, CoordinatorTable()).find("k", "1") == "b"

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import topic_deletions as deletions_module
 from raymq.storage.errors import StoreFailed, StoreFull
 from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.journal import state_journal
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 from tests.polling import poll_until
+from tests.state_journals import wait_for_compaction
 from tests.store_records import SMALL, append, bodies, make_record, write_entries
 
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, index_entries=10_000, flush_interval_ms=3_600_000)
@@ -124,7 +125,7 @@ def test_delete_topic_soon_does_not_wait_for_the_disk(tmp_path: Path) -> None:
         with replaced(disk):
             store.delete_topic_soon("gone")
             assert disk.syncs == 0
-            thread = run_in_thread(store.sync_settings)
+            thread = run_in_thread(store.sync_state)
             thread.join()
             append(store, make_record(b"anew", topic="gone"))
             assert disk.syncs == 0, "it is on disk already"
@@ -165,7 +166,7 @@ def test_failed_sync_of_a_deletion_fails_the_store(tmp_path: Path) -> None:
     store = open_filled_store(tmp_path, 1)
     store.delete_topic_soon("gone")
     with replaced(FaultyCalls("fdatasync", 1, errno.EIO)), pytest.raises(StoreFailed):
-        store.sync_settings()
+        store.sync_state()
     with pytest.raises(StoreFailed):
         append(store, make_record())
     store.close()
@@ -190,15 +191,16 @@ def test_topic_deleted_after_a_checkpoint_stays_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("starts", [0, 2])
-@pytest.mark.parametrize("damaged", ["state.json", "deletions.journal"])
-def test_deletion_survives_damage_to_one_of_its_two_files(tmp_path: Path, damaged: str, starts: int) -> None:
+@pytest.mark.parametrize("damaged", ["state.json", "journal", "snapshot"])
+def test_deletion_survives_damage_to_one_of_its_files(tmp_path: Path, damaged: str, starts: int) -> None:
     # A damaged state used to bring deleted topics back with all their messages.
     with open_filled_store(tmp_path, 2) as store:
         store.delete_topic("gone")
         append(store, make_record(b"between"))
     for _ in range(starts):
         Store.open(tmp_path, CONFIG).close()
-    (tmp_path / "raymq" / damaged).write_bytes(b"\xff" * 100)
+    newest = max(tmp_path.glob(f"raymq/state/{damaged}-*"), default=tmp_path / "raymq" / damaged)
+    newest.write_bytes(b"\xff" * 100)
     for _ in range(2):
         with Store.open(tmp_path, CONFIG) as store:
             assert store.topics() == ["kept", "orders"]
@@ -224,8 +226,9 @@ def test_deletion_behind_the_lost_log_end_hides_no_messages(tmp_path: Path) -> N
     with Store.open(tmp_path, CONFIG) as store:
         assert store.max_physical_offset == lost
         append(store, make_record(b"anew", topic="gone"))
-    for name in ("state.json", "deletions.journal"):
-        (tmp_path / "raymq" / name).write_bytes(b"")
+    for name in ("state.json", "state/journal", "state/snapshot"):
+        newest = max(tmp_path.glob(f"raymq/{name}-*"), default=tmp_path / "raymq" / name)
+        newest.write_bytes(b"")
         with Store.open(tmp_path, CONFIG) as store:
             assert bodies(store, "gone") == [b"anew"]
 
@@ -302,46 +305,31 @@ def test_failed_deletion_keeps_the_topic(tmp_path: Path, kind: str) -> None:
             assert again.topics() == []
 
 
-def test_deletions_journal_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletions_module, "_LEAST_JOURNAL_BYTES", 500)
-    store = Store.open(tmp_path / "s", CONFIG)
-    store._deletions._shorten_at = 500
-    with replaced(UnsyncedCalls()):
-        for number in range(300):
-            append(store, make_record(b"%d" % number, topic="gone"))
-            store.delete_topic("gone")
-            assert (tmp_path / "s" / "raymq" / "deletions.journal").stat().st_size < 600
-        append(store, make_record(b"anew", topic="gone"))
-    incarnation = store.incarnation("gone")
-    assert store.wait_for_removals(30)
-    shutil.copytree(tmp_path / "s", tmp_path / "killed")
-    store.close()
-    with Store.open(tmp_path / "killed", CONFIG) as store:
-        assert bodies(store, "gone") == [b"anew"]
-        assert store.incarnation("gone") == incarnation
-
-
-def test_deletion_does_not_wait_for_a_journal_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletions_do_not_wait_for_a_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The deletion that made the journal too long used to rewrite it, with two fsyncs.
-    monkeypatch.setattr(deletions_module, "_LEAST_JOURNAL_BYTES", 500)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 500)
     store, disk = Store.open(tmp_path / "s", CONFIG), OwnCalls()
-    store._deletions._shorten_at = 500
+    state = tmp_path / "s" / "raymq" / "state"
     with replaced(disk):
         for number in range(300):
             append(store, make_record(b"%d" % number, topic=f"gone{number % 7}"))
             with disk.watched():
                 store.delete_topic_soon(f"gone{number % 7}")
-            store.sync_settings()
+            store.sync_state()
+            wait_for_compaction(store)
+            assert sum(each.stat().st_size for each in state.iterdir()) < 4_000
+        append(store, make_record(b"anew", topic="gone1"))
     assert disk.waits == 0
-    path = tmp_path / "s" / "raymq"
-    assert sum(each.stat().st_size for each in path.glob("deletions.journal*")) < 1_200
+    assert len(list(state.glob("snapshot-*"))) == 2
     known = {topic: store.incarnation(topic) for topic in (f"gone{n}" for n in range(7))}
+    assert store.wait_for_removals(30)
     shutil.copytree(tmp_path / "s", tmp_path / "killed")
     (tmp_path / "killed" / "raymq" / "state.json").unlink()
     store.close()
     for directory in (tmp_path / "s", tmp_path / "killed", tmp_path / "killed"):
         with Store.open(directory, CONFIG) as again:
             assert {topic: again.incarnation(topic) for topic in known} == known
+            assert bodies(again, "gone1") == [b"anew"]
 
 
 def test_folders_left_by_a_killed_process_are_removed(tmp_path: Path) -> None:

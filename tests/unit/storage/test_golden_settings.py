@@ -11,10 +11,19 @@ import pytest
 
 from raymq.storage.files import json_file
 from raymq.storage.store import Store
-from raymq.storage.tables.group_config import GroupConfig, GroupConfigs
-from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
+from raymq.storage.tables.group_config import GroupConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests import golden_stores as golden
+from tests.store_records import SMALL
 
+#: The files that RayMQ writes for RocketMQ.
+EXPORTED = {
+    "topics.json",
+    "subscriptionGroup.json",
+    "consumerOffset.json",
+    "delayOffset.json",
+    "messageRequestMode.json",
+}
 BUILT_IN_TOPICS = {
     "SELF_TEST_TOPIC": (1, 6),
     "TBW102": (8, 7),
@@ -84,27 +93,25 @@ def shape(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", golden.NAMES)
 def test_saved_settings_equal_rocketmqs_files(tmp_path: Path, name: str) -> None:
-    # Each file is saved without a change: only the version of the table differs.
-    config = golden.unpack(name, tmp_path) / "config"
+    # Each file is saved without a change: only the version of the table differs, and the checksum.
+    directory = golden.unpack(name, tmp_path)
+    config = directory / "config"
     before = {path.name: json_file.load(path) for path in config.glob("*.json")}
-    text_before = {path.name: path.read_bytes() for path in config.glob("*.json")}
-    topics = TopicConfigs(config / "topics.json", writable=True)
-    groups = GroupConfigs(config / "subscriptionGroup.json", writable=True)
-    some_topic, some_group = next(iter(topics.all().values())), next(iter(groups.all().values()))
-    topics.put(some_topic)
-    groups.put(some_group)
-    topics.save()
-    groups.save()
+    spares = {path.name: path.read_bytes() for path in config.glob("*.bak")}
+    with Store.open(directory, golden.config(name)) as store:
+        store.topic_configs.put(next(iter(store.topic_configs.all().values())))
+        store.group_configs.put(next(iter(store.group_configs.all().values())))
     for file in ("topics.json", "subscriptionGroup.json"):
         after = json_file.load(config / file)
-        assert after["dataVersion"].pop("counter") == before[file]["dataVersion"].pop("counter") + 1
+        assert after.pop("raymqCrc")
+        assert after["dataVersion"].pop("counter") > before[file]["dataVersion"].pop("counter")
         assert after["dataVersion"].pop("timestamp") > before[file]["dataVersion"].pop("timestamp")
         assert after == before[file]
         content = (config / file).read_text("utf-8")
         assert json.loads(content)
         assert content.startswith('{\n"dataVersion":{"counter":')
         assert not content.endswith("\n")
-        assert (config / f"{file}.bak").read_bytes() == text_before[file]
+    assert {path.name: path.read_bytes() for path in config.glob("*.bak")} == spares
 
 
 @pytest.mark.parametrize("name", golden.NAMES)
@@ -112,7 +119,7 @@ def test_offset_files_keep_their_shape(tmp_path: Path, name: str) -> None:
     directory = golden.unpack(name, tmp_path)
     config = directory / "config"
     before = {path.name: json_file.load(path) for path in config.glob("*.json")}
-    others = {path.name: path.read_bytes() for path in config.iterdir() if "Offset" not in path.name}
+    unused = {path.name: path.read_bytes() for path in config.iterdir() if path.name not in EXPORTED}
     with Store.open(directory, golden.config(name)) as store:
         store.consumer_offsets.commit("raymq_group", "orders", 3, 17)
         store.delay_offsets.commit(18, 4, store.max_physical_offset)
@@ -128,12 +135,19 @@ def test_offset_files_keep_their_shape(tmp_path: Path, name: str) -> None:
     assert found == {group: sorted(topics) for group, topics in (members | {"raymq_group": ["orders"]}).items()}
     delays = dict(before["delayOffset.json"]["offsetTable"])
     assert after["delayOffset.json"]["offsetTable"] == delays | {"18": 4}
-    assert {path.name: path.read_bytes() for path in config.iterdir() if "Offset" not in path.name} == others
+    for file in ("topics.json", "subscriptionGroup.json"):
+        assert after[file].pop("raymqCrc")
+        counters = [each[file]["dataVersion"].pop("counter") for each in (before, after)]
+        assert counters[0] <= counters[1]
+        assert after[file] == before[file]
+    assert {path.name: path.read_bytes() for path in config.iterdir() if path.name not in EXPORTED} == unused
 
 
 def test_unknown_settings_are_kept(tmp_path: Path) -> None:
     # A group with RocketMQ's exponential retries, a topic with flags of a later version, keys of the file itself.
-    topics_path, groups_path = tmp_path / "topics.json", tmp_path / "subscriptionGroup.json"
+    config = tmp_path / "config"
+    config.mkdir()
+    topics_path, groups_path = config / "topics.json", config / "subscriptionGroup.json"
     topic = TopicConfig("t", 2, 2).to_json() | {"topicSysFlag": 3, "topicFilterType": "MULTI_TAG", "new": [1]}
     group = GroupConfig("g").to_json() | {
         "groupRetryPolicy": {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 5000}},
@@ -144,12 +158,35 @@ def test_unknown_settings_are_kept(tmp_path: Path) -> None:
     groups_path.write_text(
         json.dumps({"subscriptionGroupTable": {"g": group}, "forbiddenTable": {"g": {"t": 1}}, "later": 2})
     )
-    topics = TopicConfigs(topics_path, writable=True)
-    topics.put(TopicConfig("other", 1, 1))
-    groups = GroupConfigs(groups_path, writable=True)
-    groups.put(GroupConfig("other"))
-    saved_topics, saved_groups = json_file.load(topics_path), json_file.load(groups_path)
-    assert saved_topics["topicConfigTable"]["t"] == topic
-    assert saved_groups["subscriptionGroupTable"]["g"] == group
-    assert (saved_topics["later"], saved_groups["later"]) == (1, 2)
-    assert saved_groups["forbiddenTable"] == {"g": {"t": 1}}
+    for _ in range(2):
+        with Store.open(tmp_path, SMALL) as store:
+            store.topic_configs.put(TopicConfig("other", 1, 1))
+            store.group_configs.put(GroupConfig("other"))
+        saved_topics, saved_groups = json_file.load(topics_path), json_file.load(groups_path)
+        assert saved_topics["topicConfigTable"]["t"] == topic
+        assert saved_groups["subscriptionGroupTable"]["g"] == group
+        assert (saved_topics["later"], saved_groups["later"]) == (1, 2)
+        assert saved_groups["forbiddenTable"] == {"g": {"t": 1}}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_rocketmqs_change_of_an_older_copy_is_taken(tmp_path: Path, compacted: bool) -> None:
+    store = Store.open(tmp_path, SMALL)
+    store.topic_configs.put(TopicConfig("orders", 4, 4))
+    store.begin_export()()
+    store.topic_configs.put(TopicConfig("later", 1, 1))
+    if compacted:
+        store._parts.journal.compact()
+    store._flusher.stop()
+    store._abandon()
+    path = tmp_path / "config" / "topics.json"
+    table = json.loads(path.read_text())
+    del table["raymqCrc"]
+    table["topicConfigTable"]["orders"]["perm"] = 4
+    path.write_text(json.dumps(table))
+    for _ in range(2):
+        with Store.open(tmp_path, SMALL) as store:
+            orders, later = store.topic_configs.get("orders"), store.topic_configs.get("later")
+            assert orders is not None
+            assert orders.perm == 4
+            assert later is not None, "it was made after the copy that RocketMQ read"

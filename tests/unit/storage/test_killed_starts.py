@@ -6,9 +6,8 @@ apply to messages that were not delivered yet.
 
 from __future__ import annotations
 
-import errno
 import random
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,97 +16,135 @@ import pytest
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.pop.pop_request import PopRequest
 from raymq.storage import checkpointer as checkpointing_module
-from raymq.storage import store_parts
+from raymq.storage import failpoints, store_parts
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal.recovery_bounds import RecoveryBounds
+from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.store import Store
-from raymq.storage.tables import consumer_offset_store as progress_module
-from raymq.storage.tables import journal as journal_module
-from raymq.storage.tables.consumer_offset_store import ConsumerOffsetStore
+from raymq.storage.tables.consumer_offsets import ConsumerOffsets
+from raymq.storage.tables.delay_offsets import DelayOffsets
+from raymq.storage.tables.deleted_topics import DeletedTopics
 from raymq.storage.tables.in_flight_messages import InFlightMessage, InFlightTable
-from raymq.storage.tables.recovery_bounds import RecoveryBounds
+from raymq.storage.tables.transaction_checks import TransactionChecks
 from tests.crash.power_loss import Disk
-from tests.faulty_calls import FaultyCalls
+from tests.state_journals import open_tables
 from tests.store_records import SMALL, append, make_record
 
 QUEUE = ("g", "t", 0)
+HALVES = ("RMQ_SYS_TRANS_HALF_TOPIC", 0)
 FIRST = InFlightMessage(1_000, 2_000, 0, 16)
-#: The topic was deleted and recreated, and has so many messages by now.
-RECREATED = RecoveryBounds(1 << 40, max_offsets={("t", 0): 150}, deleted_topics={"t": 5_000})
 
 
 class Killed(BaseException):
     """Simulate a kill of the process."""
 
 
-def open_in_flight_table(directory: Path, recovery_bounds: RecoveryBounds) -> InFlightTable:
-    return InFlightTable(directory / "in_flight.journal", writable=True, recovery_bounds=recovery_bounds)
+class Tables:
+    """The tables that a start clamps to the log, as a start after a kill finds them."""
+
+    def __init__(self, directory: Path, bounds: RecoveryBounds) -> None:
+        self.offsets, self.delays, self.in_flight = ConsumerOffsets(), DelayOffsets(), InFlightTable()
+        self.delays.flushed_offset = lambda: 940  # so that a snapshot has the commits behind it
+        self.deleted, self.checks = DeletedTopics([]), TransactionChecks()
+        self.journal: StateJournal = open_tables(
+            directory, self.deleted, self.offsets, self.delays, self.in_flight, self.checks
+        )
+        deleted = {topic: min(place, bounds.log_end) for topic, place in self.deleted.places.items()}
+        self.journal.clamp(replace(bounds, deleted_topics=deleted))
+
+    def fill(self) -> None:
+        """Write what refers to the first 7 messages of queue 0 of t, and to the log up to 1,000."""
+        self.offsets.commit(*QUEUE, 7)
+        self.offsets.reset("g", "t", 1, 7)
+        self.in_flight.deliver(QUEUE, 7, dict.fromkeys(range(7), FIRST))
+        self.in_flight.deliver(("h", "t", 0), 9, dict.fromkeys((7, 8), FIRST))
+        self.delays.commit(1, 5, 900)
+        self.delays.commit(1, 6, 1_000)
+        self.delays.commit(2, 6, 1_000)
+        self.deleted.record("k", "gone", 1_000)
+        self.checks.count(3, 2)
+        self.checks.count(6, 2)
+        self.checks.note_complete(1_000)
+
+    def found(self) -> object:
+        """Return the content of all tables."""
+        queues = {queue: (each.next_offset, list(each.deliveries)) for queue, each in self.in_flight.queues.items()}
+        levels = self.delays.get(1), self.delays.get(2), self.delays.log_end
+        checks = self.checks.asked(3), self.checks.asked(6), self.checks.known_before
+        return self.offsets.of("g", "t"), self.offsets.resets, queues, levels, self.deleted.places, checks
 
 
-def open_offset_store(directory: Path, recovery_bounds: RecoveryBounds) -> ConsumerOffsetStore:
-    return ConsumerOffsetStore(
-        directory / "config", directory / "raymq" / "progress.journal", writable=True, recovery_bounds=recovery_bounds
-    )
-
-
-@pytest.fixture
-def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Kill the process at a failpoint when a table reaches it next."""
-
-    def arm(name: str) -> None:
-        def reached(point: str) -> None:
-            if point == name:
-                arm("")
-                raise Killed(point)
-
-        monkeypatch.setattr(progress_module, "failpoint", reached)
-        monkeypatch.setattr(journal_module, "failpoint", reached)
-
-    return arm
-
-
-@pytest.mark.parametrize("at", ["journal", "base"])
-def test_entries_cut_by_a_start_stay_cut_after_a_rewrite(tmp_path: Path, at: str) -> None:
-    # The entries are in the base file beside an empty journal, as each start leaves it after a rewrite.
-    table = open_in_flight_table(tmp_path, RecoveryBounds(1 << 40))
-    table.deliver(QUEUE, 7, dict.fromkeys(range(7), FIRST))
-    if at == "base":
-        table._journal.rotate()
-        table._settle()
-    table.close(rewrite=True)
-    lost = RecoveryBounds(10, True, max_offsets={("t", 0): 6})
-    open_in_flight_table(tmp_path, lost).close(rewrite=False)
-    table = open_in_flight_table(tmp_path, RecoveryBounds(20, max_offsets={("t", 0): 8}))  # the log has grown
-    assert table.queues[QUEUE].next_offset == 6, "the message at 6 is another one, which nobody was given"
-    assert list(table.queues[QUEUE].deliveries) == list(range(6))
-    table.close(rewrite=True)
-
-
-@pytest.mark.parametrize(
-    "recovery_bounds",
-    [
-        RecoveryBounds(10, max_offsets={("t", 0): 3}),
-        RecoveryBounds(1 << 40, max_offsets={("t", 0): 100}, deleted_topics={"t": 5_000}),
-    ],
-    ids=["the log has lost its end", "the topic was deleted"],
+#: The log has lost its end; later it has grown again, with other messages.
+LOST = RecoveryBounds(950, True, {("t", 0): 6, ("t", 1): 2, (SCHEDULE_TOPIC, 0): 8, (SCHEDULE_TOPIC, 1): 8, HALVES: 5})
+GROWN = RecoveryBounds(
+    5_000, False, {("t", 0): 60, ("t", 1): 60, (SCHEDULE_TOPIC, 0): 60, (SCHEDULE_TOPIC, 1): 60, HALVES: 60}
 )
-def test_entries_cut_from_the_journal_beside_stay_cut(tmp_path: Path, recovery_bounds: RecoveryBounds) -> None:
-    # The frames of an interrupted rewrite were kept for the next start, when the log had other messages there.
-    table = open_in_flight_table(tmp_path, RecoveryBounds(1 << 40))
-    table.deliver(QUEUE, 3, dict.fromkeys(range(3), FIRST))
-    table._journal.rotate()
-    table.deliver(QUEUE, 100, dict.fromkeys(range(90, 100), FIRST))
-    table.acknowledge(QUEUE, range(90, 95))
-    table.close(rewrite=False)
-    table = open_in_flight_table(tmp_path, recovery_bounds)
-    found = {queue: (each.next_offset, list(each.deliveries)) for queue, each in table.queues.items()}
-    table.close(rewrite=False)
-    later = replace(recovery_bounds, log_end=1 << 41, max_offsets={("t", 0): 200})
-    table = open_in_flight_table(tmp_path, later)
-    assert {queue: (each.next_offset, list(each.deliveries)) for queue, each in table.queues.items()} == found
-    table.close(rewrite=False)
+CUT = (
+    {0: 6, 1: 2},
+    {("g", "t", 1)},
+    {QUEUE: (6, [0, 1, 2, 3, 4, 5])},
+    (5, None, 900),
+    {"gone": 950},
+    (2, None, 950),
+)
 
 
-def test_messages_after_power_loss_in_a_rewrite_are_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def disarm() -> Iterator[None]:
+    yield
+    failpoints.arm("")
+
+
+def kill() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("compacted", [False, True], ids=["journal", "snapshot"])
+def test_values_cut_by_a_start_stay_cut(tmp_path: Path, compacted: bool) -> None:
+    tables = Tables(tmp_path, GROWN)
+    tables.fill()
+    if compacted:
+        tables.delays.flushed_offset = lambda: 940  # so that a snapshot has the commits behind it
+        tables.journal.compact()
+        tables.fill()
+    for bounds in (LOST, GROWN, GROWN):
+        tables = Tables(tmp_path, bounds)
+        assert tables.found() == CUT, "the messages at these offsets are other ones, which nobody was given"
+        tables.journal.close(compact=bounds is GROWN)
+
+
+@pytest.mark.parametrize("point", ["state.before_write", "state.after_write"])
+def test_start_killed_while_it_cuts_is_finished_by_the_next(tmp_path: Path, point: str) -> None:
+    for nth in range(1, 100):
+        directory = tmp_path / str(nth)
+        Tables(directory, GROWN).fill()
+        failpoints.arm(f"{point}:{nth}", kill)
+        try:
+            Tables(directory, LOST)
+            survived = True
+        except Killed:
+            survived = False
+        failpoints.arm("")
+        for bounds in (LOST, GROWN):
+            assert Tables(directory, bounds).found() == CUT
+        if survived:
+            break
+    assert 8 < nth < 99
+
+
+@pytest.mark.parametrize("point", ["state.before_snapshot", "state.after_snapshot", "replace.before_rename"])
+def test_cut_values_stay_cut_if_a_compaction_is_killed(tmp_path: Path, point: str) -> None:
+    Tables(tmp_path, GROWN).fill()
+    tables = Tables(tmp_path, LOST)
+    failpoints.arm(point, kill)
+    with pytest.raises(Killed):
+        tables.journal.compact()
+    failpoints.arm("")
+    assert Tables(tmp_path, GROWN).found() == CUT
+
+
+def test_messages_after_power_loss_are_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     boots = ["before"]
     monkeypatch.setattr(checkpointing_module, "boot_id", lambda: boots[0])
     monkeypatch.setattr(store_parts, "boot_id", lambda: boots[0])
@@ -127,11 +164,11 @@ def test_messages_after_power_loss_in_a_rewrite_are_delivered(tmp_path: Path, mo
         append(store, *[make_record(topic="t") for _ in range(5)])
         pop_messages(core, 2)
         store._save_checkpoint()
-        store.in_flight._journal.rotate()
+        store._parts.journal.compact()
         append(store, *[make_record(topic="t") for _ in range(20)])
         pop_time_ms, _ = pop_messages(core, 20)
         core.pop.acknowledge("g", "t", 0, pop_time_ms, range(5, 22))
-        store.sync_progress()
+        store.sync_state()
         disk.after_power_loss(tmp_path / "left", random.Random(1), 0.0)
         store._flusher.stop()
         store._abandon()
@@ -146,58 +183,24 @@ def test_messages_after_power_loss_in_a_rewrite_are_delivered(tmp_path: Path, mo
         assert offsets[:17] == list(range(5, 22))
 
 
-@pytest.mark.parametrize("point", ["compaction.before_delays", "compaction.before_clear", "journal.before_rename"])
-def test_killed_start_keeps_offsets_of_a_deleted_topic_deleted(
-    tmp_path: Path, kill_at: Callable[[str], None], point: str
-) -> None:
-    # The disk refused the deletion's frame; the file of the start's fold had the deletion, its journal did not.
-    progress = open_offset_store(tmp_path, RecoveryBounds(1 << 40))
-    progress.consumer_offsets.commit(*QUEUE, 100)
-    with replaced(FaultyCalls("write", 1, errno.ENOSPC, lasting=True)):
-        progress.forget_topic("t", 5_000)
-    progress.journal.close()
-    kill_at(point)
+@pytest.mark.parametrize("point", ["open.before_clamp", "state.before_write", "open.before_checkpoint"])
+def test_killed_open_keeps_a_deleted_topic_deleted(tmp_path: Path, point: str) -> None:
+    config = replace(SMALL, commitlog_file_bytes=1 << 16, flush_interval_ms=3_600_000)
+    store = Store.open(tmp_path, config)
+    append(store, *[make_record(topic="t")] * 10, *[make_record(topic="u")] * 3)
+    store.consumer_offsets.commit(*QUEUE, 9)
+    store.consumer_offsets.commit("g", "u", 0, 30)  # behind the queue's end: the start has something to cut
+    store.in_flight.deliver(QUEUE, 10, {9: FIRST})
+    store.delete_topic_soon("t")
+    append(store, *[make_record(b"new", topic="t")] * 20)
+    store._flusher.stop()
+    store._abandon()
+    failpoints.arm(point, kill)
     with pytest.raises(Killed):
-        open_offset_store(tmp_path, RECREATED)
-    progress = open_offset_store(tmp_path, RECREATED)
-    assert progress.consumer_offsets.get(*QUEUE) is None
-    progress.close(fold=False)
-
-
-@pytest.mark.parametrize("is_rotated", [False, True])
-@pytest.mark.parametrize("point", ["journal.after_base", "journal.before_rename", "journal.after_rename"])
-def test_killed_start_keeps_in_flight_of_deleted_topic_deleted(
-    tmp_path: Path, kill_at: Callable[[str], None], point: str, is_rotated: bool
-) -> None:
-    table = open_in_flight_table(tmp_path, RecoveryBounds(1 << 40))
-    table.deliver(("h", "other", 0), 1, {0: FIRST})
-    table._journal.rotate()
-    table._settle()
-    if is_rotated:
-        table._journal.rotate()
-    table.deliver(QUEUE, 100, dict.fromkeys(range(90, 100), FIRST))
-    with replaced(FaultyCalls("write", 1, errno.ENOSPC, lasting=True)):
-        table.forget_topic("t", 5_000)
-    table.close(rewrite=False)
-    recovery_bounds = replace(RECREATED, max_offsets={("t", 0): 150, ("other", 0): 1})
-    kill_at(point)
-    with pytest.raises(Killed):
-        open_in_flight_table(tmp_path, recovery_bounds)
-    table = open_in_flight_table(tmp_path, recovery_bounds)
-    assert list(table.queues) == [("h", "other", 0)]
-    table.close(rewrite=True)
-
-
-def test_killed_stop_keeps_a_pending_deletion(tmp_path: Path, kill_at: Callable[[str], None]) -> None:
-    # The pending frame came into the new journal, and the journal beside was read again after it.
-    progress = open_offset_store(tmp_path, RecoveryBounds(1 << 40))
-    progress.journal.rotate()
-    progress.consumer_offsets.commit(*QUEUE, 100)
-    with replaced(FaultyCalls("write", 1, errno.ENOSPC, lasting=True)):
-        progress.forget_topic("t", 5_000)
-    kill_at("journal.after_rename")
-    with pytest.raises(Killed):
-        progress.close(fold=True)
-    progress = open_offset_store(tmp_path, RECREATED)
-    assert progress.consumer_offsets.get(*QUEUE) is None
-    progress.close(fold=False)
+        Store.open(tmp_path, config)
+    failpoints.arm("")
+    with Store.open(tmp_path, config) as store:
+        assert store.consumer_offsets.get(*QUEUE) is None
+        assert store.consumer_offsets.get("g", "u", 0) == 3
+        assert store.in_flight.queues == {}
+        assert store.max_offset("t", 0) == 20

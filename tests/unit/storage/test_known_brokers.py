@@ -6,31 +6,38 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.errors import InvalidInput
+from raymq.storage.errors import InvalidInput, StoreFull
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.tables.known_brokers import KnownBrokers
+from tests.full_disk import FullDisk
+from tests.state_journals import open_table
 
 
 def test_known_brokers_and_met_flags_survive_restarts(tmp_path: Path) -> None:
-    members = KnownBrokers(tmp_path)
+    members = open_table(tmp_path, KnownBrokers())
     assert members.known == {}
     members.add(["broker-a", "broker-b"], met=False)
     members.add(["broker-b"], met=True)
     members.add(["broker-b", "broker-c"], met=False)
-    assert members.known == KnownBrokers(tmp_path).known == {"broker-a": False, "broker-b": True, "broker-c": False}
+    assert (
+        members.known
+        == open_table(tmp_path, KnownBrokers()).known
+        == {"broker-a": False, "broker-b": True, "broker-c": False}
+    )
     members.forget("broker-b")
     members.forget("nobody")
-    assert members.known == KnownBrokers(tmp_path).known == {"broker-a": False, "broker-c": False}
+    assert members.known == open_table(tmp_path, KnownBrokers()).known == {"broker-a": False, "broker-c": False}
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a\0", "x" * 128])
 def test_invalid_broker_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput):
-        KnownBrokers(tmp_path).add([name], met=True)
-    assert list(tmp_path.iterdir()) == []
+        open_table(tmp_path, KnownBrokers()).add([name], met=True)
+    assert open_table(tmp_path, KnownBrokers()).known == {}
 
 
 def test_brokers_beyond_the_limit_are_refused(tmp_path: Path) -> None:
-    members = KnownBrokers(tmp_path, most=2)
+    members = open_table(tmp_path, KnownBrokers(most=2))
     members.add(["a", "b"], met=False)
     with pytest.raises(InvalidInput, match="at most 2"):
         members.add(["c"], met=False)
@@ -38,11 +45,13 @@ def test_brokers_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     assert members.known == {"a": False, "b": True}
 
 
-@pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\xa1k\xa12\xa1a", b"\x81\x01\xc3"])
-def test_damaged_file_forgets_all_brokers(tmp_path: Path, content: bytes) -> None:
-    KnownBrokers(tmp_path).add(["broker-b"], met=True)
-    (tmp_path / "raymq" / "members").write_bytes(content)
-    members = KnownBrokers(tmp_path)
-    assert members.known == {}
-    members.add(["broker-b"], met=False)
-    assert members.known == {"broker-b": False}
+def test_full_disk_refuses_brokers_and_keeps_the_others(tmp_path: Path) -> None:
+    members = open_table(tmp_path, KnownBrokers())
+    members.add(["broker-a"], met=True)
+    with replaced(FullDisk(0)):
+        with pytest.raises(StoreFull):
+            members.add(["broker-b"], met=True)
+        with pytest.raises(StoreFull):
+            members.forget("broker-a")
+    for each in (members, open_table(tmp_path, KnownBrokers())):
+        assert each.known == {"broker-a": True}

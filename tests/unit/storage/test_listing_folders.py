@@ -14,8 +14,8 @@ from raymq.storage.errors import StoreBusy, StoreError
 from raymq.storage.files import fileutil
 from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal.recovery_bounds import UNBOUNDED
 from raymq.storage.store import Store
-from raymq.storage.tables.recovery_bounds import UNBOUNDED
 from raymq.storage.tables.staged_records import StagedRecords
 from raymq.storage.timers.timer_log import TimerLog
 from tests.faulty_calls import FaultyCalls

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import topic_deletions as deletions_module
 from raymq.storage.errors import MessageExpired, OffsetOutOfRange, StoreError, StoreFull
+from raymq.storage.journal import state_journal
 from raymq.storage.log import retention as retention_of
 from raymq.storage.log.retention import DiskUsage, FileRemover, Retention, RetentionDecision
 from raymq.storage.records.record import OFFSET_STORE_TIMESTAMP
 from raymq.storage.store import Store
+from tests.state_journals import wait_for_compaction
 from tests.store_records import SMALL, append, bodies, make_record
 
 HOUR = 3_600_000
@@ -440,42 +441,44 @@ def test_deleted_topics_are_kept_until_their_messages_expire(tmp_path: Path) -> 
         assert list(store._parts.deleted_topics) == ["late"]
 
 
-def test_group_state_of_deleted_topics_is_dropped_in_time(tmp_path: Path) -> None:
+def test_deletions_are_forgotten_when_their_records_expired(tmp_path: Path) -> None:
     # The tables beside the log used to keep all deletions of a broker's life until the next start.
     clock = Clock()
     store = open_filled_store(tmp_path, clock)
-    tables = store._parts.progress, store.in_flight
+    known = store._parts.deleted_topics
     for number in range(50):
         store.delete_topic(f"early-{number}")
-    while max(store._parts.deleted_topics.values()) > store._log.min_offset:
+    checkpointed = store._checkpointer.saved_to
+    while max(known.values()) > store._log.min_offset:
         append(store, *(make_record(b"x" * 500) for _ in range(20)))
         store.flush()
         clock.now_ms += 73 * HOUR
         store.delete_expired(asked=True)
-    assert len(tables[0].forgotten or {}) == len(tables[1]._forgotten or {}) == 50
+    assert len(known) == 50
+    store._checkpointer.saved_to = checkpointed
     store.delete_topic("late")
-    assert len(tables[0].forgotten or {}) == 51, "a start would still hear of them"
+    assert len(known) == 51, "a checkpoint from before still has their queues"
     store._save_checkpoint()
-    store._deletions._shorten_at = 0
     store.delete_topic("later")
     store.delete_topic("last")
-    assert list(tables[0].forgotten or {}) == list(tables[1]._forgotten or {}) == ["late", "later", "last"]
+    assert list(known) == ["late", "later", "last"]
     store.consumer_offsets.commit("g", "early-7", 0, 0)
-    tables[0].fold()
+    store._parts.journal.compact()
     assert store.wait_for_removals(60)
     store._flusher.stop()
     store._abandon()
     with Store.open(tmp_path, SMALL) as store:
         assert store.consumer_offsets.get("g", "early-7", 0) == 0
-        assert set(store._parts.progress.forgotten or {}) <= {"late", "later", "last"}
+        assert list(store.tables.deleted_topics.places) == ["late", "later", "last"]
+        assert store.incarnation("late") > 0
+        assert store.incarnation("early-7") == 0
 
 
 def test_number_of_kept_deletions_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Expired deletions are dropped when the deletions journal has doubled, which bounds the number above them.
-    monkeypatch.setattr(deletions_module, "_LEAST_JOURNAL_BYTES", 2_000)
+    # Expired deletions are dropped by the next deletion, and the snapshots have only those that are left.
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 2_000)
     clock = Clock()
     store = open_filled_store(tmp_path, clock)
-    store._deletions._shorten_at = 2_000
     sizes: list[int] = []
     for turn in range(40):
         for number in range(50):
@@ -487,7 +490,8 @@ def test_number_of_kept_deletions_is_bounded(tmp_path: Path, monkeypatch: pytest
             clock.now_ms += 73 * HOUR
             store.delete_expired(asked=True)
         store._save_checkpoint()
-        kept = store._parts.progress.forgotten or {}, store.in_flight._forgotten or {}, store._parts.deleted_topics
-        sizes.append(max(map(len, kept)))
-    assert max(sizes) <= 250, sizes
+        sizes.append(len(store._parts.deleted_topics))
+    assert max(sizes) <= 50, sizes
+    wait_for_compaction(store)
+    assert sum(each.stat().st_size for each in (tmp_path / "raymq" / "state").iterdir()) < 60_000
     store.close()

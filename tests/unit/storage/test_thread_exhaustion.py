@@ -12,10 +12,9 @@ from raymq.storage.errors import StoreBusy, StoreFailed
 from raymq.storage.files import disk_health as health_module
 from raymq.storage.files.disk_health import DiskHealth
 from raymq.storage.files.enospc_fallback import ENOSPC_FALLBACK
+from raymq.storage.journal import state_journal
 from raymq.storage.log.retention import FileRemover
 from raymq.storage.store import Store
-from raymq.storage.tables import consumer_offset_store as progress_module
-from raymq.storage.tables import in_flight_messages as in_flight_module
 from raymq.storage.tables.in_flight_messages import InFlightMessage
 from tests.polling import poll_until
 from tests.store_records import SMALL, append, make_record
@@ -25,24 +24,26 @@ CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
 LARGE = replace(CONFIG, commitlog_file_bytes=16 << 20)
 
 
-def test_commit_succeeds_without_a_thread_for_folding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_succeeds_without_a_thread_for_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The commit was in the journal when it raised RuntimeError, and close raised for a thread that never started.
-    monkeypatch.setattr(progress_module, "_FOLD_BYTES", 200)
-    monkeypatch.setattr(in_flight_module, "_REWRITE_BYTES", 200)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 200)
     queue = "g", "orders", 0
     store = Store.open(tmp_path / "s", CONFIG)
     append(store, *(make_record() for _ in range(100)))
+    snapshots = set((tmp_path / "s" / "raymq" / "state").glob("snapshot-*"))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", _no_thread)
         for number in range(1, 100):
             store.consumer_offsets.commit("g", "orders", 0, number)
             store.in_flight.deliver(queue, number + 1, {number: InFlightMessage(1, 2, 0, 16)})
     assert store.consumer_offsets.get("g", "orders", 0) == 99
-    assert store._parts.progress.journal.is_rotated
+    assert set((tmp_path / "s" / "raymq" / "state").glob("snapshot-*")) == snapshots
     for number in range(100):
         store.consumer_offsets.commit("h", "orders", 0, number)
         store.in_flight.acknowledge(queue, [number])
-    poll_until(lambda: not store._parts.progress.journal.is_rotated, 10, "it is folded after all")
+    poll_until(
+        lambda: set((tmp_path / "s" / "raymq" / "state").glob("snapshot-*")) > snapshots, 10, "it is written after all"
+    )
     store.close()
     with Store.open(tmp_path / "s", CONFIG) as store:
         assert store.consumer_offsets.get("g", "orders", 0) == 99
@@ -50,7 +51,7 @@ def test_commit_succeeds_without_a_thread_for_folding(tmp_path: Path, monkeypatc
 
 
 def test_store_closes_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "_FOLD_BYTES", 200)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 200)
     store = Store.open(tmp_path / "s", CONFIG)
     append(store, *(make_record() for _ in range(100)))
     with monkeypatch.context() as patch:

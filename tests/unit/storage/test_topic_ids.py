@@ -6,7 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from raymq.storage.files import json_file
+from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
+from tests.state_journals import open_table, open_tables
+from tests.store_records import SMALL
 
 
 def id_of(topics: TopicConfigs, name: str = "orders") -> str:
@@ -16,7 +20,7 @@ def id_of(topics: TopicConfigs, name: str = "orders") -> str:
 
 
 def test_recreated_topic_has_another_id(tmp_path: Path) -> None:
-    topics = TopicConfigs(tmp_path / "topics.json", writable=True)
+    topics = open_table(tmp_path, TopicConfigs())
     topics.put(TopicConfig("orders", 4, 4), TopicConfig("bills", 4, 4))
     first = id_of(topics)
     assert first
@@ -27,8 +31,7 @@ def test_recreated_topic_has_another_id(tmp_path: Path) -> None:
 
 
 def test_topic_keeps_its_id_over_changes_and_restarts(tmp_path: Path) -> None:
-    path = tmp_path / "topics.json"
-    topics = TopicConfigs(path, writable=True)
+    journal = open_tables(tmp_path, topics := TopicConfigs())
     topics.put(TopicConfig("orders", 4, 4))
     first = id_of(topics)
     topics.put(TopicConfig("orders", 8, 8))  # a change creates the config from nothing
@@ -36,18 +39,31 @@ def test_topic_keeps_its_id_over_changes_and_restarts(tmp_path: Path) -> None:
     assert config is not None
     topics.put(replace(config, perm=4, topic_id="another"))
     assert id_of(topics) == first
-    assert id_of(TopicConfigs(path, writable=False)) == first, "from the journal"
-    topics.save()
-    topics.close()
-    assert id_of(TopicConfigs(path, writable=False)) == first, "from the file"
+    assert id_of(open_table(tmp_path, TopicConfigs(), writable=False)) == first, "from the journal"
+    journal.close(compact=True)
+    assert id_of(open_table(tmp_path, TopicConfigs(), writable=False)) == first, "from the snapshot"
+
+
+def test_topic_keeps_its_id_through_rocketmqs_file(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SMALL) as store:
+        store.topic_configs.put(TopicConfig("orders", 4, 4))
+        first = id_of(store.topic_configs)
+    path = tmp_path / "config" / "topics.json"
+    content = json_file.load(path)
+    del content["raymqCrc"]  # as somebody does who changes the file
+    path.write_text(json.dumps(content))
+    with Store.open(tmp_path, SMALL) as store:
+        assert id_of(store.topic_configs) == first
 
 
 def test_topic_of_rocketmq_has_no_id_until_recreated(tmp_path: Path) -> None:
-    path = tmp_path / "topics.json"
+    path = tmp_path / "config" / "topics.json"
+    path.parent.mkdir()
     path.write_text(json.dumps({"topicConfigTable": {"orders": TopicConfig("orders", 4, 4).to_json()}}))
-    topics = TopicConfigs(path, writable=True)
-    topics.put(TopicConfig("orders", 8, 8))
-    assert id_of(topics) == ""
-    topics.delete("orders")
-    topics.put(TopicConfig("orders", 8, 8))
-    assert id_of(topics)
+    with Store.open(tmp_path, SMALL) as store:
+        topics = store.topic_configs
+        topics.put(TopicConfig("orders", 8, 8))
+        assert id_of(topics) == ""
+        topics.delete("orders")
+        topics.put(TopicConfig("orders", 8, 8))
+        assert id_of(topics)

@@ -31,11 +31,11 @@ from raymq.actors.broker.core.copies.republisher import rejection_reason
 from raymq.actors.errors import NotFoundError
 from raymq.actors.request_limits import MAX_MESSAGES, check_count
 from raymq.storage.errors import InvalidInput
+from raymq.storage.journal.frame_file import FrameFile
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.producer_sequence import ProducerSequence
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
-from raymq.storage.tables.journal import Journal
 
 #: How many lanes one step collects: half a millisecond.
 _STEP_LANES: Final = 200
@@ -54,7 +54,7 @@ class ProducerStateJournal:
         """Open the journal; nothing is read before `restore`."""
         self._table = table
         self._store = store
-        self._journal = Journal(path, writable=True)
+        self._journal = FrameFile(path, writable=True)
         self._writing = threading.Lock()
         self._saved_to = -1
         self._fold_at = _LEAST_FOLD_BYTES
@@ -88,7 +88,7 @@ class ProducerStateJournal:
         replay(self._table, self._store, min(position, recovery_bounds.log_end))
         # The log will get other messages at these places, also if an earlier open of the store truncated it and failed
         # before this point; or a later start could not read past the damage in the journal.
-        if is_less or not recovery_bounds.has(position) or self._journal.damage:
+        if is_less or not recovery_bounds.has(position) or self._journal.is_damaged:
             for write in self._fold(recovery_bounds.log_end):
                 write()
         self._fold_at = max(_LEAST_FOLD_BYTES, self._journal.length)

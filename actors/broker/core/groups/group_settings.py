@@ -1,7 +1,7 @@
 """Manage the settings and permissions of the consumer groups of one broker.
 
 When a call returns, its change survives a crash of the process; it survives a crash of the machine after the next
-`Store.sync_settings`.
+`Store.sync_state`.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class OpenHalves:
             give_up_ms=origin.stored_ms + int(config.retention_hours * 3_600_000),
             immunity_ms=immunity,
             content=content_of(record),
-            asked=self._checks.asked.get(record.queue_offset, checks_of(record)),
+            asked=checks_of(record) if (asked := self._checks.asked(record.queue_offset)) is None else asked,
         )
         self._open[position.queue_offset] = half
         self.schedule(half, half.stored_ms + after_ms)
@@ -293,7 +293,7 @@ class OpenHalves:
     def _recover(self) -> None:
         """Find the halves after the stored progress that have not ended in the log."""
         self._at = self._begin(HALF_QUEUE)
-        self._checks.forget_from(self.bounds(HALF_QUEUE)[1])
+        self._checks.forget_before(self._at)
         self._read_operations()
         while self.index():
             pass

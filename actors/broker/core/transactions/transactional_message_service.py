@@ -57,7 +57,6 @@ from raymq.storage.log.index_file import EVER_MS
 from raymq.storage.records.record import SYS_FLAG_TRANSACTION_COMMIT, Record, decode, pack_host_bytes
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
-from raymq.storage.tables.transaction_checks import TransactionChecksFile
 
 #: One call lists at most this many halves, and reads at most this much.
 _LISTED_AT_ONCE: Final = 1_000
@@ -112,8 +111,7 @@ class TransactionalMessageService:
         self._clock = clock
         self._append = append
         self._copying = copying
-        self._file = TransactionChecksFile(store.directory)
-        self._checks = self._file.load()
+        self._checks = store.tables.transaction_checks
         self._halves = OpenHalves(store, copying, self._checks)
         self._host = pack_host_bytes(*split_host(store.config.store_host))
         #: Half offset, operation offset and log end that are stored once the log is durable up to that end.
@@ -453,7 +451,7 @@ class TransactionalMessageService:
             self._move(half)
 
     def save(self) -> None:
-        """Store the progress and the counts. Raise StoreFull or StoreFailed if not all is stored."""
+        """Store the progress. Raise StoreFull or StoreFailed if not all is stored."""
         if self._halves.unrecorded:
             return
         if self._progress is None:
@@ -465,9 +463,8 @@ class TransactionalMessageService:
             self._store.consumer_offsets.commit(TRANSACTION_GROUP, *HALF_QUEUE, half_offset)
             self._store.consumer_offsets.commit(TRANSACTION_GROUP, *OP_QUEUE, operation_offset)
             self._stored_progress = half_offset, operation_offset
-        if self._checks.is_changed or log_end - self._checks.known_before >= _NOTE_BYTES:
-            self._checks.known_before = log_end
-            self._file.save(self._checks)
+        if log_end - self._checks.known_before >= _NOTE_BYTES:
+            self._checks.note_complete(log_end)
         self._progress = None
 
     def _now_ms(self) -> int:

@@ -11,13 +11,12 @@ last commit is kept for good: every number up to it has been committed.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from raymq.actors.errors import InvalidInput, ServerBusy, StoreCorrupt, StoreError
+from raymq.actors.errors import InvalidInput, ServerBusy, StoreError
 from raymq.actors.naming import check_topic
 from raymq.storage.tables.write_transactions import (
     SeriesCommit,
@@ -70,35 +69,23 @@ class TransactionCoordinator:
         self._clock = clock
         self._most = most
         self._known: dict[str, WriteTransaction] = {}
-        #: Writes whose records cannot be read: no status is reported, and no rows of them are dropped.
-        self._damaged: dict[str, StoreCorrupt] = {}
-        #: The last activity of each write, as stored in its file.
+        #: The last activity of each write, as stored.
         self._noted: dict[str, float] = {}
         now = clock()
-        for transaction in records.transactions():
-            try:
-                record = records.read(transaction)
-            except StoreCorrupt as error:
-                _log.error("the decision about the write %s cannot be read: %s", transaction, error)
-                self._damaged[transaction] = error
-            else:
-                self._noted[transaction] = record.touched
-                self._known[transaction] = _known_again(record, now)
-        #: By series, the last commit that is stored in the write's file but not yet in the file of the series.
+        for record in records.transactions():
+            self._noted[record.transaction] = record.touched
+            self._known[record.transaction] = _known_again(record, now)
+        #: By series, the last commit that is stored with the write but not yet with the series.
         self._unsettled: dict[str, SeriesCommit] = {}
         for record in sorted(self._known.values(), key=lambda record: record.number):
             self._settle(record)
 
     @property
     def open_count(self) -> int:
-        """Return how many writes are open, or committed and not in every log.
-
-        Writes whose records cannot be read count.
-        """
-        known = self._known.values()
-        return len(self._damaged) + sum(
+        """Return how many writes are open, or committed and not in every log."""
+        return sum(
             each.decision is WriteState.OPEN or (each.decision is WriteState.COMMITTED and bool(each.unfinished))
-            for each in known
+            for each in self._known.values()
         )
 
     def open(self, transaction: str, topic: str, series: str = "", number: int = 0) -> TransactionStatus:
@@ -231,18 +218,13 @@ class TransactionCoordinator:
         return aborted
 
     def _record(self, transaction: str) -> WriteTransaction | None:
-        """Return the record of a write, or None. Raise StoreCorrupt if it cannot be read."""
-        if transaction in self._damaged:
-            raise self._damaged[transaction]
+        """Return the record of a write, or None."""
         return self._known.get(transaction)
 
     def _is_forgotten(self, record: WriteTransaction, seconds: float) -> bool:
         """Return True if a write that finished `seconds` ago need not be kept any more."""
-        if seconds >= RESULT_RETENTION_SECONDS:
-            return True
-        with contextlib.suppress(StoreCorrupt):  # of its series; a query about that reports the error
-            return seconds >= SERIES_RETENTION_SECONDS and self._is_superseded(record)
-        return False
+        is_superseded = seconds >= SERIES_RETENTION_SECONDS and self._is_superseded(record)
+        return seconds >= RESULT_RETENTION_SECONDS or is_superseded
 
     def _is_superseded(self, record: WriteTransaction) -> bool:
         """Return True if its series has a commit of this number or a later one."""
@@ -277,13 +259,10 @@ class TransactionCoordinator:
     def _settle(self, record: WriteTransaction) -> None:
         """Record a committed write as the last commit of its series, now or later.
 
-        The commit is already stored in the write's own file.
+        The commit is already stored with the write.
         """
         if record.decision is WriteState.COMMITTED and record.series:
-            try:
-                known = self._end(record.series)
-            except StoreCorrupt:  # a query about the series reports the error
-                return
+            known = self._end(record.series)
             if known is None or known.number < record.number:
                 self._unsettled[record.series] = _end_by(record)
             if (end := self._unsettled.get(record.series)) is not None:
@@ -293,7 +272,7 @@ class TransactionCoordinator:
         try:
             self._records.put_series_commit(end)
         except StoreError as error:  # no room, or the disk fails: `sweep` tries again; memory has it meanwhile
-            _log.warning("the last commit of the series %s is not in the series' file yet: %s", end.series, error)
+            _log.warning("the last commit of the series %s is not stored yet: %s", end.series, error)
         else:
             self._unsettled.pop(end.series, None)
 

@@ -9,7 +9,7 @@ import pytest
 
 from raymq.storage.errors import InvalidInput, StateMismatch
 from raymq.storage.state.state_changes import FileChange, FileOperation, StateChange, decode_change
-from raymq.storage.state.state_files import is_state
+from raymq.storage.state.state_files import is_state, is_stored_state
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.state.state_snapshot import read_part
 
@@ -25,9 +25,9 @@ NOT_STATE = [
     *("config//x", "config/", "", ".", "..", "config/x\0y", "config/" + "x" * 2_000, "raymqx/y", "Config/x"),
 ]  # fmt: skip
 STATE = [
-    *("config/topics.json", "config/topics.json.bak.tmp", "raymq/progress.journal", "raymq/progress.journal.beside"),
-    *("raymq/timers/state.json", "raymq/staged/tx/p.000000.chunk", "raymq/staged/.tx", "raymq/members"),
-    "raymq/homes/a",
+    *("config/topics.json", "config/topics.json.bak.tmp", f"raymq/state/journal-{1:020d}"),
+    *("raymq/timers/state.json", "raymq/staged/tx/p.000000.chunk", "raymq/staged/.tx"),
+    "raymq/producers.journal.beside",
     "raymq/epochs.json",
     *("raymq/counted_time.json", "raymq/set_aside.jsonl", "raymq/a_table_that_is_new"),
 ]  # fmt: skip
@@ -46,6 +46,15 @@ def test_path_outside_the_state_is_refused(path: str) -> None:
         with pytest.raises(StateMismatch):
             decode_change(msgpack.packb(operations[0]))
     with pytest.raises(StateMismatch):
+        read_part(msgpack.packb([[path, 0, b"x"]]))
+
+
+@pytest.mark.parametrize("path", ["raymq/progress.journal", "raymq/topics.journal.beside", "raymq/homes/a"])
+def test_state_of_format_1_is_refused_with_the_remedy(path: str) -> None:
+    assert is_stored_state(path), "a backup of such a directory has it"
+    with pytest.raises(StateMismatch, match="stop all brokers of the group"):
+        decode_change(msgpack.packb(["m", path]))
+    with pytest.raises(StateMismatch, match="stop all brokers of the group"):
         read_part(msgpack.packb([[path, 0, b"x"]]))
 
 

@@ -57,7 +57,7 @@ def test_replica_state_files_equal_the_masters(tmp_path: Path) -> None:
     assert replica.last == recorder.last > recorder.folded
     state = state_of(tmp_path / "replica")
     assert state == state_of(tmp_path / "master")
-    assert {"config/topics.json", "raymq/deletions.journal", "config/consumerOffset.json.bak"} <= state.keys()
+    assert {"config/topics.json", "config/consumerOffset.json", "raymq/state"} <= state.keys()
 
 
 def test_replicated_log_and_state_give_an_equal_store(tmp_path: Path) -> None:

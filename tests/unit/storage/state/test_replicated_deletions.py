@@ -15,11 +15,12 @@ from raymq.storage.files.file_calls import replaced
 from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
+from raymq.storage.tables.deleted_topics import DeletedTopics
 from raymq.storage.tables.in_flight_messages import InFlightMessage
-from raymq.storage.tables.journal import Journal
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import FaultyCalls
-from tests.state_shipping import StateShipper, state_of, take_snapshot
+from tests.state_journals import open_table
+from tests.state_shipping import StateShipper, ship_state, state_of, take_snapshot
 from tests.store_records import SMALL, append, make_record, write_entries
 from tests.store_replication import fill, read_bodies, ship
 
@@ -189,6 +190,7 @@ def test_replica_uses_delay_levels_of_the_storing_master(tmp_path: Path, pair: P
     append(pair.master, make_record(b"1", topic="SCHEDULE_TOPIC_XXXX", queue_id=1, delay_level=2))
     pair.shipping.all()
     pair.master.close()
+    ship_state(pair.recorder, pair.replica)
     pair.recorder.stop()
     pair.recorder = StateRecorder.begin(tmp_path / "master", log_end=lambda: pair.follower.max_physical_offset)
     pair.master = Store.open(tmp_path / "master", replace(CONFIG, delay_levels="1s 9h"))
@@ -253,7 +255,7 @@ def recreate_topic_and_expire_log(pair: Pair) -> int:
     pair.snapshot()
     append(pair.master, *(make_record(b"old %d" % number, topic="v") for number in range(20)))
     pair.master.delete_topic("v")
-    pair.master.sync_settings()
+    pair.master.sync_state()
     append(pair.master, make_record(b"new", topic="v"))
     append(pair.master, make_record(b"of another", topic="other"))
     fill(pair.master, 40)
@@ -302,10 +304,10 @@ def test_group_progress_since_old_deletion_survives_election(pair: Pair) -> None
 def test_old_deletion_survives_reverting_a_lost_deletion(pair: Pair) -> None:
     # Queues of a topic whose deletion is reverted are rebuilt; queues of a deleted topic are not.
     begin = recreate_topic_and_expire_log(pair)
-    journal = pair.root / "replica" / "raymq" / "deletions.journal"
-    deletions = Journal(journal, writable=True)
-    deletions.append(("other", pair.follower.max_physical_offset))
-    deletions.close()
+    open_table(pair.root / "replica", deleted := DeletedTopics([])).record(
+        "d", "other", pair.follower.max_physical_offset
+    )
+    assert deleted.places["other"]
     pair.reopen(killed=False)
     pair.snapshot()
     for killed in (True, False):
@@ -322,7 +324,7 @@ def test_first_deletion_survives_reverting_the_second(pair: Pair) -> None:
     pair.reopen(killed=False, is_replica=False)
     assert pair.follower._deletions.last_of("v") < begin
     pair.follower.delete_topic("v")
-    pair.follower.sync_settings()
+    pair.follower.sync_state()
     for _ in range(2):
         pair.reopen(killed=True)
         assert read_bodies(pair.follower).get(("v", 0), []) == []

@@ -21,12 +21,12 @@ from raymq.storage import checkpointer, store_parts, table_repair
 from raymq.storage.errors import InvalidInput, StoreError, StoreFull
 from raymq.storage.files import fileutil
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal.frame_file import FrameFile
 from raymq.storage.state import sequence_file
 from raymq.storage.state.sequence_file import SequenceFile
 from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
-from raymq.storage.tables.journal import Journal
 from tests.faulty_calls import FaultyCalls
 from tests.state_shipping import ship_state, state_of, take_snapshot
 from tests.store_records import SMALL
@@ -38,8 +38,8 @@ def begin_recorder(directory: Path, predecessor: StateReplica | None = None) -> 
     return StateRecorder.begin(directory, log_end=lambda: 0, predecessor=predecessor)
 
 
-def open_journal(directory: Path) -> Journal:
-    return Journal(directory / "raymq" / "some.journal", writable=True)
+def open_journal(directory: Path) -> FrameFile:
+    return FrameFile(directory / "raymq" / "some.journal", writable=True)
 
 
 def reconcile_states(master: StateRecorder, replica: StateReplica) -> object:

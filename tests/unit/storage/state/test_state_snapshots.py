@@ -134,12 +134,12 @@ def test_aborted_snapshot_is_invalid_and_replaced_by_the_next(tmp_path: Path, re
 
 
 def test_snapshot_of_many_small_files_has_small_parts(tmp_path: Path, recorder: StateRecorder) -> None:
-    homes = tmp_path / "master" / "raymq" / "homes"
-    fileutil.make_folder(homes)
+    folder = tmp_path / "master" / "raymq" / "many"
+    fileutil.make_folder(folder)
     for number in range(3_000):
-        fileutil.make_folder(homes / f"{number:040d}", durable=False)
+        fileutil.make_folder(folder / f"{number:040d}", durable=False)
     for number in range(200):
-        append(homes / f"{number:040d}" / "x", b"y" * number)
+        append(folder / f"{number:040d}" / "x", b"y" * number)
     replica = StateReplica(tmp_path / "replica")
     take_snapshot(recorder, replica)
     assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")

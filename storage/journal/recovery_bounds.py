@@ -5,11 +5,12 @@ Everything that refers to positions that the log does not have (any more) is voi
 positions would count as consumed, delivered or stored already. Queues and index are derived from the log, and recovery
 makes them consistent with it (`recovery`). Everything else is clamped at opening:
 
-    groups' offsets, resets        at most the queue's maximum                       `consumer_offset_store`
-    delay levels                   commits made when the log reached further are     `consumer_offset_store`
+    groups' offsets, resets        at most the queue's maximum                       `consumer_offsets`
+    delay levels                   commits made when the log reached further are     `delay_offsets`
                                    void: their copies may be lost; at most the
                                    maximum of the level's queue
     messages in flight (pop)       deliveries after the queue's maximum are void     `in_flight_messages`
+    questions of transactions      those about halves after the queue's maximum      `transaction_checks`
     timers                         entries for records after the end are void; the   `timer_log`
                                    marks at most the timer queue's maximum and the
                                    log's end; after a loss of memory the files go
@@ -21,10 +22,8 @@ makes them consistent with it (`recovery`). Everything else is clamped at openin
                                    the end are void; a commit drops its data when
                                    the log has it on disk, and hides what comes
                                    from the queue's maximum on at the latest
-    deleted topics, checkpoint     at most the log's end                             `store_parts`
-
-Groups' offsets and messages in flight record which deletions of topics they include. If a topic was deleted later,
-because their journals could not be written, their entries for it are void, too.
+    deleted topics                 at most the log's end; an ordered truncation      `deleted_topics`
+                                   undoes those after it
 
 Settings of topics and groups, request modes and the broker's identity contain no position of the log: each change is
 durable before it is acknowledged, and they are not clamped.
@@ -35,7 +34,7 @@ beyond the old values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,31 +50,16 @@ class RecoveryBounds:
         max_offsets: the maximum offset of each existing queue, by topic and queue id; None = no queue has lost
             anything.
         deleted_topics: where the log ended when each topic was deleted; older records of that name belong to no topic.
-        settled: those deleted topics whose deletion every table already includes, because the leader's journal no
-            longer lists it.
     """
 
     log_end: int
     memory_lost: bool = False
     max_offsets: Mapping[tuple[str, int], int] | None = None
     deleted_topics: Mapping[str, int] = field(default_factory=dict)
-    settled: Collection[str] = ()
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Return the offset of the queue's next message; 0 if nothing was ever written."""
         return UNBOUNDED.log_end if self.max_offsets is None else self.max_offsets.get((topic, queue_id), 0)
-
-    def deleted_later(self, forgotten: Mapping[str, int] | None) -> list[str]:
-        """Return the topics whose latest deletion a table does not include.
-
-        Args:
-            forgotten: where the log ended at each deletion that the table includes; None: the table is from a version
-                that did not record it, and the result is empty.
-        """
-        if forgotten is None:
-            return []
-        later = [topic for topic, place in self.deleted_topics.items() if forgotten.get(topic, -1) < place]
-        return [topic for topic in later if topic not in self.settled]
 
     def has(self, log_end: int) -> bool:
         """Return True if the log still reaches `log_end`, a previously recorded end."""

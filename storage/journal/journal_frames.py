@@ -29,18 +29,29 @@ class DecodedFrames:
         damage: the begin and end of each range of bytes without a valid frame that is followed by a frame, or that ends
             with the file like a whole frame.
         length: the end of the last frame or damage. The bytes after it are the beginning of an incomplete frame.
+        last: the begin of the last frame or damage.
     """
 
     entries: list[tuple[Any, ...]] = field(default_factory=list)
     behind: list[tuple[Any, ...]] = field(default_factory=list)
     damage: list[tuple[int, int]] = field(default_factory=list)
     length: int = 0
+    last: int = 0
 
 
 def encode_frame(entry: tuple[Any, ...]) -> bytes:
     """Return the frame of an entry."""
-    payload: bytes = msgpack.packb(entry)
+    return frame_of(msgpack.packb(entry))
+
+
+def frame_of(payload: bytes) -> bytes:
+    """Return the frame of a payload."""
     return HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def check_encodable(value: Any) -> None:
+    """Raise ValueError or OverflowError if no frame can hold a value: text with half a character, a huge number."""
+    msgpack.packb(value)
 
 
 def decode_frames(content: bytes) -> DecodedFrames:
@@ -54,11 +65,13 @@ def decode_frames(content: bytes) -> DecodedFrames:
             if following is None:
                 break
             found.damage.append((at, following))
-            at = found.length = following
+            found.last, at = at, following
+            found.length = at
             continue
         payload = content[at + HEAD.size : end]
         (found.behind if found.damage else found.entries).append(tuple(msgpack.unpackb(payload)))
-        at = found.length = end
+        found.last, at = at, end
+        found.length = at
     return found
 
 

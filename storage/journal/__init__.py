@@ -1,0 +1,12 @@
+"""The state journal: what a store knows beside its log, as one sequence of typed events.
+
+What is in it, in the order to read it:
+    journal_frames: the format of entries in a file.
+    recovery_bounds: what the log still has after recovery.
+    journaled_table: a table in memory whose changes are events.
+    journal_files: the files of the journal and its snapshots, and how a start reads them.
+    state_journal: append events, sync them, and compact them into snapshots.
+    frame_file: a file of such entries for data that the log has, too.
+
+docs/internals/state.md draws it.
+"""
