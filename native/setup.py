@@ -11,7 +11,7 @@ setup(
     ext_modules=cythonize(
         [
             Extension(f"raymq_native.{name}", [f"raymq_native/{name}.pyx"], depends=HEADERS)
-            for name in ("scanning", "indexing", "encoding", "decoding")
+            for name in ("scanning", "indexing", "encoding", "decoding", "gathering")
         ],
         # Positions are checked where they are taken in, not at each access.
         compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False, "initializedcheck": False},

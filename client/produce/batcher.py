@@ -45,6 +45,7 @@ from raymq.client.produce.outbox import QUEUE_ERRORS, belongs_in_outbox
 from raymq.client.produce.queue_accumulator import Encoded, QueueAccumulator
 from raymq.client.produce.sent_results import results_of
 from raymq.client.produce.stack_frames import is_in_call
+from raymq.storage.records import native_kernels
 
 #: A batch of this size is sent at once.
 BATCH_BYTES: Final = 1 << 20
@@ -130,6 +131,14 @@ class Batcher:
             BufferFull: there was no room for the message, at once or within its time budget.
             ClientClosed: `close` was called.
         """
+        kernels = native_kernels.kernels
+        if kernels is not None and terms is None and self._taken_bytes < self._buffer_bytes:
+            # One step of the interpreter, which needs no lock. It leaves to the code below what happens seldom.
+            quick: PendingResult | None = kernels.add_message(
+                self._open, message, PendingResult, _OVERHEAD_BYTES, self._batch_bytes
+            )
+            if quick is not None:
+                return quick
         topic = message.topic
         key = topic if terms is None else (topic, terms, sharding_key is not None)
         size = len(message.body) + _OVERHEAD_BYTES
@@ -239,7 +248,8 @@ class Batcher:
         Batches are sent in the order in which they are taken.
         """
         if not batch.is_taken:
-            batch.is_taken, self._taken_bytes = True, self._taken_bytes + batch.bytes
+            batch.is_taken = True  # first: until then messages are added without the lock
+            self._taken_bytes += batch.bytes
         self._mq.loop.call_soon_threadsafe(self._start, batch)
 
     # -- on the event loop ---------------------------------------------------------------------------------------

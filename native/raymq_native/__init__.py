@@ -21,11 +21,13 @@ from raymq_native.decoding import (
     untrack,
 )
 from raymq_native.encoding import join_columns, join_lists, join_one
+from raymq_native.gathering import add_message
 from raymq_native.indexing import put_few, put_keys
 from raymq_native.scanning import derive, record_sizes, scan, scan_one, stamp
 
 __all__ = [
     "INTERFACE",
+    "add_message",
     "bodies",
     "checksums",
     "common_properties",
@@ -48,4 +50,4 @@ __all__ = [
 ]
 
 #: The version of the functions and their arguments; raymq uses only the version that it supports.
-INTERFACE: Final = 2
+INTERFACE: Final = 3

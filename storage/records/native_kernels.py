@@ -19,7 +19,7 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 #: The version of the interface that this version of raymq supports.
-INTERFACE: Final = 2
+INTERFACE: Final = 3
 
 
 class Kernels(Protocol):
@@ -43,10 +43,7 @@ class Kernels(Protocol):
         """Check one record and return its topic, queue id, tags code and key hashes."""
 
     def record_sizes(self, content: Buffer, place: int, sizes: Int32s) -> int:
-        """Write the sizes of contiguous whole records to `sizes` and return their number.
-
-        The first builds of this interface do not have this function.
-        """
+        """Write the sizes of contiguous whole records to `sizes` and return their number."""
 
     def derive(
         self,
@@ -196,6 +193,9 @@ class Kernels(Protocol):
         fourth: object,
     ) -> list[Any]:
         """Return new objects of `kind` with four slots filled."""
+
+    def add_message(self, batches: dict[Any, Any], message: object, pending: type, overhead: int, limit: int) -> Any:
+        """Add a message to its topic's open batch and return its pending result; None if there is no room."""
 
     def untrack(self, value: object) -> None:
         """Exclude an object from the garbage collector."""
