@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from raymq.storage.files.json_file import DataVersion
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.tables.offset_files import parse_consumer_offsets, parse_delay_offsets
 from raymq.storage.tables.request_mode import read_modes
+from raymq.storage.tables.settings_table import SettingsTable
 from raymq.storage.tables.state_tables import StateTables
 
 #: An event of a table.
@@ -71,8 +73,20 @@ class RocketMQFiles:
         #: Which content each file has: the number of the newest event, or the settled offsets of the delay levels.
         self._exported: dict[str, object] = {}
         self._files = [
-            _File("topics.json", tables.topics, tables.topics.parse, self._topics, tables.topics.to_json),
-            _File("subscriptionGroup.json", tables.groups, tables.groups.parse, self._groups, tables.groups.to_json),
+            _File(
+                "topics.json",
+                tables.topics,
+                tables.topics.parse,
+                partial(_settings, tables.topics),
+                tables.topics.to_json,
+            ),
+            _File(
+                "subscriptionGroup.json",
+                tables.groups,
+                tables.groups.parse,
+                partial(_settings, tables.groups),
+                tables.groups.to_json,
+            ),
             _File(
                 "consumerOffset.json",
                 tables.consumer_offsets,
@@ -155,17 +169,6 @@ class RocketMQFiles:
                 raise
             return None
 
-    def _topics(self, raw: Mapping[str, Any]) -> Iterator[Fields]:
-        return self._settings(self._tables.topics, raw)
-
-    def _groups(self, raw: Mapping[str, Any]) -> Iterator[Fields]:
-        return self._settings(self._tables.groups, raw)
-
-    def _settings(self, table: Any, raw: Mapping[str, Any]) -> Iterator[Fields]:
-        # Changes that the file's writer cannot have seen stay: they were made after the file that it had read.
-        later: set[str] = table.changed_after(DataVersion.from_json(raw.get("dataVersion")).counter)
-        return iter(list(table.replace_all(raw, later)))
-
     # -- write ---------------------------------------------------------------------------------------------------
 
     def begin_export(self) -> Callable[[], None]:
@@ -217,3 +220,16 @@ class RocketMQFiles:
         offsets, log_end = self._settled_delays
         table = {str(level): offset for level, offset in offsets.items()}
         return json_file.encode({"offsetTable": table, "raymqLogEnd": log_end})
+
+
+def _file_of_settings(name: str, table: SettingsTable[Any]) -> _File:
+    return _File(name, table, table.parse, partial(_settings, table), table.to_json)
+
+
+def _settings(table: SettingsTable[Any], raw: Mapping[str, Any]) -> Iterator[Fields]:
+    """Return the events of a file of settings.
+
+    Changes that the file's writer cannot have seen stay: they were made after the file that it had read.
+    """
+    later = table.changed_after(DataVersion.from_json(raw.get("dataVersion")).counter)
+    return table.replace_all(raw, later)

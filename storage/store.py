@@ -401,7 +401,7 @@ class Store(StoreReader, Closeable):
         """Return a number that rises when a topic of that name is deleted.
 
         A recreated topic is another topic. The number is the log's end at the last deletion. It is 0 if no such topic
-        was ever deleted, or if no record from before the deletion is left in the log.
+        was ever deleted, or so long ago that the deletion is forgotten.
         """
         return self._deletions.last_of(topic)
 

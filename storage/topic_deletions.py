@@ -66,12 +66,12 @@ class TopicDeletions:
     def last_of(self, topic: str) -> int:
         """Return the log's end at the last deletion of a topic of that name.
 
-        Return 0 if no such topic was deleted, or if the deletion has expired.
+        Return 0 if no such topic was deleted, or if the deletion is forgotten.
         """
         return self._parts.deleted_topics.get(topic, 0)
 
     def _expire(self) -> None:
-        """Forget the deletions of topics without a record in the log."""
+        """Forget old deletions of topics without a record in the log, if there are too many."""
         # A checkpoint from before an expired deletion still lists the topic's queues, so a newer one has to exist.
         log_min = self._parts.log.min_offset
         if self._checkpointer.saved_to >= log_min:

@@ -8,6 +8,8 @@ from typing import ClassVar, Final
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
 
+#: How many deletions are kept after no record from before them is left in the log.
+_KEPT_DELETIONS: Final = 10_000
 #: Kinds of events: a topic is deleted, it was deleted there, its deletion has no meaning any more.
 _DELETED: Final = "d"
 _KNOWN: Final = "k"
@@ -36,12 +38,17 @@ class DeletedTopics(JournaledTable):
         return _DELETED, topic, log_end
 
     def expire(self, log_min: int) -> None:
-        """Forget the deletions from before the log's begin: no record of these topics is left.
+        """Forget the oldest deletions from before the log's begin, if there are too many.
+
+        A replica may have more of the log than its master, so it may still need deletions that its master does not.
 
         Raise StoreFull or StoreFailed if it cannot be written.
         """
-        for topic in [topic for topic, place in self.places.items() if place <= log_min]:
-            self.record(_EXPIRED, topic)
+        if len(self.places) > _KEPT_DELETIONS:
+            expired = [topic for topic, place in self.places.items() if place <= log_min]
+            expired.sort(key=self.places.__getitem__)
+            for topic in expired[: len(self.places) - _KEPT_DELETIONS]:
+                self.record(_EXPIRED, topic)
 
     def add_known(self, deleted: Mapping[str, int]) -> Iterator[Fields]:
         """Return the events that add later deletions, which all other tables have applied."""

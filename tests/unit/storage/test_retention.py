@@ -19,6 +19,7 @@ from raymq.storage.log import retention as retention_of
 from raymq.storage.log.retention import DiskUsage, FileRemover, Retention, RetentionDecision
 from raymq.storage.records.record import OFFSET_STORE_TIMESTAMP
 from raymq.storage.store import Store
+from raymq.storage.tables import deleted_topics
 from tests.state_journals import wait_for_compaction
 from tests.store_records import SMALL, append, bodies, make_record
 
@@ -425,8 +426,11 @@ def test_removal_failed_by_a_memory_error_is_retried(tmp_path: Path) -> None:
     remover.stop()
 
 
-def test_deleted_topics_are_kept_until_their_messages_expire(tmp_path: Path) -> None:
+def test_many_deleted_topics_are_kept_until_their_messages_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Fault 13.30.
+    monkeypatch.setattr(deleted_topics, "_KEPT_DELETIONS", 0)
     clock = Clock()
     with open_filled_store(tmp_path, clock) as store:
         for number in range(50):
@@ -441,8 +445,11 @@ def test_deleted_topics_are_kept_until_their_messages_expire(tmp_path: Path) -> 
         assert list(store._parts.deleted_topics) == ["late"]
 
 
-def test_deletions_are_forgotten_when_their_records_expired(tmp_path: Path) -> None:
+def test_too_many_deletions_are_forgotten_when_their_records_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The tables beside the log used to keep all deletions of a broker's life until the next start.
+    monkeypatch.setattr(deleted_topics, "_KEPT_DELETIONS", 0)
     clock = Clock()
     store = open_filled_store(tmp_path, clock)
     known = store._parts.deleted_topics
@@ -475,7 +482,8 @@ def test_deletions_are_forgotten_when_their_records_expired(tmp_path: Path) -> N
 
 
 def test_number_of_kept_deletions_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Expired deletions are dropped by the next deletion, and the snapshots have only those that are left.
+    # The oldest expired deletions are dropped by the next deletion; the snapshots have only those that are left.
+    monkeypatch.setattr(deleted_topics, "_KEPT_DELETIONS", 10)
     monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 2_000)
     clock = Clock()
     store = open_filled_store(tmp_path, clock)
@@ -491,7 +499,23 @@ def test_number_of_kept_deletions_is_bounded(tmp_path: Path, monkeypatch: pytest
             store.delete_expired(asked=True)
         store._save_checkpoint()
         sizes.append(len(store._parts.deleted_topics))
-    assert max(sizes) <= 50, sizes
+    assert max(sizes) <= 50 + 10 + 1, sizes
     wait_for_compaction(store)
     assert sum(each.stat().st_size for each in (tmp_path / "raymq" / "state").iterdir()) < 60_000
     store.close()
+
+
+def test_deletion_outlives_its_records_for_replicas_with_more_log(tmp_path: Path) -> None:
+    clock = Clock()
+    with open_filled_store(tmp_path, clock) as store:
+        store.delete_topic("early")
+        place = store.incarnation("early")
+        while place > store._log.min_offset:
+            append(store, *(make_record(b"x" * 500) for _ in range(20)))
+            store.flush()
+            clock.now_ms += 73 * HOUR
+            store.delete_expired(asked=True)
+        store.delete_topic("late")
+        assert store.incarnation("early") == place
+    with Store.open(tmp_path, SMALL) as store:
+        assert store.incarnation("early") == place
