@@ -90,11 +90,15 @@ class KeyIndex:
     def check_against(self, extent: IndexExtent, log_min: int, *, clean: bool) -> None:
         """Drop the files from the first one on that contradicts `extent`.
 
-        A file contradicts it if its header differs, or if it is missing although the log has its records.
+        A file contradicts it if its header differs, or if it is missing although the log has its records. After a crash
+        all files are dropped if `extent` has none: the log is read from there on anyway, and a missing first file would
+        not be noticed.
 
         Args:
             clean: nothing was written since `extent` was saved; otherwise the last file may have grown.
         """
+        if not (clean or extent.files):
+            self._drop(list(self._files))
         headers = {file.path.name: file.header for file in self._files}
         growing = "" if clean else max(extent.files, default="")
         wrong = [

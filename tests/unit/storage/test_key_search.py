@@ -13,7 +13,7 @@ from raymq.storage.log import message_reader
 from raymq.storage.records import record as layout
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
-from tests.store_records import EXPIRING, append, make_record
+from tests.store_records import EXPIRING, SMALL, append, make_record
 
 START_MS = 1_700_000_000_000
 EVER_MS = 1 << 60
@@ -223,3 +223,16 @@ def test_search_stops_at_its_limits(
     max_bytes = None if of_bytes is None else int(of_bytes * len(make_record(b"00", keys="hot")))
     found = run_steps(store.search("orders", "hot", 0, EVER_MS, most, max_bytes))
     assert numbers(found) == list(range(19, 19 - expected, -1))
+
+
+def test_index_file_lost_before_the_first_checkpoint_is_rebuilt(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, replace(SMALL, flush_interval_ms=10_000_000))
+    for number in range(50):
+        append(store, make_record(b"body", keys=f"k{number}"))
+    store._flusher.stop()
+    store._abandon()
+    first, second = sorted((tmp_path / "index").iterdir())
+    assert second.exists()
+    first.unlink()
+    with Store.open(tmp_path, SMALL) as store:
+        assert [len(store.query("orders", f"k{number}", 0, 1 << 62, 9)) for number in range(50)] == [1] * 50
