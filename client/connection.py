@@ -16,10 +16,9 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 from weakref import WeakMethod
 
@@ -256,35 +255,20 @@ class Connection(Closeable):
                 raise ClientClosed("the connection to the cluster was closed") from None
             raise
 
-    async def arun(self, coroutine: Coroutine[Any, Any, _T], under_way: set[Future[Any]] | None = None) -> _T:
+    async def arun(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Await a coroutine on the background loop, from any event loop.
 
-        If the caller is cancelled, so is the coroutine. Until the coroutine has ended, a future in the set `under_way`
-        represents it, unless the caller is on the background loop. Raise ClientClosed after `close()`.
+        If the caller is cancelled, so is the coroutine. Raise ClientClosed after `close()`.
         """
         if asyncio.get_running_loop() is self.loop:
             return await coroutine
         try:
-            return await asyncio.wrap_future(self._submit_among(under_way, coroutine))
+            return await asyncio.wrap_future(self.submit(coroutine))
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._closed and (caller is None or not caller.cancelling()):
                 raise ClientClosed("the connection to the cluster was closed") from None
             raise
-
-    def _submit_among(self, under_way: set[Future[Any]] | None, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
-        if under_way is None:
-            return self.submit(coroutine)
-        ended: Future[None] = Future()
-        leave = partial(_leave, under_way, ended)
-        try:
-            under_way.add(ended)  # before the submit: the message may be stored before the next line runs
-            working = self.submit(coroutine)
-            working.add_done_callback(leave)
-        except BaseException:  # also an error that a signal handler raises: no caller waits for the coroutine then
-            leave()
-            raise
-        return working
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine on the background loop and return its future.
@@ -349,14 +333,10 @@ class Connection(Closeable):
 
         Called inside the listener of one of its consumers, it returns at once, like `PushConsumer.shutdown`: the
         running listener call ends as usual, its result counts, and the connection is closed after it on another thread.
-        The same holds inside a signal handler that interrupted a send that gathers messages.
         """
         if self._closed:
             return
         clients = list(self._clients)
-        if any(getattr(client, "is_interrupted", False) for client in clients):
-            threading.Thread(target=self._close_clients, args=(clients,), name="raymq-close").start()
-            return
         calling: list[Any] = [client for client in clients if getattr(client, "is_calling", False)]
         if calling:
             for consumer in calling:
@@ -481,12 +461,6 @@ def _check_not_patched() -> None:
             f"{' and '.join(patched)} patched",
             remedy="patch the rest: monkey.patch_all(thread=False, select=False)",
         )
-
-
-def _leave(under_way: set[Future[Any]], ended: Future[None], _: object = None) -> None:
-    under_way.discard(ended)
-    with contextlib.suppress(InvalidStateError):  # it was left before
-        ended.set_result(None)
 
 
 def _close_together(clients: list[CloseableClient]) -> None:

@@ -9,7 +9,6 @@ What is in it, in the order to read it:
     batcher: gather messages so that they are sent together.
     body_limits: how long a message body may be.
     keyed_mutex, queue_accumulator: send the batches of one queue one after the other.
-    stack_frames: find the producer calls that threads are in.
     sent_results: turn the brokers' responses into results.
     message_recall: withdraw delayed messages.
     transaction: messages that are visible when they are committed; transaction_responder: answers brokers' checks.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -44,11 +43,15 @@ from raymq.client.produce.message_encoder import encode_messages, packed_host
 from raymq.client.produce.outbox import QUEUE_ERRORS, belongs_in_outbox
 from raymq.client.produce.queue_accumulator import Encoded, QueueAccumulator
 from raymq.client.produce.sent_results import results_of
-from raymq.client.produce.stack_frames import is_in_call
 from raymq.storage.records import native_kernels
 
 #: A batch of this size is sent at once.
 BATCH_BYTES: Final = 1 << 20
+#: Why a send was refused in a signal handler.
+SEND_IN_HANDLER: Final = (
+    "a signal handler that has interrupted a send cannot send on the same thread: "
+    "set a threading.Event in the handler, and send when the program sees it"
+)
 #: The approximate size of a record without its body, used only for the bounds.
 _OVERHEAD_BYTES: Final = 192
 
@@ -95,7 +98,7 @@ class Batcher:
         self._batch_bytes = min(BATCH_BYTES, buffer_bytes)
         self._limits = BodyLimits(mq)
         self._block = when_full == "block"
-        #: Reentrant: a signal handler may send on the thread that it has interrupted here.
+        #: Reentrant: a signal handler may close the producer on the thread that it has interrupted here.
         self._lock = threading.RLock()
         self._answered = threading.Condition(self._lock)
         #: The open batches. Messages can be sent together if they have the same topic and terms, and all or none of
@@ -107,6 +110,8 @@ class Batcher:
         self._gathered: set[MessageBatch] = set()
         self._taken_bytes = 0
         self._closed = False
+        #: The threads that are in the part of `add` that holds the lock.
+        self._adding_threads: set[int] = set()
         #: The batches that the loop is sending.
         self._sending: dict[MessageBatch, asyncio.Task[None]] = {}
         #: Sends the batches of one queue one after the other: the order of sending is the order of delivery.
@@ -130,6 +135,7 @@ class Batcher:
         Raises:
             BufferFull: there was no room for the message, at once or within its time budget.
             ClientClosed: `close` was called.
+            NotStored: the caller is a signal handler that has interrupted this method.
         """
         kernels = native_kernels.kernels
         if kernels is not None and terms is None and self._taken_bytes < self._buffer_bytes:
@@ -142,31 +148,38 @@ class Batcher:
         topic = message.topic
         key = topic if terms is None else (topic, terms, sharding_key is not None)
         size = len(message.body) + _OVERHEAD_BYTES
-        with self._lock:
-            if self._closed:
-                raise ClientClosed("the producer is closed")
-            if self._taken_bytes >= self._buffer_bytes:
-                self._wait_for_room((terms or self._usual_terms).timeout)
-            while True:
-                batch = self._open.get(key)
-                if batch is None or batch.is_taken:
-                    batch = self._begin(key, topic, terms)
-                index = batch.count
-                delivery = PendingResult(batch, index)
-                # Interrupts and signal handlers run only after calls. From here to the end of the loop there is one
-                # call, its last step. So a handler that sends or closes, and an interrupted caller, find either nothing
-                # of this message or all of it.
-                if batch.count != index or batch.is_taken:
-                    continue
-                batch.count = index + 1
-                batch.bytes += size
-                if sharding_key is not None:
-                    batch.sharding_keys += (sharding_key,)
-                batch.messages.append(message)
-                break
-            if batch.bytes >= self._batch_bytes:
-                self._take(batch)
-        return delivery
+        thread = threading.get_ident()
+        if thread in self._adding_threads:
+            raise NotStored(SEND_IN_HANDLER)
+        try:
+            self._adding_threads.add(thread)
+            with self._lock:
+                if self._taken_bytes >= self._buffer_bytes:
+                    self._wait_for_room((terms or self._usual_terms).timeout)
+                while True:
+                    if self._closed:
+                        raise ClientClosed("the producer is closed")
+                    batch = self._open.get(key)
+                    if batch is None or batch.is_taken:
+                        batch = self._begin(key, topic, terms)
+                    index = batch.count
+                    delivery = PendingResult(batch, index)
+                    # Interrupts and signal handlers run only after calls. From here to the end of the loop there is one
+                    # call, its last step. So a handler that closes, and an interrupted caller, find either nothing of
+                    # this message or all of it.
+                    if batch.count != index or batch.is_taken:
+                        continue
+                    batch.count = index + 1
+                    batch.bytes += size
+                    if sharding_key is not None:
+                        batch.sharding_keys += (sharding_key,)
+                    batch.messages.append(message)
+                    break
+                if batch.bytes >= self._batch_bytes:
+                    self._take(batch)
+            return delivery
+        finally:
+            self._adding_threads.discard(thread)
 
     def _begin(self, key: _Key, topic: str, terms: SendParameters | None) -> MessageBatch:
         """Open a batch, which the loop takes in time even if the caller is interrupted.
@@ -175,12 +188,15 @@ class Batcher:
         """
         batch = MessageBatch(topic, terms or self._usual_terms, self._mq.callbacks)
         self._gathered.add(batch)
-        self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
+        try:
+            self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
+        except RuntimeError:  # a signal handler has closed the connection
+            raise ClientClosed("the connection to the cluster was closed") from None
         lane = _lane(key)
-        # A signal handler may open a batch, too. Which one is the lane's last is decided in one atomic step.
-        while lane is not None and (before := self._last.setdefault(lane, batch)) is not batch:
-            self._take(before)  # later messages on its terms come after this batch
-            self._take(self._last.pop(lane))
+        if lane is not None:
+            if (before := self._last.get(lane)) is not None:
+                self._take(before)  # later messages on its terms come after this batch
+            self._last[lane] = batch
         self._open[key] = batch
         return batch
 
@@ -213,14 +229,6 @@ class Batcher:
         self.begin_close()
         return self.flush(timeout)
 
-    @property
-    def is_interrupted(self) -> bool:
-        """Return True if the calling thread holds the lock in an interrupted call.
-
-        The caller is then a signal handler that must not wait for the lock.
-        """
-        return is_in_call(inspect.currentframe(), _LOCKING, self)
-
     def _wait_for_room(self, timeout: float) -> None:
         """Wait for room in the buffer.
 
@@ -250,7 +258,8 @@ class Batcher:
         if not batch.is_taken:
             batch.is_taken = True  # first: until then messages are added without the lock
             self._taken_bytes += batch.bytes
-        self._mq.loop.call_soon_threadsafe(self._start, batch)
+        with contextlib.suppress(RuntimeError):  # a signal handler has sent it and closed the connection
+            self._mq.loop.call_soon_threadsafe(self._start, batch)
 
     # -- on the event loop ---------------------------------------------------------------------------------------
 
@@ -540,10 +549,6 @@ def _lane(key: _Key) -> _Lane | None:
         return None
     topic, terms, have_sharding_keys = key
     return (topic, terms.queue) if have_sharding_keys or terms.queue is not None else None
-
-
-#: The methods that hold the lock on a caller's thread.
-_LOCKING: Final = {Batcher.add.__code__, Batcher.flush.__code__, Batcher.begin_close.__code__}
 
 
 def _left(terms: SendParameters, began: float) -> float:

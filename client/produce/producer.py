@@ -7,8 +7,8 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 from raymq.actors.errors import (
     ClientClosed,
     InvalidInput,
+    NotStored,
     OutcomeUnknown,
     RayMQError,
     WrongType,
@@ -35,6 +36,7 @@ from raymq.client.client_base import ClientBase, check_connection
 from raymq.client.connection import Connection
 from raymq.client.fork_hooks import keep_for_parent, register_child_reset
 from raymq.client.message import Message, key_numbers
+from raymq.client.produce.batcher import SEND_IN_HANDLER
 from raymq.client.produce.body_limits import BodyLimits
 from raymq.client.produce.message_batch import PendingResult
 from raymq.client.produce.message_encoder import (
@@ -60,7 +62,6 @@ from raymq.client.produce.sent_results import (
     results_of,
     table_error,
 )
-from raymq.client.produce.stack_frames import is_in_call_elsewhere, is_in_call_here
 from raymq.client.results import SendResult, TableResult
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 #: How many parts of one call are in flight at a time if no order has to be kept: one on the wire, one in the broker.
 _PARTS_AHEAD: Final = 2
+#: How many seconds the connection's loop may take to begin a call.
+_LOOP_SECONDS: Final = 1.0
 #: How often `close` checks whether the sends of other threads have ended.
 _LOOK_SECONDS: Final = 0.005
 _topic = attrgetter("topic")
@@ -151,13 +154,15 @@ class Producer(ClientBase):
         #: it may be this one.
         self._closer: int | None = None
         self._ended = False
-        #: Sends in the background, for which no thread waits.
-        self._under_way: set[Future[Any]] = set()
+        #: The threads that are in a blocking send.
+        self._sending_threads: set[int] = set()
+        #: One future for each send that the connection's loop carries out. Used on the loop only.
+        self._under_way: set[asyncio.Future[None]] = set()
         if outbox is not None:
             OutboxFile(outbox).close()  # raises an error now if the file cannot be used
         #: None in a forked child until its first send.
         self._made: SendPipeline | None = None
-        #: Reentrant: a signal handler may send on the thread that it has interrupted here.
+        #: Reentrant: a signal handler may interrupt the thread that holds it, and send.
         self._making = threading.RLock()
         self._make_paths()
         self._checker = transaction_checker
@@ -175,7 +180,8 @@ class Producer(ClientBase):
         """Send one message and wait for the result, with its queue and offset.
 
         Raises:
-            NotStored, OutcomeUnknown: the send failed; `.attempts` lists every attempt.
+            NotStored, OutcomeUnknown: the send failed; `.attempts` lists every attempt. NotStored without an attempt:
+                a signal handler called it that has interrupted a send on the same thread.
             InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, ClientClosed: nothing was stored.
         """
         if self._closed:
@@ -184,8 +190,12 @@ class Producer(ClientBase):
             arguments.instance("message", message, Message)
         delayed = message.is_delayed
         terms = self._terms(message, options) if options or delayed else self._plain_terms
-        direct, mq = (self._made or self._make_paths()).one_by_one, self._mq
-        try:
+        thread = threading.get_ident()
+        if thread in self._sending_threads:
+            self._check_may_send()
+        try:  # as `_blocking_send`, which would take a microsecond
+            self._sending_threads.add(thread)
+            direct, mq = (self._made or self._make_paths()).one_by_one, self._mq
             if direct is None or mq.is_on_loop:
                 return mq.run(self._send_one(self._paths.sends, message, terms))
             record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host))
@@ -194,6 +204,8 @@ class Producer(ClientBase):
             return result_of_one(direct.send_one(message.topic, record, terms), message.unique_key)
         except ClientClosed as error:
             raise _broken_off() from error
+        finally:
+            self._sending_threads.discard(thread)
 
     async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """Do `send` for asyncio code, on any event loop.
@@ -206,7 +218,7 @@ class Producer(ClientBase):
             return await (asyncio.wrap_future(sent) if not isinstance(sent, PendingResult) else sent.outcome())
         terms = self._terms(message, options)
         try:
-            return await self._mq.arun(self._send_one(self._paths.sends, message, terms), self._under_way)
+            return await self._mq.arun(self._send_one(self._paths.sends, message, terms))
         except ClientClosed as error:
             raise _broken_off() from error
 
@@ -266,7 +278,8 @@ class Producer(ClientBase):
         parts = message_parts(messages, numbers, self._born_host())
         outcomes: list[tuple[int, PartOutcome]] = []
         try:
-            self._send_parts(messages[0].topic, parts, terms, outcomes)
+            with self._blocking_send():
+                self._send_parts(messages[0].topic, parts, terms, outcomes)
         except RayMQError as error:
             raise _failed_batch(error, outcomes, numbers) from error
         return BatchResults([sent for _, sent in outcomes if isinstance(sent, SendOutcome)], numbers)
@@ -275,7 +288,7 @@ class Producer(ClientBase):
         """Do `send_batch` for asyncio code, on any event loop."""
         terms = self._batch_terms(messages, options)
         try:
-            return await self._mq.arun(self._send_batch(self._paths.sends, messages, terms), self._under_way)
+            return await self._mq.arun(self._send_batch(self._paths.sends, messages, terms))
         except ClientClosed as error:
             raise _broken_off() from error
 
@@ -301,7 +314,7 @@ class Producer(ClientBase):
             OutcomeUnknown, PartlyStored, NotStored: as `send_batch`; `.results` has an entry per part, with `.rows`.
             As `send` besides.
         """
-        self._check_open()
+        self._check_may_send()
         terms = self._defaults.terms(check_sendable(topic), options)
         host = self._mq.pool.local_host
         rows = arrow_table(table)
@@ -309,7 +322,8 @@ class Producer(ClientBase):
         outcomes: list[tuple[int, PartOutcome]] = []
         first_keys: list[str] = []
         try:
-            self._send_parts(topic, encoded.noting_first_keys(first_keys), terms, outcomes)
+            with self._blocking_send():
+                self._send_parts(topic, encoded.noting_first_keys(first_keys), terms, outcomes)
         except RayMQError as error:
             if not outcomes:
                 raise
@@ -424,10 +438,9 @@ class Producer(ClientBase):
         Return False if `timeout` seconds were not enough.
         """
         deadline = time.monotonic() + arguments.duration("timeout", timeout)
-        batcher = self._paths.batcher
+        batcher = None if self._made is None else self._made.batcher
         answered = batcher is None or batcher.flush(timeout)
-        pending = wait(list(self._under_way), max(0.0, deadline - time.monotonic())).not_done
-        return answered and not pending
+        return self._drain(deadline - time.monotonic()) and answered
 
     async def aflush(self, timeout: float = 10.0) -> bool:
         """Do `flush` for asyncio code."""
@@ -437,16 +450,12 @@ class Producer(ClientBase):
         """Reject new messages, send the gathered ones and wait for all responses.
 
         The wait takes at most `timeout` seconds. Messages without a response by then go into the outbox, if there is
-        one, within a few seconds more. If another thread is closing the producer already, this call waits for it. A
-        signal handler that has interrupted that very call does not wait. If a signal handler has interrupted the
-        beginning of a background send, this call returns at once, and a thread closes the producer afterwards.
+        one, within a few seconds more. If another thread is closing the producer already, this call waits for it. In a
+        signal handler it does not wait for the send or the close that the handler has interrupted.
         """
         arguments.duration("timeout", timeout)
         self._closed = True
         if self._closer == threading.get_ident():
-            return
-        if self.is_interrupted:
-            threading.Thread(target=self.close, args=(timeout,), name="raymq-close").start()
             return
         if self._closing.acquire(timeout=timeout + 2 * OUTBOX_SECONDS):
             self._closer = threading.get_ident()
@@ -457,15 +466,6 @@ class Producer(ClientBase):
             finally:
                 self._closer = None
                 self._closing.release()
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Return True if the caller is a signal handler that interrupted a send's beginning.
-
-        Work for which such a handler waits goes on only after the handler has returned.
-        """
-        batcher = self._made.batcher if self._made is not None else None
-        return is_in_call_here(_BEGINNING, self) or (batcher is not None and batcher.is_interrupted)
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
         """Start to close and return a function that waits for the end of it.
@@ -489,11 +489,39 @@ class Producer(ClientBase):
         deadline = time.monotonic() + timeout
         if paths is not None and paths.batcher is not None:
             paths.batcher.close(timeout)
-        wait(list(self._under_way), max(0.0, deadline - time.monotonic()))
-        while time.monotonic() < deadline and is_in_call_elsewhere(_BLOCKING, self):
+        self._drain(deadline - time.monotonic())
+        me = {threading.get_ident()}
+        while time.monotonic() < deadline and self._sending_threads - me:
             time.sleep(_LOOK_SECONDS)
         if paths is not None:
             paths.close_outbox(self._mq, max(0.0, deadline - time.monotonic()))
+
+    def _drain(self, timeout: float) -> bool:
+        """Wait for the sends that the connection's loop has been given; return False if it takes longer."""
+        if self._mq.loop_thread is None:
+            return True  # it was given none
+        timeout = max(0.0, timeout)
+        try:
+            return self._mq.run(self._all_ended(timeout), timeout + _LOOP_SECONDS)
+        except ClientClosed:
+            return True
+        except TimeoutError:
+            return False
+
+    async def _all_ended(self, timeout: float) -> bool:
+        pending = list(self._under_way)
+        return not pending or not (await asyncio.wait(pending, timeout=timeout))[1]
+
+    @contextlib.contextmanager
+    def _is_under_way(self) -> Iterator[None]:
+        """Note on the loop that a send is under way, until the end of the block."""
+        ended = asyncio.get_running_loop().create_future()
+        self._under_way.add(ended)
+        try:
+            yield
+        finally:
+            self._under_way.discard(ended)
+            ended.set_result(None)
 
     @property
     def _paths(self) -> SendPipeline:
@@ -507,11 +535,7 @@ class Producer(ClientBase):
     def _make_paths(self) -> SendPipeline:
         with self._making:  # a second thread would create a pipeline that is never closed
             if self._made is None:
-                created = SendPipeline.make(self._mq, self._options, self._defaults, owner=self)
-                if self._made is None:
-                    self._made = created
-                else:  # a signal handler created another pipeline meanwhile, which is in use
-                    created.start_outbox_close(self._mq)  # type: ignore[unreachable]
+                self._made = SendPipeline.make(self._mq, self._options, self._defaults, owner=self)
             return self._made
 
     def _reset_in_child(self) -> None:
@@ -519,18 +543,34 @@ class Producer(ClientBase):
         keep_for_parent(self._made)  # the pipeline may hold an open outbox file
         self._made = None
         self._making = threading.RLock()
+        self._sending_threads = set()
         self._under_way = set()
         self._closing = threading.Lock()
         self._closer = None
         self._responder = None
         self._mq.adopt(self)
 
-    def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> SendParameters:
+    def _check_may_send(self) -> None:
         self._check_open()
+        if threading.get_ident() in self._sending_threads:
+            raise NotStored(SEND_IN_HANDLER)
+
+    @contextlib.contextmanager
+    def _blocking_send(self) -> Iterator[None]:
+        """Note that the calling thread is in a blocking send, until the end of the block."""
+        thread = threading.get_ident()
+        try:
+            self._sending_threads.add(thread)
+            yield
+        finally:
+            self._sending_threads.discard(thread)
+
+    def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> SendParameters:
+        self._check_may_send()
         return self._defaults.terms(message.topic, options, delayed=message.is_delayed, in_background=in_background)
 
     def _batch_terms(self, messages: Sequence[Message], options: Any) -> SendParameters:
-        self._check_open()
+        self._check_may_send()
         try:
             topics, delayed = set(map(_topic, messages)), any(map(_is_delayed, messages))
         except (AttributeError, TypeError):
@@ -594,40 +634,27 @@ class Producer(ClientBase):
     ) -> Sequence[SendResult]:
         numbers = key_numbers(messages)
         topic, parts = messages[0].topic, message_parts(messages, numbers, self._born_host())
-        terms = await self._limits.acheck(topic, parts, terms)
         outcomes: list[tuple[int, PartOutcome]] = []
-        for part in parts:
-            try:
-                sent = await sends.send(topic, part.records, part.sizes, terms)
-            except RayMQError as error:
-                outcomes.append((len(part.sizes), error))
-                raise _failed_batch(error, outcomes, numbers) from error
-            outcomes.append((len(part.sizes), sent))
+        with self._is_under_way():
+            terms = await self._limits.acheck(topic, parts, terms)
+            for part in parts:
+                try:
+                    sent = await sends.send(topic, part.records, part.sizes, terms)
+                except RayMQError as error:
+                    outcomes.append((len(part.sizes), error))
+                    raise _failed_batch(error, outcomes, numbers) from error
+                outcomes.append((len(part.sizes), sent))
         return BatchResults([sent for _, sent in outcomes if isinstance(sent, SendOutcome)], numbers)
 
     def _in_background(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         future: CallbackFuture[_T] = CallbackFuture(self._mq.callbacks)
-        self._under_way.add(future)
-        try:
-            working = self._mq.submit(coroutine)
-        except BaseException:
-            self._under_way.discard(future)
-            raise
-        working.add_done_callback(partial(self._settle, future))
+        self._mq.submit(coroutine).add_done_callback(partial(_settle, future))
         return future
 
-    def _settle(self, future: Future[_T], working: Future[_T]) -> None:
-        self._under_way.discard(future)
-        if working.cancelled():
-            future.set_exception(OutcomeUnknown("closed before an answer came"))
-        elif (error := working.exception()) is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(working.result())
-
     async def _send_one(self, sends: RecordSender, message: Message, terms: SendParameters) -> SendResult:
-        records, sizes = encode_messages([message], [message.unique_key], self._born_host())
-        return _result(message, await sends.send(message.topic, records, sizes, terms))
+        with self._is_under_way():
+            records, sizes = encode_messages([message], [message.unique_key], self._born_host())
+            return _result(message, await sends.send(message.topic, records, sizes, terms))
 
     async def _check_queue(self, queue: MessageQueue, timeout: float) -> None:
         """Raise QueueNotFound if the routes, refreshed if necessary, do not have the queue.
@@ -651,10 +678,13 @@ class Producer(ClientBase):
             return
 
 
-#: The methods that wait for a response on the calling thread, and those that only begin a send there.
-_BLOCKING: Final = {Producer.send.__code__, Producer.send_batch.__code__, Producer.send_table.__code__}
-_sending = (Producer.asend, Producer.asend_batch, Producer.send_async, Producer.send_oneway)
-_BEGINNING: Final = {each.__code__ for each in _sending}
+def _settle(future: Future[_T], working: Future[_T]) -> None:
+    if working.cancelled():
+        future.set_exception(OutcomeUnknown("closed before an answer came"))
+    elif (error := working.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(working.result())
 
 
 def _broken_off() -> OutcomeUnknown:

@@ -52,6 +52,7 @@ def batch(*messages: Message) -> Callable[[], object]:
     class Unconnected(Producer):
         def __init__(self) -> None:
             self._closed = False
+            self._sending_threads = set()
             self._defaults = DEFAULTS
 
     return lambda: Unconnected()._batch_terms(messages, {})
