@@ -70,9 +70,7 @@ HANDLER_SENDS = """
     ("send", "options"),
     [("send", ""), ("send", "idempotent=True"), ("send_async", "linger=0.005"), ("send_async", "")],
 )
-def test_send_in_handler_is_refused_or_gathered(
-    services: Services, admin: Admin, send: str, options: str
-) -> None:
+def test_send_in_handler_is_refused_or_gathered(services: Services, admin: Admin, send: str, options: str) -> None:
     """The handler waited for locks held by its own thread: the program hung for ever, whatever its timeouts."""
     del admin
     program = textwrap.dedent(HANDLER_SENDS).format(send=send, options=options)
