@@ -41,6 +41,7 @@ from tests.faulty_calls import FaultyCalls
 from tests.fuzz.copies import Copy
 from tests.fuzz.histories import TOPICS, Deletion, Message
 from tests.fuzz.seeds import seeded, try_each
+from tests.state_journals import wait_for_compaction
 from tests.state_shipping import state_of
 from tests.store_records import SMALL, append, make_record, write_entries
 
@@ -170,6 +171,7 @@ class RoleChangesFuzz:
         self._hear(copy)
 
     def _catch_up(self, copy: Copy) -> None:
+        wait_for_compaction(self.store)  # else its files come after the copy has everything
         try:
             self._lines[copy].all()
         except MessageExpired:
