@@ -182,7 +182,7 @@ class RocketMQFiles:
     def _export(self) -> None:
         for file in self._files:
             is_of_delays = file.table is self._tables.delay_offsets
-            content_of = self._settled_delays if is_of_delays else self._newest_of(file.table)
+            content_of = self._settled_delays if is_of_delays else self._newest_change(file.table)
             if self._exported.get(file.name) == content_of:
                 continue
             content = file.encode()
@@ -193,6 +193,10 @@ class RocketMQFiles:
             fileutil.make_folder(self._config)
             fileutil.replace(self._config / file.name, json_file.with_checksum(content.encode()))
             self._exported[file.name] = content_of
+
+    def _newest_change(self, table: JournaledTable) -> int:
+        """Return the number of the newest event that has changed a table; the deletion of a topic changes many."""
+        return max(self._newest_of(table), self._newest_of(self._tables.deleted_topics))
 
     def _encoded_consumers(self) -> str:
         """Return the content of RocketMQ's file of consumers' offsets.

@@ -73,9 +73,16 @@ def _fill(
             files.begin_export()()
             format_1.remove(paths)
     elif events := files.foreign_events(has_tables=journal.has_events, is_lost=loaded.is_salvaged):
-        journal.change(events)
+        if journal.has_events:
+            journal.change(events)
+        else:  # a snapshot, all or nothing: after the first event the files would not be read again
+            for table, fields in events:
+                table.apply(fields)
         if writable:
-            journal.sync()
+            if journal.has_events:
+                journal.sync()
+            else:
+                journal.compact()
             files.begin_export()()
 
 

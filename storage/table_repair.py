@@ -9,6 +9,7 @@ writes them again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,11 +19,12 @@ from typing import Any, Final
 from raymq.storage import store_paths as layout
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.directory_format import check_format
-from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed
+from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreError, StoreFailed
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.journal import journal_files
 from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.state import sequence_file
+from raymq.storage.state_opening import open_state
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.broker_identity import read_port_epoch
 from raymq.storage.tables.dynamic_config import read_broker_config
@@ -35,6 +37,7 @@ from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
 _RETRY_PREFIX: Final = "%RETRY%"
 #: How many changes that cannot be applied are named.
 _NAMED_CHANGES: Final = 10
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +176,16 @@ def _repaired_state(paths: StorePaths, broken: BrokenTable) -> BrokenTable:
     fileutil.make_folder(folder)
     for path in fileutil.paths_in(paths.state_journal):
         _set_aside(path, folder / path.name)
-    journal = StateJournal(paths.state_journal, StateTables().all(), writable=True)
+    journal, _ = open_state(paths, StateTables(), _log_failure, writable=True)
     try:
         journal.compact()
     finally:
         journal.close(compact=False)
     return replace(broken, set_aside=(str(folder),))
+
+
+def _log_failure(error: StoreError) -> None:
+    _log.error("%s", error)
 
 
 def _set_aside(path: Path, copy: Path) -> None:

@@ -15,6 +15,8 @@ from typing import Any, Final
 import msgpack
 
 HEAD: Final = struct.Struct(">II")
+#: No payload is longer. A frame that claims to end at most so many bytes behind the file was not written to its end.
+MAX_PAYLOAD_BYTES: Final = 16 << 20
 #: The first byte of a payload: msgpack's lists of 1 to 15 members.
 _LIST: Final = re.compile(rb"[\x91-\x9f]")
 
@@ -27,7 +29,7 @@ class DecodedFrames:
         entries: the entries of the frames up to the first damage.
         behind: the entries of the readable frames after the first damage.
         damage: the begin and end of each range of bytes without a valid frame that is followed by a frame, or that ends
-            with the file like a whole frame.
+            with the file like a whole frame. A frame with one wrong byte in its length is damage, too, but it is read.
         length: the end of the last frame or damage. The bytes after it are the beginning of an incomplete frame.
         last: the begin of the last frame or damage.
     """
@@ -59,20 +61,28 @@ def decode_frames(content: bytes) -> DecodedFrames:
     found = DecodedFrames()
     at = 0
     while at < len(content):
-        end = _end_of(content, at)
+        end, is_sound = _end_of(content, at), True
         if end is None:
-            following = _next(content, at)
-            if following is None:
-                break
-            found.damage.append((at, following))
-            found.last, at = at, following
-            found.length = at
-            continue
-        payload = content[at + HEAD.size : end]
-        (found.behind if found.damage else found.entries).append(tuple(msgpack.unpackb(payload)))
+            end, is_sound = _corrected_end(content, at), False
+        entry = None if end is None else _decode(content[at + HEAD.size : end])
+        if end is None:
+            end = _next(content, at)
+        if end is None:
+            break
+        if entry is None or not is_sound:
+            found.damage.append((at, end))
+        if entry is not None:
+            (found.behind if found.damage else found.entries).append(entry)
         found.last, at = at, end
         found.length = at
     return found
+
+
+def _decode(payload: bytes) -> tuple[Any, ...] | None:
+    try:
+        return tuple(msgpack.unpackb(payload))
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
 
 
 def _end_of(content: bytes, at: int) -> int | None:
@@ -85,12 +95,30 @@ def _end_of(content: bytes, at: int) -> int | None:
     return end if is_whole and zlib.crc32(memoryview(content)[at + HEAD.size : end]) == crc else None
 
 
+def _corrected_end(content: bytes, at: int) -> int | None:
+    """Return the end of the frame at `at` if its checksum fits with one byte of its length changed, else None."""
+    if at + HEAD.size > len(content):
+        return None
+    length, crc = HEAD.unpack_from(content, at)
+    begin = at + HEAD.size
+    for shift in (0, 8, 16, 24):
+        others = int(length) & ~(0xFF << shift)
+        for byte in range(0x100):
+            end = begin + others + (byte << shift)
+            if begin < end <= len(content) and zlib.crc32(memoryview(content)[begin:end]) == crc:
+                return end
+    return None
+
+
 def _next(content: bytes, damaged: int) -> int | None:
     """Return the position after the damaged frame at which reading continues.
 
-    Return None if the frame is incomplete and the last one.
+    Return None if the frame is incomplete and the last one. Then its bytes are not searched for frames: a client
+    decides what they are.
     """
     claimed = damaged + HEAD.size + int.from_bytes(content[damaged : damaged + 4], "big")
+    if len(content) < claimed <= len(content) + MAX_PAYLOAD_BYTES:
+        return None
     if damaged + HEAD.size < claimed < len(content) and _end_of(content, claimed) is not None:
         return claimed
     following = next((at for at in _possible(content, damaged + 1) if _end_of(content, at) is not None), None)

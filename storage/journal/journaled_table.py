@@ -24,6 +24,9 @@ class EventJournal(Protocol):
     def sync(self, number: int | None = None) -> None:
         """Wait until the event, or all events so far, are on disk."""
 
+    def newest_of(self, table: JournaledTable) -> int:
+        """Return the number of a table's newest event; 0 if it has had none since the opening."""
+
 
 class JournaledTable(ABC):
     """One table of a store's state.
@@ -106,3 +109,14 @@ class JournaledTable(ABC):
         numbers = [self.record(*fields) for fields in events]
         if numbers and journal is not None:
             journal.sync(numbers[-1])
+
+    def sync(self) -> None:
+        """Wait until the table's events are on disk, also those that the start has read.
+
+        For calls that find their change made already: the one that made it may have failed in its sync.
+
+        Raises:
+            StoreBusy, StoreFull, StoreFailed: as `StateJournal.sync`.
+        """
+        if self.journal is not None:
+            self.journal.sync(max(1, self.journal.newest_of(self)))

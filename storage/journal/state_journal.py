@@ -168,8 +168,7 @@ class StateJournal:
                 except BaseException:
                     self._length -= len(frames)
                     self._torn = True
-                    with contextlib.suppress(StoreError):  # tried again before the next write
-                        self._cut()
+                    self._revoke()
                     raise
             self.last = self._newest[table.NUMBER] = number
             table.apply(fields)
@@ -191,6 +190,18 @@ class StateJournal:
             raise
         failpoint("state.after_write")
         self._length += len(frames)
+
+    def _revoke(self) -> None:
+        """Cut off a written event, also on disk: a sync of another thread may have taken it there."""
+        try:
+            self._cut()
+        except StoreError:
+            return  # tried again before the next write
+        try:
+            fileutil.fdatasync(self._fd, self._path)
+        except StoreError as error:
+            self._failure = error
+            self._on_failure(error)
 
     def _cut(self) -> None:
         """Cut off an incomplete or revoked event, because no event after it could be found."""
@@ -292,10 +303,12 @@ class StateJournal:
 
     def _begin_file(self) -> None:
         """Append to a new file, unless the present one has no events."""
-        if self._first == self.last + 1:
-            return
         if self._torn:
             self._cut()
+        if self._length == 0:
+            return
+        if self._first == self.last + 1:
+            self.last += 1  # all events of the file are damaged: the new one must not get its name
         path = journal_files.journal_path(self.folder, self.last + 1)
         fd = fileutil.open_for_append(path)
         fileutil.close(self._fd)
@@ -365,6 +378,9 @@ class StateJournal:
         with self._appending:
             for table in self._tables.values():
                 table.journal = None
+            if self._fd >= 0 and self._torn:
+                with contextlib.suppress(StoreError):
+                    self._cut()
             if self._fd >= 0:
                 fileutil.close(self._fd)
             self._fd = -1

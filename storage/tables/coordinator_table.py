@@ -69,6 +69,7 @@ class CoordinatorTable(JournaledTable):
         check_broker_name(coordinator)
         known = self.find(kind, key)
         if known is not None:
+            self.sync()
             return known
         if len(self._homes) >= self._most:
             raise InvalidInput("key", f"one of at most {self._most} keys with a coordinator", key)

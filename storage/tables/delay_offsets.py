@@ -25,8 +25,8 @@ class DelayOffsets(JournaledTable):
     again. So a start has to know the commits of copies that may not have been on disk: until the log is flushed up to
     a commit's `log_end`, the commit is `_unflushed`, and snapshots hold it as a commit and not as a settled offset.
 
-    Events: [level, offset, log end] for a commit, [level, offset] for a settled offset, [level] to remove it, [0, log
-    end] for the settled log end.
+    Events: [level, offset, log end] for a commit, [level, offset, log end, 1] for one behind lost events, [level,
+    offset] for a settled offset, [level] to remove it, [0, log end] for the settled log end.
 
     Used by the store's thread.
 
@@ -109,7 +109,8 @@ class DelayOffsets(JournaledTable):
             self._offsets[level] = self._settled[level] = rest[0]
             self._drop_commits(level)
         else:
-            offset, log_end = rest
+            offset, log_end, *is_after_loss = rest
+            counts = counts and not is_after_loss
             self._offsets[level] = offset
             if counts:
                 self._log_end = log_end
@@ -137,8 +138,8 @@ class DelayOffsets(JournaledTable):
         unflushed = tuple(self._unflushed)
         yield _ALL, self._settled_log_end
         yield from self._settled.copy().items()
-        for level, offset, log_end, _ in unflushed:
-            yield level, offset, log_end
+        for level, offset, log_end, counts in unflushed:
+            yield (level, offset, log_end) if counts else (level, offset, log_end, 1)
 
     def clamp(self, bounds: RecoveryBounds) -> Iterator[Fields]:
         """Drop the commits made when the log reached further, and limit offsets to the queues' maxima."""

@@ -26,6 +26,7 @@ class DeletedTopics(JournaledTable):
     """
 
     NUMBER: ClassVar = 1
+    COPIES: ClassVar = 2
 
     def __init__(self, others: Sequence[JournaledTable]) -> None:
         """Keep the tables that forget a deleted topic."""

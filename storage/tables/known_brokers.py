@@ -53,6 +53,7 @@ class KnownBrokers(JournaledTable):
         if len(self._known.keys() | news.keys()) > self._most and news:
             raise InvalidInput("broker", f"one of at most {self._most}", ", ".join(sorted(news))[:200])
         self.record_durably(*news.items())
+        self.sync()
 
     def forget(self, name: str) -> None:
         """Remove a broker that was permanently removed from the cluster.
@@ -61,6 +62,7 @@ class KnownBrokers(JournaledTable):
         """
         if name in self._known:
             self.record_durably([name])
+        self.sync()
 
     def apply(self, fields: Fields) -> None:
         """Apply an event; see the class."""

@@ -85,8 +85,6 @@ class SettingsTable(JournaledTable, Generic[S]):
         self._lines: dict[str, tuple[S, str]] = {}
         #: The settings that are being put, by name and line.
         self._checked: dict[tuple[str, str], S] = {}
-        #: The number of the newest event.
-        self._newest = 0
         #: The version of each name's last change, the newest last; complete for versions above `_changes_from`.
         self._changes: OrderedDict[str, int] = OrderedDict()
         self._changes_from = 0
@@ -157,8 +155,7 @@ class SettingsTable(JournaledTable, Generic[S]):
     def delete(self, name: str) -> bool:
         """Delete a setting and return True if it existed."""
         deleted = self.delete_soon(name)
-        if deleted:
-            self.sync()
+        self.sync()
         return deleted
 
     def delete_soon(self, name: str) -> bool:
@@ -168,21 +165,13 @@ class SettingsTable(JournaledTable, Generic[S]):
         self._change(_DELETED, name)
         return True
 
-    def sync(self) -> None:
-        """Wait until all changes made before the call are on disk; any thread.
-
-        Raise StoreFailed if they may not be on disk.
-        """
-        if self.journal is not None:
-            self.journal.sync(self._newest)
-
     def replace_in_background(self, key: str, value: Any) -> None:
         """Replace the value of `key` beside the table, as `put_soon` does."""
         self._change(_BESIDE, key, json_file.encode(value))
 
     def _change(self, kind: str, *rest: Any) -> None:
         version = self.version.next()
-        self._newest = self.record(kind, version.counter, version.timestamp_ms, *rest)
+        self.record(kind, version.counter, version.timestamp_ms, *rest)
 
     # -- events --------------------------------------------------------------------------------------------------
 

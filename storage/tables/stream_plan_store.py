@@ -88,11 +88,13 @@ class StreamPlanStore(JournaledTable):
             known = self.kept(stream, query)
             for number, standing in known:
                 if number == batch:
+                    self.sync()
                     return standing
             if known and batch < known[-1][0]:
                 raise InvalidInput("batch", f"a kept batch, or above {known[-1][0]}", batch)
             kept = [*known, (batch, plan)][-KEPT_BATCHES:]
-            self.record_durably(*self._removals(stream, query), (stream, query, self._turn + 1, *kept))
+            removals = list(self._removals(stream, query))  # behind the plan, which the disk may refuse
+            self.record_durably((stream, query, self._turn + 1, *kept), *removals)
         return plan
 
     def latest_query(self, stream: str) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 from raymq.actors.wire.commands.stream_plan_commands import QueueBounds, TopicBounds
 from raymq.spark_bridge.batch_planner import StreamBroken, next_plan, verify_plan
 from raymq.storage.records.record import encode
+from raymq.storage.tables import deleted_topics
 from tests.unit.actors.bench import CONFIG, Bench
 
 SMALL = dataclasses.replace(CONFIG, commitlog_file_bytes=1 << 16, retention_hours=1e-6)
@@ -40,8 +41,9 @@ def expire_all(bench: Bench) -> None:
     raise AssertionError("nothing expires")
 
 
-def test_stream_breaks_on_recreated_topic_after_expiry(tmp_path: Path) -> None:
+def test_stream_breaks_on_recreated_topic_after_expiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard against silently skipping the new topic's messages below the stream's offset."""
+    monkeypatch.setattr(deleted_topics, "_KEPT_DELETIONS", 0)
     bench = Bench(tmp_path, SMALL)
     for topic in ("t", "other", "x"):
         bench.core.topics.create(topic, 1)

@@ -9,7 +9,7 @@ import pytest
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreFull
 from raymq.storage.journal.frame_file import FrameFile
-from raymq.storage.journal.journal_frames import decode_frames, encode_frame
+from raymq.storage.journal.journal_frames import decode_frames, encode_frame, frame_of
 from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.store import Store
 from raymq.storage.tables.in_flight_messages import InFlightMessage, InFlightTable
@@ -52,10 +52,10 @@ def test_flipped_bit_costs_only_its_frame() -> None:
             changed = bytearray(content)
             changed[at] ^= 1 << bit
             found, damaged = decode_frames(bytes(changed)), at // each
-            assert found.entries + found.behind == ENTRIES[:damaged] + ENTRIES[damaged + 1 :]
-            assert len(found.entries) == damaged
-            # A changed length of the last frame looks like a frame that was not written whole.
-            assert found.damage or (damaged == len(ENTRIES) - 1 and at % each < 4)
+            behind = damaged if at % each < 4 else damaged + 1  # a changed length is corrected
+            assert found.entries == ENTRIES[:damaged]
+            assert found.behind == ENTRIES[behind:]
+            assert found.damage
             assert all(begin == damaged * each for begin, _ in found.damage)
 
 
@@ -65,6 +65,21 @@ def test_partial_last_frame_is_not_damage(cut: int) -> None:
     found = decode_frames(content[:-cut])
     assert (found.entries, found.behind, found.damage) == (ENTRIES[:-1], [], [])
     assert found.length == len(content) - len(encode_frame(ENTRIES[-1]))
+
+
+def test_content_of_incomplete_frame_is_not_read_as_frames() -> None:
+    embedded = encode_frame(("chosen by a client",))
+    frames = encode_frame(ENTRIES[0]) + encode_frame((7, embedded * 50))
+    for cut in range(1, len(embedded) * 50):
+        found = decode_frames(frames[:-cut])
+        assert (found.entries, found.behind, found.damage) == (ENTRIES[:1], [], [])
+
+
+def test_frame_that_is_no_list_of_values_is_damage() -> None:
+    frames = encode_frame(ENTRIES[0]) + frame_of(b"\x93\xc1") + encode_frame(ENTRIES[1])
+    found = decode_frames(frames)
+    assert (found.entries, found.behind) == (ENTRIES[:1], ENTRIES[1:2])
+    assert len(found.damage) == 1
 
 
 def test_entries_appended_behind_damage_are_read_at_next_open(tmp_path: Path) -> None:
