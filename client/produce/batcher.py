@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from raymq.actors.errors import (
     BrokerUnavailable,
@@ -54,6 +54,9 @@ SEND_IN_HANDLER: Final = (
 )
 #: The approximate size of a record without its body, used only for the bounds.
 _OVERHEAD_BYTES: Final = 192
+
+#: How many seconds the loop waits for the lock at once. A signal handler that waits for the loop may keep it.
+_LOCK_SECONDS: Final = 0.02
 
 #: The key of an open batch: a topic, or a topic, the terms and whether each message has a sharding key.
 _Key = str | tuple[str, SendParameters, bool]
@@ -187,6 +190,8 @@ class Batcher:
         The lock must be held.
         """
         batch = MessageBatch(topic, terms or self._usual_terms, self._mq.callbacks)
+        if self._closed:  # by a signal handler, just now
+            raise ClientClosed("the producer is closed")
         self._gathered.add(batch)
         try:
             self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
@@ -278,19 +283,27 @@ class Batcher:
             await asyncio.sleep(0)  # let `_ended` run, too
 
     def _close_later(self, key: _Key, batch: MessageBatch) -> None:
-        self._mq.loop.call_later(self._linger, self._close, key, batch)
+        self._mq.loop.call_later(self._linger, self._locked, self._close, key, batch)
+
+    def _locked(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do some work with the lock, later if the lock is not free soon."""
+        if self._lock.acquire(timeout=_LOCK_SECONDS):
+            try:
+                work(*arguments)
+            finally:
+                self._lock.release()
+        else:
+            self._mq.loop.call_later(_LOCK_SECONDS, self._locked, work, *arguments)
 
     def _close(self, key: _Key, batch: MessageBatch) -> None:
-        with self._lock:
-            if (
-                batch in self._gathered
-            ):  # also if it is taken: the thread that took it may have been interrupted before the loop was notified
-                self._take(batch)
-            if self._open.get(key) is batch:
-                del self._open[key]
-            lane = _lane(key)
-            if lane is not None and self._last.get(lane) is batch:
-                del self._last[lane]
+        # Also if it is taken: the thread that took it may have been interrupted before the loop was notified.
+        if batch in self._gathered:
+            self._take(batch)
+        if self._open.get(key) is batch:
+            del self._open[key]
+        lane = _lane(key)
+        if lane is not None and self._last.get(lane) is batch:
+            del self._last[lane]
 
     def _start(self, batch: MessageBatch) -> None:
         if batch not in self._gathered:
@@ -319,9 +332,11 @@ class Batcher:
         del self._sending[batch]
         if not batch.done:  # the task was cancelled before it began
             batch.fail(ClientClosed("closed before it was sent"))
-        with self._lock:
-            self._taken_bytes -= batch.bytes
-            self._answered.notify_all()
+        self._locked(self._free_room, batch.bytes)
+
+    def _free_room(self, size_bytes: int) -> None:
+        self._taken_bytes -= size_bytes
+        self._answered.notify_all()
 
     async def _send_together(self, messages: Sequence[Message], terms: SendParameters, deadline: float) -> MakeOutcomes:
         """Send messages of one topic to one queue.

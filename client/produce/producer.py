@@ -500,6 +500,8 @@ class Producer(ClientBase):
         """Wait for the sends that the connection's loop has been given; return False if it takes longer."""
         if self._mq.loop_thread is None:
             return True  # it was given none
+        if self._mq.is_on_loop:
+            return not self._under_way  # nothing can end while its thread waits
         timeout = max(0.0, timeout)
         try:
             return self._mq.run(self._all_ended(timeout), timeout + _LOOP_SECONDS)

@@ -101,3 +101,19 @@ def test_send_aborted_by_close_raises_outcome_unknown(
     assert admin.topic_stats("t")[QUEUE].max_offset == 2, "it is stored"
     with pytest.raises(ClientClosed):
         Producer(closed, "p")
+
+
+def test_close_on_the_loop_does_not_wait_for_its_own_thread(mq: Connection, admin: Admin) -> None:
+    """A coroutine of the connection's loop, such as an async listener, may close a producer without `aclose`."""
+    del admin
+    producer = Producer(mq, "p")
+
+    async def send_and_close() -> bool:
+        await producer.asend(Message("t", b"x"))
+        flushed = producer.flush()
+        producer.close()
+        return flushed
+
+    assert mq.run(send_and_close(), 9.0)
+    with pytest.raises(ClientClosed):
+        producer.send(Message("t", b"y"))

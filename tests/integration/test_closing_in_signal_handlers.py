@@ -6,14 +6,18 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import time
 from inspect import isawaitable
+from typing import Any
 
 import pytest
 
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.client import Admin
+from raymq.client import Admin, ClientClosed, Connection, Message, Producer, SendStatus
+from raymq.client.produce import batcher
+from raymq.client.produce.message_batch import MessageBatch
 from tests.integration.conftest import Services
 
 pytestmark = pytest.mark.integration
@@ -170,3 +174,38 @@ def test_close_in_handler_does_not_wait_for_gathering_sends(services: Services, 
         check=False,
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "True\n")
+
+
+@pytest.mark.parametrize("what", ["producer", "connection"])
+def test_close_in_handler_leaves_the_loop_free(
+    services: Services, admin: Admin, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The loop waited for the lock of the interrupted send, and the handler for the loop until its time-outs."""
+    del admin
+    took: list[float] = []
+
+    class Interrupted(MessageBatch):
+        """A batch during whose creation a signal handler closes."""
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            if self.topic == "u":
+                began = time.monotonic()
+                (producer if what == "producer" else mq).close()
+                took.append(time.monotonic() - began)
+
+    drain = Producer._drain
+
+    def drain_late(self: Producer, timeout: float) -> bool:
+        time.sleep(0.2)  # meanwhile the time of the first batch is over, and the loop wants the lock
+        return drain(self, timeout)
+
+    monkeypatch.setattr(Producer, "_drain", drain_late)
+    monkeypatch.setattr(batcher, "MessageBatch", Interrupted)
+    with Connection([services.name_server.address]) as mq:
+        producer = Producer(mq, "p", linger=0.05)
+        sent = producer.send_async(Message("t", b"x"))
+        with pytest.raises(ClientClosed):
+            producer.send_async(Message("u", b"x"))
+        assert sent.result(20).status is SendStatus.SEND_OK
+    assert took[0] < 0.9, "it waited for a time-out"
