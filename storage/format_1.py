@@ -83,7 +83,7 @@ def _deletions(paths: StorePaths, own: Path) -> Mapping[str, int]:
 
 
 def _frames(path: Path) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Return the entries of a journal up to the first damage, and the readable ones after it.
+    """Return a journal's entries up to the first damage, and those after it.
 
     A journal had up to three files: the state before it, itself, and the entries since its state is being written.
     """
@@ -116,7 +116,7 @@ def _read_settings(table: TopicConfigs | GroupConfigs, file: Path, journal: Path
 
 
 def _object_in(path: Path, parse: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Return the object in one of RocketMQ's files, or in its spare copy if `parse` cannot read it."""
+    """Return the object in one of RocketMQ's files, or in its spare copy."""
 
     def interpret(raw: dict[str, Any]) -> dict[str, Any]:
         parse(raw)

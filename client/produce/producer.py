@@ -497,7 +497,7 @@ class Producer(ClientBase):
             paths.close_outbox(self._mq, max(0.0, deadline - time.monotonic()))
 
     def _drain(self, timeout: float) -> bool:
-        """Wait for the sends that the connection's loop has been given; return False if it takes longer."""
+        """Wait for the sends on the connection's loop; return False after `timeout` seconds."""
         if self._mq.loop_thread is None:
             return True  # it was given none
         if self._mq.is_on_loop:
@@ -516,7 +516,7 @@ class Producer(ClientBase):
 
     @contextlib.contextmanager
     def _is_under_way(self) -> Iterator[None]:
-        """Note on the loop that a send is under way, until the end of the block."""
+        """Note on the loop that a send is under way during the block."""
         ended = asyncio.get_running_loop().create_future()
         self._under_way.add(ended)
         try:
@@ -559,7 +559,7 @@ class Producer(ClientBase):
 
     @contextlib.contextmanager
     def _blocking_send(self) -> Iterator[None]:
-        """Note that the calling thread is in a blocking send, until the end of the block."""
+        """Note that the calling thread is in a blocking send during the block."""
         thread = threading.get_ident()
         try:
             self._sending_threads.add(thread)

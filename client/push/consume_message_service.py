@@ -402,7 +402,7 @@ class ConsumeMessageService:
             self._take_turn(order)
 
     def _next_calls(self, order: DeliveryOrder) -> deque[list[ReceivedMessage]]:
-        """Return the messages of the next call of an order, or of as many calls as a run has."""
+        """Return the messages of the next call of an order, or of a run."""
         size = self._settings.batch_size
         most = min(_CALLS_A_RUN, self.pace.quick_calls(_RUN_SECONDS)) if self._makes_runs else 1
         messages = order.next_batch(size * most, self._clock())
@@ -413,7 +413,7 @@ class ConsumeMessageService:
         return deque(messages[at : at + size] for at in range(0, len(messages), size))
 
     def _take_back_slow(self) -> None:
-        """Take back the rests of runs in which a call is not quick, and look again if runs are left."""
+        """Take back the rests of runs with a slow call; look again later."""
         self._taking_back = None
         self._take_back(_TAKE_BACK_SECONDS)
         if any(call.waiting for call in self._calls):
@@ -536,14 +536,14 @@ class ConsumeMessageService:
             self._take_turn(order)
 
     def _not_begun(self, call: _Run, messages: list[ReceivedMessage]) -> None:
-        """End a run of which no call has begun; the messages are delivered later, or elsewhere."""
+        """End a run before its first call; its messages are delivered later, or elsewhere."""
         self._end(call)
         if not call.order.process.dropped:
             call.order.put_back(messages)
             self._take_turn(call.order)
 
     def _finish(self, call: _Run, rest: list[ReceivedMessage]) -> None:
-        """Process the results of a run, and put back the messages of the calls that have not begun."""
+        """Process a run's results, and put back the messages of calls not begun."""
         self._end(call)
         if rest and not call.order.process.dropped:
             call.order.process.put_back(rest)

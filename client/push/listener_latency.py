@@ -54,5 +54,5 @@ class ListenerLatency:
         return self._streak > 0 and self._clock() >= self._not_before
 
     def quick_calls(self, seconds: float) -> int:
-        """Return how many calls are expected to take `seconds` in all; 1 if the next one may not be quick."""
+        """Return how many calls should take `seconds` together; 1 after slow calls."""
         return max(1, int(seconds / max(self._usual_seconds, 1e-7))) if self.is_quick else 1

@@ -210,7 +210,7 @@ def read_whole(path: Path) -> bytes:
 
 
 def read_from(path: Path, begin: int) -> bytes:
-    """Return the content of a file from byte `begin` on; empty if the file is shorter.
+    """Return a file's content from byte `begin` on; empty if it is shorter.
 
     FileNotFoundError is raised only if the file does not exist; a file that cannot be read now may still exist.
 

@@ -159,7 +159,7 @@ def is_as_written(content: bytes) -> bool:
 
 
 def ends_with_checksum(content: bytes) -> bool:
-    """Return True if an object ends with its right checksum, even if the checksum's name has changed."""
+    """Return True if an object ends with its right checksum, whatever its name."""
     seal = _NUMBER_AT_END.search(content)
     return seal is not None and _is_sealed_by(seal, content)
 

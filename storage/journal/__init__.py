@@ -1,4 +1,4 @@
-"""The state journal: what a store knows beside its log, as one sequence of typed events.
+"""The state journal: a store's state beside its log, as typed events.
 
 What is in it, in the order to read it:
     journal_frames: the format of entries in a file.

@@ -1,4 +1,4 @@
-"""A file of frames for data that can be derived from the log again: the states of idempotent producers.
+"""Keep the states of idempotent producers, which can be derived again, as frames.
 
 A frame is written with a single write; then the kernel has it. An incomplete frame at the end is cut off. An earlier
 frame whose bytes have changed is damage: it is reported, and the readable frames after it are kept separately.

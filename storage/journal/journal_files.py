@@ -147,7 +147,7 @@ def load_state(
 
 @dataclass(slots=True)
 class _Events:
-    """The events of one file, without repetitions; `lost` of them are missing before the last one."""
+    """The events of one file, each once; `lost` events before the last are missing."""
 
     events: list[tuple[int, int, Fields]]
     lost: int
@@ -259,7 +259,7 @@ def _is_event(entry: tuple[Any, ...]) -> bool:
 
 
 def _is_whole(found: _Events, number: int) -> bool:
-    """Return True if a snapshot has its first frame, its last one, and all between them."""
+    """Return True if a snapshot has all frames from its first to its last."""
     if found.lost or len(found.events) <= 1:
         return False
     first, last = found.events[0], found.events[-1]

@@ -25,7 +25,7 @@ class EventJournal(Protocol):
         """Wait until the event, or all events so far, are on disk."""
 
     def newest_of(self, table: JournaledTable) -> int:
-        """Return the number of a table's newest event; 0 if it has had none since the opening."""
+        """Return the number of a table's newest event since the opening, or 0."""
 
 
 class JournaledTable(ABC):
@@ -71,7 +71,7 @@ class JournaledTable(ABC):
         """
 
     def clamp(self, bounds: RecoveryBounds) -> Iterator[Fields]:  # noqa: ARG002 - most tables need none
-        """Return the events that remove what refers to a part of the log that is lost.
+        """Return the events that remove what refers to a lost part of the log.
 
         Args:
             bounds: what the log has after recovery.
@@ -79,14 +79,14 @@ class JournaledTable(ABC):
         return iter(())
 
     def forget_topic(self, topic: str, log_end: int) -> None:  # noqa: B027 - most tables have no topics
-        """Remove what belongs to a topic that is deleted; part of the event of its deletion.
+        """Remove what belongs to a deleted topic, as part of its deletion's event.
 
         Args:
             log_end: where the log ended when the topic was deleted.
         """
 
     def record(self, *fields: Any) -> int:
-        """Write an event and apply it; return its number. It survives a crash of the process.
+        """Write an event that survives a process crash, and apply it; return its number.
 
         Raises:
             StoreError: the store was opened read-only, or is closed.

@@ -345,5 +345,5 @@ def checks_of(half: Record) -> int:
 
 
 def content_of(record: Record) -> tuple[int, int, int]:
-    """Return flag, born time and body CRC, which a half and its commit have in common."""
+    """Return flag, born time and body CRC, which a half shares with its commit."""
     return record.flag, record.born_timestamp_ms, record.body_crc

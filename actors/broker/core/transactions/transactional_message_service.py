@@ -314,7 +314,7 @@ class TransactionalMessageService:
         self._halves.set_ended(half, None)
 
     def _give_up(self, half: OpenHalf, record: Record) -> bool:
-        """Move a half to the topic of given-up ones; return False if it was set aside."""
+        """Move a half to the given-up ones; return False if it was set aside."""
         if self._store.topic_configs.get(CHECK_MAX_TIME_TOPIC) is None:
             self._store.topic_configs.put_soon(TopicConfig(CHECK_MAX_TIME_TOPIC, 1, 1))
         if self._store_again(half, record, GIVEN_UP_QUEUE) is None:
@@ -486,5 +486,5 @@ def _not_there(end: EndOfTransaction) -> MessageNotFound:
 
 
 def _is_commit_of(record: Record, half: Record) -> bool:
-    """Return True if a record of the same unique key is the commit of a half."""
+    """Return True if a record of the same unique key commits a half."""
     return bool(record.sys_flag & SYS_FLAG_TRANSACTION_COMMIT) and content_of(record) == content_of(half)
