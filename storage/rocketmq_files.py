@@ -1,4 +1,4 @@
-"""RocketMQ's files of settings and offsets: written for its tools, and read from a directory that RocketMQ used.
+"""Write RocketMQ's files of settings and offsets, and read what RocketMQ wrote.
 
     config/topics.json, subscriptionGroup.json, consumerOffset.json, delayOffset.json, messageRequestMode.json
 
@@ -137,7 +137,7 @@ class RocketMQFiles:
         return found
 
     def _foreign(self, file: _File) -> Mapping[str, Any] | None:
-        """Return the object in a file that RocketMQ wrote; None if it is ours, missing, or not readable."""
+        """Return the object in a file that RocketMQ wrote, or None without one."""
         try:
             text = fileutil.read_whole(self._config / file.name).decode()
             raw = json_file.parse(text) if text.strip() else {}
@@ -195,7 +195,7 @@ class RocketMQFiles:
             self._exported[file.name] = content_of
 
     def _newest_change(self, table: JournaledTable) -> int:
-        """Return the number of the newest event that has changed a table; the deletion of a topic changes many."""
+        """Return the newest event that changed a table, or deleted a topic."""
         return max(self._newest_of(table), self._newest_of(self._tables.deleted_topics))
 
     def _encoded_consumers(self) -> str:

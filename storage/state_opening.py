@@ -1,4 +1,4 @@
-"""Open the state journal of a store directory, and bring older and foreign files into its tables."""
+"""Open a store's state journal, and read older and foreign files into its tables."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _fill(
 
 
 def _save(event: SetAsideEvent, folder: Path) -> None:
-    """Write an event that cannot be applied to a file; a start must not fail because of it."""
+    """Save an event that cannot be applied; a failure is only logged."""
     path = folder / f"state-{event.table}-{event.number}"
     try:
         fileutil.make_folder(folder)

@@ -171,7 +171,7 @@ def _state_damage(paths: StorePaths) -> BrokenTable | None:
 
 
 def _repaired_state(paths: StorePaths, broken: BrokenTable) -> BrokenTable:
-    """Copy the files of the state journal, and write a snapshot of what can be read."""
+    """Copy the state journal's files, and write a snapshot of what is readable."""
     folder = _free_name(paths.damaged / paths.state_journal.name)
     fileutil.make_folder(folder)
     for path in fileutil.paths_in(paths.state_journal):

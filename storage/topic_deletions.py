@@ -71,7 +71,7 @@ class TopicDeletions:
         return self._parts.deleted_topics.get(topic, 0)
 
     def _expire(self) -> None:
-        """Forget old deletions of topics without a record in the log, if there are too many."""
+        """Forget the oldest deletions before the log's begin, if there are too many."""
         # A checkpoint from before an expired deletion still lists the topic's queues, so a newer one has to exist.
         log_min = self._parts.log.min_offset
         if self._checkpointer.saved_to >= log_min:

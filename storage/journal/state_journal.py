@@ -134,7 +134,7 @@ class StateJournal:
         return self._snapshot > 0
 
     def newest_of(self, table: JournaledTable) -> int:
-        """Return the number of a table's newest event; 0 if it has had none since the opening."""
+        """Return the number of a table's newest event since the opening, or 0."""
         return self._newest.get(table.NUMBER, 0)
 
     @property
@@ -192,7 +192,7 @@ class StateJournal:
         self._length += len(frames)
 
     def _revoke(self) -> None:
-        """Cut off a written event, also on disk: a sync of another thread may have taken it there."""
+        """Cut off a written event, also on disk, where another thread may have put it."""
         try:
             self._cut()
         except StoreError:
@@ -275,7 +275,7 @@ class StateJournal:
             self.compact()
 
     def compact(self) -> None:
-        """Write a snapshot of all tables, and remove the files that are not needed any more.
+        """Write a snapshot of all tables, and remove the files no longer needed.
 
         Raises:
             StoreError: the journal was opened read-only, or is closed.
@@ -333,7 +333,7 @@ class StateJournal:
             fileutil.unlink(path)
 
     def clamp(self, bounds: RecoveryBounds) -> None:
-        """Remove from all tables what refers to a part of the log that is lost. Raise as `append`."""
+        """Remove from all tables what refers to lost log. Raise as `append`."""
         for table in self._tables.values():
             self.change((table, fields) for fields in list(table.clamp(bounds)))
 
@@ -346,7 +346,7 @@ class StateJournal:
                 table.apply(fields)
 
     def compact_after_damage(self) -> None:
-        """Write a snapshot if the files were damaged, so that no later start meets the damage.
+        """Write a snapshot after damage, so that no later start meets the damage.
 
         If the disk has no room, the next start meets it again.
         """

@@ -195,7 +195,7 @@ class Kernels(Protocol):
         """Return new objects of `kind` with four slots filled."""
 
     def add_message(self, batches: dict[Any, Any], message: object, pending: type, overhead: int, limit: int) -> Any:
-        """Add a message to its topic's open batch and return its pending result; None if there is no room."""
+        """Add a message to its topic's open batch; return its pending result, or None."""
 
     def untrack(self, value: object) -> None:
         """Exclude an object from the garbage collector."""

@@ -48,12 +48,12 @@ def is_state(path: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_stored_state(path: str) -> bool:
-    """Return True if the path is state, or was state in a directory of format 1."""
+    """Return True if the path is state, now or in format 1."""
     return is_state(path) or _name_in(path) in FORMAT_1
 
 
 def _name_in(path: str) -> str | None:
-    """Return the file or folder of `raymq/` that a path is in, "" below `config/`, and None for any other path."""
+    """Return a path's entry of `raymq/`, "" below `config/`, else None."""
     if not 0 < len(path) <= MAX_PATH_LENGTH or "\0" in path:
         return None
     parts = path.split("/")

@@ -67,7 +67,7 @@ class _AllDeletions(DeletedTopics):
 
 
 class DeletionTail:
-    """Reads the deletions of a journal that a master extends, and later only what was added.
+    """Read the deletions of a growing journal, each time only what was added.
 
     Belongs to one thread.
     """

@@ -77,7 +77,7 @@ class CoordinatorTable(JournaledTable):
         return coordinator
 
     def page(self, after: str, most: int) -> CoordinatorPage:
-        """Return a page of at most `most` stored coordinators, in the order of the keys' hashes.
+        """Return at most `most` stored coordinators, in the order of the keys' hashes.
 
         `after` is the `last` of the previous page, "" for the first page.
         """

@@ -78,7 +78,7 @@ class DelayOffsets(JournaledTable):
         return self._log_end
 
     def settled(self) -> tuple[dict[int, int], int]:
-        """Return the offsets that stay valid if the log loses what is not on disk, and their log end."""
+        """Return the offsets that survive a loss of power, and their log end."""
         self._settle()
         return dict(self._settled), self._settled_log_end
 
@@ -142,7 +142,7 @@ class DelayOffsets(JournaledTable):
             yield (level, offset, log_end) if counts else (level, offset, log_end, 1)
 
     def clamp(self, bounds: RecoveryBounds) -> Iterator[Fields]:
-        """Drop the commits made when the log reached further, and limit offsets to the queues' maxima."""
+        """Drop commits behind the log's end, and limit offsets to the queues' maxima."""
         before, before_end = dict(self._offsets), self._log_end
         offsets, log_end = dict(self._settled), self._settled_log_end
         for level, offset, end, counts in self._unflushed:

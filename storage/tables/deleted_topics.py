@@ -77,7 +77,7 @@ class DeletedTopics(JournaledTable):
             yield _KNOWN, topic, place
 
     def clamp(self, bounds: RecoveryBounds) -> Iterator[Fields]:
-        """Drop the deletions that a truncation has undone, and move those behind the log's end to its end."""
+        """Drop deletions that a truncation has undone; move later ones to the log's end."""
         for topic, place in self.places.items():
             valid = bounds.deleted_topics.get(topic)
             if valid is None:

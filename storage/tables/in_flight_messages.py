@@ -177,7 +177,7 @@ class InFlightTable(JournaledTable):
                 chunk = following
 
     def clamp(self, bounds: RecoveryBounds) -> Iterator[Fields]:
-        """Remove deliveries of messages that the log has lost: their offsets will be given to other messages."""
+        """Remove deliveries of lost messages, whose offsets other messages will get."""
         for queue, known in self._queues.items():
             limit = bounds.max_offset(*queue[1:])
             # A snapshot may be newer than the events that were replayed over it.

@@ -52,7 +52,9 @@ class RequestMode:
 
 
 class RequestModes(JournaledTable):
-    """All request modes that were set. Events: [topic, group, mode, shared queues], [topic, group] for the default.
+    """All request modes that were set.
+
+    Events: [topic, group, mode, shared queues], [topic, group] for the default.
 
     One thread at a time; `get` may be called on any thread.
     """
@@ -115,7 +117,7 @@ class RequestModes(JournaledTable):
 
 
 def read_modes(raw: Mapping[str, Any]) -> list[RequestMode]:
-    """Return the modes in the content of RocketMQ's file; raise if it has another form (`json_file.DECODE_ERRORS`)."""
+    """Return the modes in RocketMQ's file; raise one of `json_file.DECODE_ERRORS`."""
     table: Mapping[str, Any] = raw.get(_TABLE) or {}
     modes = [RequestMode.from_json(each) for groups in table.values() for each in groups.values()]
     check_encodable([(mode.topic, mode.group, mode.mode, mode.pop_share_queues) for mode in modes])

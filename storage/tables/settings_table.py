@@ -1,4 +1,4 @@
-"""A table of settings by name, such as the topics of a broker, and its form in RocketMQ's file.
+"""Tables of settings by name, such as topics, and their form in RocketMQ's files.
 
 Clients determine the content of a line, so `check` rejects a line that the next start could not read before it is
 written. If a line of the journal still cannot be read, that setting keeps its previous value and the start continues.
@@ -55,7 +55,7 @@ S = TypeVar("S", bound=Setting)
 
 
 class SettingsTable(JournaledTable, Generic[S]):
-    """A table of settings. The store's thread changes it; other threads may call `sync` and `to_json`.
+    """Settings by name. Changed by the store's thread; any may call `sync` and `to_json`.
 
     Events: ["p", counter, time, [[name, line], ...]], ["d", counter, time, name], ["b", counter, time, key, JSON],
     ["v", counter, time, state version]; counter and time (ms) are the version that the change made. In a snapshot the
@@ -220,7 +220,7 @@ class SettingsTable(JournaledTable, Generic[S]):
         self._changes_from = self.version.counter
 
     def changed_after(self, counter: int) -> set[str]:
-        """Return the names with a change that is known to have made a version above `counter`."""
+        """Return the names that are known to have changed after version `counter`."""
         return {name for name, change in self._changes.items() if change > counter}
 
     # -- RocketMQ's file -----------------------------------------------------------------------------------------

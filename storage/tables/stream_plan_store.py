@@ -106,7 +106,7 @@ class StreamPlanStore(JournaledTable):
         return max(queries, key=lambda query: queries[query].turn, default=None)
 
     def _removals(self, stream: str, query: str) -> Iterator[Fields]:
-        """Return the events that make room for a query, and for its stream if that is new, too.
+        """Return the events that make room for a query and its stream.
 
         The least recently planned ones are removed.
         """

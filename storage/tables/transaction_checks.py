@@ -20,7 +20,7 @@ _HALF_QUEUE: Final = ("RMQ_SYS_TRANS_HALF_TOPIC", 0)
 
 
 class TransactionChecks(JournaledTable):
-    """The questions about open halves, by their offset in the half queue. Used on the broker's event loop.
+    """The questions about open halves, by their offset. Used on the broker's event loop.
 
     Events: [offset, how often its producers were asked; 0 = forget it], [-1, physical offset].
 

@@ -82,7 +82,7 @@ class SeriesCommit:
 
 
 class WriteTransactionStore(JournaledTable):
-    """The writes and series that the broker of one store directory coordinates; one thread at a time.
+    """The writes and series that one broker coordinates; one thread at a time.
 
     Events: ["w", transaction, its record], ["r", transaction], ["s", series, number, transaction, rows].
     """
