@@ -1,6 +1,6 @@
 """The format of RayMQ's own files in a store directory, kept in `raymq-format.json`.
 
-    {"format":2,"writtenBy":"0.1.0","raymqCrc":3041279017}
+    {"format":3,"writtenBy":"0.1.0","raymqCrc":3041279017}
 
 The file is read before any other file of the directory. One number covers all files that RocketMQ does not have
 (journals, timers, staged writes, ...); docs/internals/format.md has a table of what each number means. The number is
@@ -27,7 +27,7 @@ from raymq.storage.files import fileutil, json_file
 from raymq.storage.version import VERSION
 
 #: The format that this RayMQ writes; it reads all formats up to this one.
-CURRENT_FORMAT: Final = 2
+CURRENT_FORMAT: Final = 3
 #: The format of a directory without the file.
 UNVERSIONED_FORMAT: Final = 1
 _NAME: Final = "raymq-format.json"

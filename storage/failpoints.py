@@ -28,6 +28,7 @@ NAMES: Final = (
     "format.before_spare",
     "format.before_file",
     "format.after_file",
+    "format.before_last_event",
     "format.before_snapshot",
     "format.before_removal",
     "export.before_file",

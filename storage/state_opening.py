@@ -9,10 +9,11 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from raymq.storage import format_1
+from raymq.storage import format_1, format_2
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
+from raymq.storage.former_files import remove_former_files
 from raymq.storage.journal.journal_files import SetAsideEvent
 from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.rocketmq_files import RocketMQFiles
@@ -33,7 +34,8 @@ def open_state(
     """Read the tables of a directory. The caller closes the journal.
 
     The content comes from the state journal; without one from the files of format 1, or from RocketMQ's. What
-    RocketMQ has written since goes into the tables. A replica's tables stay empty: its master changes their files.
+    RocketMQ has written since goes into the tables, and so do files of format 2. A replica's tables stay empty: its
+    master changes their files.
 
     Args:
         on_failure: called when the disk has failed so that events might be lost.
@@ -62,28 +64,34 @@ def _fill(
     if writable:
         for event in loaded.set_aside:
             _save(event, paths.damaged)
-    if format_1.is_format_1(paths):
+    has_events, is_format_1 = journal.has_events, format_1.is_format_1(paths)
+    if is_format_1:
         # Its files of RocketMQ's form have no seal. Those that a conversion has left behind are older than the journal.
-        if not journal.has_events:
+        foreign = []
+        if not has_events:
             format_1.read(paths, tables)
-            if writable:
-                failpoint("format.before_snapshot")
-                journal.compact()
+    else:
+        foreign = list(files.foreign_events(has_tables=has_events, is_lost=loaded.is_salvaged))
+    former = format_2.read_events(paths, tables)
+    if has_events:
+        journal.change([*foreign, *former[:-1]])
+        if foreign or former:
+            journal.sync()
+        if former:  # the last event says that the others are there
+            failpoint("format.before_last_event")
+            journal.change(former[-1:])
+            journal.sync()
+    elif is_format_1 or foreign or former:
+        # A snapshot, all or nothing: after the first event the files would not be read again.
+        for table, fields in [*foreign, *former]:
+            table.apply(fields)
         if writable:
+            failpoint("format.before_snapshot")
+            journal.compact()
+    if writable:
+        if is_format_1 or foreign:
             files.begin_export()()
-            format_1.remove(paths)
-    elif events := files.foreign_events(has_tables=journal.has_events, is_lost=loaded.is_salvaged):
-        if journal.has_events:
-            journal.change(events)
-        else:  # a snapshot, all or nothing: after the first event the files would not be read again
-            for table, fields in events:
-                table.apply(fields)
-        if writable:
-            if journal.has_events:
-                journal.sync()
-            else:
-                journal.compact()
-            files.begin_export()()
+        remove_former_files(paths)
 
 
 def _save(event: SetAsideEvent, folder: Path) -> None:

@@ -83,8 +83,6 @@ class Store(StoreReader, Closeable):
         super().__init__(parts)
         self.config = parts.config
         self.recovery: RecoveryReport = parts.recovery
-        #: The recovery epoch; it changes with every opening that may have lost a part of the log that was read before.
-        self.epoch = parts.epochs.current
         self.recovery_bounds: RecoveryBounds = parts.recovery_bounds
         self.tables = tables = parts.tables
         self.consumer_offsets = tables.consumer_offsets
@@ -317,6 +315,27 @@ class Store(StoreReader, Closeable):
             raise InvalidInput("store", "a store with its tables, without an ordered truncation", actual)
         self._writer.is_replica = False
         self._replica_log.discard_partial()
+
+    def record_loss(self, log_end: int, election: int) -> bool:
+        """Begin a new recovery epoch for readers at `log_end`, durably, once per election with a loss.
+
+        Readers may have seen more than `log_end`. Call it before the store has readers.
+
+        Args:
+            election: the newest election after which records may be missing; 0: none.
+
+        Returns:
+            whether this call began it; False if that was done before.
+
+        Raises:
+            StoreFull, StoreFailed: nothing may have been recorded; another call does it.
+        """
+        self._check_open()
+        epochs = self._parts.tables.recovery_epochs
+        if epochs.election >= election:
+            return False
+        epochs.cut(log_end, election)
+        return True
 
     def append_replicated(self, offset: int, content: Buffer, written: Callable[[], None] = ignore_written) -> None:
         """Append bytes of the master's log; the local log grows by whole records.

@@ -32,7 +32,6 @@ from raymq.storage.state.recording_file_calls import current_recorder
 from raymq.storage.state.state_files import saved_delay_levels, snapshot_marker
 from raymq.storage.state_opening import open_state
 from raymq.storage.tables.pending_truncation import PendingTruncation
-from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.staged_records import StagedRecords
 from raymq.storage.tables.state_tables import StateTables
 
@@ -53,7 +52,6 @@ class StoreParts:
     checkpoint: Checkpoint
     deleted_topics: dict[str, int]
     recovery: RecoveryReport
-    epochs: RecoveryEpochs
     recovery_bounds: RecoveryBounds
     tables: StateTables
     journal: StateJournal
@@ -165,8 +163,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
         resources.callback(ahead.stop)
         checkpoint = Checkpoint.load(paths.checkpoint)
         recovery = _recovered(paths, opening, health, inherited, log, dispatcher, checkpoint)
-        epochs = RecoveryEpochs(paths.epochs, writable=opening.has_tables)
-        _make_safe(directory, opening, inherited, log, epochs, recovery)
+        _make_safe(directory, opening, inherited, log, journal, tables, recovery)
         # With a recorder the store may have been a replica's since: the log was checked again, the tables were not.
         doubtful = inherited.may_lack or (recorder is not None and recorder.is_stale)
         # A clean close syncs the log and the tables, but not the other files.
@@ -192,7 +189,6 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
             # A replica's state may be ahead of its log, so a deletion keeps its offset even after the log's end.
             dict(inherited.deleted) if is_replica else tables.deleted_topics.places,
             recovery,
-            epochs,
             recovery_bounds,
             tables,
             journal,
@@ -260,15 +256,20 @@ def _make_safe(
     opening: _Opening,
     inherited: _InheritedState,
     log: CommitLog,
-    epochs: RecoveryEpochs,
+    journal: StateJournal,
+    tables: StateTables,
     recovery: RecoveryReport,
 ) -> None:
     """Bring the result of recovery to disk before a checkpoint is saved.
 
     That checkpoint records that this boot has opened the directory.
     """
+    # A replica needs no new epoch: its master has the lost data, and the master's epochs are shipped.
+    epochs = tables.recovery_epochs
+    is_less = journal.loaded.lacks_synced(epochs.NUMBER, memory_lost=not (inherited.clean or inherited.same_boot))
+    if not opening.is_replica and (is_less or not epochs.is_begun):
+        journal.change([(epochs, epochs.beginning())])  # without the newest truncation they would look complete
     if inherited.may_lack and opening.has_tables:
-        # A replica needs no new epoch: its master has the lost data, and the master's epochs are shipped.
         epochs.cut(log.max_offset)
     if opening.is_replica:
         topic_deletion_journal.sync(root)

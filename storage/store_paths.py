@@ -133,11 +133,6 @@ class StorePaths:
         return self.root / "raymq" / "staged"
 
     @property
-    def epochs(self) -> Path:
-        """Return the file of recovery epochs: the offsets at which power losses truncated the log."""
-        return self.root / "raymq" / "epochs.json"
-
-    @property
     def master_epochs(self) -> tuple[Path, Path]:
         """Return the two files of leader epochs in which the log was written.
 

@@ -244,12 +244,19 @@ class StoreReader:
         A reader that does not send its epoch is known to have read lost messages only if its offset is above the
         queue's end.
         """
-        return self._kept(topic, queue_id, self._parts.epochs.truncated_at_open)
+        return self._kept(topic, queue_id, self._parts.tables.recovery_epochs.truncated_at_open)
 
     def record_truncation(self, log_end: int) -> None:
         """Record an earlier truncation of the log as if this opening had done it."""
-        cut = self._parts.epochs.truncated_at_open
-        self._parts.epochs.truncated_at_open = log_end if cut is None else min(cut, log_end)
+        self._parts.tables.recovery_epochs.note_truncation(log_end)
+
+    @property
+    def epoch(self) -> int:
+        """Return the recovery epoch.
+
+        It changes with every opening that may have lost a part of the log that was read before.
+        """
+        return self._parts.tables.recovery_epochs.current
 
     def valid_to(self, topic: str, queue_id: int, epoch: int) -> int | None:
         """Return up to which offset a queue is unchanged since `epoch`; None: all of it.
@@ -257,7 +264,7 @@ class StoreReader:
         A reader with a higher offset has read messages that the log has lost. It has to continue at the returned
         offset, because other messages have the following offsets now.
         """
-        return self._kept(topic, queue_id, self._parts.epochs.truncated_since(epoch))
+        return self._kept(topic, queue_id, self._parts.tables.recovery_epochs.truncated_since(epoch))
 
     def _kept(self, topic: str, queue_id: int, log_end: int | None) -> int | None:
         """Return the queue's end within the log up to `log_end`; None if that is None."""

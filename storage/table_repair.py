@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from raymq.storage import store_paths as layout
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
-from raymq.storage.directory_format import check_format
+from raymq.storage.directory_format import check_format, upgrade_format
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreError, StoreFailed
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.journal import journal_files
@@ -172,6 +172,7 @@ def _state_damage(paths: StorePaths) -> BrokenTable | None:
 
 def _repaired_state(paths: StorePaths, broken: BrokenTable) -> BrokenTable:
     """Copy the state journal's files, and write a snapshot of what is readable."""
+    upgrade_format(paths.root)
     folder = _free_name(paths.damaged / paths.state_journal.name)
     fileutil.make_folder(folder)
     for path in fileutil.paths_in(paths.state_journal):

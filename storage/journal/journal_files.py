@@ -82,6 +82,15 @@ class LoadedState:
     journals: dict[int, Path] = field(default_factory=dict)
     end: int = 0
 
+    def lacks_synced(self, table: int, *, memory_lost: bool) -> bool:
+        """Return True if events of a table may be missing that were on disk.
+
+        Args:
+            memory_lost: a loss of power may have taken events that were not on disk; they do not count.
+        """
+        is_lost = self.lost > 0 and not memory_lost
+        return is_lost or self.is_salvaged or any(each.table == table for each in self.set_aside)
+
 
 def journal_path(folder: Path, first: int) -> Path:
     """Return the path of the journal that begins with event number `first`."""

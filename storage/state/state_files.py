@@ -31,7 +31,9 @@ FORMAT_1: Final = frozenset(
         *("homes", "members", "streams", "writes", "series", "transaction_checks"),
     }
 )
-_BESIDE: Final = (".tmp", ".bak", ".base", ".beside")
+#: The files of format 2 (storage/format_2.py) whose content is in the state journal now.
+FORMAT_2: Final = frozenset({"epochs.json"})
+_BESIDE: Final = (".tmp", ".bak", ".base", ".beside", ".older")
 #: The longest path, in characters.
 MAX_PATH_LENGTH: Final = 1024
 
@@ -43,13 +45,19 @@ def is_state(path: str) -> bool:
     The path is relative to the store directory. Return False for an invalid path.
     """
     name = _name_in(path)
-    return name == "" or (name is not None and name not in BROKER_LOCAL and name not in FORMAT_1)
+    return name == "" or (name is not None and name not in BROKER_LOCAL and former_format(path) == 0)
 
 
 @lru_cache(maxsize=4096)
 def is_stored_state(path: str) -> bool:
-    """Return True if the path is state, now or in format 1."""
-    return is_state(path) or _name_in(path) in FORMAT_1
+    """Return True if the path is state, now or in a former format."""
+    return is_state(path) or former_format(path) > 0
+
+
+def former_format(path: str) -> int:
+    """Return the last format in which a path was state; 0: it is state now, or was never."""
+    name = _name_in(path)
+    return 1 if name in FORMAT_1 else 2 if name in FORMAT_2 else 0
 
 
 def _name_in(path: str) -> str | None:

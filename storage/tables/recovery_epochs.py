@@ -8,56 +8,50 @@ to read again: the smallest truncation of all later epochs.
 In a group of replicas, the elected leader may lack records that readers have received. It begins a new epoch where its
 log ends, once for each such election. A successor does this if the elected leader did not.
 
-An epoch is a random number, so that no epoch is used twice if the file is lost or restored from a backup. An epoch that
-is not known here belongs to an unknown past, and nothing that was read under it is reliable.
+An epoch is a random number, so that no epoch is used twice if the table is lost or restored from a backup. An epoch
+that is not known here belongs to an unknown past, and nothing that was read under it is reliable.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import secrets
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterator
+from typing import ClassVar, Final
 
-from raymq.storage.files import fileutil, json_file
+from raymq.storage.journal.journaled_table import Fields, JournaledTable
 
 #: The number of latest truncations that are kept.
 _CUTS: Final = 64
 #: The upper limit of epochs, which are also above 0: a reader without an epoch sends 0.
 _LIMIT: Final = 1 << 62
 
-_log = logging.getLogger(__name__)
 
-
-class RecoveryEpochs:
+class RecoveryEpochs(JournaledTable):
     """The recovery epochs of one directory.
 
-    Only the directory's opening calls `cut`; any thread may read the rest.
+    Events: [oldest known epoch, [[epoch, log end at which it began], ...], election].
+
+    Only the opening of a store changes them; any thread may read them.
 
     Attributes:
         truncated_at_open: where this opening, or the election before it, truncated the log; None if neither did.
         election: the newest election (its leader's epoch) for which a new epoch was begun; 0: none.
     """
 
-    def __init__(self, path: Path, *, writable: bool = True) -> None:
-        """Read the file at `path`, or begin a new epoch if it cannot be read.
+    NUMBER: ClassVar = 15
+    COPIES: ClassVar = 2
 
-        A new epoch is written to the file if `writable`.
-
-        Raises:
-            StoreFull, StoreFailed: it cannot be written, or cannot be read now.
-        """
-        self._path = path
+    def __init__(self) -> None:
         self.truncated_at_open: int | None = None
-        known = _load(path)
-        if known is not None:
-            self._first, self._cuts, self.election = known
-        else:
-            self._first, self._cuts, self.election = _new_epoch(), [], 0
-            if writable:
-                fileutil.make_folder(path.parent)
-                self._save()
+        #: 0 before `beginning` was applied.
+        self._first = 0
+        self._cuts: list[tuple[int, int]] = []
+        self.election = 0
+
+    @property
+    def is_begun(self) -> bool:
+        """Return True if there is an epoch; the table is empty else."""
+        return self._first > 0
 
     @property
     def current(self) -> int:
@@ -69,6 +63,10 @@ class RecoveryEpochs:
         """Return where the newest epoch begins, or None if the log was never truncated."""
         return self._cuts[-1][1] if self._cuts else None
 
+    def beginning(self) -> Fields:
+        """Return the event that begins a first epoch: all readers of former ones read everything again."""
+        return _new_epoch(), [], self.election
+
     def cut(self, log_end: int, election: int = 0) -> None:
         """Begin a new epoch at `log_end`, durably; later records may be lost.
 
@@ -77,12 +75,16 @@ class RecoveryEpochs:
         Args:
             election: the election that caused the loss; 0: none.
         """
-        self.truncated_at_open = log_end
-        self.election = max(self.election, election)
-        self._cuts.append((_new_epoch(), log_end))
-        while len(self._cuts) > _CUTS:
-            self._first, _ = self._cuts.pop(0)
-        self._save()
+        first, cuts = self._first, [*self._cuts, (_new_epoch(), log_end)]
+        while len(cuts) > _CUTS:
+            first, _ = cuts.pop(0)
+        self.record_durably((first, cuts, max(self.election, election)))
+        self.note_truncation(log_end)
+
+    def note_truncation(self, log_end: int) -> None:
+        """Lower `truncated_at_open` to an earlier truncation of the log."""
+        known = self.truncated_at_open
+        self.truncated_at_open = log_end if known is None else min(known, log_end)
 
     def truncated_since(self, epoch: int) -> int | None:
         """Return up to where the log is unchanged since `epoch`.
@@ -94,34 +96,19 @@ class RecoveryEpochs:
             return 0
         return min((log_end for _, log_end in self._cuts[epochs.index(epoch) :]), default=None)
 
-    def _save(self) -> None:
-        # Other files have a `.bak`; this one has none, because content without the newest truncation would look
-        # complete.
-        content = {"epoch": self.current, "first": self._first, "cuts": self._cuts, "election": self.election}
-        fileutil.replace(self._path, json.dumps(content).encode())
+    def apply(self, fields: Fields) -> None:
+        """Apply an event; see the class."""
+        first, cuts, election = fields
+        known = [(int(epoch), int(log_end)) for epoch, log_end in cuts]
+        if not all(0 < epoch < _LIMIT and log_end >= 0 for epoch, log_end in [(int(first), 0), *known]):
+            raise ValueError("no epochs, or no positions of a log")
+        self._first, self._cuts, self.election = int(first), known, int(election)
+
+    def snapshot(self) -> Iterator[Fields]:
+        """Return one event with all epochs."""
+        if self.is_begun:
+            yield self._first, self._cuts, self.election
 
 
 def _new_epoch() -> int:
     return 1 + secrets.randbelow(_LIMIT - 1)
-
-
-def _load(path: Path) -> tuple[int, list[tuple[int, int]], int] | None:
-    """Return the oldest known epoch, the truncations since, and the election.
-
-    Return None if there is no readable file.
-    """
-    try:
-        saved = json.loads(fileutil.read_whole(path))
-        cuts = [(int(epoch), int(log_end)) for epoch, log_end in saved["cuts"]]
-        current = int(saved["epoch"])
-        # Older versions counted epochs: 1, 2, and so on.
-        first = int(saved["first"]) if "first" in saved else cuts[0][0] - 1 if cuts else current
-        election = int(saved.get("election", 0))  # RayMQ 0.1 had none
-        if current != (cuts[-1][0] if cuts else first):
-            raise ValueError(f"epoch {current} is not the last of its cuts")
-    except FileNotFoundError:
-        return None
-    except json_file.DECODE_ERRORS as error:
-        _log.error("%s cannot be read, so readers of this store read it again: %s", path, error)
-        return None
-    return first, cuts, election

@@ -10,6 +10,7 @@ from raymq.storage.tables.deleted_topics import DeletedTopics
 from raymq.storage.tables.group_config import GroupConfigs
 from raymq.storage.tables.in_flight_messages import InFlightTable
 from raymq.storage.tables.known_brokers import KnownBrokers
+from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.request_mode import RequestModes
 from raymq.storage.tables.stream_plan_store import StreamPlanStore
 from raymq.storage.tables.topic_config import TopicConfigs
@@ -32,6 +33,7 @@ class StateTables:
         self.stream_plans = StreamPlanStore()
         self.writes = WriteTransactionStore()
         self.transaction_checks = TransactionChecks()
+        self.recovery_epochs = RecoveryEpochs()
         others: list[JournaledTable] = [table for table in vars(self).values() if isinstance(table, JournaledTable)]
         self.deleted_topics = DeletedTopics(others)
         self._all = sorted([self.deleted_topics, *others], key=lambda table: table.NUMBER)

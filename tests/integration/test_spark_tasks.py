@@ -343,9 +343,7 @@ def test_group_commit_refuses_offsets_of_recreated_topic(services: Services, mq:
 async def lose_from(services: Services, broker: str, offset: int) -> None:
     """Cut queue 0 of t at `offset`, like a start that finds a shorter log."""
     store = services.brokers[broker].core.store
-    epochs = store._parts.epochs
-    epochs.cut(int(store.entries("t", 0, offset, 1, written=True)[0][0]))
-    store.epoch = epochs.current
+    store.tables.recovery_epochs.cut(int(store.entries("t", 0, offset, 1, written=True)[0][0]))
 
 
 def test_power_loss_within_range_raises_error(services: Services, mq: Connection, admin: Admin) -> None:

@@ -94,12 +94,10 @@ def test_power_loss_is_reported_though_offsets_are_reused(
     send(mq, 5)
     mq.run(get_or_create_plan(mq, source, StreamBatch("q", 0, "start")))
     store = services.brokers["broker-a"].core.store
-    epochs = store._parts.epochs
 
     def lose_from(offset: int) -> None:
         """Cut the queue at `offset`, like a start that finds a shorter log."""
-        epochs.cut(int(store.entries("t", 0, offset, 1, written=True)[0][0]))
-        store.epoch = epochs.current
+        store.tables.recovery_epochs.cut(int(store.entries("t", 0, offset, 1, written=True)[0][0]))
 
     send(mq, 1)
     services.loop.run(run_on_loop(lambda: lose_from(5)))

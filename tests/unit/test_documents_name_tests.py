@@ -19,7 +19,8 @@ PROMISES = {
     "operations": 10,
     "replication": 40,
     "backup": 10,
-    "format": 15,
+    "format": 12,
+    "state": 10,
 }
 
 

@@ -31,6 +31,7 @@ from raymq.actors.wire.sync_callback_future import SyncCallbackFuture
 from raymq.storage.clock import boottime
 from raymq.storage.cooperative_steps import Steps
 from raymq.storage.errors import MessageExpired, StoreBusy
+from raymq.storage.failpoints import failpoint
 from raymq.storage.log.log_slice import LogSlice
 from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.store import Store
@@ -93,10 +94,11 @@ class Leadership:
         #: It takes no new messages, and acknowledges those that it has taken.
         self.is_stepping_down = False
         self.has_ended = False
-        #: From this offset on the log may differ from the one that readers have seen; None: it does not.
-        self.cut: int | None = None
         #: Called when the leadership ends by itself.
         self.on_end: Callable[[], None] = lambda: None
+        #: The newest election after which records may be missing, and whether this master is the first one behind it.
+        self._loss_epoch = self.state.loss_epoch
+        self._has_loss = self._loss_epoch == self.epoch
         self._register = register
         self._epochs = epochs
         self._begin = begin
@@ -188,13 +190,19 @@ class Leadership:
         return self.lease.holds
 
     def hold(self, store: Store) -> None:
-        """Limit the reads of the newly opened store to confirmed messages. Any thread."""
+        """Limit the reads of the newly opened store to confirmed messages, and record what readers have lost.
+
+        Any thread. Raise StoreFull or StoreFailed if that cannot be written.
+        """
         self._store = store
         self._flushes = store.config.flush == "sync"
         self.recorder.log_end = lambda: store.max_physical_offset
         store.confirmed.hold(self.in_sync.confirmed.offset)
-        if self.cut is not None:
-            store.record_truncation(self.cut)
+        failpoint("leader.before_loss")
+        if store.record_loss(self._begin.offset, self._loss_epoch):
+            self._has_loss = True
+        if self._has_loss:
+            store.record_truncation(self._begin.offset)
 
     def start_replication(self, tell: Callable[..., None], commits: GroupCommit) -> ArrivalNotifier:
         """Start to ship the stream; return the notifier to call after appends.

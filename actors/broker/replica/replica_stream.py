@@ -35,7 +35,6 @@ from raymq.storage.state.state_recorder import StateRecorder
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.store import Store
 from raymq.storage.store_paths import StorePaths
-from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 
 
 class ReplicaStream:
@@ -161,21 +160,6 @@ class ReplicaStream:
         if epoch > epochs.map.last_epoch:
             epochs.begin(first_entry(epochs.map, epoch, begin, end))
         return epochs
-
-    def record_loss(self, end: StreamPosition, election: int, epoch: int) -> int | None:
-        """Begin a new recovery epoch for readers at `end`, once per election with a loss.
-
-        Readers may have seen more than `end`. Call it while the stream is closed.
-
-        Returns:
-            where it begins, if the master of `epoch` begins it; None: another master has, or nothing was lost.
-        """
-        readers = RecoveryEpochs(StorePaths(self.directory).epochs)
-        if readers.election < election:
-            readers.cut(end.offset, election)
-        elif election != epoch:
-            return None
-        return readers.last_truncation
 
     def confirm(self, confirmed: StreamPosition) -> None:
         """Raise the confirmed position to `confirmed`, which is present here."""

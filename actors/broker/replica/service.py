@@ -389,8 +389,6 @@ class ReplicaService(ReplicaProcess):
             failpoint("leader.before_lease")
             await leadership.begin()
             leadership.check_not_ended()
-            failpoint("leader.before_loss")
-            leadership.cut = await asyncio.to_thread(stream.record_loss, end, state.loss_epoch, epoch)
             failpoint("leader.before_open")
             place = LeaderContext(leadership, self._sockets, self._handlers, self.replication_address)
             self.service = await BrokerService.start(self.spec, self.node_id, place)

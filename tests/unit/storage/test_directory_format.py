@@ -60,7 +60,7 @@ def test_new_directory_has_the_current_format(directory: Path) -> None:
     assert read_format(directory) == HERE
     assert [each.read_bytes() for each in format_files(directory)] == [format_files(directory)[0].read_bytes()] * 2
     fields = json.loads(format_files(directory)[0].read_bytes())
-    assert (fields["format"], fields["writtenBy"]) == (2, VERSION)
+    assert (fields["format"], fields["writtenBy"]) == (3, VERSION)
 
 
 def test_directory_without_format_file_has_the_first_format(directory: Path) -> None:
@@ -109,9 +109,9 @@ async def start_replica(directory: Path) -> None:
 def test_newer_directory_is_refused_unchanged(directory: Path, use: Callable[[Path], object]) -> None:
     write_format(directory, NEWER)
     before = files_of(directory)
-    with pytest.raises(FormatTooNew, match=r"by RayMQ 9.8.7 in format 3; this RayMQ supports formats up to") as raised:
+    with pytest.raises(FormatTooNew, match=r"by RayMQ 9.8.7 in format 4; this RayMQ supports formats up to") as raised:
         use(directory)
-    assert (raised.value.found, raised.value.known, raised.value.written_by) == (3, 2, "9.8.7")
+    assert (raised.value.found, raised.value.known, raised.value.written_by) == (4, 3, "9.8.7")
     assert "use RayMQ 9.8.7 or later" in raised.value.remedy
     assert files_of(directory) == before
 
@@ -134,11 +134,11 @@ def test_upgrade_while_waiting_for_the_lock_is_detected(directory: Path, monkeyp
 
 
 def test_older_directory_is_upgraded_by_a_writing_store(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_format, "CURRENT_FORMAT", 3)
+    monkeypatch.setattr(directory_format, "CURRENT_FORMAT", 4)
     with Store.open(directory, SMALL, read_only=True):
         assert read_format(directory) == HERE
     with Store.open(directory, SMALL) as store:
-        assert read_format(directory) == DirectoryFormat(3, VERSION)
+        assert read_format(directory) == DirectoryFormat(4, VERSION)
         assert bodies(store) == [b"one"]
     monkeypatch.undo()
     with pytest.raises(FormatTooNew):
@@ -216,13 +216,13 @@ def test_backup_of_a_newer_directory_is_not_restored(
     tmp_path: Path, directory: Path, target: FolderTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(directory_format, "CURRENT_FORMAT", 3)
+        newer.setattr(directory_format, "CURRENT_FORMAT", 4)
         newer.setattr(directory_format, "VERSION", "9.8.7")
         Store.open(directory, SMALL).close()
         with StoppedDirectory(directory) as source:
             create_backup(source, target, name="two")
     for dry_run in (True, False):
-        with pytest.raises(FormatTooNew, match=r"backup two of .* by RayMQ 9.8.7 in format 3"):
+        with pytest.raises(FormatTooNew, match=r"backup two of .* by RayMQ 9.8.7 in format 4"):
             restore(target, tmp_path / "restored", dry_run=dry_run)
     assert not (tmp_path / "restored").exists()
     restore(target, tmp_path / "restored", at="one")  # the backup from before the upgrade

@@ -9,10 +9,12 @@ import pytest
 
 from raymq.storage import checkpointer as checkpointing_module
 from raymq.storage import store as store_module
+from raymq.storage.files.json_file import DECODE_ERRORS
 from raymq.storage.store import Store
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from tests.fake_machine import Machine
-from tests.store_records import SMALL, append, make_record
+from tests.state_journals import open_table
+from tests.store_records import SMALL, append, flip_byte, make_record
 
 
 @pytest.fixture
@@ -26,15 +28,23 @@ def kill_store(store: Store) -> None:
     store._abandon()
 
 
+def open_epochs(directory: Path) -> RecoveryEpochs:
+    """Open the table as a restart would."""
+    epochs = open_table(directory, RecoveryEpochs())
+    if not epochs.is_begun:
+        epochs.record(*epochs.beginning())
+    return epochs
+
+
 def test_truncation_is_known_for_each_former_epoch(tmp_path: Path) -> None:
-    epochs = RecoveryEpochs(tmp_path / "epochs.json")
+    epochs = open_epochs(tmp_path)
     known = [epochs.current]
     assert (epochs.truncated_at_open, epochs.truncated_since(known[0])) == (None, None)
     epochs.cut(500)
     known.append(epochs.current)
     assert epochs.truncated_at_open == 500
     for log_end in (300, 900):
-        epochs = RecoveryEpochs(tmp_path / "epochs.json")
+        epochs = open_epochs(tmp_path)
         assert (epochs.current, epochs.truncated_at_open) == (known[-1], None)
         epochs.cut(log_end)
         known.append(epochs.current)
@@ -43,64 +53,86 @@ def test_truncation_is_known_for_each_former_epoch(tmp_path: Path) -> None:
 
 
 def test_election_is_stored_with_its_truncation(tmp_path: Path) -> None:
-    path = tmp_path / "epochs.json"
-    epochs = RecoveryEpochs(path)
+    epochs = open_epochs(tmp_path)
     assert epochs.election == 0
     epochs.cut(500, election=7)
     epochs.cut(600)
-    assert [each.election for each in (epochs, RecoveryEpochs(path))] == [7, 7]
+    assert [each.election for each in (epochs, open_epochs(tmp_path))] == [7, 7]
+    assert epochs.truncated_at_open == 500
 
 
 def test_forgotten_epoch_is_truncated_at_0(tmp_path: Path) -> None:
-    epochs = RecoveryEpochs(tmp_path / "epochs.json")
+    epochs = open_epochs(tmp_path)
     known = [epochs.current]
     for number in range(200):
         epochs.cut(1000 + number)
         known.append(epochs.current)
-    epochs = RecoveryEpochs(tmp_path / "epochs.json")
+    epochs = open_epochs(tmp_path)
     assert [epochs.truncated_since(known[number]) for number in (0, 135, 136, 199, 200)] == [0, 0, 1136, 1199, None]
 
 
-@pytest.mark.parametrize("left", [None, b"", b"{", b"[]", b'{"epoch":7,"first":6,"cuts":[[5,400]]}'])
-def test_epoch_is_never_reused_after_file_damage(tmp_path: Path, left: bytes | None) -> None:
+def test_lost_journal_begins_an_unknown_epoch(tmp_path: Path) -> None:
     # A reader of a forgotten epoch reads again, also if the log was truncated since.
-    path = tmp_path / "epochs.json"
-    epochs = RecoveryEpochs(path)
+    epochs = open_epochs(tmp_path)
     known = [epochs.current]
     epochs.cut(500)
     known.append(epochs.current)
-    if left is None:
-        path.unlink()
-    else:
-        path.write_bytes(left)
-    anew = RecoveryEpochs(path).current
+    shutil.rmtree(tmp_path / "raymq" / "state")
+    epochs = open_epochs(tmp_path)
+    anew = epochs.current
     assert anew not in known
-    epochs = RecoveryEpochs(path)
     assert [epochs.truncated_since(epoch) for epoch in (*known, 1, anew)] == [0, 0, 0, None]
     epochs.cut(300)
     assert [epochs.truncated_since(epoch) for epoch in (*known, 1, anew, epochs.current)] == [0, 0, 0, 300, None]
 
 
-def test_older_epoch_file_does_not_hide_newer_epochs(tmp_path: Path) -> None:
-    # The newest content is lost: a reader of the newest epoch must learn it at once, before the next cut.
-    path = tmp_path / "epochs.json"
-    epochs = RecoveryEpochs(path)
-    first, before = epochs.current, path.read_bytes()
-    epochs.cut(500)
-    newest = epochs.current
-    assert not path.with_name("epochs.json.bak").exists()
-    path.write_bytes(before)
-    epochs = RecoveryEpochs(path)
-    assert epochs.truncated_since(newest) == 0
-    epochs.cut(900)
-    assert epochs.current not in (first, newest)
-    assert epochs.truncated_since(newest) == 0
+@pytest.mark.parametrize(
+    "fields", [(0, [], 0), (1, [[0, 5]], 0), (1, [[5, -1]], 0), (1, [[5]], 0), (1, 7, 0), (1 << 62, [], 0), (1, [])]
+)
+def test_event_that_is_no_epoch_is_refused(fields: tuple[object, ...]) -> None:
+    epochs = RecoveryEpochs()
+    with pytest.raises(DECODE_ERRORS):
+        epochs.apply(fields)
+    assert not epochs.is_begun
 
 
-def test_epochs_of_the_former_file_format_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "epochs.json"
-    path.write_text('{"epoch":3,"cuts":[[2,500],[3,700]]}')
-    assert [RecoveryEpochs(path).truncated_since(epoch) for epoch in (1, 2, 3, 4)] == [500, 700, None, 0]
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "whole"])
+def test_lost_events_make_all_readers_read_again(tmp_path: Path, is_lost: bool) -> None:
+    # The lost event may be the newest truncation: without it the epochs would look complete.
+    store = Store.open(tmp_path, SMALL)
+    append(store, make_record())
+    first = store.epoch
+    for offset in range(4):
+        store.consumer_offsets.commit("g", "orders", 0, offset)
+    kill_store(store)
+    if is_lost:
+        journal = max((tmp_path / "raymq" / "state").glob("journal-*"))
+        flip_byte(journal, journal.stat().st_size - 60)
+    with Store.open(tmp_path, SMALL, read_only=True) as store:
+        assert store.valid_to("orders", 0, first) == (0 if is_lost else None)
+    with Store.open(tmp_path, SMALL) as store:
+        assert (store.epoch != first) is is_lost
+        assert store.valid_to("orders", 0, first) == (0 if is_lost else None)
+        second = store.epoch
+    with Store.open(tmp_path, SMALL) as store:  # the damage counts once
+        assert store.epoch == second
+
+
+def test_loss_is_recorded_once_per_election(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SMALL) as store:
+        append(store, make_record(b"a"), make_record(b"b"))
+        first, end = store.epoch, store.max_physical_offset
+        assert not store.record_loss(end, 0)
+        assert store.epoch == first
+        assert store.record_loss(end, 3)
+        assert store.valid_at_open("orders", 0) == 2
+        assert not store.record_loss(end, 3)
+    with Store.open(tmp_path, SMALL) as store:
+        second = store.epoch
+        assert second != first
+        assert not store.record_loss(end, 2)
+        assert store.record_loss(end // 2, 4)
+        assert [store.valid_to("orders", 0, epoch) for epoch in (first, second)] == [1, 1]
 
 
 def test_clean_stop_and_kill_keep_the_epoch(tmp_path: Path, machine: Machine) -> None:
@@ -169,13 +201,13 @@ def test_epoch_is_written_before_the_state_of_the_new_boot(
         assert store.valid_to("orders", 0, first) == 1
 
 
-def test_read_only_open_writes_no_epoch_file(tmp_path: Path, machine: Machine) -> None:
+def test_read_only_open_writes_no_epoch(tmp_path: Path, machine: Machine) -> None:
     store = Store.open(tmp_path / "s", SMALL)
     append(store, make_record())
     end = store.max_physical_offset
     kill_store(store)
     machine.lose_power(tmp_path / "s", end)
-    shutil.copytree(tmp_path / "s", tmp_path / "copy")
-    (tmp_path / "copy" / "raymq" / "epochs.json").unlink()
-    Store.open(tmp_path / "copy", SMALL, read_only=True).close()
-    assert not (tmp_path / "copy" / "raymq" / "epochs.json").exists()
+    shutil.rmtree(tmp_path / "s" / "raymq" / "state")
+    with Store.open(tmp_path / "s", SMALL, read_only=True) as store:
+        assert store.epoch > 0
+    assert not (tmp_path / "s" / "raymq" / "state").exists()

@@ -10,9 +10,10 @@ import pytest
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed, StoreFollows, WriteUnknown
 from raymq.storage.log.consume_queue import ConsumeQueue
-from raymq.storage.state.state_files import is_state
 from raymq.storage.store import Store
+from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from tests.fake_machine import Machine
+from tests.state_journals import open_table
 from tests.store_records import SMALL, append, bodies, make_record
 from tests.store_replication import fill, iter_pieces, log_content, read_bodies, ship
 
@@ -184,5 +185,5 @@ def test_replica_after_power_loss_keeps_the_masters_epochs(
     machine.lose_power(tmp_path, end // 2)
     with Store.open(tmp_path, SMALL, is_replica=is_replica) as store:
         assert store.max_physical_offset == end // 2
-        assert (store.epoch == epoch) is is_replica
-    assert is_state("raymq/epochs.json")
+    kept = open_table(tmp_path, RecoveryEpochs(), writable=False)
+    assert (kept.current == epoch) is is_replica

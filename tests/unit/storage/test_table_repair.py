@@ -279,7 +279,7 @@ def rewrite_table(directory: Path, name: str) -> None:
         store.request_modes.put(RequestMode("orders", "billing"))
 
 
-@pytest.mark.parametrize("name", ["epochs.json", "state.json", "delay_levels.json"])
+@pytest.mark.parametrize("name", ["state.json", "delay_levels.json"])
 @pytest.mark.parametrize("content", [NESTED, b'{"epoch": 1e999, "cuts": []}', b"[]", b"7"])
 def test_derived_file_with_bad_content_is_rebuilt_at_open(directory: Path, name: str, content: bytes) -> None:
     file = directory / "raymq" / name
@@ -293,16 +293,6 @@ def test_derived_file_with_bad_content_is_rebuilt_at_open(directory: Path, name:
 def test_malformed_timer_state_is_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state.json").write_bytes(content)
     assert timer_state.load(tmp_path) is None
-
-
-def test_find_broken_leaves_broken_epochs_unchanged(directory: Path) -> None:
-    # The next start begins a new epoch by itself; a check must not.
-    epochs = directory / "raymq" / "epochs.json"
-    epochs.write_bytes(b"{")
-    assert find_broken(directory) == []
-    assert epochs.read_bytes() == b"{"
-    Store.open(directory, CONFIG).close()
-    assert epochs.read_bytes() != b"{"
 
 
 @pytest.mark.parametrize("nth", range(1, 7))

@@ -24,7 +24,6 @@ from tests.store_records import SMALL, append, make_record
 
 CONFIG = replace(SMALL, delay_levels="1m 5m", flush_interval_ms=3_600_000)
 TABLES = (
-    "raymq/epochs.json",
     "raymq/delay_levels.json",
     "raymq/state.json",
     "raymq/state/journal-*",

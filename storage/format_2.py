@@ -1,0 +1,56 @@
+"""Read the files of format 2 that are tables of the state journal now.
+
+Format 2 had a state journal, and beside it a file for each of these tables. `state_opening` appends their values to the
+journal, the recovery epochs behind all others, and removes the files. So a journal with a recovery epoch has the other
+values, too, and a start that was killed before begins again. A replica keeps its files as long as it has its master's
+journal, which is newer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from raymq.storage.files import fileutil, json_file
+from raymq.storage.former_files import former_files
+from raymq.storage.journal.journaled_table import Fields, JournaledTable
+from raymq.storage.store_paths import StorePaths
+from raymq.storage.tables.recovery_epochs import RecoveryEpochs
+from raymq.storage.tables.state_tables import StateTables
+
+_log = logging.getLogger(__name__)
+
+
+def read_events(paths: StorePaths, tables: StateTables) -> list[tuple[JournaledTable, Fields]]:
+    """Return the events that the former files stand for; the last one begins the recovery epochs.
+
+    Return nothing if there are no such files, or if the journal has their content. What is damaged is reported, and its
+    spare copy is used, or it is left out.
+
+    Raises:
+        StoreBusy, StoreFailed: a file cannot be read (now).
+    """
+    if tables.recovery_epochs.is_begun or not former_files(paths, 2):
+        return []
+    return [(tables.recovery_epochs, _epochs(paths, tables.recovery_epochs))]
+
+
+def _epochs(paths: StorePaths, table: RecoveryEpochs) -> Fields:
+    """Return the event of the recovery epochs; if the file is missing or damaged, that of a new one."""
+    path = paths.root / "raymq" / "epochs.json"
+    try:
+        saved = json.loads(fileutil.read_whole(path))
+        cuts = [(int(epoch), int(log_end)) for epoch, log_end in saved["cuts"]]
+        current = int(saved["epoch"])
+        # Older versions counted epochs: 1, 2, and so on.
+        first = int(saved["first"]) if "first" in saved else cuts[0][0] - 1 if cuts else current
+        if current != (cuts[-1][0] if cuts else first):
+            raise ValueError(f"epoch {current} is not the last of its cuts")
+        fields = first, cuts, int(saved.get("election", 0))  # RayMQ 0.1 had no elections
+        RecoveryEpochs().apply(fields)
+    except FileNotFoundError:
+        return table.beginning()
+    except json_file.DECODE_ERRORS as error:
+        _log.error("%s cannot be read, so readers of this store read it again: %s", path, error)
+        return table.beginning()
+    return fields
