@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.former_files import former_files
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.store_paths import StorePaths
+from raymq.storage.tables.counted_time import CountedTime
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.state_tables import StateTables
 
@@ -32,12 +35,27 @@ def read_events(paths: StorePaths, tables: StateTables) -> list[tuple[JournaledT
     """
     if tables.recovery_epochs.is_begun or not former_files(paths, 2):
         return []
-    return [(tables.recovery_epochs, _epochs(paths, tables.recovery_epochs))]
+    own = paths.root / "raymq"
+    events: list[tuple[JournaledTable, Fields]] = []
+    events += [(tables.counted_time, fields) for fields in _counted_time(own / "counted_time.json")]
+    return [*events, (tables.recovery_epochs, _epochs(own / "epochs.json", tables.recovery_epochs))]
 
 
-def _epochs(paths: StorePaths, table: RecoveryEpochs) -> Fields:
+def _counted_time(path: Path) -> Iterator[Fields]:
+    """Return the event of the counted time, if the file can be read."""
+    try:
+        fields = (float(json.loads(fileutil.read_whole(path))["seconds"]),)
+        CountedTime().apply(fields)
+    except FileNotFoundError:
+        return
+    except json_file.DECODE_ERRORS as error:
+        _log.error("%s cannot be read, so the time begins at 0 again: %s", path, error)
+        return
+    yield fields
+
+
+def _epochs(path: Path, table: RecoveryEpochs) -> Fields:
     """Return the event of the recovery epochs; if the file is missing or damaged, that of a new one."""
-    path = paths.root / "raymq" / "epochs.json"
     try:
         saved = json.loads(fileutil.read_whole(path))
         cuts = [(int(epoch), int(log_end)) for epoch, log_end in saved["cuts"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from raymq.storage.journal.journaled_table import JournaledTable
 from raymq.storage.tables.consumer_offsets import ConsumerOffsets
 from raymq.storage.tables.coordinator_table import CoordinatorTable
+from raymq.storage.tables.counted_time import CountedTime
 from raymq.storage.tables.delay_offsets import DelayOffsets
 from raymq.storage.tables.deleted_topics import DeletedTopics
 from raymq.storage.tables.group_config import GroupConfigs
@@ -34,6 +35,7 @@ class StateTables:
         self.writes = WriteTransactionStore()
         self.transaction_checks = TransactionChecks()
         self.recovery_epochs = RecoveryEpochs()
+        self.counted_time = CountedTime()
         others: list[JournaledTable] = [table for table in vars(self).values() if isinstance(table, JournaledTable)]
         self.deleted_topics = DeletedTopics(others)
         self._all = sorted([self.deleted_topics, *others], key=lambda table: table.NUMBER)

@@ -152,7 +152,7 @@ class BrokerCore:
         self.topics = TopicManager(name, store, {config.name for config in own}, self._forget_topic)
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append, copying)
         self.staging = StagedTransactionWriter(store, self._append, copying, self._made_visible, elapsed)
-        self.counted_time = UptimeClock(store.directory, elapsed)
+        self.counted_time = UptimeClock(store.tables.counted_time, elapsed)
         self.writes = TransactionCoordinator(store.tables.writes, self.counted_time)
         self.homes = CoordinatorDirectory(name, store.tables.coordinators, store.tables.known_brokers)
         self.stream_plans = store.tables.stream_plans

@@ -39,7 +39,10 @@ def content_of(store: Store) -> dict[str, Any]:
     """Return what the store has of what was in files of format 2."""
     tables = store.tables
     epochs = tables.recovery_epochs
-    return {"epochs": (epochs.current, epochs.election, epochs.last_truncation)}
+    return {
+        "epochs.json": (epochs.current, epochs.election, epochs.last_truncation),
+        "counted_time.json": tables.counted_time.seconds,
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +87,7 @@ def written(former: Path) -> dict[str, Any]:
     """Return what the files say."""
     own = former / "raymq"
     epochs = json_file.load(own / "epochs.json")
-    return {"epochs": (epochs["epoch"], 3, 102)}
+    return {"epochs.json": (epochs["epoch"], 3, 102), "counted_time.json": 90.0}
 
 
 def check_converted(directory: Path, expected: dict[str, Any]) -> None:
@@ -162,22 +165,21 @@ def test_conversion_on_a_bad_disk_loses_nothing(former: Path, kind: str) -> None
         # A failed sync ends a store as a crash does, with a new epoch.
         if failing.failed and kind == "fdatasync":
             with Store.open(directory, CONFIG) as store:
-                assert content_of(store) | {"epochs": 0} == expected | {"epochs": 0}
+                assert content_of(store) | {"epochs.json": 0} == expected | {"epochs.json": 0}
         else:
             check_converted(directory, expected)
         shutil.rmtree(directory)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"[" * 9_999, b'{"epoch":1e999,"cuts":[]}'])
-@pytest.mark.parametrize("name", ["epochs.json"])
+@pytest.mark.parametrize("name", ["epochs.json", "counted_time.json"])
 def test_damaged_file_of_format_2_loses_only_itself(former: Path, name: str, content: bytes) -> None:
     expected = written(former)
     (former / "raymq" / name).write_bytes(content)
     with Store.open(former, CONFIG) as store:
         found = content_of(store)
-    key = {"epochs.json": "epochs"}[name]
-    assert found[key] != expected[key]
-    assert found | {key: 0} == expected | {key: 0}
+    assert found[name] != expected[name]
+    assert found | {name: 0} == expected | {name: 0}
     check_converted(former, found)
 
 
