@@ -14,8 +14,10 @@ from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.output import console, print_fields, print_json, print_rows, to_plain_data
 from raymq.cluster.store_backup import backup_store, list_backups, restore_store, verify_backups
 from raymq.storage.backup.backup_progress import BackupProgress
-from raymq.storage.directory_format import read_format
-from raymq.storage.errors import RayMQError
+from raymq.storage.directory_format import check_format, read_format
+from raymq.storage.errors import InvalidInput, RayMQError
+from raymq.storage.state_opening import read_tables
+from raymq.storage.store_paths import StorePaths
 from raymq.storage.table_repair import find_broken, repair
 from raymq.storage.verify import verify
 
@@ -106,6 +108,22 @@ def verify_store(directory: str, at: str | None, as_json: bool) -> None:
     )
     if report.bad_records:
         sys.exit(1)
+
+
+@store_commands.command("quarantined")
+@_directory
+@json_option
+def quarantined(directory: Path, as_json: bool) -> None:
+    """List the quarantined messages of DIRECTORY, whose broker may run, the oldest first.
+
+    These are stored messages of which no copy could be made, with the reasons; at most the newest 10,000.
+    """
+    paths = StorePaths(directory)
+    if not paths.state_journal.parent.is_dir():
+        raise InvalidInput("directory", "a store directory", str(directory))
+    check_format(directory)
+    rows = [asdict(each) for each in read_tables(paths).quarantined.notes()]
+    print_rows(rows, as_json=as_json, empty="no message was quarantined")
 
 
 def _has_backups(directory: Path) -> bool:

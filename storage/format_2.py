@@ -8,6 +8,8 @@ journal, which is newer.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import logging
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from raymq.storage.former_files import former_files
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.counted_time import CountedTime
+from raymq.storage.tables.quarantined_messages import QuarantinedMessages, QuarantineEntry
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.state_tables import StateTables
 
@@ -38,6 +41,7 @@ def read_events(paths: StorePaths, tables: StateTables) -> list[tuple[JournaledT
     own = paths.root / "raymq"
     events: list[tuple[JournaledTable, Fields]] = []
     events += [(tables.counted_time, fields) for fields in _counted_time(own / "counted_time.json")]
+    events += [(tables.quarantined, fields) for fields in _quarantined(own / "set_aside.jsonl")]
     return [*events, (tables.recovery_epochs, _epochs(own / "epochs.json", tables.recovery_epochs))]
 
 
@@ -52,6 +56,18 @@ def _counted_time(path: Path) -> Iterator[Fields]:
         _log.error("%s cannot be read, so the time begins at 0 again: %s", path, error)
         return
     yield fields
+
+
+def _quarantined(path: Path) -> Iterator[Fields]:
+    """Return the events of the quarantined messages, one line of JSON each; what is no such line is left out."""
+    table = QuarantinedMessages()
+    for each in (path.with_name(f"{path.name}.older"), path):
+        with contextlib.suppress(FileNotFoundError):
+            for line in fileutil.read_whole(each).split(b"\n"):
+                with contextlib.suppress(*json_file.DECODE_ERRORS):
+                    saved = json.loads(line)
+                    table.apply([[[saved[each.name] for each in dataclasses.fields(QuarantineEntry)]]])
+    return table.snapshot()
 
 
 def _epochs(path: Path, table: RecoveryEpochs) -> Fields:

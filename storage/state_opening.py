@@ -57,6 +57,17 @@ def open_state(
     return journal, files
 
 
+def read_tables(paths: StorePaths) -> StateTables:
+    """Return the tables of a directory as they are now; change nothing, and take no lock.
+
+    Raises:
+        StoreCorrupt, StoreBusy, StoreFailed: as `open_state`.
+    """
+    tables = StateTables()
+    open_state(paths, tables, lambda _: None, writable=False)
+    return tables
+
+
 def _fill(
     paths: StorePaths, tables: StateTables, journal: StateJournal, files: RocketMQFiles, *, writable: bool
 ) -> None:

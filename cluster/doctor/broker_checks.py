@@ -150,9 +150,7 @@ def check_quarantine(figures: Mapping[str, str], where: str) -> CheckResult:
     if not there:
         return fine("undeliverable messages", "none was set aside", where)
     text = ", ".join(f"{duty} {count:.0f}" for duty, count in there.items())
-    remedy = (
-        "raymq/set_aside.jsonl in its directory lists them with the reasons; they stay in the log until they expire"
-    )
+    remedy = "`raymq store quarantined DIR` lists them with the reasons; they stay in the log until they expire"
     return note("undeliverable messages", f"set aside, by duty: {text}", where, remedy)
 
 

@@ -8,7 +8,7 @@ What is in it, in the order to read it:
     in_flight_messages: messages that were delivered by pop and are not acknowledged.
     request_mode: whether a group's members pull or pop a topic.
     staged_chunk, staged_records: records that are staged until their write is committed.
-    quarantine_file: messages of which no copy could be made.
+    quarantined_messages: messages of which no copy could be made.
     coordinator_table: which broker coordinates a key; known_brokers: the brokers that have ever been in the cluster.
     stream_plan_store: which messages each batch of a streaming query reads.
     write_transactions: the decisions about staged writes.

@@ -11,6 +11,7 @@ from raymq.storage.tables.deleted_topics import DeletedTopics
 from raymq.storage.tables.group_config import GroupConfigs
 from raymq.storage.tables.in_flight_messages import InFlightTable
 from raymq.storage.tables.known_brokers import KnownBrokers
+from raymq.storage.tables.quarantined_messages import QuarantinedMessages
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.request_mode import RequestModes
 from raymq.storage.tables.stream_plan_store import StreamPlanStore
@@ -36,6 +37,7 @@ class StateTables:
         self.transaction_checks = TransactionChecks()
         self.recovery_epochs = RecoveryEpochs()
         self.counted_time = CountedTime()
+        self.quarantined = QuarantinedMessages()
         others: list[JournaledTable] = [table for table in vars(self).values() if isinstance(table, JournaledTable)]
         self.deleted_topics = DeletedTopics(others)
         self._all = sorted([self.deleted_topics, *others], key=lambda table: table.NUMBER)

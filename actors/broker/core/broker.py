@@ -74,7 +74,6 @@ from raymq.storage.records.producer_sequence import ProducerSequence
 from raymq.storage.records.record import Buffer, Record, decode
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.tables.group_config import GroupConfig
-from raymq.storage.tables.quarantine_file import QuarantineFile
 from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.uptime_clock import UptimeClock
 
@@ -137,7 +136,7 @@ class BrokerCore:
         #: wakes the parked fetches as soon as they can read these messages.
         self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _ignore_arrivals
         #: The messages of which no copy could be made.
-        self.set_aside = QuarantineFile(store.directory / "raymq" / "set_aside.jsonl")
+        self.set_aside = store.tables.quarantined
         copying = Republisher(store, self._append, self.set_aside, clock)
         self.schedule = ScheduleMessageService(store, self._steady, self._append, copying)
         self.timers = TimerMessageStore(name, store, clock, self._append, copying)

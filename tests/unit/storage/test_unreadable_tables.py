@@ -17,7 +17,6 @@ from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
-from raymq.storage.tables.quarantine_file import QuarantineEntry, QuarantineFile
 from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.timers.timer_log import TimerLog
 from tests.store_records import SMALL, append, make_record
@@ -109,13 +108,8 @@ def test_unreadable_table_fails_the_start_and_is_kept(
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
-def test_unreadable_notes_and_timers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+def test_unreadable_timers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     monkeypatch.setattr(DESCRIPTOR_RESERVE, "release_one", lambda: False)
-    notes = tmp_path / "set_aside.jsonl"
-    QuarantineFile(notes).put([QuarantineEntry("retry", "g", "t", 0, 1, 2, "", "test", 3)])
-    with replaced(Unreadable(notes, error)), pytest.raises(StoreError):
-        QuarantineFile(notes)
-    assert len(QuarantineFile(notes).notes()) == 1
     TimerLog(tmp_path / "timers", log_end=0, queue_end=0, memory_lost=False).close()
     state = tmp_path / "timers" / "state.json"
     if state.exists():

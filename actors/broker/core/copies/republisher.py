@@ -22,7 +22,7 @@ from raymq.actors.errors import OffsetOutOfRange, QueueNotFound, RayMQError, Sto
 from raymq.storage.records import message_id
 from raymq.storage.records.record import Record
 from raymq.storage.store import AppendResult, Store
-from raymq.storage.tables.quarantine_file import QuarantineEntry, QuarantineFile
+from raymq.storage.tables.quarantined_messages import QuarantinedMessages, QuarantineEntry
 
 #: The names of the services in counters and log lines.
 LEVEL: Final = "delayLevel"
@@ -105,7 +105,9 @@ class Republisher:
     `clock` is wall time. Used on the broker's event loop.
     """
 
-    def __init__(self, store: Store, append: RecordAppender, aside: QuarantineFile, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, store: Store, append: RecordAppender, aside: QuarantinedMessages, clock: Callable[[], float]
+    ) -> None:
         self._store = store
         self._append = append
         self._aside = aside

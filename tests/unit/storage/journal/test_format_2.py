@@ -27,6 +27,7 @@ from raymq.storage.log.checkpoint import CheckpointState
 from raymq.storage.state.state_files import former_format
 from raymq.storage.store import Store
 from raymq.storage.store_paths import StorePaths
+from raymq.storage.tables.quarantined_messages import QuarantineEntry
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 from tests.store_records import SMALL, bodies
 from tests.unit.storage.journal.test_format_1 import killed_at
@@ -42,6 +43,7 @@ def content_of(store: Store) -> dict[str, Any]:
     return {
         "epochs.json": (epochs.current, epochs.election, epochs.last_truncation),
         "counted_time.json": tables.counted_time.seconds,
+        "set_aside.jsonl": tables.quarantined.notes(),
     }
 
 
@@ -87,7 +89,13 @@ def written(former: Path) -> dict[str, Any]:
     """Return what the files say."""
     own = former / "raymq"
     epochs = json_file.load(own / "epochs.json")
-    return {"epochs.json": (epochs["epoch"], 3, 102), "counted_time.json": 90.0}
+    return {
+        "epochs.json": (epochs["epoch"], 3, 102),
+        "counted_time.json": 90.0,
+        "set_aside.jsonl": [
+            QuarantineEntry("retry", "g", "orders", 0, number, 7 * number, "id", "no room", 5) for number in range(3)
+        ],
+    }
 
 
 def check_converted(directory: Path, expected: dict[str, Any]) -> None:
@@ -172,7 +180,7 @@ def test_conversion_on_a_bad_disk_loses_nothing(former: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"[" * 9_999, b'{"epoch":1e999,"cuts":[]}'])
-@pytest.mark.parametrize("name", ["epochs.json", "counted_time.json"])
+@pytest.mark.parametrize("name", ["epochs.json", "counted_time.json", "set_aside.jsonl"])
 def test_damaged_file_of_format_2_loses_only_itself(former: Path, name: str, content: bytes) -> None:
     expected = written(former)
     (former / "raymq" / name).write_bytes(content)
@@ -214,3 +222,13 @@ def test_replica_of_format_2_keeps_its_files(former: Path) -> None:
 def test_messages_are_kept(former: Path) -> None:
     with Store.open(former, CONFIG) as store:
         assert bodies(store, queue_id=0)[:1] in ([b"first"], [b"0"])
+
+
+def test_older_notes_and_broken_lines_of_format_2(former: Path) -> None:
+    path = former / "raymq" / "set_aside.jsonl"
+    first, *others = path.read_bytes().splitlines()
+    path.with_name("set_aside.jsonl.older").write_bytes(first.replace(b'"g"', b'"older"') + b"\n" + first[:20])
+    path.write_bytes(b"\n".join([first, b"{}", b"[]", b"\xff", *others, b'{"duty'[:5]]))
+    with Store.open(former, CONFIG) as store:
+        assert [note.owner for note in store.tables.quarantined.notes()] == ["older", "g", "g", "g"]
+    assert former_files(former) == []
