@@ -1,22 +1,55 @@
 """A server's settings under RocketMQ's names: all are readable, some can be changed.
 
 Values are texts. RocketMQ's tools set several names at once and expect to read them back, including names that have no
-meaning here; these are stored as they are. Changes are saved in a file and applied again at the next start.
+meaning here; these are stored as they are. Changes are saved and applied again at the next start: a broker's in its
+state journal, a name server's in a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from raymq.actors.errors import InvalidInput
 from raymq.storage.files import json_file
-from raymq.storage.tables.dynamic_config import DynamicConfig, parse_dynamic_config
+from raymq.storage.files.json_file import DataVersion
+from raymq.storage.tables.dynamic_config import parse_dynamic_config
 
 MAX_SETTINGS = 1000
 #: The most characters of all names and values that were changed.
 MAX_CHARACTERS = 256 * 1024
+
+
+class SavedSettings(Protocol):
+    """Where the changed settings of a server are kept."""
+
+    @property
+    def version(self) -> DataVersion:
+        """Return the version of the saved settings."""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Return the saved settings."""
+
+    def save(self, version: DataVersion, settings: Mapping[str, str]) -> None:
+        """Replace the saved settings durably; raise StoreFull or StoreFailed if that fails."""
+
+
+class SettingsFile:
+    """The file of a name server's changed settings."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file; raise StoreCorrupt if it cannot be read."""
+        self._path = path
+        self.version: DataVersion
+        self.settings: Mapping[str, str]
+        self.version, self.settings = json_file.load_as(path, parse_dynamic_config)
+
+    def save(self, version: DataVersion, settings: Mapping[str, str]) -> None:
+        """Replace the file as `json_file.save`."""
+        content = {"dataVersion": version.to_json(), "settings": settings}
+        json_file.save(self._path, content, parse_dynamic_config)
 
 
 class ServerSettings:
@@ -27,29 +60,24 @@ class ServerSettings:
 
     def __init__(
         self,
-        path: Path,
+        saved: SavedSettings,
         fixed: Mapping[str, str],
         changeable: Mapping[str, tuple[str, Callable[[str], None]]],
-        read: Callable[[Mapping[str, Any]], DynamicConfig] = parse_dynamic_config,
     ) -> None:
-        """Load the changes that were saved, and apply them.
+        """Apply the changes that were saved.
 
         Args:
+            saved: the former changes, and where later ones are saved.
             fixed: settings that keep their value as long as the server runs.
             changeable: name -> (value at the start, function that applies another value; it raises ValueError for an
                 invalid value and then changes nothing).
-            read: parses the file's object; raises ValueError for invalid content.
-
-        Raises:
-            StoreCorrupt: the file cannot be read.
         """
-        self._path = path
-        self._read = read
+        self._saved = saved
         self._fixed = dict(fixed)
         self._changeable = dict(changeable)
-        self.version, saved = json_file.load_as(path, read)
+        self.version = saved.version
         self._changed: dict[str, str] = {}
-        for name, value in saved.items():
+        for name, value in saved.settings.items():
             if name not in self._fixed:
                 self._apply(name, value)
                 self._changed[name] = value
@@ -86,7 +114,7 @@ class ServerSettings:
             raise
         self._changed |= changed
         self.version = self.version.next()
-        json_file.save(self._path, {"dataVersion": self.version.to_json(), "settings": self._changed}, self._read)
+        self._saved.save(self.version, self._changed)
 
     def _apply(self, name: str, value: str) -> None:
         _, change = self._changeable.get(name, ("", _ignore))

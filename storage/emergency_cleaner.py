@@ -66,7 +66,7 @@ def open_with_cleanup(
     config: StoreConfig,
     now_ms: Callable[[], int],
     start: Callable[[], _T],
-    retention: Retention | None,
+    retention: Callable[[], Retention | None],
 ) -> _T:
     """Call `start`, which opens the directory's store, and return its result.
 
@@ -75,7 +75,8 @@ def open_with_cleanup(
 
     Args:
         start: opens the store; if it raises, it has closed again whatever it had opened.
-        retention: the rules by which log files may be removed; None: no log file may be removed.
+        retention: returns the rules by which log files may be removed; None: no log file may be removed. It is called
+            only if nothing else can be removed.
 
     Raises:
         StoreFull: there is no space and nothing may be removed.
@@ -105,7 +106,11 @@ class EmergencyCleaner:
     """
 
     def __init__(
-        self, directory: Path, config: StoreConfig, now_ms: Callable[[], int], retention: Retention | None = None
+        self,
+        directory: Path,
+        config: StoreConfig,
+        now_ms: Callable[[], int],
+        retention: Callable[[], Retention | None] = lambda: None,
     ) -> None:
         """Prepare the steps; the arguments are those of `open_with_cleanup`."""
         self._retention = retention
@@ -210,7 +215,7 @@ class EmergencyCleaner:
             dispatcher.close()
 
     def _old_log_files(self) -> bool:
-        state, config, rules = self._state, self._config, self._retention
+        state, config, rules = self._state, self._config, self._retention()
         if state is None or rules is None:
             return False
         host, port = split_host(config.store_host)

@@ -20,6 +20,7 @@ from raymq.storage.former_files import former_files
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.counted_time import CountedTime
+from raymq.storage.tables.dynamic_config import read_settings_events
 from raymq.storage.tables.quarantined_messages import QuarantinedMessages, QuarantineEntry
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.state_tables import StateTables
@@ -34,6 +35,7 @@ def read_events(paths: StorePaths, tables: StateTables) -> list[tuple[JournaledT
     spare copy is used, or it is left out.
 
     Raises:
+        StoreCorrupt: the settings and their spare copy are unreadable.
         StoreBusy, StoreFailed: a file cannot be read (now).
     """
     if tables.recovery_epochs.is_begun or not former_files(paths, 2):
@@ -42,6 +44,7 @@ def read_events(paths: StorePaths, tables: StateTables) -> list[tuple[JournaledT
     events: list[tuple[JournaledTable, Fields]] = []
     events += [(tables.counted_time, fields) for fields in _counted_time(own / "counted_time.json")]
     events += [(tables.quarantined, fields) for fields in _quarantined(own / "set_aside.jsonl")]
+    events += [(tables.settings, fields) for fields in read_settings_events(paths.settings)]
     return [*events, (tables.recovery_epochs, _epochs(own / "epochs.json", tables.recovery_epochs))]
 
 

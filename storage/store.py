@@ -219,7 +219,7 @@ class Store(StoreReader, Closeable):
         arguments = path, config or StoreConfig(), read_only, now_ms, delay_clock_ms, elapsed, is_replica
         if read_only:
             return cls(*arguments)
-        store = open_with_cleanup(path, arguments[1], now_ms, lambda: cls(*arguments), retention)
+        store = open_with_cleanup(path, arguments[1], now_ms, lambda: cls(*arguments), lambda: retention)
         store.retention = retention or store.retention
         try:
             store.keep_disk_reserve()

@@ -109,7 +109,7 @@ class StorePaths:
 
     @property
     def settings(self) -> Path:
-        """Return the file of the broker settings that admin tools changed."""
+        """Return the file of format 2 with the broker settings that admin tools changed."""
         return self.root / "raymq" / "settings.json"
 
     @property

@@ -19,7 +19,6 @@ from raymq.storage.clock import SteadyClock, boottime, wall_ms
 from raymq.storage.config import StoreConfig
 from raymq.storage.emergency_cleaner import open_with_cleanup
 from raymq.storage.errors import StoreError
-from raymq.storage.log.retention import Retention
 from raymq.storage.store import Store
 from raymq.storage.tables.broker_identity import write_identity
 
@@ -55,12 +54,11 @@ class OpenedBroker:
         """
         directory = Path(spec.directory)
         config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{port}"})
-        retention = load_retention(directory, config)
 
         def begin() -> OpenedBroker:
             steady = SteadyClock()
             with contextlib.ExitStack() as opened:
-                store = _open_store(spec, config, steady, retention)
+                store = _open_store(spec, config, steady)
                 opened.callback(_abandon, store)
                 identity = directory / "raymq" / "broker.json"
                 fields = {"name": spec.name, "cluster": spec.cluster, "host": spec.host}
@@ -82,7 +80,7 @@ class OpenedBroker:
                 return cls(epoch, store, core, history)
 
         # The periodic retention frees space, too, but only in a broker that has started.
-        return open_with_cleanup(directory, config, wall_ms, begin, retention)
+        return open_with_cleanup(directory, config, wall_ms, begin, lambda: load_retention(directory, config))
 
     def abandon(self) -> None:
         """Close an opened broker that will not be used; ignore errors of the store."""
@@ -90,8 +88,8 @@ class OpenedBroker:
         _abandon(self.store)
 
 
-def _open_store(spec: BrokerSpec, config: StoreConfig, steady: SteadyClock, retention: Retention) -> Store:
-    return Store.open(spec.directory, config, delay_clock_ms=steady.next_ms, elapsed=boottime, retention=retention)
+def _open_store(spec: BrokerSpec, config: StoreConfig, steady: SteadyClock) -> Store:
+    return Store.open(spec.directory, config, delay_clock_ms=steady.next_ms, elapsed=boottime)
 
 
 def _abandon(store: Store) -> None:

@@ -21,7 +21,7 @@ from raymq.actors.names.kv_config import ORDER_TOPICS, KVConfig
 from raymq.actors.names.route_table import RouteTable
 from raymq.actors.ports import bind_persistent_port
 from raymq.actors.protocol import NameServerSpec
-from raymq.actors.server_settings import ServerSettings, parse_bool
+from raymq.actors.server_settings import ServerSettings, SettingsFile, parse_bool
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands import known_broker_commands
 from raymq.actors.wire.commands.keeper_commands import KEEPERS, REGISTER
@@ -47,7 +47,7 @@ class NameServerService:
         files = Path(spec.directory) / f"name-server-{spec.index}"
         self._entries = KVConfig(files.with_suffix(".kv.json"))
         settings = ServerSettings(
-            files.with_suffix(".settings.json"),
+            SettingsFile(files.with_suffix(".settings.json")),
             {"listenPort": str(port), "bindAddress": spec.host},
             {"orderMessageEnable": ("false", self._notify_order)},
         )

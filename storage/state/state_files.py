@@ -32,7 +32,7 @@ FORMAT_1: Final = frozenset(
     }
 )
 #: The files of format 2 (storage/format_2.py) whose content is in the state journal now.
-FORMAT_2: Final = frozenset({"epochs.json", "counted_time.json", "set_aside.jsonl"})
+FORMAT_2: Final = frozenset({"epochs.json", "counted_time.json", "set_aside.jsonl", "settings.json"})
 _BESIDE: Final = (".tmp", ".bak", ".base", ".beside", ".older")
 #: The longest path, in characters.
 MAX_PATH_LENGTH: Final = 1024

@@ -8,6 +8,7 @@ from raymq.storage.tables.coordinator_table import CoordinatorTable
 from raymq.storage.tables.counted_time import CountedTime
 from raymq.storage.tables.delay_offsets import DelayOffsets
 from raymq.storage.tables.deleted_topics import DeletedTopics
+from raymq.storage.tables.dynamic_config import DynamicConfigTable
 from raymq.storage.tables.group_config import GroupConfigs
 from raymq.storage.tables.in_flight_messages import InFlightTable
 from raymq.storage.tables.known_brokers import KnownBrokers
@@ -38,6 +39,7 @@ class StateTables:
         self.recovery_epochs = RecoveryEpochs()
         self.counted_time = CountedTime()
         self.quarantined = QuarantinedMessages()
+        self.settings = DynamicConfigTable()
         others: list[JournaledTable] = [table for table in vars(self).values() if isinstance(table, JournaledTable)]
         self.deleted_topics = DeletedTopics(others)
         self._all = sorted([self.deleted_topics, *others], key=lambda table: table.NUMBER)

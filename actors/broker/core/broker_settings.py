@@ -12,13 +12,9 @@ from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.server_settings import ServerSettings
 from raymq.storage.config import StoreConfig
 from raymq.storage.log.retention import Retention
+from raymq.storage.state_opening import read_tables
 from raymq.storage.store_paths import StorePaths
-from raymq.storage.tables.dynamic_config import (
-    parse_broker_config,
-    parse_delete_hour,
-    parse_permission,
-    parse_retention_hours,
-)
+from raymq.storage.tables.dynamic_config import parse_delete_hour, parse_permission, parse_retention_hours
 
 
 def broker_settings(
@@ -58,9 +54,7 @@ def broker_settings(
         "clientCallbackExecutorThreads": str(os.cpu_count()),
     }
     permission = {"brokerPermission": ("6", lambda value: core.topics.set_permission(parse_permission(value)))}
-    return ServerSettings(
-        StorePaths(store.directory).settings, fixed, _changeable(store) | permission, read=parse_broker_config
-    )
+    return ServerSettings(store.tables.settings, fixed, _changeable(store) | permission)
 
 
 def load_retention(directory: Path, config: StoreConfig) -> Retention:
@@ -69,10 +63,10 @@ def load_retention(directory: Path, config: StoreConfig) -> Retention:
     These are the rules of `config`, overridden by the changes that are stored in the directory.
 
     Raises:
-        StoreCorrupt: the settings file cannot be read.
+        StoreCorrupt, StoreBusy, StoreFailed: the tables cannot be read.
     """
     rules = _RetentionOnly(Retention(config.retention_hours, config.delete_at_hour))
-    ServerSettings(StorePaths(directory).settings, {}, _changeable(rules), read=parse_broker_config)
+    ServerSettings(read_tables(StorePaths(directory)).settings, {}, _changeable(rules))
     return rules.retention
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,18 @@ from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.broker_settings import broker_settings, load_retention
 from raymq.actors.errors import InvalidInput, MessageNotFound, StoreCorrupt
 from raymq.actors.names.kv_config import KVConfig
-from raymq.actors.server_settings import MAX_SETTINGS, ServerSettings, parse_bool
+from raymq.actors.server_settings import MAX_SETTINGS, ServerSettings, SettingsFile, parse_bool
 from raymq.actors.wire import java_properties as properties
 from raymq.storage.config import StoreConfig
+from raymq.storage.errors import StoreFull
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.files.json_file import backup_path_of
 from raymq.storage.log.retention import Retention
 from raymq.storage.store import Store
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.table_repair import find_broken, repair
+from raymq.storage.tables.dynamic_config import DynamicConfigTable
+from tests.faulty_calls import FaultyCalls
 
 
 class Bench:
@@ -30,7 +35,7 @@ class Bench:
 
     def open(self) -> None:
         fixed, changeable = {"listenPort": "1"}, {"flag": ("false", self._apply)}
-        self.settings = ServerSettings(self.path, fixed, changeable)
+        self.settings = ServerSettings(SettingsFile(self.path), fixed, changeable)
 
     def _apply(self, value: str) -> None:
         parse_bool(value)
@@ -132,25 +137,65 @@ def test_retention_time_is_validated_and_may_be_huge(tmp_path: Path) -> None:
             settings.update({"deleteWhen": "\u0663"})
 
 
-def test_corrupt_retention_setting_uses_backup_or_fails(tmp_path: Path) -> None:
-    """Guard against a flipped bit that kept the broker down with an error without file."""
-    path = StorePaths(tmp_path).settings
-    with Store.open(tmp_path) as store:
+def change_retention(directory: Path, *hours: str) -> None:
+    with Store.open(directory) as store:
         core = BrokerCore("broker-a", store)
-        for hours in ("48", "96", "480"):
+        for each in hours:
             settings = broker_settings(
                 core, cluster="c", address="127.0.0.1:1", name_servers=(), auto_create_topics=False
             )
-            settings.update({"fileReservedTime": hours, "deleteWhen": "05"})
+            settings.update({"fileReservedTime": each, "deleteWhen": "05"})
+
+
+def test_retention_survives_restart_and_kill(tmp_path: Path) -> None:
+    change_retention(tmp_path, "48", "96", "480")
     assert load_retention(tmp_path, StoreConfig()) == Retention(480, "05")
-    path.write_text(path.read_text().replace('"480"', '"4x0"'))
+    store = Store.open(tmp_path)
+    core = BrokerCore("broker-a", store)
+    settings = broker_settings(core, cluster="c", address="127.0.0.1:1", name_servers=(), auto_create_topics=False)
+    assert settings.version.counter == 3
+    assert store.retention == Retention(480, "05")
+    settings.update({"fileReservedTime": "24"})
+    core.timers.log.close()
+    store._flusher.stop()
+    store._abandon()
+    assert load_retention(tmp_path, StoreConfig()) == Retention(24, "05")
+
+
+def test_refused_write_of_settings_is_made_up_for(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        settings = ServerSettings(store.tables.settings, {}, {})
+        with replaced(FaultyCalls("write", 1, errno.ENOSPC)), pytest.raises(StoreFull):
+            settings.update({"a": "1"})
+        assert store.tables.settings.settings == {}
+        settings.update({"b": "2"})
+        assert store.tables.settings.settings == settings.all() == {"a": "1", "b": "2"}
+
+
+@pytest.mark.parametrize("bad", [{"fileReservedTime": "4x0"}, {"deleteWhen": "0u"}, {"brokerPermission": "1"}])
+def test_event_with_a_broken_value_is_refused(bad: dict[str, str]) -> None:
+    """Guard against a flipped bit that silently became another rule."""
+    table = DynamicConfigTable()
+    with pytest.raises(ValueError, match=r"\w"):
+        table.apply((1, 2, 0, bad))
+    assert table.settings == {}
+
+
+def test_corrupt_settings_of_format_2_use_backup_or_fail(tmp_path: Path) -> None:
+    """Guard against a flipped bit that kept the broker down with an error without file."""
+    path = StorePaths(tmp_path).settings
+    path.parent.mkdir(parents=True)
+    for file, hours in ((path, "4x0"), (backup_path_of(path), "96")):
+        file.write_text(f'{{"settings":{{"fileReservedTime":"{hours}","deleteWhen":"05"}}}}')
     assert load_retention(tmp_path, StoreConfig()) == Retention(96, "05"), "as before the last change"
     backup_path_of(path).write_text(backup_path_of(path).read_text().replace('"05"', '"0u"'))
-    with pytest.raises(StoreCorrupt, match="raymq store repair") as caught:
-        load_retention(tmp_path, StoreConfig())
-    assert caught.value.file == str(path)
+    for read in (lambda: load_retention(tmp_path, StoreConfig()), lambda: Store.open(tmp_path)):
+        with pytest.raises(StoreCorrupt, match="raymq store repair") as caught:
+            read()
+        assert caught.value.file == str(path)
     [broken] = find_broken(tmp_path)
     assert broken.file == str(path)
     assert "fileReservedTime" in broken.lost
     repair(tmp_path)
     assert load_retention(tmp_path, StoreConfig()) == Retention(72, "04")
+    Store.open(tmp_path).close()

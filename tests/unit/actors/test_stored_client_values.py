@@ -14,12 +14,14 @@ from raymq.actors.broker.core.topic_manager import TopicChange
 from raymq.actors.broker.handlers.admin_topics import _read_change
 from raymq.actors.errors import InvalidInput
 from raymq.actors.names.kv_config import KVConfig
-from raymq.actors.server_settings import ServerSettings
+from raymq.actors.server_settings import SavedSettings, ServerSettings, SettingsFile
 from raymq.actors.wire import java_properties, json_body
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.table_repair import find_broken
+from raymq.storage.tables.dynamic_config import DynamicConfigTable
 from raymq.storage.tables.request_mode import RequestMode
 from tests.faulty_calls import UnsyncedCalls
+from tests.state_journals import open_table
 from tests.unit.actors.bench import Bench
 
 #: JSON values that a body may contain.
@@ -101,6 +103,13 @@ def test_name_server_starts_with_any_accepted_value(tmp_path: Path) -> None:
 
 
 def test_settings_survive_restart(tmp_path: Path) -> None:
-    settings = ServerSettings(tmp_path / "settings.json", {}, {})
-    settings.update(java_properties.read(b"a=\\ud800\nb=\\ud83d\\ude00\nc={1:2}\nd=\xc2\xb2\n"))
-    assert ServerSettings(tmp_path / "settings.json", {}, {}).all() == settings.all()
+    def read_file() -> SavedSettings:
+        return SettingsFile(tmp_path / "settings.json")
+
+    def read_table() -> SavedSettings:
+        return open_table(tmp_path, DynamicConfigTable())
+
+    for saved in (read_file, read_table):
+        settings = ServerSettings(saved(), {}, {})
+        settings.update(java_properties.read(b"a=\\ud800\nb=\\ud83d\\ude00\nc={1:2}\nd=\xc2\xb2\n"))
+        assert ServerSettings(saved(), {}, {}).all() == settings.all()

@@ -44,6 +44,7 @@ def content_of(store: Store) -> dict[str, Any]:
         "epochs.json": (epochs.current, epochs.election, epochs.last_truncation),
         "counted_time.json": tables.counted_time.seconds,
         "set_aside.jsonl": tables.quarantined.notes(),
+        "settings.json": (tables.settings.version.counter, tables.settings.settings),
     }
 
 
@@ -95,6 +96,7 @@ def written(former: Path) -> dict[str, Any]:
         "set_aside.jsonl": [
             QuarantineEntry("retry", "g", "orders", 0, number, 7 * number, "id", "no room", 5) for number in range(3)
         ],
+        "settings.json": (2, {"fileReservedTime": "96", "note": "kept"}),
     }
 
 
@@ -111,7 +113,7 @@ def check_converted(directory: Path, expected: dict[str, Any]) -> None:
 
 
 def test_files_of_format_2_become_tables(former: Path) -> None:
-    assert len(former_files(former)) == len(written(former))
+    assert {path.name.removesuffix(".bak") for path in former_files(former)} == written(former).keys()
     check_converted(former, written(former))
 
 
@@ -232,3 +234,13 @@ def test_older_notes_and_broken_lines_of_format_2(former: Path) -> None:
     with Store.open(former, CONFIG) as store:
         assert [note.owner for note in store.tables.quarantined.notes()] == ["older", "g", "g", "g"]
     assert former_files(former) == []
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b'{"settings":{"fileReservedTime":"4x"}}'])
+def test_spare_copy_of_settings_is_used(former: Path, content: bytes | None) -> None:
+    expected = written(former) | {"settings.json": (1, {"fileReservedTime": "48", "note": "kept"})}
+    path = former / "raymq" / "settings.json"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    check_converted(former, expected)
