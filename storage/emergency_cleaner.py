@@ -38,13 +38,13 @@ from raymq.storage.files.mapped_file_queue import files_of
 from raymq.storage.log.checkpoint import CheckpointState
 from raymq.storage.log.commit_log import CommitLog
 from raymq.storage.log.damaged_copies import list_damaged_copies
-from raymq.storage.log.delay_level_history import DelayLevelHistory
 from raymq.storage.log.dispatch import Dispatcher
 from raymq.storage.log.key_index import KeyIndex
 from raymq.storage.log.retention import MAX_FILES_PER_RUN, DiskUsage, Retention
 from raymq.storage.oldest_delayed import oldest_delayed_offset
 from raymq.storage.records import record as layout
 from raymq.storage.store_paths import StorePaths, take_lock, with_existing_sizes
+from raymq.storage.tables.delay_level_history import DelayLevelHistory
 from raymq.storage.tables.staged_records import removable_folders
 
 _PAGE: Final = 4096
@@ -191,6 +191,8 @@ class EmergencyCleaner:
         state, config = self._state, self._config
         if state is None or not (state.boot == boot_id() != "" or not self._paths.abort.exists()):
             return False
+        levels = DelayLevelHistory()
+        levels.use(config.delay_levels)
         try:
             index = KeyIndex(self._paths.index, config.index_slots, config.index_entries, writable=False)
             dispatcher = Dispatcher(
@@ -198,7 +200,7 @@ class EmergencyCleaner:
                 self._paths.deleted_queues,
                 config.consume_queue_file_entries,
                 index,
-                DelayLevelHistory(self._paths.delay_levels, config.delay_levels),
+                levels,
                 writable=False,
             )
         except StoreCorrupt:  # opening the store rebuilds it

@@ -20,6 +20,7 @@ from raymq.storage.former_files import former_files
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.counted_time import CountedTime
+from raymq.storage.tables.delay_level_history import read_delay_tables
 from raymq.storage.tables.dynamic_config import read_settings_events
 from raymq.storage.tables.quarantined_messages import QuarantinedMessages, QuarantineEntry
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs
@@ -45,6 +46,8 @@ def read_events(paths: StorePaths, tables: StateTables) -> list[tuple[JournaledT
     events += [(tables.counted_time, fields) for fields in _counted_time(own / "counted_time.json")]
     events += [(tables.quarantined, fields) for fields in _quarantined(own / "set_aside.jsonl")]
     events += [(tables.settings, fields) for fields in read_settings_events(paths.settings)]
+    if levels := read_delay_tables(paths.delay_levels):
+        events.append((tables.delay_levels, (levels,)))
     return [*events, (tables.recovery_epochs, _epochs(own / "epochs.json", tables.recovery_epochs))]
 
 

@@ -7,17 +7,12 @@ bytes are appended; by then the earlier state changes have been applied.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 from raymq.storage.errors import StoreFailed
-from raymq.storage.log.delay_level_history import DelayLevelHistory
 from raymq.storage.log.retention import FileRemover
 from raymq.storage.state import topic_deletion_journal
 from raymq.storage.store_parts import StoreParts
-
-_Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class DeletionRolledBack(StoreFailed):
@@ -43,9 +38,9 @@ class ReplicaStateWatcher:
         self.changes: Callable[[], int] | None = None
         self.master_begin = 0
         self._seen_changes: int | None = None
-        self._deletions = topic_deletion_journal.DeletionTail(parts.paths.root)
-        self._seen_deletions = self._deletions.read()
-        self._seen_delays = _signature([parts.paths.delay_levels])
+        self._tail = topic_deletion_journal.JournalTail(parts.paths.root)
+        self._tail.read()
+        self._seen_deletions = dict(self._tail.deleted_topics.places)
 
     def refresh(self) -> None:
         """Apply the changes of the state files since the last call.
@@ -58,15 +53,14 @@ class ReplicaStateWatcher:
         changes = None if self.changes is None else self.changes()
         if changes is not None and changes == self._seen_changes:
             return
-        deletions = self._deletions.read()
+        self._tail.read()
+        deletions = dict(self._tail.deleted_topics.places)
         if deletions != self._seen_deletions:
             self._apply_deletions(deletions)
             self._seen_deletions = deletions
-        delays = _signature([self._parts.paths.delay_levels])
-        if delays != self._seen_delays:
-            parts = self._parts
-            parts.dispatcher.delays = DelayLevelHistory(parts.paths.delay_levels, parts.config.delay_levels)
-            self._seen_delays = delays
+        levels, own = self._tail.delay_levels.saved, self._parts.tables.delay_levels
+        if levels and levels != own.saved:
+            own.apply((levels,))
         self._seen_changes = changes
 
     def _apply_deletions(self, deleted: dict[str, int]) -> None:
@@ -92,15 +86,3 @@ class ReplicaStateWatcher:
             topic for topic, place in known.items() if place <= parts.log.min_offset and topic not in deleted
         ]:
             del known[topic]
-
-
-def _signature(paths: list[Path]) -> _Signature:
-    """Return a value that differs after each change of the files."""
-    found: list[tuple[int, int, int] | None] = []
-    for path in paths:
-        try:
-            status = os.stat(path)
-            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        except FileNotFoundError:
-            found.append(None)
-    return tuple(found)

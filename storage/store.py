@@ -97,7 +97,7 @@ class Store(StoreReader, Closeable):
         clock = None if read_only else elapsed
         self._age = RetentionClock(parts.paths.clock, now_ms, clock, self._log.last_timestamp_ms)
         self._dispatcher.delay_clock_ms = delay_clock_ms
-        self.delay_level_history = self._dispatcher.delays
+        self.delay_level_history = tables.delay_levels
         self._disk_reserve = DiskReserve(parts.paths.disk_reserve)
         self._writer = MessageWriter(
             directory, self.config, self._log, self._dispatcher, now_ms, self._keep_disk_reserve

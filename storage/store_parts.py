@@ -21,15 +21,15 @@ from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.log.checkpoint import Checkpoint, CheckpointState
 from raymq.storage.log.commit_log import CommitLog
-from raymq.storage.log.delay_level_history import DelayLevelHistory
 from raymq.storage.log.dispatch import Dispatcher
 from raymq.storage.log.key_index import KeyIndex
 from raymq.storage.log.recovery import Corruption, RecoveryReport, recover
 from raymq.storage.records import record as layout
 from raymq.storage.rocketmq_files import RocketMQFiles
 from raymq.storage.state import expired_queue_offsets, sequence_file, topic_deletion_journal
+from raymq.storage.state.delay_levels_of_replica import delay_levels_of_replica
 from raymq.storage.state.recording_file_calls import current_recorder
-from raymq.storage.state.state_files import saved_delay_levels, snapshot_marker
+from raymq.storage.state.state_files import snapshot_marker
 from raymq.storage.state_opening import open_state
 from raymq.storage.tables.pending_truncation import PendingTruncation
 from raymq.storage.tables.staged_records import StagedRecords
@@ -158,11 +158,17 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
         resources.callback(log.close)
         journal.log_end = lambda: log.max_offset
         tables.delay_offsets.flushed_offset = lambda: log.flushed_offset
-        dispatcher = _open_dispatcher(paths, config, ahead, inherited, writable=opening.writable)
+        if opening.is_replica:
+            tables.delay_levels.apply((delay_levels_of_replica(directory),))
+        tables.delay_levels.use(config.delay_levels)
+        dispatcher = _open_dispatcher(paths, config, ahead, inherited, tables, writable=opening.writable)
         resources.callback(dispatcher.close)
         resources.callback(ahead.stop)
         checkpoint = Checkpoint.load(paths.checkpoint)
         recovery = _recovered(paths, opening, health, inherited, log, dispatcher, checkpoint)
+        if not is_replica:
+            levels = tables.delay_levels
+            journal.change([(levels, fields) for fields in levels.beginning(log.min_offset, log.max_offset)])
         _make_safe(directory, opening, inherited, log, journal, tables, recovery)
         # With a recorder the store may have been a replica's since: the log was checked again, the tables were not.
         doubtful = inherited.may_lack or (recorder is not None and recorder.is_stale)
@@ -234,7 +240,7 @@ def _recovered(
     if inherited.state is not None and inherited.distrusted is None and health.was_healthy:
         dispatcher.mark_synced(inherited.state.queues)
     failpoint("open.before_recovery")
-    recovery = recover(
+    return recover(
         log,
         dispatcher,
         inherited.state,
@@ -246,9 +252,6 @@ def _recovered(
         expired=expired_queue_offsets.load(expired_queue_offsets.expired_queues_file(paths.root)),
         cut=None if inherited.cut is None else inherited.cut.offset,
     )
-    if not opening.is_replica:
-        dispatcher.delays.begin(log.min_offset, log.max_offset, writable=opening.writable)
-    return recovery
 
 
 def _make_safe(
@@ -342,6 +345,7 @@ def _open_dispatcher(
     config: StoreConfig,
     ahead: BackgroundPreparer,
     inherited: _InheritedState,
+    tables: StateTables,
     *,
     writable: bool,
 ) -> Dispatcher:
@@ -353,16 +357,12 @@ def _open_dispatcher(
         ahead=ahead,
         rebuilt=inherited.own_files,
     )
-    is_whole = not snapshot_marker(
-        paths.root
-    ).exists()  # an interrupted snapshot may have no delay levels yet, or other ones
-    tables = paths.delay_levels if is_whole else saved_delay_levels(paths.root)
     return Dispatcher(
         paths.consume_queue,
         paths.deleted_queues,
         config.consume_queue_file_entries,
         index,
-        DelayLevelHistory(tables, config.delay_levels),
+        tables.delay_levels,
         writable=writable,
         rebuilt=inherited.own_files,
         whole=inherited.distrusted.queues if inherited.distrusted else None,

@@ -160,7 +160,7 @@ class StorePaths:
 
     @property
     def delay_levels(self) -> Path:
-        """Return the file that maps parts of the log to their delay levels."""
+        """Return the file of format 2 that maps parts of the log to their delay levels."""
         return self.root / "raymq" / "delay_levels.json"
 
     @property

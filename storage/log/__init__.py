@@ -9,7 +9,6 @@ What is in it, in the order to read it:
     message_reader, lease: reads and their results.
     flush, checkpoint, recovery_start: sync to disk, and where the next recovery begins.
     recovery, queue_offset_validator, queue_repair, damaged_copies: repairs when a store is opened or read.
-    delay_level_history: which delay levels applied to which part of the log.
     log_salvage: a walk over a damaged log.
     retention: expiry and deletion of files.
     log_slice: the bytes that a master ships.

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,6 @@ from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file_cache import MappedFileCache
 from raymq.storage.log.consume_queue import ConsumeQueue, make_entries
-from raymq.storage.log.delay_level_history import DelayLevelHistory
 from raymq.storage.log.entry_writer import EntryWriter
 from raymq.storage.log.key_index import KeyIndex
 from raymq.storage.log.queue_table import QueueTable
@@ -39,6 +39,16 @@ _ENDS_A_STEP = 100
 _QUEUE_FOLDER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
+class DelayLevels(Protocol):
+    """How long the messages of the schedule topic wait."""
+
+    def delay_ms(self, queue_id: int) -> int:
+        """Return the present delay of a queue."""
+
+    def due_ms(self, queue_id: int, places: Int64s, from_ms: Int64s) -> Int64s:
+        """Return when records at these physical offsets are due that have waited since `from_ms`."""
+
+
 class Dispatcher:
     """The queues and the index of one store.
 
@@ -51,7 +61,7 @@ class Dispatcher:
         aside: Path,
         file_entries: int,
         index: KeyIndex,
-        delays: DelayLevelHistory,
+        delays: DelayLevels,
         *,
         writable: bool,
         rebuilt: bool = False,

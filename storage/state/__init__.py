@@ -10,7 +10,7 @@ What is in it, in the order to read it:
         all state at one moment.
     backup_snapshot: all state at one moment for a backup, without the changes that follow.
     state_replica: the replica's side, which applies the changes; topic_deletion_journal: the deletions that its queues
-        have to agree with.
+        have to agree with; delay_levels_of_replica: the delay levels that they have to agree with.
     untracked_writes: unnumbered changes, after which the state of the files is unknown.
     expired_queue_offsets: the ends of queues whose messages have all expired, sent after a snapshot.
 """

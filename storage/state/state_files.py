@@ -32,7 +32,9 @@ FORMAT_1: Final = frozenset(
     }
 )
 #: The files of format 2 (storage/format_2.py) whose content is in the state journal now.
-FORMAT_2: Final = frozenset({"epochs.json", "counted_time.json", "set_aside.jsonl", "settings.json"})
+FORMAT_2: Final = frozenset(
+    {"epochs.json", "counted_time.json", "set_aside.jsonl", "settings.json", "delay_levels.json"}
+)
 _BESIDE: Final = (".tmp", ".bak", ".base", ".beside", ".older")
 #: The longest path, in characters.
 MAX_PATH_LENGTH: Final = 1024
@@ -94,5 +96,5 @@ def snapshot_marker(directory: Path) -> Path:
 
 
 def saved_delay_levels(directory: Path) -> Path:
-    """Return the copy of `delay_levels.json` from before the replica's snapshot was begun."""
+    """Return the copy of the delay levels from before the replica's snapshot was begun."""
     return directory / RAYMQ_FOLDER / "delay_levels_aside.json"

@@ -16,10 +16,11 @@ from typing import Final, Protocol
 
 from raymq.storage.errors import InvalidInput, StateMismatch, StoreFailed
 from raymq.storage.failpoints import failpoint
-from raymq.storage.files import fileutil, json_file
+from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.files.mapped_file_queue import files_of
 from raymq.storage.state import expired_queue_offsets, recording_file_calls, topic_deletion_journal
+from raymq.storage.state.delay_levels_of_replica import put_delay_levels_aside
 from raymq.storage.state.replication_backlog import ReplicationBacklog
 from raymq.storage.state.sequence_file import SequenceFile
 from raymq.storage.state.state_changes import FileChange, FileOperation, StateChange, decode_change
@@ -28,7 +29,6 @@ from raymq.storage.state.state_files import (
     RAYMQ_FOLDER,
     folders_above,
     is_stored_state,
-    saved_delay_levels,
     snapshot_marker,
 )
 from raymq.storage.state.state_snapshot import read_part
@@ -326,7 +326,8 @@ class StateReplica:
         """
         failpoint("snapshot.before_mark")
         if self.is_whole:  # else an interrupted snapshot has done this already
-            self._put_levels_aside()
+            # Until the snapshot is complete, a start or a truncation may rebuild queues by the former delay levels.
+            put_delay_levels_aside(self.directory)
         topic_deletion_journal.save(self._marker, topic_deletion_journal.read_all_deletions(self.directory))
         failpoint("snapshot.after_mark")
         self.is_whole = False
@@ -341,18 +342,6 @@ class StateReplica:
             for top in (CONFIG, RAYMQ_FOLDER):
                 self._empty(top)
         failpoint("snapshot.after_emptied")
-
-    def _put_levels_aside(self) -> None:
-        """Copy the delay levels to another file.
-
-        Until the snapshot is complete, a start or a truncation may rebuild queues; these use the former delay levels.
-        """
-        levels, aside = self.directory / RAYMQ_FOLDER / "delay_levels.json", saved_delay_levels(self.directory)
-        for source, target in ((levels, aside), (json_file.backup_path_of(levels), json_file.backup_path_of(aside))):
-            try:
-                fileutil.replace(target, fileutil.read_whole(source))
-            except FileNotFoundError:
-                fileutil.remove(target)
 
     def _empty(self, top: str) -> None:
         for entry in fileutil.entries_of(self.directory / top):

@@ -1,9 +1,9 @@
-"""Read the topic deletions with which a replica's queues have to agree."""
+"""Read the topic deletions and delay levels with which a replica's queues have to agree."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from raymq.storage.errors import StoreBusy
@@ -11,9 +11,10 @@ from raymq.storage.files import fileutil, json_file
 from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.journal import journal_files
 from raymq.storage.journal.journal_frames import decode_frames
-from raymq.storage.journal.journaled_table import Fields
+from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.log.checkpoint import CheckpointState
 from raymq.storage.state.state_files import RAYMQ_FOLDER
+from raymq.storage.tables.delay_level_history import DelayLevelHistory
 from raymq.storage.tables.deleted_topics import DeletedTopics
 
 #: number, log end, table
@@ -39,7 +40,9 @@ def read_deleted_topics(directory: Path) -> dict[str, int]:
 
     Raise StoreBusy or StoreFailed if the journal cannot be read now.
     """
-    return DeletionTail(directory).read()
+    tail = JournalTail(directory)
+    tail.read()
+    return dict(tail.deleted_topics.places)
 
 
 def read_all_deletions(directory: Path) -> list[tuple[str, int]]:
@@ -66,35 +69,38 @@ class _AllDeletions(DeletedTopics):
             self.deletions.append((topic, self.places[topic]))
 
 
-class DeletionTail:
-    """Read the deletions of a growing journal, each time only what was added.
+class JournalTail:
+    """Read two tables of a growing journal, each time only what was added.
 
     Belongs to one thread.
+
+    Attributes:
+        deleted_topics, delay_levels: the tables as they were at the last `read`.
     """
 
     def __init__(self, directory: Path) -> None:
         self._folder = folder_of(directory)
-        self._table = DeletedTopics([])
+        self.deleted_topics, self.delay_levels = DeletedTopics([]), DelayLevelHistory()
         #: The newest journal that was read: its number and inode, how far, and its last frame.
         self._read: tuple[int, int] | None = None
         self._at = 0
         self._last = b""
 
-    def read(self) -> dict[str, int]:
-        """Return the log's end at the last deletion of each topic.
-
-        Raise StoreBusy or StoreFailed if the journal cannot be read now.
-        """
+    def read(self) -> None:
+        """Bring the tables up to date; raise StoreBusy or StoreFailed if the journal cannot be read now."""
         journals, _ = journal_files.files_in(self._folder)
         try:
             if self._read is None or not self._continue(journals):
-                self._table = DeletedTopics([])
-                journal_files.load_state(self._folder, {DeletedTopics.NUMBER: self._table}, is_locked=False, only=True)
+                self.deleted_topics, self.delay_levels = DeletedTopics([]), DelayLevelHistory()
+                journal_files.load_state(self._folder, self._tables, is_locked=False, only=True)
                 self._go_to_end(journals)
         except FileNotFoundError as error:
             self._read = None
             raise StoreBusy(f"the state journal is being replaced: {error}") from error
-        return dict(self._table.places)
+
+    @property
+    def _tables(self) -> Mapping[int, JournaledTable]:
+        return {table.NUMBER: table for table in (self.deleted_topics, self.delay_levels)}
 
     def _go_to_end(self, journals: dict[int, Path]) -> None:
         self._read, self._at, self._last = None, 0, b""
@@ -119,9 +125,11 @@ class DeletionTail:
         if not content.startswith(self._last):
             return False  # an event was taken back
         found = decode_frames(content)
+        tables = self._tables
         for entry in (*found.entries, *found.behind) if apply else ():
-            if len(entry) > _HEAD_FIELDS and entry[2] == DeletedTopics.NUMBER:
-                self._table.apply(entry[_HEAD_FIELDS:])
+            table = tables.get(entry[2]) if len(entry) > _HEAD_FIELDS else None
+            if table is not None:
+                table.apply(entry[_HEAD_FIELDS:])
         self._read = first, path.stat().st_ino
         self._at = begin + found.length
         self._last = content[found.last : found.length]

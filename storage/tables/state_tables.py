@@ -6,6 +6,7 @@ from raymq.storage.journal.journaled_table import JournaledTable
 from raymq.storage.tables.consumer_offsets import ConsumerOffsets
 from raymq.storage.tables.coordinator_table import CoordinatorTable
 from raymq.storage.tables.counted_time import CountedTime
+from raymq.storage.tables.delay_level_history import DelayLevelHistory
 from raymq.storage.tables.delay_offsets import DelayOffsets
 from raymq.storage.tables.deleted_topics import DeletedTopics
 from raymq.storage.tables.dynamic_config import DynamicConfigTable
@@ -40,6 +41,7 @@ class StateTables:
         self.counted_time = CountedTime()
         self.quarantined = QuarantinedMessages()
         self.settings = DynamicConfigTable()
+        self.delay_levels = DelayLevelHistory()
         others: list[JournaledTable] = [table for table in vars(self).values() if isinstance(table, JournaledTable)]
         self.deleted_topics = DeletedTopics(others)
         self._all = sorted([self.deleted_topics, *others], key=lambda table: table.NUMBER)

@@ -53,6 +53,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "storage.state": (
         *(*_PURE, "storage.files", "storage.journal", "storage.log.checkpoint"),
         "storage.tables.deleted_topics",
+        "storage.tables.delay_level_history",
     ),
     "storage.journal": (*_PURE, "storage.files"),
     "storage.tables": (*_PURE, "storage.files", "storage.records", "storage.journal"),

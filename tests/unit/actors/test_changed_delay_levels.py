@@ -135,20 +135,26 @@ def test_moved_message_keeps_its_properties(broker: Broker) -> None:
     assert (record.queue_id, record.properties["DELAY"]) == (0, "4")
 
 
-def test_damaged_level_file_still_delivers_all(broker: Broker, tmp_path: Path) -> None:
+def test_lost_levels_still_deliver_all(broker: Broker, tmp_path: Path) -> None:
     for level in range(1, 5):
         broker.send(f"old {level}", level)
-    for path in (tmp_path / "raymq").glob("delay_levels.json*"):
-        path.write_bytes(b"\xff{")
-    broker.restart("10s 20s", "stopped")
+    broker.core.timers.close()
+    broker.store.close()
+    shutil.rmtree(tmp_path / "raymq" / "state")
+    broker.config = replace(broker.config, delay_levels="10s 20s")
+    broker.open()
     broker.clock.advance(4 * MINUTE)
     assert broker.deliver_all() == [f"old {level}" for level in range(1, 5)]
 
 
-def test_read_only_store_keeps_level_file(broker: Broker, tmp_path: Path) -> None:
-    before = (tmp_path / "raymq" / "delay_levels.json").read_bytes()
-    Store.open(tmp_path, replace(CONFIG, delay_levels="7s"), read_only=True).close()
-    assert (tmp_path / "raymq" / "delay_levels.json").read_bytes() == before
+def test_read_only_store_saves_no_levels(broker: Broker, tmp_path: Path) -> None:
+    def read() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in (tmp_path / "raymq" / "state").iterdir()}
+
+    before = read()
+    with Store.open(tmp_path, replace(CONFIG, delay_levels="7s"), read_only=True) as store:
+        assert store.delay_level_history.levels == 1
+    assert read() == before
 
 
 def test_staged_rows_of_removed_delay_level_are_delivered(

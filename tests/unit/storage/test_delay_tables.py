@@ -7,14 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage.log.delay_level_history import UNKNOWN_MS, DelayLevelHistory
+from raymq.storage.files.json_file import DECODE_ERRORS
+from raymq.storage.tables.delay_level_history import UNKNOWN_MS, DelayLevelHistory, read_delay_tables
+from tests.state_journals import open_table
 
 
 def open_history(path: Path, *starts: tuple[str, int, int]) -> DelayLevelHistory:
     """Return the history after starts with these tables, log begins and log ends."""
     for table, log_min, log_end in starts:
-        made = DelayLevelHistory(path / "delay_levels.json", table)
-        made.begin(log_min, log_end, writable=True)
+        made = open_table(path, DelayLevelHistory())
+        made.use(table)
+        for fields in made.beginning(log_min, log_end):
+            made.record(*fields)
     return made
 
 
@@ -45,9 +49,10 @@ def test_table_of_a_log_place_is_known_after_restarts(
 ) -> None:
     tables = open_history(tmp_path, *starts)
     assert delays(tables, 0, *places) == expected
-    assert delays(DelayLevelHistory(tmp_path / "delay_levels.json", starts[-1][0]), 0, *places) == expected, (
-        "written down"
-    )
+    again = open_table(tmp_path, DelayLevelHistory())
+    again.use(starts[-1][0])
+    assert delays(again, 0, *places) == expected, "written down"
+    assert list(again.beginning(starts[-1][1], starts[-1][2])) == []
 
 
 def test_delay_of_a_level_missing_in_its_table_is_unknown(tmp_path: Path) -> None:
@@ -55,6 +60,27 @@ def test_delay_of_a_level_missing_in_its_table_is_unknown(tmp_path: Path) -> Non
     assert delays(tables, 1, 50, 150, 250) == [5, _UNKNOWN, 7]
     places = np.array([50, 150], np.int64)
     assert tables.due_ms(1, places, np.array([1000, 1000])).tolist() == [6_000, 8_000]
+
+
+@pytest.mark.parametrize(
+    "fields", [(), (7,), ([[5, "1s"], [2, "5s"]],), ([[0, "x"]],), ([[0]],), ([[-1, "1s"]],), ([["0", "1s"]],)]
+)
+def test_event_that_is_no_history_is_refused(fields: tuple[object, ...]) -> None:
+    table = DelayLevelHistory()
+    table.use("3s")
+    with pytest.raises(DECODE_ERRORS):
+        table.apply(fields)
+    assert delays(table, 0, 0, 300) == [3, 3]
+
+
+def test_event_of_a_master_changes_an_open_table() -> None:
+    # The dispatcher of a replica reads the table while its master's events are applied.
+    table = DelayLevelHistory()
+    table.use("3s")
+    assert delays(table, 0, 0, 300) == [3, 3]
+    table.apply(([[0, "1s"], [200, "2s"]],))
+    assert delays(table, 0, 0, 300) == [1, 2]
+    assert table.delay_ms(0) == 3_000
 
 
 @pytest.mark.parametrize(
@@ -69,16 +95,9 @@ def test_delay_of_a_level_missing_in_its_table_is_unknown(tmp_path: Path) -> Non
         b'{"tables":[[0]]}',
     ],
 )
-def test_unreadable_history_does_not_prevent_opening(tmp_path: Path, damage: bytes) -> None:
-    open_history(tmp_path, ("1s", 0, 0), ("9s", 0, 100))
+def test_unreadable_file_of_format_2_is_ignored(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "delay_levels.json"
     path.write_bytes(damage)
-    path.with_name(path.name + ".bak").unlink(missing_ok=True)
-    assert delays(open_history(tmp_path, ("3s", 0, 200)), 0, 0, 300) == [3, 3]
-    assert delays(open_history(tmp_path, ("4s", 0, 400)), 0, 0, 400) == [3, 4]
-
-
-def test_backup_copy_is_read_when_the_file_is_damaged(tmp_path: Path) -> None:
-    open_history(tmp_path, ("1s", 0, 0), ("9s", 0, 100), ("5s", 0, 200))
-    (tmp_path / "delay_levels.json").write_bytes(b"{")
-    assert delays(open_history(tmp_path, ("5s", 0, 300)), 0, 0, 150) == [1, 9]
+    assert read_delay_tables(path) == []
+    path.with_name(path.name + ".bak").write_text('{"tables":[[0,"1s"],[100,"9s"]]}')
+    assert read_delay_tables(path) == [(0, "1s"), (100, "9s")]

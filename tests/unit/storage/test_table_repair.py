@@ -279,7 +279,7 @@ def rewrite_table(directory: Path, name: str) -> None:
         store.request_modes.put(RequestMode("orders", "billing"))
 
 
-@pytest.mark.parametrize("name", ["state.json", "delay_levels.json"])
+@pytest.mark.parametrize("name", ["state.json", "epochs.json", "delay_levels.json"])
 @pytest.mark.parametrize("content", [NESTED, b'{"epoch": 1e999, "cuts": []}', b"[]", b"7"])
 def test_derived_file_with_bad_content_is_rebuilt_at_open(directory: Path, name: str, content: bytes) -> None:
     file = directory / "raymq" / name

@@ -45,6 +45,7 @@ def content_of(store: Store) -> dict[str, Any]:
         "counted_time.json": tables.counted_time.seconds,
         "set_aside.jsonl": tables.quarantined.notes(),
         "settings.json": (tables.settings.version.counter, tables.settings.settings),
+        "delay_levels.json": tables.delay_levels.saved,
     }
 
 
@@ -97,6 +98,7 @@ def written(former: Path) -> dict[str, Any]:
             QuarantineEntry("retry", "g", "orders", 0, number, 7 * number, "id", "no room", 5) for number in range(3)
         ],
         "settings.json": (2, {"fileReservedTime": "96", "note": "kept"}),
+        "delay_levels.json": [(0, "1s 5s"), (102, "1m 5m")],
     }
 
 
@@ -182,9 +184,10 @@ def test_conversion_on_a_bad_disk_loses_nothing(former: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"[" * 9_999, b'{"epoch":1e999,"cuts":[]}'])
-@pytest.mark.parametrize("name", ["epochs.json", "counted_time.json", "set_aside.jsonl"])
+@pytest.mark.parametrize("name", ["epochs.json", "counted_time.json", "set_aside.jsonl", "delay_levels.json"])
 def test_damaged_file_of_format_2_loses_only_itself(former: Path, name: str, content: bytes) -> None:
     expected = written(former)
+    (former / "raymq" / f"{name}.bak").unlink(missing_ok=True)
     (former / "raymq" / name).write_bytes(content)
     with Store.open(former, CONFIG) as store:
         found = content_of(store)
@@ -244,3 +247,15 @@ def test_spare_copy_of_settings_is_used(former: Path, content: bytes | None) -> 
     if content is not None:
         path.write_bytes(content)
     check_converted(former, expected)
+
+
+def test_spare_copy_of_delay_levels_is_used(former: Path) -> None:
+    (former / "raymq" / "delay_levels.json").write_bytes(b"{")
+    with Store.open(former, CONFIG, read_only=True) as store:
+        assert store.delay_level_history.saved[0] == (0, "1s 5s")
+
+
+def test_replica_of_format_2_uses_its_file_of_delay_levels(former: Path) -> None:
+    # Its master's journal has none before the master was converted.
+    with Store.open(former, CONFIG, is_replica=True) as store:
+        assert store.delay_level_history.saved == [(0, "1s 5s"), (102, "1m 5m")]
