@@ -14,14 +14,19 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import msgpack
 
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.former_files import former_files
+from raymq.storage.journal.journal_frames import decode_frames
 from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.counted_time import CountedTime
 from raymq.storage.tables.delay_level_history import read_delay_tables
 from raymq.storage.tables.dynamic_config import read_settings_events
+from raymq.storage.tables.producer_states import lane_events, position_event
 from raymq.storage.tables.quarantined_messages import QuarantinedMessages, QuarantineEntry
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.state_tables import StateTables
@@ -48,6 +53,7 @@ def read_events(paths: StorePaths, tables: StateTables) -> list[tuple[JournaledT
     events += [(tables.settings, fields) for fields in read_settings_events(paths.settings)]
     if levels := read_delay_tables(paths.delay_levels):
         events.append((tables.delay_levels, (levels,)))
+    events += [(tables.producer_states, fields) for fields in _producers(own / "producers.journal")]
     return [*events, (tables.recovery_epochs, _epochs(own / "epochs.json", tables.recovery_epochs))]
 
 
@@ -74,6 +80,28 @@ def _quarantined(path: Path) -> Iterator[Fields]:
                     saved = json.loads(line)
                     table.apply([[[saved[each.name] for each in dataclasses.fields(QuarantineEntry)]]])
     return table.snapshot()
+
+
+def _producers(path: Path) -> Iterator[Fields]:
+    """Return the events of the producers' states, and of the position behind them in the log.
+
+    What is behind damage does not count: it does not say to which position of the log it belongs.
+    """
+    try:
+        found = decode_frames(fileutil.read_whole(path))
+    except FileNotFoundError:
+        return
+    for begin, end in found.damage:
+        _log.error("%s: %d bytes at %d are not what was written; the log is read again", path, end - begin, begin)
+    lanes: dict[tuple[Any, ...], list[Any]] = {}
+    position = 0
+    for kind, value in found.entries:
+        if kind == "l":
+            lanes.update({tuple(row[:3]): row for row in msgpack.unpackb(value)})
+        elif kind == "p":
+            position = int(value)
+    yield from lane_events(lanes.values())
+    yield position_event(position)
 
 
 def _epochs(path: Path, table: RecoveryEpochs) -> Fields:

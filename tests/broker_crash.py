@@ -18,4 +18,3 @@ async def crash_broker(broker: BrokerService) -> None:
     broker.store._flusher.stop()
     broker.store._abandon()
     broker.core.timers.log.close()
-    broker._producer_history.close()

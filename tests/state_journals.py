@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
+from raymq.storage.journal.journal_frames import encode_frame
 from raymq.storage.journal.journaled_table import JournaledTable
 from raymq.storage.journal.state_journal import StateJournal
 from raymq.storage.store import Store
@@ -24,6 +25,14 @@ def open_table(directory: Path, table: T, *, writable: bool = True) -> T:
 def open_tables(directory: Path, *tables: JournaledTable) -> StateJournal:
     """Open the journal of a store directory with some tables, and return it."""
     return StateJournal(directory / "raymq" / "state", tables, writable=True)
+
+
+def append_frames(path: Path, *entries: tuple[object, ...]) -> None:
+    """Append entries to a file of frames, as journals of former formats were."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        for entry in entries:
+            file.write(encode_frame(entry))
 
 
 def wait_for_compaction(store: Store) -> None:

@@ -74,7 +74,7 @@ class OpenedBroker:
                 )
                 if epoch > 1:
                     core.locks.block_grants(SESSION_GRACE_SECONDS)
-                history = ProducerStateJournal(core.producers, store, directory / "raymq" / "producers.journal")
+                history = ProducerStateJournal(core.producers, store)
                 history.restore()
                 opened.pop_all()
                 return cls(epoch, store, core, history)
@@ -84,7 +84,6 @@ class OpenedBroker:
 
     def abandon(self) -> None:
         """Close an opened broker that will not be used; ignore errors of the store."""
-        self.producer_history.close()
         _abandon(self.store)
 
 

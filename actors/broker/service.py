@@ -284,9 +284,9 @@ class BrokerService:
         """Do the second half of `stop`: close the store. Return the errors."""
         leader = self._leader
         if leader is None:
-            return await self._done(self._close_producers, self._close_timers, self.store.close)
+            return await self._done(self._save_last_producers, self._close_timers, self.store.close)
         return await self._done(
-            self._close_producers,
+            self._save_last_producers,
             self._close_timers,
             leader.leadership.finish,
             leader.leadership.detach_store,
@@ -490,11 +490,8 @@ class BrokerService:
             began = self._loop.time()
         return spent + self._loop.time() - began
 
-    async def _close_producers(self) -> None:
-        try:
-            await self._save_producers_now()
-        finally:
-            self._producer_history.close()
+    async def _save_last_producers(self) -> None:
+        await self._save_producers_now()
 
     async def _export_tables(self) -> None:
         """Write RocketMQ's files of settings and offsets, using at most a twentieth of the time."""

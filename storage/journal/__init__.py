@@ -6,7 +6,6 @@ What is in it, in the order to read it:
     journaled_table: a table in memory whose changes are events.
     journal_files: the files of the journal and its snapshots, and how a start reads them.
     state_journal: append events, sync them, and compact them into snapshots.
-    frame_file: a file of such entries for data that the log has, too.
 
 docs/internals/state.md draws it.
 """

@@ -33,7 +33,7 @@ FORMAT_1: Final = frozenset(
 )
 #: The files of format 2 (storage/format_2.py) whose content is in the state journal now.
 FORMAT_2: Final = frozenset(
-    {"epochs.json", "counted_time.json", "set_aside.jsonl", "settings.json", "delay_levels.json"}
+    {"epochs.json", "counted_time.json", "set_aside.jsonl", "settings.json", "delay_levels.json", "producers.journal"}
 )
 _BESIDE: Final = (".tmp", ".bak", ".base", ".beside", ".older")
 #: The longest path, in characters.

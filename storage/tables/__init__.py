@@ -13,6 +13,7 @@ What is in it, in the order to read it:
     stream_plan_store: which messages each batch of a streaming query reads.
     write_transactions: the decisions about staged writes.
     transaction_checks: how often the producers of open transactions were asked.
+    producer_states: the saved states of idempotent producers.
     delay_level_history: which delay levels applied to which part of the log.
     recovery_epochs: where the log was truncated. counted_time: how long the store was open.
     broker_identity: the name, address and epoch of a broker; dynamic_config: settings that tools changed at run time.

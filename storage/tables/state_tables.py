@@ -13,6 +13,7 @@ from raymq.storage.tables.dynamic_config import DynamicConfigTable
 from raymq.storage.tables.group_config import GroupConfigs
 from raymq.storage.tables.in_flight_messages import InFlightTable
 from raymq.storage.tables.known_brokers import KnownBrokers
+from raymq.storage.tables.producer_states import ProducerStates
 from raymq.storage.tables.quarantined_messages import QuarantinedMessages
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.request_mode import RequestModes
@@ -42,6 +43,7 @@ class StateTables:
         self.quarantined = QuarantinedMessages()
         self.settings = DynamicConfigTable()
         self.delay_levels = DelayLevelHistory()
+        self.producer_states = ProducerStates()
         others: list[JournaledTable] = [table for table in vars(self).values() if isinstance(table, JournaledTable)]
         self.deleted_topics = DeletedTopics(others)
         self._all = sorted([self.deleted_topics, *others], key=lambda table: table.NUMBER)

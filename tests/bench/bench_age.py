@@ -100,7 +100,7 @@ def make_old_directory(directory: Path, age: Age) -> None:
         core = BrokerCore("broker-a", store)
         store.topic_configs.put(*(TopicConfig(f"t{n}", QUEUES, QUEUES) for n in range(age.topics)))
         store.group_configs.put(*(GroupConfig(f"g{n}") for n in range(age.groups)))
-        history = ProducerStateJournal(core.producers, store, directory / "raymq" / "producers.journal")
+        history = ProducerStateJournal(core.producers, store)
         for n in range(age.lanes):
             one = bytearray(record(f"t{n % age.topics}", n // age.topics % QUEUES, n))
             producer_sequence.stamp_first(one, ProducerSequence(f"{n // (age.topics * QUEUES):016x}", 0, 0, 1))
@@ -116,7 +116,6 @@ def make_old_directory(directory: Path, age: Age) -> None:
                 store.consumer_offsets.commit(f"g{n}", f"t{topic}", 0, 1)
         for write in history.save():
             write()
-        history.close()
         core.timers.close()
 
 

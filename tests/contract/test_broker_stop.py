@@ -71,33 +71,27 @@ def test_concurrent_saves_of_one_file_are_serialized(tmp_path: Path) -> None:
     assert [name for name in os.listdir(tmp_path) if name.endswith(".tmp")] == []
 
 
-class SlowWrite(FileCalls):
-    """Real calls; writes to one file wait for `go`."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.waiting = threading.Event()
-        self.go = threading.Event()
-
-    def write(self, fd: int, content: bytes | memoryview) -> int:
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(self._name):
-            self.waiting.set()
-            assert self.go.wait(30)
-        return super().write(fd, content)
-
-
-def test_broker_stops_while_producers_are_saved(tmp_path: Path, loop: EventLoopThread) -> None:
+def test_broker_stops_while_producers_are_saved(
+    tmp_path: Path, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guard against fault 13.17: a clean stop on a slow disk failed."""
     broker = start_broker(loop, tmp_path)
-    disk = SlowWrite("producers.journal")
-    with replaced(disk):
-        saving = loop.submit(broker._save_producers())
-        assert disk.waiting.wait(30)
-        stopping = loop.submit(broker.stop())
-        poll_until(lambda: broker._producer_history._writing.locked() and broker._server.draining)
-        disk.go.set()
-        saving.result(30)
-        stopping.result(30)
+    states, waiting, go = broker.store.tables.producer_states, threading.Event(), threading.Event()
+    advance = states.advance
+
+    def advance_slowly(position: int) -> None:
+        waiting.set()
+        assert go.wait(30)
+        advance(position)
+
+    monkeypatch.setattr(states, "advance", advance_slowly)
+    saving = loop.submit(broker._save_producers())
+    assert waiting.wait(30)
+    stopping = loop.submit(broker.stop())
+    poll_until(lambda: broker._server.draining)
+    go.set()
+    saving.result(30)
+    stopping.result(30)
     with Store.open(tmp_path) as store:
         assert store.recovery.clean
 
@@ -106,7 +100,7 @@ def test_failed_stop_step_leaves_store_closed(tmp_path: Path, loop: EventLoopThr
     """Guard against fault 13.17: StoreFailed while saving producers left timers and store open."""
     broker = start_broker(loop, tmp_path)
     disk = FaultyCalls("write", 1, errno.EIO, lasting=True)
-    with replaced(disk), pytest.raises(StoreFailed, match=r"producers\.journal"):
+    with replaced(disk), pytest.raises(StoreFailed, match=r"raymq/state/journal"):
         loop.run(broker.stop())
     assert broker.store._closed
     with Store.open(tmp_path, SMALL) as store:  # the store's lock is released

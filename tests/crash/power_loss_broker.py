@@ -95,7 +95,6 @@ class PowerLossBroker:
             self.directory = self._root / str(self._lives)
             disk.after_power_loss(self.directory, self._random, self._random.choice((0.0, 0.3, 0.7, 1.0)))
             self.store._flusher.stop()
-            self._producers.close()
             self.core.timers.log.close()
             self.store._abandon()
         disk.close()
@@ -104,8 +103,7 @@ class PowerLossBroker:
     def _open(self) -> None:
         self.store = Store.open(self.directory, self.config, now_ms=lambda: int(self.clock.now * 1000))
         self.core = BrokerCore("broker-a", self.store, clock=self.clock)
-        journal = self.directory / "raymq" / "producers.journal"
-        self._producers = ProducerStateJournal(self.core.producers, self.store, journal)
+        self._producers = ProducerStateJournal(self.core.producers, self.store)
         self._producers.restore()
         for topic, queues in TOPICS.items():
             self.core.topics.create(topic, queues)

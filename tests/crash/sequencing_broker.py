@@ -22,7 +22,10 @@ from raymq.storage.config import StoreConfig
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.records import native_kernels
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
+from raymq.storage.state_opening import open_state
 from raymq.storage.store import Store
+from raymq.storage.store_paths import StorePaths
+from raymq.storage.tables.state_tables import StateTables
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import UnsyncedCalls
 from tests.store_records import SMALL, make_record
@@ -42,8 +45,7 @@ class SequencingBroker:
         self.core = BrokerCore("broker-a", self.store, clock=lambda: now_ms() / 1000)
         if self.store.topic_configs.get(TOPIC) is None:
             self.store.topic_configs.put(TopicConfig(TOPIC, 1, 1))
-        self.journal = directory / "raymq" / "producers.journal"
-        self.history = ProducerStateJournal(self.core.producers, self.store, self.journal)
+        self.history = ProducerStateJournal(self.core.producers, self.store)
         self.history.restore()
         self.core.producers.validate()
 
@@ -89,15 +91,22 @@ class SequencingBroker:
     def die(self) -> None:
         """Stop as after SIGKILL: nothing is flushed or completed."""
         self.store._flusher.stop()
-        self.history.close()
         self.core.timers.log.close()
         self.store._abandon()
 
     def close(self) -> None:
         """Close in order."""
-        self.history.close()
         self.core.timers.close()
         self.store.close()
+
+
+def drop_saved_states(directory: Path) -> None:
+    """Remove the producers' saved states, so that the next start reads the whole log."""
+    tables = StateTables()
+    journal, _ = open_state(StorePaths(directory), tables, lambda _: None, writable=True)
+    tables.producer_states.put([row[:3] for row in list(tables.producer_states.rows())])
+    tables.producer_states.advance(0)
+    journal.close(compact=False)
 
 
 def numbered_bodies(first: int, count: int, body_bytes: int) -> list[bytes]:

@@ -35,10 +35,8 @@ COMPILED_POINTS = (
 RETENTION_POINTS = tuple(name for name in NAMES if name.startswith("retention."))
 #: test_full_disk_cleanup.py kills at it.
 OTHER_POINTS = ("cleanup.before_remove",)
-#: test_frame_file.py kills at these: only idempotent producers have such a file.
-FRAME_POINTS = tuple(name for name in NAMES if name.startswith("frames."))
-#: unit/storage/journal/test_format_1.py kills at these: only a directory of format 1 leads to them.
-FORMAT_1_POINTS = ("format.before_snapshot", "format.before_removal")
+#: unit/storage/journal/test_format_1.py and test_format_2.py kill at these: only former formats lead to them.
+FORMER_FORMAT_POINTS = ("format.before_last_event", "format.before_snapshot", "format.before_removal")
 #: test_commit_kill.py kills at these.
 STAGED_WRITE_POINTS = tuple(name for name in NAMES if name.startswith(("write.", "staged.")))
 #: test_keepers.py kills at these.
@@ -53,8 +51,7 @@ POINTS_OF_OTHER_FILES = (
     RECOVERY_POINTS
     + RETENTION_POINTS
     + OTHER_POINTS
-    + FRAME_POINTS
-    + FORMAT_1_POINTS
+    + FORMER_FORMAT_POINTS
     + STAGED_WRITE_POINTS
     + KEEPER_POINTS
     + REPLICA_POINTS

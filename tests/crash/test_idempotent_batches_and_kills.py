@@ -12,7 +12,7 @@ import pytest
 
 from raymq.storage.failpoints import VARIABLE
 from tests import fork_server
-from tests.crash.sequencing_broker import CONFIG, SequencingBroker, numbered_bodies
+from tests.crash.sequencing_broker import CONFIG, SequencingBroker, drop_saved_states, numbered_bodies
 
 pytestmark = pytest.mark.crash
 
@@ -41,7 +41,7 @@ def check_repeated_send(directory: Path, count: int, body_bytes: int, *, others:
     there = broker.bodies()
     assert [there.count(body) for body in sent] == [1] * count
     broker.die()
-    (directory / "raymq" / "producers.journal").unlink()
+    drop_saved_states(directory)
     broker = SequencingBroker(directory, replace(CONFIG, commitlog_file_bytes=FILE_BYTES))
     again = broker.send(sent, 1)
     assert again.queue_offsets.tolist() == placed.queue_offsets.tolist()  # type: ignore[union-attr]

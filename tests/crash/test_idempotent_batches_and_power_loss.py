@@ -19,7 +19,7 @@ from raymq.actors.errors import SequenceGap
 from raymq.storage import checkpointer
 from raymq.storage.files.file_calls import replaced
 from tests.crash.power_loss import Disk
-from tests.crash.sequencing_broker import CONFIG, SequencingBroker, numbered_bodies
+from tests.crash.sequencing_broker import CONFIG, SequencingBroker, drop_saved_states, numbered_bodies
 
 pytestmark = pytest.mark.crash
 
@@ -83,7 +83,7 @@ def check_without_journal(machine: Machine, sent: list[bytes], offsets: list[int
         if with_journal:
             shutil.copytree(machine.directory, copy)
         else:
-            (machine.directory / "raymq" / "producers.journal").unlink()
+            drop_saved_states(machine.directory)
         broker = SequencingBroker(copy, machine.config, lambda: NOW_MS)
         assert send_again(broker, sent) == offsets
         send_again(broker, [b"next"], 1 + len(sent))

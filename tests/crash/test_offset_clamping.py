@@ -22,7 +22,6 @@ from raymq.storage.errors import MessageNotFound, StoreFailed
 from raymq.storage.files import file_calls
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.files.json_file import load
-from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
@@ -153,7 +152,7 @@ def test_lost_batch_is_not_taken_for_later_messages(tmp_path: Path) -> None:
         return int(core.append_sequenced("t", 0, memoryview(bytes(stamped)), sizes).queue_offsets[0])
 
     def restore_producers(core: BrokerCore) -> ProducerStateJournal:
-        history = ProducerStateJournal(core.producers, core.store, core.store.directory / "raymq" / "producers.journal")
+        history = ProducerStateJournal(core.producers, core.store)
         history.restore()
         return history
 
@@ -164,7 +163,7 @@ def test_lost_batch_is_not_taken_for_later_messages(tmp_path: Path) -> None:
         assert send_numbered(core, 2) == 2
         for write in history.save():
             write()
-        sync_path(history._journal._path)
+        core.store.tables.producer_states.sync()
     with machine.life() as core:
         restore_producers(core)
         send(core, *range(10))

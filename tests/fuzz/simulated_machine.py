@@ -246,8 +246,7 @@ class SimulatedMachine(ABC):
         config = replace(CONFIG, delay_levels=self._levels)
         self.store = Store.open(self._directory, config, now_ms=self._now_ms)
         self.core = BrokerCore("broker-a", self.store, clock=self.clock)
-        journal = self._directory / "raymq" / "producers.journal"
-        self._producers = ProducerStateJournal(self.core.producers, self.store, journal)
+        self._producers = ProducerStateJournal(self.core.producers, self.store)
         self._producers.restore()
         for topic, queues in TOPICS.items():
             self.core.topics.create(topic, queues)
@@ -260,7 +259,6 @@ class SimulatedMachine(ABC):
         self._look()
         for write in self._producers.save():
             write()
-        self._producers.close()
         self.core.timers.close()
         self.core.schedule.close()
         self.store.close()
@@ -269,7 +267,6 @@ class SimulatedMachine(ABC):
 
     def _abandon(self) -> None:
         self.store._flusher.stop()
-        self._producers.close()
         self.core.timers.log.close()
         self.store._abandon()
 

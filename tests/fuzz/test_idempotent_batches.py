@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from raymq.actors.broker.core.appending import producer_state_journal
 from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.client import Message
 from raymq.storage.errors import StoreError
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal import state_journal
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from tests.fuzz.failing_disk import FailingDisk
 from tests.fuzz.seeds import do, seeded, try_each
@@ -77,7 +77,6 @@ class IdempotentBatchesFuzz:
             finally:
                 self._disk.heal()
                 with suppress(StoreError):
-                    self._history.close()
                     self._bench.core.timers.log.close()
                     self._bench.store.close()
 
@@ -117,7 +116,6 @@ class IdempotentBatchesFuzz:
 
     def kill(self) -> None:
         self._disk.heal()
-        self._history.close()
         self._bench.core.timers.log.close()
         self._bench.crash()
         self._restore()
@@ -125,15 +123,13 @@ class IdempotentBatchesFuzz:
     def restart(self) -> None:
         self._disk.heal()
         self.save()
-        self._history.close()
         self._bench.core.timers.close()
         self._bench.store.close()
         self._bench.open()
         self._restore()
 
     def _restore(self) -> None:
-        journal = self._bench.directory / "raymq" / "producers.journal"
-        self._history = ProducerStateJournal(self._bench.core.producers, self._bench.store, journal)
+        self._history = ProducerStateJournal(self._bench.core.producers, self._bench.store)
         self._history.restore()
 
     def _new_batch(self, lane: Lane) -> Batch:
@@ -164,7 +160,7 @@ class IdempotentBatchesFuzz:
 
 @pytest.fixture(autouse=True)
 def rewrite_journals_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_state_journal, "_LEAST_FOLD_BYTES", 300)
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 300)
 
 
 @seeded(few=5, many=300)

@@ -48,13 +48,10 @@ class Machine:
         self.store = Store.open(self.directory, CONFIG, now_ms=lambda: int(self.clock.now * 1000))
         self.core = BrokerCore("broker-a", self.store, clock=self.clock)
         self.core.topics.create("t", 1)
-        self.producers = ProducerStateJournal(
-            self.core.producers, self.store, self.directory / "raymq/producers.journal"
-        )
+        self.producers = ProducerStateJournal(self.core.producers, self.store)
         self.producers.restore()
 
     def leave(self, *, clean: bool = False) -> None:
-        self.producers.close()
         self.core.timers.log.close()
         if clean:
             self.store.close()
@@ -140,7 +137,7 @@ def test_batch_lost_from_log_is_stored_again(machine: Machine) -> None:
         assert machine.sequenced(1) == 1
         for write in list(machine.producers.save())[:-1]:  # the log position comes last
             write()
-        machine.lose_power(machine.directory / "raymq/producers.journal")
+        machine.lose_power(*(machine.directory / "raymq/state").iterdir())
     machine.start_in_vain()
     machine.open()
     machine.send(b"another one")

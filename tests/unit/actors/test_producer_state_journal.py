@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import errno
 import shutil
+import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-import msgpack
 import pytest
 
-from raymq.actors.broker.core.appending import producer_state_journal
+from raymq.actors.broker.core.appending import idempotence, producer_state_journal
 from raymq.actors.broker.core.appending.producer_state_journal import ProducerStateJournal
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal import state_journal
 from raymq.storage.records import producer_sequence
 from raymq.storage.records.producer_sequence import ProducerSequence
 from raymq.storage.store import Store
+from raymq.storage.tables import producer_states
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import FaultyCalls
-from tests.store_records import make_record
+from tests.state_journals import wait_for_compaction
+from tests.store_records import SMALL, make_record
 
 CONFIG = StoreConfig(commitlog_file_bytes=1 << 20, index_slots=50, index_entries=10_000, disk_refuse_ratio=1.0)
 LANES = 12
@@ -36,7 +40,7 @@ class Broker:
         self.core = BrokerCore("b", self.store)
         if self.store.topic_configs.get("orders") is None:
             self.store.topic_configs.put(TopicConfig("orders", LANES, LANES))
-        self.history = ProducerStateJournal(self.core.producers, self.store, directory / "raymq" / "producers.journal")
+        self.history = ProducerStateJournal(self.core.producers, self.store)
         self.history.restore()
 
     def send(self, lane: int, number: int) -> int:
@@ -53,14 +57,19 @@ class Broker:
         for write in self.history.save():
             write()
 
+    def saved(self) -> dict[tuple[object, ...], list[object]]:
+        """Return the saved lanes as `known`."""
+        rows = self.store.tables.producer_states.rows()
+        return {tuple(row[:3]): [*row[3:5], [tuple(each) for each in row[6]], row[7]] for row in rows}
+
     def close(self) -> None:
-        self.history.close()
         self.store.close()
 
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    monkeypatch.setattr(producer_state_journal, "_STEP_LANES", 4)
+    for module in (producer_state_journal, producer_states):
+        monkeypatch.setattr(module, "EVENT_LANES", 4)
     started = Broker(tmp_path / "s")
     yield started
     started.close()
@@ -99,45 +108,78 @@ def test_kill_between_save_steps_keeps_producer_state(broker: Broker, tmp_path: 
 
 
 def test_save_writes_changed_lanes_in_small_steps(broker: Broker) -> None:
+    def save() -> list[int]:
+        """Save, and return how many events each step wrote."""
+        journal, counts = broker.store._parts.journal, []
+        for write in broker.history.save():
+            before = journal.last
+            write()
+            counts.append(journal.last - before)
+        return counts
+
     for lane in range(LANES):
         broker.send(lane, 0)
-    sizes = []
-    for write in broker.history.save():
-        write()
-    first = broker.history._journal.length
+    assert save() == [1, 1, 1, 1]  # four lanes each, then the position
     assert list(broker.history.save()) == []
     broker.send(3, 1)
-    for write in broker.history.save():
-        write()
-        sizes.append(broker.history._journal.length)
-    assert sizes[-1] - first < first / 4
-    content = (broker.directory / "raymq" / "producers.journal").read_bytes()
-    assert len(content) == sizes[-1]
-    rows = [len(msgpack.unpackb(value)) for kind, value in Reopened(broker).entries if kind == "l"]
-    assert rows == [4, 4, 4, 1]
+    assert save() == [1, 1]
+    assert broker.saved() == broker.known()
 
 
-class Reopened:
-    """Read the frames of a broker's journal."""
-
-    def __init__(self, broker: Broker) -> None:
-        journal = producer_state_journal.FrameFile(broker.directory / "raymq" / "producers.journal", writable=False)
-        self.entries = journal.entries
-
-
-def test_journal_size_stays_proportional_to_lanes(
+def test_saved_states_are_compacted_with_the_tables(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producer_state_journal, "_LEAST_FOLD_BYTES", 100)
-    broker.history._fold_at = 100
-    longest = []
+    monkeypatch.setattr(state_journal, "_COMPACT_BYTES", 100)
+    broker.store._parts.journal._compact_at = 100
     for number in range(60):
         for lane in range(LANES):
             broker.send(lane, number)
         broker.save()
-        longest.append(broker.history._journal.length)
-    assert max(longest[30:]) <= 1.1 * max(longest[:30])  # numbers become longer
+    wait_for_compaction(broker.store)
+    assert len(list((broker.directory / "raymq" / "state").glob("snapshot-*"))) == 2
     assert state_after_kill(broker, tmp_path / "killed") == broker.known()
+
+
+def test_expired_lanes_leave_the_saved_states(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the table would grow for ever, with a lane for each producer that ever was."""
+    for lane in range(LANES):
+        broker.send(lane, 0)
+    broker.save()
+    assert broker.saved().keys() == broker.known().keys()
+    monkeypatch.setattr(idempotence, "EXPIRY_SECONDS", 0.0)
+    broker.save()
+    assert broker.saved() == broker.known() == {}
+    assert state_after_kill(broker, tmp_path / "killed") == {}
+
+
+def test_lanes_beyond_the_limit_leave_the_saved_states(broker: Broker) -> None:
+    broker.core.producers._max_lanes = 3
+    for lane in range(LANES):
+        broker.send(lane, 0)
+        broker.save()
+    assert broker.saved().keys() == broker.known().keys()
+    assert len(broker.saved()) == 3
+
+
+def test_deletion_takes_the_lanes_of_its_topic_at_once(broker: Broker, tmp_path: Path) -> None:
+    broker.send(0, 0)
+    broker.save()
+    broker.core.topics.delete("orders")
+    assert broker.saved() == {}
+    assert state_after_kill(broker, tmp_path / "killed") == {}
+
+
+def test_save_that_a_deletion_overtakes_brings_no_lane_back(broker: Broker, tmp_path: Path) -> None:
+    for lane in range(LANES):
+        broker.send(lane, 0)
+    for step, write in enumerate(broker.history.save()):
+        if step == 1:
+            broker.core.topics.delete("orders")
+        write()
+        if step >= 1:
+            assert state_after_kill(broker, tmp_path / "killed") == {}
+    broker.save()
+    assert broker.saved() == {}
 
 
 def test_failed_save_is_completed_by_next_save(broker: Broker, tmp_path: Path) -> None:
@@ -146,8 +188,7 @@ def test_failed_save_is_completed_by_next_save(broker: Broker, tmp_path: Path) -
     with replaced(FaultyCalls("write", 2, errno.ENOSPC, lasting=True)), pytest.raises(StoreFull):
         broker.save()
     broker.save()
-    rows = [row for kind, value in Reopened(broker).entries if kind == "l" for row in msgpack.unpackb(value)]
-    assert {row[2] for row in rows} == set(range(LANES))
+    assert broker.saved() == broker.known()
     assert state_after_kill(broker, tmp_path / "killed") == broker.known()
 
 
@@ -160,3 +201,18 @@ def test_lanes_of_deleted_topic_are_not_restored(broker: Broker, tmp_path: Path)
     broker.save()
     assert set(broker.known()) == {(f"{1:016x}", "orders", 1)}
     assert state_after_kill(broker, tmp_path / "killed") == broker.known()
+
+
+def test_states_of_format_2_are_restored(repository: Path, tmp_path: Path) -> None:
+    with tarfile.open(repository / "tests" / "fixtures" / "format_2" / "killed.tar.xz") as archive:
+        archive.extractall(tmp_path)
+    with Store.open(tmp_path, replace(SMALL, index_slots=100, index_entries=1_000)) as store:
+        assert len(list(store.tables.producer_states.rows())) == 1
+        core = BrokerCore("b", store, clock=lambda: 1_700_000_000.0)
+        ProducerStateJournal(core.producers, store).restore()
+        core.producers.validate()
+        for number in (0, 1, 2, 3, 3):  # the third one was not saved
+            record = bytearray(make_record(b"sent", queue_id=1))
+            producer_sequence.stamp_first(record, ProducerSequence("00000000000000ab", 0, number, 1))
+            assert core.append_one_sequenced(store.check_one(record))[0] == number
+        core.timers.close()

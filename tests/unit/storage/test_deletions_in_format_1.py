@@ -10,22 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.journal.frame_file import FrameFile
 from raymq.storage.state_opening import open_state
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.state_tables import StateTables
+from tests.state_journals import append_frames
 
 QUEUE = ("g", "t", 0)
 #: What the journals began with since they recorded deletions.
 RECORDS_DELETIONS = ("k",)
 KNOWN: tuple[object, ...] = ("k", "", "", 0, {})
-
-
-def write(path: Path, *entries: tuple[object, ...]) -> None:
-    journal = FrameFile(path, writable=True)
-    for entry in entries:
-        journal.append(entry)
-    journal.close()
 
 
 def deliver(offset: int) -> tuple[object, ...]:
@@ -35,7 +28,7 @@ def deliver(offset: int) -> tuple[object, ...]:
 @pytest.fixture
 def raymq(tmp_path: Path) -> Path:
     """Return the folder of a format 1 that lists topic t as deleted at 100."""
-    write(tmp_path / "raymq" / "deletions.journal", ("t", 100))
+    append_frames(tmp_path / "raymq" / "deletions.journal", ("t", 100))
     return tmp_path / "raymq"
 
 
@@ -50,8 +43,8 @@ def convert(raymq: Path) -> StateTables:
 
 
 def test_deletion_that_the_journals_lack_is_applied(raymq: Path) -> None:
-    write(raymq / "progress.journal", RECORDS_DELETIONS, ("c", *QUEUE, 15), ("c", "g", "other", 0, 3))
-    write(raymq / "in_flight.journal", KNOWN, deliver(15))
+    append_frames(raymq / "progress.journal", RECORDS_DELETIONS, ("c", *QUEUE, 15), ("c", "g", "other", 0, 3))
+    append_frames(raymq / "in_flight.journal", KNOWN, deliver(15))
     tables = convert(raymq)
     assert tables.consumer_offsets.offsets == {"g": {"other": {0: 3}}}
     assert not tables.in_flight.queues
@@ -60,8 +53,8 @@ def test_deletion_that_the_journals_lack_is_applied(raymq: Path) -> None:
 
 def test_progress_after_a_recorded_deletion_is_kept(raymq: Path) -> None:
     deletion = ("t", "", "t", 0, 100)
-    write(raymq / "progress.journal", RECORDS_DELETIONS, ("c", *QUEUE, 15), ("t", "t", 100), ("c", *QUEUE, 12))
-    write(raymq / "in_flight.journal", KNOWN, deliver(15), deletion, deliver(12))
+    append_frames(raymq / "progress.journal", RECORDS_DELETIONS, ("c", *QUEUE, 15), ("t", "t", 100), ("c", *QUEUE, 12))
+    append_frames(raymq / "in_flight.journal", KNOWN, deliver(15), deletion, deliver(12))
     tables = convert(raymq)
     assert tables.consumer_offsets.get(*QUEUE) == 12
     assert list(tables.in_flight.queues[QUEUE].deliveries) == [12]
@@ -69,8 +62,8 @@ def test_progress_after_a_recorded_deletion_is_kept(raymq: Path) -> None:
 
 def test_journals_that_did_not_record_deletions_are_kept(raymq: Path) -> None:
     # An older version's first run: the topic was recreated, and the entries say where the group is now.
-    write(raymq / "progress.journal", ("c", *QUEUE, 15), ("g", "g", "t"), ("c", *QUEUE, 12))
-    write(raymq / "in_flight.journal", deliver(12))
+    append_frames(raymq / "progress.journal", ("c", *QUEUE, 15), ("g", "g", "t"), ("c", *QUEUE, 12))
+    append_frames(raymq / "in_flight.journal", deliver(12))
     tables = convert(raymq)
     assert tables.consumer_offsets.get(*QUEUE) == 12
     assert list(tables.in_flight.queues[QUEUE].deliveries) == [12]

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreError
-from raymq.storage.journal.frame_file import FrameFile
 from raymq.storage.state_opening import open_state
 from raymq.storage.store import Store
 from raymq.storage.store_paths import StorePaths
 from raymq.storage.tables.in_flight_messages import InFlightMessage, InFlightQueue, InFlightTable
 from raymq.storage.tables.state_tables import StateTables
-from tests.state_journals import open_table, open_tables
+from tests.state_journals import append_frames, open_table, open_tables
 from tests.store_records import SMALL, append, make_record
 
 QUEUE = ("g", "t", 0)
@@ -77,9 +76,7 @@ def test_torn_journal_end_is_cut(tmp_path: Path) -> None:
 def test_deliveries_of_older_versions_have_no_duration(tmp_path: Path, of_format_1: bool) -> None:
     event = ("d", *QUEUE, 5, [[2, 1_000, 2_000, 0, 16]])
     if of_format_1:
-        journal = FrameFile(tmp_path / "raymq" / "in_flight.journal", writable=True)
-        journal.append(event)
-        journal.close()
+        append_frames(tmp_path / "raymq" / "in_flight.journal", event)
     else:
         open_table(tmp_path, InFlightTable()).record(*event)
     tables = StateTables()

@@ -188,6 +188,7 @@ class ProducerStateTable:
 
     def _drop(self, lane: ProducerKey) -> None:
         del self._lanes[lane]
+        self._changed[lane] = None
         of_topic = self._by_topic[lane[1]]
         of_topic.discard(lane)
         if not of_topic:
@@ -202,7 +203,7 @@ class ProducerStateTable:
     def take_dirty(self) -> dict[ProducerKey, None]:
         """Return the lanes that changed since the last call, or since the start.
 
-        Lanes that were forgotten with their topic count as changed.
+        Lanes that were forgotten count as changed.
         """
         changed, self._changed = self._changed, {}
         return changed

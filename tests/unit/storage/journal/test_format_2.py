@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from raymq.storage import checkpointer, store_parts
@@ -23,6 +24,7 @@ from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import NAMES
 from raymq.storage.files import json_file
 from raymq.storage.files.file_calls import replaced
+from raymq.storage.journal.journal_frames import decode_frames, encode_frame
 from raymq.storage.log.checkpoint import CheckpointState
 from raymq.storage.state.state_files import former_format
 from raymq.storage.store import Store
@@ -46,6 +48,7 @@ def content_of(store: Store) -> dict[str, Any]:
         "set_aside.jsonl": tables.quarantined.notes(),
         "settings.json": (tables.settings.version.counter, tables.settings.settings),
         "delay_levels.json": tables.delay_levels.saved,
+        "producers.journal": (list(tables.producer_states.rows()), tables.producer_states.position),
     }
 
 
@@ -87,6 +90,16 @@ def former_files(directory: Path) -> list[Path]:
     return [path for path in sorted((directory / "raymq").iterdir()) if former_format(f"raymq/{path.name}") == 2]
 
 
+def producers_in(path: Path) -> tuple[list[Any], int]:
+    """Return the newest lane and position in the producers' journal."""
+    entries = decode_frames(path.read_bytes()).entries
+    lanes = [msgpack.unpackb(value) for kind, value in entries if kind == "l"]
+    positions = [value for kind, value in entries if kind == "p"]
+    assert len(lanes) == len(positions) == 2
+    assert lanes[0] != lanes[1]
+    return lanes[-1], positions[-1]
+
+
 def written(former: Path) -> dict[str, Any]:
     """Return what the files say."""
     own = former / "raymq"
@@ -99,6 +112,7 @@ def written(former: Path) -> dict[str, Any]:
         ],
         "settings.json": (2, {"fileReservedTime": "96", "note": "kept"}),
         "delay_levels.json": [(0, "1s 5s"), (102, "1m 5m")],
+        "producers.journal": producers_in(own / "producers.journal"),
     }
 
 
@@ -259,3 +273,17 @@ def test_replica_of_format_2_uses_its_file_of_delay_levels(former: Path) -> None
     # Its master's journal has none before the master was converted.
     with Store.open(former, CONFIG, is_replica=True) as store:
         assert store.delay_level_history.saved == [(0, "1s 5s"), (102, "1m 5m")]
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2, 3])
+def test_damaged_producers_journal_leaves_the_rest_to_the_log(former: Path, damaged: int) -> None:
+    # Entries behind the damage do not say to which position of the log they belong.
+    path = former / "raymq" / "producers.journal"
+    frames = [encode_frame(entry) for entry in decode_frames(path.read_bytes()).entries]
+    first = decode_frames(b"".join(frames[:damaged])).entries
+    frames[damaged] = frames[damaged][:-1] + bytes([frames[damaged][-1] ^ 1])
+    path.write_bytes(b"".join(frames))
+    with Store.open(former, CONFIG) as store:
+        states = store.tables.producer_states
+        assert states.position == max((value for kind, value in first if kind == "p"), default=0)
+        assert len(list(states.rows())) == (damaged > 0)

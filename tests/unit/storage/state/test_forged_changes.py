@@ -27,7 +27,6 @@ NOT_STATE = [
 STATE = [
     *("config/topics.json", "config/topics.json.bak.tmp", f"raymq/state/journal-{1:020d}"),
     *("raymq/timers/state.json", "raymq/staged/tx/p.000000.chunk", "raymq/staged/.tx"),
-    "raymq/producers.journal.beside",
     "raymq/a_table_that_is_new",
 ]  # fmt: skip
 

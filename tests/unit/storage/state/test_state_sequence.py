@@ -21,7 +21,7 @@ from raymq.storage import checkpointer, store_parts, table_repair
 from raymq.storage.errors import InvalidInput, StoreError, StoreFull
 from raymq.storage.files import fileutil
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.journal.frame_file import FrameFile
+from raymq.storage.journal.journal_frames import encode_frame
 from raymq.storage.state import sequence_file
 from raymq.storage.state.sequence_file import SequenceFile
 from raymq.storage.state.state_recorder import StateRecorder
@@ -38,8 +38,27 @@ def begin_recorder(directory: Path, predecessor: StateReplica | None = None) -> 
     return StateRecorder.begin(directory, log_end=lambda: 0, predecessor=predecessor)
 
 
-def open_journal(directory: Path) -> FrameFile:
-    return FrameFile(directory / "raymq" / "some.journal", writable=True)
+class AppendedFile:
+    """A state file whose entries are appended by the store's file calls."""
+
+    def __init__(self, path: Path) -> None:
+        fileutil.make_folder(path.parent)
+        self._path = path
+        self._fd = fileutil.open_for_append(path)
+        self._length = path.stat().st_size
+
+    def append(self, entry: tuple[object, ...]) -> None:
+        frame = encode_frame(entry)
+        try:
+            fileutil.write_all(self._fd, frame, self._path)
+        except StoreError:
+            fileutil.truncate(self._fd, self._length, self._path)
+            raise
+        self._length += len(frame)
+
+
+def open_journal(directory: Path) -> AppendedFile:
+    return AppendedFile(directory / "raymq" / "some.journal")
 
 
 def reconcile_states(master: StateRecorder, replica: StateReplica) -> object:
