@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.failpoints import NAMES, VARIABLE, arm
+from raymq.storage.files import json_file
 from raymq.storage.store import Store
 from tests import fork_server
 from tests.crash.failpoint_writer import CONFIG, main
@@ -35,6 +36,8 @@ COMPILED_POINTS = (
 RETENTION_POINTS = tuple(name for name in NAMES if name.startswith("retention."))
 #: test_full_disk_cleanup.py kills at it.
 OTHER_POINTS = ("cleanup.before_remove",)
+#: Failpoints of JSON files with a spare copy: a broker has one beside its store, a name server three.
+JSON_FILE_POINTS = ("settings.before_backup", "settings.before_replace")
 #: unit/storage/journal/test_format_1.py and test_format_2.py kill at these: only former formats lead to them.
 FORMER_FORMAT_POINTS = ("format.before_last_event", "format.before_snapshot", "format.before_removal")
 #: test_commit_kill.py kills at these.
@@ -51,6 +54,7 @@ POINTS_OF_OTHER_FILES = (
     RECOVERY_POINTS
     + RETENTION_POINTS
     + OTHER_POINTS
+    + JSON_FILE_POINTS
     + FORMER_FORMAT_POINTS
     + STAGED_WRITE_POINTS
     + KEEPER_POINTS
@@ -182,6 +186,24 @@ def test_acknowledged_writes_survive_kill_in_recovery(tmp_path: Path, failpoint:
     assert run_writer(tmp_path, "append.before_size:2", promised)
     assert run_writer(tmp_path, failpoint, promised)
     check_store(tmp_path, promised)
+
+
+@pytest.mark.parametrize("failpoint", JSON_FILE_POINTS)
+def test_json_file_survives_kill_while_it_is_saved(tmp_path: Path, failpoint: str) -> None:
+    path = tmp_path / "broker.json"
+    for number in range(2):
+        json_file.save(path, {"number": number}, dict)
+    child = os.fork()
+    if not child:
+        try:
+            arm(failpoint)
+            json_file.save(path, {"number": 2}, dict)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert json_file.load(path) == {"number": 1}
+    path.unlink()
+    assert json_file.load(path) == {"number": 1 if failpoint == "settings.before_replace" else 0}
 
 
 @pytest.mark.soak
