@@ -192,6 +192,19 @@ def test_failed_save_is_completed_by_next_save(broker: Broker, tmp_path: Path) -
     assert state_after_kill(broker, tmp_path / "killed") == broker.known()
 
 
+def test_late_write_of_a_cancelled_save_changes_nothing(broker: Broker, tmp_path: Path) -> None:
+    # Its older rows would stand before a newer position.
+    broker.send(0, 0)
+    cancelled = broker.history.save()
+    late = next(cancelled)
+    cancelled.close()
+    broker.send(0, 1)
+    broker.save()
+    late()
+    assert broker.saved() == broker.known()
+    assert state_after_kill(broker, tmp_path / "killed") == broker.known()
+
+
 def test_lanes_of_deleted_topic_are_not_restored(broker: Broker, tmp_path: Path) -> None:
     broker.send(0, 0)
     broker.save()

@@ -14,6 +14,7 @@ them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -44,6 +45,9 @@ class ProducerStateJournal:
         self._store = store
         self._states = store.tables.producer_states
         self._saved_to = -1
+        #: How many saves were begun: the writes of a cancelled one may still wait on another thread.
+        self._saves = 0
+        self._writing = threading.Lock()
 
     def restore(self) -> None:
         """Fill the empty table from the saved states and the rest of the log.
@@ -66,23 +70,30 @@ class ProducerStateJournal:
         """Save what has changed, in steps.
 
         Each step is quick, and yields a function that another thread has to run before the next step. If that function
-        raises StoreFull or StoreFailed, the iteration ends, and the changes are saved by the next call.
+        raises StoreFull or StoreFailed, the iteration ends, and the changes are saved by the next call. A function of
+        an earlier iteration does nothing once another one was begun.
         """
         self._table.expire()
         position = self._store.max_physical_offset
         changed = self._table.take_dirty()
         if not changed and position == self._saved_to:
             return
+        self._saves += 1
         done = False
         try:
             for rows in self._steps(changed):
-                yield partial(self._states.put, rows)
-            yield partial(self._states.advance, position)
+                yield partial(self._write, self._saves, partial(self._states.put, rows))
+            yield partial(self._write, self._saves, partial(self._states.advance, position))
             done = True
         finally:
             if not done:
                 self._table.restore_dirty(changed)
         self._saved_to = position
+
+    def _write(self, save: int, write: Callable[[], None]) -> None:
+        with self._writing:
+            if save == self._saves:  # else older rows would replace newer ones
+                write()
 
     def _steps(self, lanes: Iterable[ProducerKey]) -> Iterator[list[Any]]:
         waiting = iter(lanes)
