@@ -144,6 +144,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
             paths, tables, health.fail, writable=opening.has_tables, is_replica=opening.is_replica
         )
         resources.callback(journal.close, compact=False)
+        has_events = journal.has_events
         state = CheckpointState.load(paths.state)
         config = layout_of.with_existing_sizes(config, paths, state)
         deletions = (
@@ -180,7 +181,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
         if opening.has_tables:
             StagedRecords(directory).clamp(recovery_bounds)
             journal.compact_after_damage()
-            if journal.has_events and not health.was_healthy:
+            if has_events and not health.was_healthy:
                 journal.compact()  # a failed sync may not have written what is read from memory now
         if not doubtful:  # else unsynced pages may be missing although the disk is sound
             recovery.corruption += _journal_damage(journal)
