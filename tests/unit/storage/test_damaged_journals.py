@@ -17,6 +17,8 @@ from tests.state_journals import open_table, open_tables
 from tests.store_records import append, make_record
 
 CONFIG = StoreConfig(commitlog_file_bytes=1 << 16, consume_queue_file_entries=100, index_slots=10, index_entries=100)
+#: How many frames the journal of a new store begins with: its recovery epoch and its delay levels, twice each.
+FIRST = 4
 ENTRIES = [("c", "group", "topic", number, 70_000 + number) for number in range(6)]
 
 
@@ -124,7 +126,7 @@ def test_topics_behind_a_flipped_bit_are_kept(tmp_path: Path) -> None:
         store.topic_configs.put(TopicConfig(f"t{number}", 1, 1))
     kill(store)
     path = journal_of(tmp_path)
-    flip_bit(path, middle_of_frame(path, 2))
+    flip_bit(path, middle_of_frame(path, FIRST + 2))
     with Store.open(tmp_path, CONFIG) as store:
         assert sorted(store.topic_configs.all()) == ["t0", "t1", "t3", "t4"]
         assert [file for file, _ in told_damage(store)] == [str(path), str(path.parent)]
@@ -208,7 +210,7 @@ def test_damage_met_again_after_a_full_disk_loses_nothing_more(tmp_path: Path) -
         store.topic_configs.put(TopicConfig(f"t{number}", 1, 1))
     kill(store)
     path = journal_of(tmp_path)
-    flip_bit(path, middle_of_frame(path, 1))
+    flip_bit(path, middle_of_frame(path, FIRST + 1))
     for number in (3, 4):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(StateJournal, "compact", refuse)
