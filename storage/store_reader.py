@@ -18,6 +18,7 @@ from raymq.storage.errors import QueueNotFound
 from raymq.storage.log.high_watermark import HighWatermark
 from raymq.storage.log.lease import Lease
 from raymq.storage.log.log_salvage import DamagedRange, salvage_walk
+from raymq.storage.log.log_search import FoundRecords, find_records
 from raymq.storage.log.log_slice import LogSlice, log_slice
 from raymq.storage.log.message_reader import MessageReader, check_offset
 from raymq.storage.log.queue_repair import QueueRepair
@@ -117,6 +118,13 @@ class StoreReader:
             InvalidInput: begin..end is empty, or reaches beyond the log's end.
         """
         return log_slice(self._log, begin, end, whole=whole)
+
+    def find_records(self, pattern: bytes, begin: int, most: int) -> FoundRecords:
+        """Search a part of the log for records that contain `pattern`, confirmed or not.
+
+        See `log_search.find_records`.
+        """
+        return find_records(self._log, pattern, begin, most)
 
     def walk(self, physical_offset: int) -> Iterator[Record]:
         """Iterate over all written records from a record's offset (or the minimum) on.

@@ -12,6 +12,7 @@ What is in it, in the order to read it:
     log_salvage: a walk over a damaged log.
     retention: expiry and deletion of files.
     log_slice: the bytes that a master ships.
+    log_search: find records that contain some bytes.
     replica_log: the end of a replica's log.
     record_scan: find the records in bytes of the log.
     truncation_point: check where a log can be cut.

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raymq.actors.broker.core.copies import property_scan
 from raymq.actors.broker.core.delay import schedule_message_service
 from raymq.actors.broker.core.delay.delivery_recovery import find_delivered_copies
 from raymq.actors.naming import dlq_topic
@@ -175,3 +176,25 @@ def test_dead_letters_of_several_queues_are_written_once(tmp_path: Path, another
     assert sorted(letter.body for letter in bench.dead_letters()) == expected + [b"z"] * another
     assert not bench.store.in_flight.queues
     bench.close()
+
+
+@pytest.mark.parametrize("most", [1, 3, 512])
+def test_copies_are_found_among_records_that_only_mention_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Cover bodies with the name of the property, and forged copies."""
+    monkeypatch.setattr(property_scan, "_MOST_FOUND", most)
+    mention = f"{names.DELIVERED_FROM}\x010:0".encode()
+    for number in range(20):
+        bench.append(Message("t", b"%d" % number, deliver_at=bench.clock.now + 1.0), delayed=True)
+        bench.append(Message("t", mention + b" %d" % number))
+        properties = encode_properties({names.DELIVERED_FROM: f"0:{number}"})
+        forged = encode("t", 0, b"forged", properties, born_timestamp_ms=1, born_host=("10.0.0.2", 1))
+        bench.core.append("t", 0, memoryview(forged), np.array([len(forged)], np.int32))
+    bench.clock.advance(1)
+    begin = bench.store.max_physical_offset
+    bench.append(Message("t", mention))
+    die_before_recording(bench, monkeypatch)
+    found = list(find_delivered_copies(bench.store, 0))
+    assert [copy.origin.offset for copy in found] == list(range(20))
+    assert [copy.physical_offset > begin for copy in found] == [True] * 20

@@ -1,4 +1,4 @@
-"""Find, at startup after a crash, the copies that delivered waiting messages.
+"""Find the copies that delivered waiting messages: at a start after a crash, and on replicas.
 
 A copy names the entry that it was made from in a property, which any client that appends encoded records can forge.
 Checking each append for that would cost as much as the append. So a copy counts only if it matches the waiting message
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.broker.core.copies.property_scan import PropertyMatches, scan_property, scan_topic
+from raymq.actors.broker.core.copies.property_scan import LogMatches, scan_topic, search_log
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import NotFoundError, OffsetOutOfRange, StoreCorrupt
@@ -77,20 +77,28 @@ def parse_origin(properties: Mapping[str, str]) -> DelayOrigin | None:
 
 
 def find_delivered_copies(store: Store, log_end: int) -> Iterator[DeliveredCopy]:
-    """Yield the delivered copies at or after `log_end` of the log, queue by queue.
+    """Yield the delivered copies at or after `log_end` of the log. Damaged records are skipped."""
+    while log_end < store.max_physical_offset:
+        found, log_end = next_delivered_copies(store, log_end)
+        yield from found
 
-    Damaged records are skipped.
+
+def next_delivered_copies(store: Store, begin: int) -> tuple[list[DeliveredCopy], int]:
+    """Return the delivered copies in the part of the log from `begin` on, and its end.
+
+    One call takes some milliseconds; see `search_log`.
     """
-    for part in scan_property(store, names.DELIVERED_FROM, log_end, not_in=(SCHEDULE_TOPIC, TIMER_TOPIC)):
+
+    def convert(part: LogMatches) -> list[DeliveredCopy]:
         copies = list(_claimed(part))
         entries = {
             level: _entries(store, level, {copy.origin.offset for copy in copies if copy.origin.level == level})
             for level in {copy.origin.level for copy in copies}
         }
-        for copy in copies:
-            entry = entries[copy.origin.level].get(copy.origin.offset) or _entry(store, copy.origin)
-            if copy.sense == entry:
-                yield copy
+        found = ((copy, entries[copy.origin.level].get(copy.origin.offset)) for copy in copies)
+        return [copy for copy, entry in found if copy.sense == (entry or _entry(store, copy.origin))]
+
+    return search_log(store, names.DELIVERED_FROM, begin, convert)
 
 
 def find_moved_copies(store: Store, log_end: int) -> Iterator[DeliveredCopy]:
@@ -116,13 +124,19 @@ def find_dequeued(store: Store, log_end: int) -> Iterator[tuple[MessageFingerpri
     Only records at or after `log_end` of the log are searched. Such a record does not name its origin; the message was
     delivered, or stored again to wait on. Each item is its fingerprint, its physical offset and its size.
     """
-    for part in scan_property(store, names.TIMER_DEQUEUE_MS, log_end, not_in=(SCHEDULE_TOPIC,)):
-        fingerprints = [MessageFingerprint(part.topic, *each) for each in _keyed(part)]
-        if part.topic == TIMER_TOPIC:
-            senses = list(_senses(part.batch, part.columns))
-            fingerprints = [senses[number] for number in part.marked.tolist()]
-        places, sizes = part.batch.physical_offsets[part.marked].tolist(), part.batch.sizes[part.marked].tolist()
-        yield from zip(fingerprints, places, sizes, strict=True)
+    while log_end < store.max_physical_offset:
+        found, log_end = search_log(store, names.TIMER_DEQUEUE_MS, log_end, _dequeued)
+        yield from found
+
+
+def _dequeued(part: LogMatches) -> list[tuple[MessageFingerprint, int, int]]:
+    places, sizes = part.batch.physical_offsets.tolist(), part.batch.sizes.tolist()
+    waiting, copies = _senses(part.batch, part.columns), _copied(part)
+    return [
+        (sense if topic == TIMER_TOPIC else copy, place, size)
+        for topic, sense, copy, place, size in zip(part.topics, waiting, copies, places, sizes, strict=True)
+        if topic != SCHEDULE_TOPIC
+    ]
 
 
 def waiting_fingerprint(store: Store, offset: int) -> MessageFingerprint | None:
@@ -139,21 +153,20 @@ def _read_origin(text: str) -> DelayOrigin | None:
     return None if found is None else DelayOrigin(int(found[1]), int(found[2]))
 
 
-def _claimed(part: PropertyMatches) -> Iterator[DeliveredCopy]:
-    """Yield the copies that the marked records of a part claim to be."""
-    marked = part.marked
-    texts = part.columns.last(names.DELIVERED_FROM).take(marked).to_pylist()
-    places, sizes = part.batch.physical_offsets[marked].tolist(), part.batch.sizes[marked].tolist()
-    for text, place, size, fields in zip(texts, places, sizes, _keyed(part), strict=True):
+def _claimed(part: LogMatches) -> Iterator[DeliveredCopy]:
+    """Yield the copies that records claim to be; not those that wait themselves."""
+    texts = part.columns.last(names.DELIVERED_FROM).to_pylist()
+    places, sizes = part.batch.physical_offsets.tolist(), part.batch.sizes.tolist()
+    for text, place, size, sense in zip(texts, places, sizes, _copied(part), strict=True):
         origin = _read_origin(text)
-        if origin is not None:
-            yield DeliveredCopy(origin, MessageFingerprint(part.topic, *fields), place, size)
+        if origin is not None and sense.topic not in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            yield DeliveredCopy(origin, sense, place, size)
 
 
-def _keyed(part: PropertyMatches) -> Iterator[tuple[str | None, str | None, ContentKey]]:
-    """Return unique key, due time and content key of the marked records of a part."""
-    columns = (part.columns.last(name).take(part.marked).to_pylist() for name in (names.UNIQ_KEY, names.TIMER_OUT_MS))
-    return zip(*columns, _messages(part.batch, part.batch.starts[part.marked]), strict=True)
+def _copied(part: LogMatches) -> Iterator[MessageFingerprint]:
+    """Yield the fingerprints of messages in their real topics."""
+    columns = part.columns.first(names.UNIQ_KEY).to_pylist(), part.columns.last(names.TIMER_OUT_MS).to_pylist()
+    yield from map(MessageFingerprint, part.topics, *columns, _messages(part.batch, part.batch.starts))
 
 
 def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, MessageFingerprint]:
@@ -164,7 +177,7 @@ def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, Me
     found: dict[int, tuple[int, int]] = {}
     for offset in offsets:
         try:
-            [place], [size], _ = store.entries(*_level_queue(level), offset, 1)
+            [place], [size], _ = store.entries(*_level_queue(level), offset, 1, written=True)
         except (NotFoundError, OffsetOutOfRange, ValueError):  # ValueError: the offset is the queue's end
             continue
         if store.min_physical_offset <= place and size > 0 and place + size <= store.max_physical_offset:
@@ -187,7 +200,7 @@ def _entry(store: Store, origin: DelayOrigin) -> MessageFingerprint | None:
     A message that cannot be read cannot be delivered again.
     """
     try:
-        with store.read(*_level_queue(origin.level), origin.offset, 1) as lease:
+        with store.read(*_level_queue(origin.level), origin.offset, 1, written=True) as lease:
             batch = record_batch.parse(lease.records, lease.sizes)
             return next(_senses(batch, properties_of_batch(batch)))
     except (NotFoundError, OffsetOutOfRange, StoreCorrupt, record_batch.BadRecord):
@@ -196,8 +209,8 @@ def _entry(store: Store, origin: DelayOrigin) -> MessageFingerprint | None:
 
 def _senses(batch: record_batch.Batch, waiting: PropertyColumns) -> Iterator[MessageFingerprint]:
     """Yield the fingerprints of waiting messages."""
-    columns = (waiting.last(name).to_pylist() for name in (names.REAL_TOPIC, names.UNIQ_KEY, names.TIMER_OUT_MS))
-    yield from map(MessageFingerprint, *columns, _messages(batch, batch.starts))
+    columns = waiting.last(names.REAL_TOPIC), waiting.first(names.UNIQ_KEY), waiting.last(names.TIMER_OUT_MS)
+    yield from map(MessageFingerprint, *(each.to_pylist() for each in columns), _messages(batch, batch.starts))
 
 
 def _messages(batch: record_batch.Batch, starts: npt.NDArray[np.int64]) -> list[ContentKey]:
