@@ -24,7 +24,7 @@ from raymq.storage.errors import StoreBusy, StoreError
 from raymq.storage.files import fileutil
 from raymq.storage.files.file_calls import FileCalls, WrappedCalls
 from raymq.storage.state import recording_file_calls
-from raymq.storage.state.state_files import RAYMQ_FOLDER, is_stored_state
+from raymq.storage.state.state_files import RAYMQ_FOLDER, is_backup_state
 from raymq.storage.state.state_snapshot import StateSnapshot, encode_parts, read_part
 
 #: Files that are not state but needed to open a restored store: queue ends and file sizes of the same moment.
@@ -37,7 +37,7 @@ _CHANGING: Final = ("open", "write", "truncate", "rename", "unlink", "make_folde
 
 def is_backup_path(path: str) -> bool:
     """Return True if a path below the store directory belongs to a `BackupSnapshot`."""
-    return path in POINT_IN_TIME_FILES or is_stored_state(path)
+    return path in POINT_IN_TIME_FILES or is_backup_state(path)
 
 
 class _CopyOnWriteCalls(WrappedCalls):
@@ -145,7 +145,7 @@ class BackupSnapshot:
                 _wait_for_calls(self._watching)
                 self.log_end = log_end()
                 self._of_the_moment = {path: _content(directory / path) for path in POINT_IN_TIME_FILES}
-                self._snapshot = StateSnapshot(directory, 0, lock, lambda _: None)
+                self._snapshot = StateSnapshot(directory, 0, lock, lambda _: None, is_backup_state)
                 self._watching.snapshot = self._snapshot
             except BaseException:
                 recording_file_calls.remove_calls(self._watching)

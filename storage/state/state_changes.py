@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from raymq.storage.errors import StateMismatch
-from raymq.storage.state.state_files import is_state, is_stored_state
+from raymq.storage.state.state_files import is_backup_state, is_state
 
 #: The most bytes in one change; larger writes become several changes.
 MAX_WRITE_BYTES: Final = 1 << 20
@@ -119,7 +119,7 @@ def decode_change(payload: bytes) -> FileChange:
 
 def not_state(path: object) -> StateMismatch:
     """Return the error for a path that a master must not send."""
-    if isinstance(path, str) and is_stored_state(path):
+    if isinstance(path, str) and is_backup_state(path):
         remedy = "stop all brokers of the group, install the same RayMQ on their hosts, and start them"
         return StateMismatch(f"the master is of an older RayMQ, whose state has another format ({path}): {remedy}")
     return StateMismatch(f"a path that is not state: {path!r:.200}")

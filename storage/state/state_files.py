@@ -17,7 +17,7 @@ BROKER_LOCAL: Final = frozenset(
     {
         # derived from the log on this broker, and the log offsets of that data
         *("state.json", "deleted_queues", "damaged", "cut.json", "rebuild_queues", "delay_levels_aside.json"),
-        "expired_queues.json",
+        *("expired_queues.json", "timers"),
         # about the disk and the machine's clock
         *("healthy", "ballast", "clock.json"),
         # this broker's identity, the leader epochs of its log, and the sequence number of its state
@@ -35,6 +35,8 @@ FORMAT_1: Final = frozenset(
 FORMAT_2: Final = frozenset(
     {"epochs.json", "counted_time.json", "set_aside.jsonl", "settings.json", "delay_levels.json", "producers.journal"}
 )
+#: Local, but in backups: a restored broker would have to search its whole log for this data.
+_IN_BACKUPS: Final = frozenset({"timers"})
 _BESIDE: Final = (".tmp", ".bak", ".base", ".beside", ".older")
 #: The longest path, in characters.
 MAX_PATH_LENGTH: Final = 1024
@@ -60,6 +62,12 @@ def former_format(path: str) -> int:
     """Return the last format in which a path was state; 0: it is state now, or was never."""
     name = _name_in(path)
     return 1 if name in FORMAT_1 else 2 if name in FORMAT_2 else 0
+
+
+@lru_cache(maxsize=4096)
+def is_backup_state(path: str) -> bool:
+    """Return True if the path is that of a file or folder which backups contain beside the log."""
+    return is_stored_state(path) or _name_in(path) in _IN_BACKUPS
 
 
 def _name_in(path: str) -> str | None:

@@ -41,13 +41,22 @@ class StateSnapshot:
     """
 
     def __init__(
-        self, directory: Path, sequence: int, lock: threading.RLock, on_close: Callable[[StateSnapshot], None]
+        self,
+        directory: Path,
+        sequence: int,
+        lock: threading.RLock,
+        on_close: Callable[[StateSnapshot], None],
+        is_included: Callable[[str], bool] = is_stored_state,
     ) -> None:
-        """Note the existing files; the caller holds `lock`, as each thread that changes files."""
+        """Note the existing files for which `is_included` is true.
+
+        The caller holds `lock`, as each thread that changes files.
+        """
         self.sequence = sequence
         self._directory = directory
         self._lock = lock
         self._on_close: Callable[[StateSnapshot], None] | None = on_close
+        self._is_included = is_included
         self._folders: list[str] = []
         #: Files that were not read yet: sizes by path, and content or descriptors of files whose path was lost.
         self._sizes: dict[str, int] = {}
@@ -69,7 +78,7 @@ class StateSnapshot:
     def _note(self, folder: str) -> None:
         for entry in fileutil.entries_of(self._directory / folder):
             path = f"{folder}/{entry.name}"
-            if not is_stored_state(path) or path == QUEUE_ENDS_PATH:
+            if not self._is_included(path) or path == QUEUE_ENDS_PATH:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 self._folders.append(path)

@@ -79,3 +79,12 @@ def pending_entries(entries: Entries) -> Entries:
 def min_due_ms(entries: Entries, least_ms: int) -> int:
     """Return the earliest due time of the waiting entries, at most `least_ms`."""
     return int(pending_entries(entries)["due_ms"].astype(np.int64).min(initial=least_ms))
+
+
+def retained(entries: Entries, log_end: int, keeps_dropped: bool) -> Entries:
+    """Return the entries of records before `log_end`, with or without those of dropped messages."""
+    counts = entries["physical_offset"] < log_end
+    if not keeps_dropped:
+        counts &= entries["kind"] != EntryKind.DROPPED
+    remaining: Entries = entries[counts]
+    return remaining

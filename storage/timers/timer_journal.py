@@ -20,7 +20,7 @@ import numpy as np
 
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files import fileutil
-from raymq.storage.timers.timer_entry import ENTRY, NO_ENTRIES, Entries
+from raymq.storage.timers.timer_entry import ENTRY, NO_ENTRIES, Entries, retained
 
 _COUNT: Final = struct.Struct(">I")
 _HEAD: Final = struct.Struct(">II")
@@ -53,8 +53,8 @@ def read_valid_prefix(content: bytes) -> tuple[Entries, int]:
 class RecoveredJournal(NamedTuple):
     """The valid content of a journal after recovery.
 
-    `entries` are its entries, `length` is its length in bytes, and `lost` says whether entries were dropped because the
-    log has lost their records.
+    `entries` are its entries, `length` is its length in bytes, and `lost` says whether entries were dropped, such as
+    those whose records the log has lost.
     """
 
     entries: Entries
@@ -62,13 +62,14 @@ class RecoveredJournal(NamedTuple):
     lost: bool
 
     @classmethod
-    def of(cls, path: Path, *, saved: int, log_end: int, memory_lost: bool) -> Self:
+    def of(cls, path: Path, *, saved: int, log_end: int, memory_lost: bool, keeps_dropped: bool) -> Self:
         """Read a journal and cut off the entries that do not count.
 
         Args:
             saved: how many bytes of it were on disk when the state was written.
             log_end: entries of records at or after this offset are dropped.
             memory_lost: bytes after `saved` do not count.
+            keeps_dropped: False: entries of dropped messages are dropped.
 
         Raises:
             StoreCorrupt: the journal is damaged.
@@ -78,11 +79,11 @@ class RecoveredJournal(NamedTuple):
         entries, length = read_valid_prefix(content[:saved] if memory_lost else content)
         if length < saved:
             raise StoreCorrupt(str(path), length, f"timers whose {saved} bytes are not what was written")
-        retained = entries[entries["physical_offset"] < log_end]
-        lost = len(retained) < len(entries)
+        remaining = retained(entries, log_end, keeps_dropped)
+        lost = len(remaining) < len(entries)
         if lost:
-            content = encode_append(retained) if len(retained) else b""
+            content = encode_append(remaining) if len(remaining) else b""
             length = len(content)
         if lost or length < path.stat().st_size:
             fileutil.replace(path, content[:length])
-        return cls(retained, length, lost)
+        return cls(remaining, length, lost)

@@ -1,7 +1,7 @@
 """The timer log: a journal and sorted runs of messages with a delivery time.
 
 The runs are sorted by due time. The timer log is derived data: the messages are in the commit log, and every entry can
-be rebuilt from there. One entry says that a message waits, another one with the same queue offset that it no longer
+be rebuilt from there, except that a message could not be delivered. One entry says that a message waits, another one with the same queue offset that it no longer
 waits; an entry survives a crash of the process when `append` returns. The entries of the journal are also in memory.
 When they are many, they become a run, a file that is written once; runs of about the same size are merged into one. So
 there are few runs however many messages wait, a checkpoint syncs the journal and at most two runs, and expired entries
@@ -19,7 +19,7 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,6 +40,7 @@ from raymq.storage.timers.timer_entry import (
     SortKey,
     min_due_ms,
     pending_entries,
+    retained,
     sort_entries,
 )
 from raymq.storage.timers.timer_journal import RecoveredJournal, encode_append
@@ -79,7 +80,15 @@ class TimerLog:
             remaining entry may still say WAITS although the message does not wait any more.
     """
 
-    def __init__(self, folder: Path, *, log_end: int, queue_end: int = 1 << 62, memory_lost: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        log_end: int,
+        queue_end: int = 1 << 62,
+        memory_lost: bool = False,
+        keeps_dropped: bool = True,
+    ) -> None:
         """Open the timer log, and drop entries of records that the log has lost.
 
         That includes records that an earlier start has truncated.
@@ -88,6 +97,7 @@ class TimerLog:
             log_end: the end of the commit log.
             queue_end: the end of the timer queue.
             memory_lost: unsynced data may be lost.
+            keeps_dropped: False: messages that could not be delivered are tried again.
 
         Raises:
             StoreCorrupt: a newer version of RayMQ wrote the timer log.
@@ -95,7 +105,7 @@ class TimerLog:
         """
         self._folder = folder
         fileutil.make_folder(folder)
-        state, runs, whole = _read(folder, log_end, memory_lost=memory_lost)
+        state, runs, whole = _read(folder, log_end, memory_lost=memory_lost, keeps_dropped=keeps_dropped)
         journals = timer_state.journals(folder, state.journal)
         self._numbers = itertools.count(
             1 + max([state.journal, *journals, *(metadata.number for metadata in state.runs)])
@@ -104,18 +114,17 @@ class TimerLog:
         #: Held briefly by the thread that changes `_settled`.
         self._settling = threading.Lock()
         lost = state.log_end > log_end or state.enqueued > queue_end or any(part.lost for part in whole)
-        if any(run.metadata.last_physical_offset >= log_end for run in runs):
-            runs = self._new_run(_before(runs, log_end))
+        if any(run.metadata.last_physical_offset >= log_end or (not keeps_dropped and run.has_dropped) for run in runs):
+            runs = self._new_run(retained(part, log_end, keeps_dropped) for part in merge_runs(runs, ()))
             lost = True
         self.enqueued, self.log_end = min(state.enqueued, queue_end), min(state.log_end, log_end)
         self.expired_before_ms = state.expired_before_ms
-        # Drop watermarks whose end records may be lost: these timers may have to be delivered again. Limit the others
-        # to the queue's end, because other messages will get the offsets after it.
-        retained = [over for over in state.overs if over.log_end <= log_end]
-        self.overs = tuple(over._replace(queue_offset=min(over.queue_offset, queue_end)) for over in retained)
+        # Other messages will get the offsets after the queue's end.
+        self.overs = tuple(over._replace(queue_offset=min(over.queue_offset, queue_end)) for over in state.overs)
         self._saved = (state.enqueued, state.log_end)
         #: The number of checkpoints that were begun, and the number of the newest one that was finished.
         self._begun = self._finished = 0
+        self._closed = False
         self._fresh = np.concatenate([NO_ENTRIES, *(part.entries for part in whole)]).astype(ENTRY)
         self._fresh_count = len(self._fresh)
         self._settled = _FrozenPart(NO_ENTRIES, state.journal, tuple(runs))
@@ -132,7 +141,15 @@ class TimerLog:
         timer_state.remove_unused_files(folder, [run.path for run in runs], state.journal)
 
     def close(self) -> None:
-        """Close the journal file. May be called again."""
+        """Close the journal file, and wait for a checkpoint that another thread writes. May be called again.
+
+        Checkpoints that are not being written yet are not written any more.
+        """
+        with self._writing:
+            self._closed = True
+        self._close_journal()
+
+    def _close_journal(self) -> None:
         if self._fd >= 0:
             fileutil.close(self._fd)
             self._fd = -1
@@ -266,7 +283,7 @@ class TimerLog:
 
         def write() -> None:
             with self._writing:
-                if number > self._finished:  # else a later checkpoint has done the work
+                if number > self._finished and not self._closed:  # else a later checkpoint has done the work
                     self._write(position, begin_ms, overs, seen, journal, length)
                     self._finished = number
 
@@ -274,7 +291,7 @@ class TimerLog:
 
     def _freeze(self) -> None:
         """Freeze the current entries, which become a run; start a new journal."""
-        self.close()
+        self._close_journal()
         self._journal = next(self._numbers)
         with self._settling:
             self._settled = _FrozenPart(self._recent(), self._journal, self._settled.runs)
@@ -344,11 +361,12 @@ class TimerLog:
 
 
 def _read(
-    folder: Path, log_end: int, *, memory_lost: bool
+    folder: Path, log_end: int, *, memory_lost: bool, keeps_dropped: bool
 ) -> tuple[TimerState, list[TimerRun], list[RecoveredJournal]]:
     """Return the state, its runs and its journals; see `RecoveredJournal.of`.
 
-    If a file is damaged, return an empty state: all of the timer log is then rebuilt from the commit log.
+    If a file is damaged, or the log has lost the end of timers whose entries may have been dropped, return an empty
+    state: all of the timer log is then rebuilt from the commit log.
     """
     state = timer_state.load(folder)
     if state is not None:
@@ -360,13 +378,17 @@ def _read(
                     raise StoreCorrupt(str(timer_state.journal_path(folder, number)), 0, "not a file of timers")
             saved = [state.lengths.get(number, 0) for number in journals]
             whole = [
-                RecoveredJournal.of(path, saved=length, log_end=log_end, memory_lost=memory_lost)
+                RecoveredJournal.of(
+                    path, saved=length, log_end=log_end, memory_lost=memory_lost, keeps_dropped=keeps_dropped
+                )
                 for path, length in zip(journals.values(), saved, strict=True)
             ]
         except StoreCorrupt as error:
             _log.warning("the timers are rebuilt from the log: %s", error)
         else:
-            return state, runs, whole
+            if all(over.log_end <= log_end for over in state.overs):
+                return state, runs, whole
+            _log.warning("the timers are rebuilt from the log, which has lost some of their ends: %s", folder)
     else:
         _log.warning("the timers are rebuilt from the log: the state in %s cannot be read", folder)
     return timer_state.reset_state(folder), [], []
@@ -401,9 +423,3 @@ def _between(entries: Entries, begin: SortKey, end: SortKey) -> Entries:
     within = ((due > begin[0]) | (key >= begin[1])) & ((due < end[0]) | (key < end[1]))
     found: Entries = rough[within]
     return found
-
-
-def _before(runs: Sequence[TimerRun], log_end: int) -> Iterator[Entries]:
-    """Iterate over the runs' entries of records before that physical offset."""
-    for part in merge_runs(runs, ()):
-        yield part[part["physical_offset"] < log_end]

@@ -87,6 +87,11 @@ class TimerRun:
     def __len__(self) -> int:
         return self.metadata.entries
 
+    @property
+    def has_dropped(self) -> bool:
+        """Return True if the run says of a message that it cannot be delivered. Reads all of the file."""
+        return bool((self._entries["kind"] == EntryKind.DROPPED).any())
+
     def mark(self, number: int) -> SortKey:
         """Return the sort key (due time and key) of an entry."""
         due_ms, key = _MARK.unpack_from(self._view, number * ENTRY.itemsize)

@@ -59,6 +59,7 @@ class ReplicationLink:
     def __init__(self, master: Master, stream: ReplicaStream) -> None:
         self._master, self._stream = master, stream
         self._tables_at: int | None = None
+        self._frames = 0
         self._feeder = ReplicationSender(master.epoch, self._extent, master.recorder.after, lambda: BEGIN)
         self._follower = ReplicationReceiver(master.epoch, stream.extent, stream.confirmed)
 
@@ -130,6 +131,12 @@ class ReplicationLink:
     def _do(self, frame: ReplicationFrame) -> None:
         for step in self._follower.receive(frame, 0):
             self._do_one(step)
+        self._frames += 1
+        timers = self._stream.timers
+        if self._frames % 3 == 0:
+            timers.follow()
+        if self._frames % 10 == 0 and (write := timers.checkpoint()) is not None:
+            write()
 
     def _do_one(self, step: Step) -> None:
         stream = self._stream

@@ -95,7 +95,7 @@ class SwappingBroker(PowerLossBroker):
         """Close what the last life left open."""
         for each in self._left.values():
             if isinstance(each, ReplicaStream):
-                _abandon(each.store)
+                _abandon_stream(each)
                 each.states.close()
             else:
                 each.stop()
@@ -105,7 +105,7 @@ class SwappingBroker(PowerLossBroker):
             self.config = replace(self.config, delay_levels=self._random.choice(_DELAY_LEVELS))
         former = self._left.get(master)
         if isinstance(former, ReplicaStream) and self._random.random() < 0.4:  # its process was replaced
-            _abandon(former.store)
+            _abandon_stream(former)
             former.states.close()
             del self._left[master]
         stream = self._stream_of(master)
@@ -129,7 +129,7 @@ class SwappingBroker(PowerLossBroker):
                 line.all()
             except Killed:
                 if stream is not None:
-                    _abandon(stream.store)
+                    _abandon_stream(stream)
                     with suppress(Killed):
                         stream.states.close()
                 elif (recorder := recording_file_calls.current_recorder(self._directories[number])) is not None:
@@ -242,6 +242,12 @@ def due_times(store: Store) -> list[list[int]]:
         for queue in queues
         if queue is not None and queue.max_offset > queue.min_offset
     ]
+
+
+def _abandon_stream(stream: ReplicaStream) -> None:
+    """Leave store and timer log as after SIGKILL."""
+    stream.timers.close()
+    _abandon(stream.store)
 
 
 def _abandon(store: Store) -> None:

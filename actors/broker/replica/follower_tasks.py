@@ -6,12 +6,17 @@ import asyncio
 from typing import Final
 
 from raymq.actors.broker.replica.replica_process import ReplicaProcess
+from raymq.actors.broker.replica.replica_stream import ReplicaStream
 from raymq.actors.broker.replication.stream_position import StreamPosition
 from raymq.actors.wire.commands.replication_commands import read_replica_status, replica_status_command
 from raymq.actors.wire.connection_pool import ConnectionPool
 
 SYNC_SECONDS: Final = 1.0
 RETENTION_SECONDS: Final = 10.0
+TIMERS_SECONDS: Final = 0.2
+TIMER_CHECKPOINT_SECONDS: Final = 2.0
+#: The pause between two steps of indexing timers when there are more.
+_STEP_SECONDS: Final = 0.001
 _ASK_SECONDS: Final = 1.0
 
 
@@ -29,6 +34,26 @@ class FollowerTasks:
         stream = self._member.stream
         if stream is not None:
             await asyncio.to_thread(stream.states.sync)
+
+    async def index_timers(self) -> float | None:
+        """Bring the timer log closer to the log's end by one step; return the pause before the next one."""
+        stream = self._free_stream
+        return None if stream is None or stream.timers.follow() else _STEP_SECONDS
+
+    async def checkpoint_timers(self) -> None:
+        """Write a checkpoint of the timer log."""
+        stream = self._free_stream
+        if stream is not None and (write := stream.timers.checkpoint()) is not None:
+            await asyncio.to_thread(write)
+
+    @property
+    def _free_stream(self) -> ReplicaStream | None:
+        """Return the stream unless another thread may use its store before the next `await`.
+
+        While a slow step of the connection or of a change of the role is under way, the connection does not follow.
+        """
+        connection = self._member.connection
+        return self._member.stream if connection is not None and connection.is_following else None
 
     async def retain(self) -> None:
         """Delete old log files, except those that the master still has.

@@ -1,4 +1,4 @@
-"""Hold a replica's part of the stream on disk: log, state and epochs.
+"""Hold a replica's part of the stream on disk: log, timer log, state and epochs.
 
 All calls belong to the broker's loop, one at a time. Slow calls are made on another thread; no other call is made
 meanwhile.
@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
+from raymq.actors.broker.core.delay.replica_timers import ReplicaTimers
 from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replication.election import first_entry
 from raymq.actors.broker.replication.epoch_file import EpochFile
@@ -21,8 +22,9 @@ from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
 from raymq.actors.broker.replication.reconciliation import StreamExtent
 from raymq.actors.broker.replication.replication_frames import Buffer
 from raymq.actors.broker.replication.stream_position import StreamPosition
-from raymq.storage.clock import boot_id, boottime
+from raymq.storage.clock import boot_id, boottime, wall_ms
 from raymq.storage.config import StoreConfig
+from raymq.storage.emergency_cleaner import releasable_disk_reserve
 from raymq.storage.empty_log import create_empty_log
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
@@ -42,9 +44,13 @@ class ReplicaStream:
 
     Attributes:
         store: opened as a replica's.
+        timers: the timer log of the store.
         states: its state beside the log, which this process changes as its masters require.
         confirmed: the part that is known to be confirmed and is present here.
     """
+
+    store: Store
+    timers: ReplicaTimers
 
     def __init__(self, directory: Path, config: StoreConfig, metadata: ReplicaFile, states: StateReplica) -> None:
         """Open the stream; see `open`."""
@@ -52,13 +58,13 @@ class ReplicaStream:
         self._config = config
         self._metadata = metadata
         self.states = states
-        self.store = self._open_store()
+        self._open_store()
         try:
             self._load_epochs()
             self.confirmed = StreamPosition(self.store.last_high_watermark, 0)
             self.store.confirmed.hold(self.confirmed.offset)
         except BaseException:
-            self.store.close()
+            self.close_store()
             raise
 
     @classmethod
@@ -191,12 +197,15 @@ class ReplicaStream:
         May take long.
         """
         self.states.begin_snapshot()
-        if keeps_log:
-            if position.offset < self.store.max_physical_offset:
-                self.store.order_truncation(position.offset)
-                self._reopen()
+        if not keeps_log:
+            self._begin_log(position.offset)
             return
-        self._begin_log(position.offset)
+        if position.offset < self.store.max_physical_offset:
+            self.store.order_truncation(position.offset)
+            self._reopen()
+        else:
+            self.timers.close()
+            self.timers = self._open_timers()
 
     def load(self, content: Buffer) -> None:
         """Load a part of a snapshot."""
@@ -244,9 +253,14 @@ class ReplicaStream:
         State that cannot be brought to disk any more is left as after a kill.
         """
         with contextlib.ExitStack() as stack:
-            stack.callback(self.store.close)
+            stack.callback(self.close_store)
             if not self.states.is_lost:
                 self.states.sync()
+
+    def close_store(self) -> None:
+        """Close the timer log and the store, but not the state. May be called again."""
+        self.timers.close()
+        self.store.close()
 
     def _let_go_before(self, place: int) -> None:
         """Delete log files that the master has deleted.
@@ -257,7 +271,7 @@ class ReplicaStream:
         files = files_of(StorePaths(self.directory).commit_log)
         old = [path for path, following in pairwise(files) if int(following.name) <= place]
         if old and self.store.is_healthy:
-            self.store.close()  # its checkpoint records the ends of queues whose entries end in these files
+            self.close_store()  # its checkpoint records the ends of queues whose entries end in these files
             for path in old:
                 fileutil.remove(path)
             self._reopen()
@@ -265,14 +279,14 @@ class ReplicaStream:
     def _begin_log(self, offset: int) -> None:
         self._metadata.change(wiping=offset)
         failpoint("wipe.after_order")
-        self.store.close()
+        self.close_store()
         _wipe(self.directory, self._config, self._metadata, offset)
         self._reopen()
 
     def _reopen(self) -> None:
         confirmed = self.confirmed
-        self.store.close()
-        self.store = self._open_store()
+        self.close_store()
+        self._open_store()
         self.confirmed = confirmed.meet(self.end)
         self.store.confirmed.hold(self.confirmed.offset)
 
@@ -280,10 +294,19 @@ class ReplicaStream:
         begin = StreamPosition(self.store.min_physical_offset, 0)
         self._epochs = EpochFileCache(EpochFile(*StorePaths(self.directory).master_epochs), begin, self.end)
 
-    def _open_store(self) -> Store:
-        store = Store.open(self.directory, self._config, elapsed=boottime, is_replica=True)
-        store.follow(self._state_changes, self.states.master_begin)
-        return store
+    def _open_store(self) -> None:
+        self.store = Store.open(self.directory, self._config, elapsed=boottime, is_replica=True)
+        try:
+            self.store.follow(self._state_changes, self.states.master_begin)
+            self.timers = self._open_timers()
+        except BaseException:
+            self.store.close()
+            raise
+
+    def _open_timers(self) -> ReplicaTimers:
+        # A snapshot may undo what has prevented a delivery, such as the deletion of a topic.
+        with releasable_disk_reserve(self.directory):
+            return ReplicaTimers(self.store, wall_ms, keeps_dropped=self.states.is_whole)
 
     def _state_changes(self) -> int:
         return self.states.last
@@ -304,7 +327,7 @@ def record_start(metadata: ReplicaFile, *, flushes: bool) -> None:
 def _wipe(directory: Path, config: StoreConfig, metadata: ReplicaFile, offset: int) -> None:
     """Replace the log and all data derived from it by an empty log at `offset`."""
     paths = StorePaths(directory)
-    for folder in (paths.commit_log, paths.consume_queue, paths.index, paths.deleted_queues):
+    for folder in (paths.commit_log, paths.consume_queue, paths.index, paths.deleted_queues, paths.timers):
         fileutil.remove_tree(folder)
     for path in (paths.checkpoint, paths.abort, paths.state, paths.ordered_cut, *paths.master_epochs):
         for each in (path, path.with_name(path.name + ".bak")):

@@ -20,7 +20,13 @@ from raymq.actors.broker.core.periodic_retry import PeriodicTaskRetry
 from raymq.actors.broker.periodic_tasks import run_periodically
 from raymq.actors.broker.replica import replica_status
 from raymq.actors.broker.replica.broker_sockets import BrokerSockets
-from raymq.actors.broker.replica.follower_tasks import RETENTION_SECONDS, SYNC_SECONDS, FollowerTasks
+from raymq.actors.broker.replica.follower_tasks import (
+    RETENTION_SECONDS,
+    SYNC_SECONDS,
+    TIMER_CHECKPOINT_SECONDS,
+    TIMERS_SECONDS,
+    FollowerTasks,
+)
 from raymq.actors.broker.replica.frame_stream import FrameStream
 from raymq.actors.broker.replica.leader_context import LeaderContext
 from raymq.actors.broker.replica.leadership import Leadership
@@ -176,10 +182,12 @@ class ReplicaService(ReplicaProcess):
             self._loop.create_task(self._run()),
             self._every(SYNC_SECONDS, duties.sync),
             self._every(RETENTION_SECONDS, duties.retain),
+            self._every(TIMERS_SECONDS, duties.index_timers),
+            self._every(TIMER_CHECKPOINT_SECONDS, duties.checkpoint_timers),
             self._every(HEARTBEAT_SECONDS, self._registering.announce),
         ]
 
-    def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+    def _every(self, seconds: float, duty: Callable[[], Awaitable[float | None]]) -> asyncio.Task[None]:
         return self._loop.create_task(run_periodically(f"{self.name}: {duty.__name__.strip('_')}", seconds, duty))
 
     async def stop(self) -> None:
@@ -458,7 +466,7 @@ class ReplicaService(ReplicaProcess):
         stream, self.stream = self.stream, None
         if stream is not None:
             with contextlib.suppress(StoreError):
-                await asyncio.to_thread(stream.store.close)
+                await asyncio.to_thread(stream.close_store)
 
     def _state_changed(self) -> None:
         leadership = self.leadership

@@ -62,11 +62,9 @@ def test_watermarks_beyond_the_limit_are_not_added() -> None:
     assert add_watermark(known, ExpiryWatermark(2_000, 200, 0)) == (ExpiryWatermark(2_000, 200, 0),)
 
 
-@pytest.mark.parametrize(("log_end", "queue_end", "waits"), [(1_000, 10, [2]), (499, 10, [0, 2]), (1_000, 0, [0, 2])])
-def test_watermark_holds_only_within_log_and_queue_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_end: int, queue_end: int, waits: list[int]
-) -> None:
-    # Ended timers whose end the log has lost are pending again, and other messages get the lost offsets.
+@pytest.fixture
+def covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a timer log with a watermark that the log up to 500 proves."""
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
     log = TimerLog(tmp_path, log_end=1_000)
     log.append(np.concatenate([entry(50, 0), entry(50, 2)]))
@@ -75,7 +73,21 @@ def test_watermark_holds_only_within_log_and_queue_ends(
     assert write is not None
     write()
     log.close()
-    log = TimerLog(tmp_path, log_end=log_end, queue_end=queue_end)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("queue_end", "waits"), [(10, [2]), (0, [0, 2])])
+def test_watermark_holds_only_within_queue_end(covered: Path, queue_end: int, waits: list[int]) -> None:
+    # Other messages get the lost offsets.
+    log = TimerLog(covered, log_end=500, queue_end=queue_end)
     found, _ = log.waiting((0, MIN_KEY), 200, 100)
     assert found["queue_offset"].tolist() == waits
     assert log.find(50, 7)["queue_offset"].tolist() == waits
+
+
+def test_log_without_a_watermarks_end_rebuilds_the_timers(covered: Path) -> None:
+    # Entries of timers whose copies are lost, and that are pending again, may have been dropped.
+    for _ in range(2):
+        log = TimerLog(covered, log_end=499, queue_end=10)
+        assert (log.enqueued, log.log_end, log.overs) == (0, 0, ())
+        assert len(log.waiting((0, MIN_KEY), 200, 100)[0]) == 0

@@ -6,7 +6,8 @@ queue, and the wheel has the messages due within the next minute: if there are v
 
 A message is delivered once, also over SIGKILL: a delivered copy names the queue offset that it was made from
 (`DELIVERED_FROM`, "0:<offset>"), and a start searches the log after the last checkpoint for copies that are missing in
-the timer log. No message is early by the broker's clock: it is due when the clock shows its millisecond.
+the timer log (`TimerIndexer`). No message is early by the broker's clock: it is due when the clock shows its
+millisecond.
 """
 
 from __future__ import annotations
@@ -28,19 +29,16 @@ from raymq.actors.broker.core.copies.republisher import (
     CopyRejected,
     MessageLocation,
     Republisher,
-    rejection_reason,
 )
-from raymq.actors.broker.core.delay.delivery_recovery import find_delivered_copies, find_dequeued, waiting_fingerprint
+from raymq.actors.broker.core.delay.delivery_recovery import find_dequeued, waiting_fingerprint
 from raymq.actors.broker.core.delay.recent_recalls import RecentRecalls
+from raymq.actors.broker.core.delay.timer_indexer import TimerIndexer
 from raymq.actors.broker.core.delay.timer_records import (
-    TIMER_LEVEL,
     TIMER_QUEUE,
-    ParsedTimerRecords,
     delete_key,
     due_of,
     numbers,
     origins_of,
-    parse_timer_records,
     waiting_properties,
 )
 from raymq.actors.broker.core.delay.timer_wheel import TimerWheel
@@ -49,26 +47,22 @@ from raymq.actors.naming import TIMER_TOPIC, UNSENDABLE_TOPICS
 from raymq.actors.protocol import DueReport, RecordPositions
 from raymq.actors.recall_handle import RecallHandle
 from raymq.storage.cooperative_steps import Steps
-from raymq.storage.errors import InvalidInput, QueueNotFound, StoreCorrupt
+from raymq.storage.errors import InvalidInput
 from raymq.storage.records import property_names as names
 from raymq.storage.records import record_batch
 from raymq.storage.records.property_columns import properties_of_batch
 from raymq.storage.records.record import Record, decode
 from raymq.storage.records.rewrite_destination import rewrite_destinations
 from raymq.storage.store import AppendResult, Store
-from raymq.storage.timers.expiry_watermark import ExpiryWatermark
 from raymq.storage.timers.timer_entry import (
     ENTRY,
-    HOUR_MS,
     MIN_KEY,
     NO_ENTRIES,
     Entries,
     EntryKind,
     SortKey,
     key_of,
-    pending_entries,
 )
-from raymq.storage.timers.timer_log import TimerLog
 
 #: The wheel holds what is due within this time.
 _NEAR_MS: Final = 60_000
@@ -106,19 +100,14 @@ class TimerMessageStore:
         self._clock = clock
         self._append = append
         self._copying = copying
-        self.log = TimerLog(
-            store.directory / "raymq" / "timers",
-            log_end=store.recovery_bounds.log_end,
-            queue_end=store.recovery_bounds.max_offset(*TIMER_QUEUE),
-            memory_lost=store.recovery_bounds.memory_lost,
-        )
+        self._indexer = TimerIndexer(store)
+        self.log = self._indexer.log
         #: The recalled messages that must not be stored any more; `RecallMessageProcessor` adds them.
         self.recalled = RecentRecalls(clock)
         self._wheel = TimerWheel()
         #: Once anything was loaded, the wheel has all waiting messages before this mark.
         self._loaded: SortKey = (self.log.begin_ms, MIN_KEY)
         self._has_loaded = False
-        self._on_disk = DurableWatermark()
         #: Ended entries that are not in the timer log yet, because the disk was full.
         self._owed: Entries = NO_ENTRIES
         try:
@@ -186,40 +175,17 @@ class TimerMessageStore:
         One call indexes a limited number of records; very many are left after a start that has to index all of them
         again. Before all are indexed, nothing is delivered, because a later record may withdraw a waiting message.
         """
-        low, high = self._bounds()
-        self.log.enqueued = max(self.log.enqueued, low)
-        count, stop = _ABSORB_MESSAGES, min(high, self.log.enqueued + _ABSORB_MESSAGES)
-        while self.log.enqueued < stop:
-            try:
-                with self._store.read(*TIMER_QUEUE, self.log.enqueued, count, _ABSORB_BYTES, written=True) as lease:
-                    parsed = parse_timer_records(lease.records, lease.sizes, lease.queue_offsets)
-                    following = lease.next_offset
-            except Exception as error:  # noqa: BLE001 - an error of a stored message concerns that message only
-                reason = rejection_reason(error)
-                if count > 1 and not isinstance(error, StoreCorrupt):
-                    count //= 2
-                    continue
-                self._copying.quarantine(_DUTY, [self._copying.place(TIMER_QUEUE, self.log.enqueued)], reason)
-                self.log.enqueued += 1
-            else:
-                self._take(parsed)
-                self.log.enqueued = following
-                break
-        return self.log.enqueued >= high
-
-    def _take(self, parsed: ParsedTimerRecords) -> None:
-        if len(parsed.silent):
-            self._refuse(parsed.silent, "it has no valid delivery time")
-        self.log.append(parsed.waits)
-        self._load_more(parsed.waits)
-        for withdrawal in parsed.withdrawals:
-            found = self.log.find(withdrawal.due_ms, withdrawal.key)
-            earlier = found[found["queue_offset"] < withdrawal.queue_offset]
-            self._end(pending_entries(earlier), EntryKind.WITHDRAWN, withdrawal.physical_offset)
-            self._wheel.discard(earlier)  # their end may have been recorded before
-        if len(parsed.moved):
-            self.log.append(parsed.moved)
-            self._wheel.discard(parsed.moved)
+        new = self._indexer.next_records()
+        if new is None:
+            return True
+        if new.reason:
+            self._copying.quarantine(_DUTY, [self._copying.place(TIMER_QUEUE, self.log.enqueued)], new.reason)
+        if len(new.parsed.silent):
+            self._refuse(new.parsed.silent, "it has no valid delivery time")
+        ended = self._indexer.record(new)
+        self._load_more(new.parsed.waits)
+        self._wheel.discard(ended)
+        return self.log.enqueued >= self._indexer.bounds()[1]
 
     # -- out -----------------------------------------------------------------------------------------------------
 
@@ -247,10 +213,7 @@ class TimerMessageStore:
         """
         self.settle()
         self.index_new_records()
-        begin_ms, log_end = self.drained_before_ms(), self._store.max_physical_offset
-        over = ExpiryWatermark(begin_ms - begin_ms % HOUR_MS, self.log.enqueued, log_end)
-        over_on_disk = self._on_disk.note(over, self._store.flushed_offset)
-        return self.log.checkpoint(log_end, begin_ms=begin_ms, over=over_on_disk)
+        return self._indexer.checkpoint(self._store.max_physical_offset, self.drained_before_ms())
 
     def close(self) -> None:
         """Write all state to disk, so that the next start has nothing to search for.
@@ -268,7 +231,7 @@ class TimerMessageStore:
 
         Stored messages that are not indexed yet count as waiting.
         """
-        low, high = self._bounds()
+        low, high = self._indexer.bounds()
         mark, count = (0, MIN_KEY), max(0, high - max(self.log.enqueued, low))
         while mark < (_NEVER_MS, MIN_KEY):
             found, mark = self.log.waiting(mark, _NEVER_MS, _COUNTED_AT_ONCE)
@@ -402,35 +365,22 @@ class TimerMessageStore:
             self.log.append(self._owed)
             self._owed = NO_ENTRIES
 
-    def _bounds(self) -> tuple[int, int]:
-        """Return the timer queue's minimum and maximum offset."""
-        try:
-            return self._store.min_offset(*TIMER_QUEUE), self._store.max_offset(*TIMER_QUEUE, written=True)
-        except QueueNotFound:
-            return 0, 0
-
     def _recover(self) -> None:
         """Record copies that were delivered before a crash and that the timer log lacks."""
-        if self.log.log_end >= self._store.max_physical_offset or TIMER_TOPIC not in self._store.topics():
+        searched_to = self.log.log_end
+        if searched_to >= self._store.max_physical_offset or TIMER_TOPIC not in self._store.topics():
             return
-        delivered = []
-        for copy in find_delivered_copies(self._store, self.log.log_end):
-            origin, sense = copy.origin, copy.sense
-            due_ms = sense.due_ms or ""
-            if origin.level == TIMER_LEVEL and due_ms.isdecimal() and len(due_ms) <= _MAX_MS_DIGITS:
-                key = key_of(delete_key(sense.topic, sense.unique_key))
-                place = copy.physical_offset
-                delivered.append((int(due_ms), origin.offset, place, key, copy.size, EntryKind.DELIVERED))
-        self.log.append(np.array(delivered, ENTRY))
+        while not self._indexer.search():
+            pass
         if any((self._store.directory / path).exists() for path in _OF_ROCKETMQ):
-            self._take_over()
+            self._take_over(searched_to)
 
-    def _take_over(self) -> None:
+    def _take_over(self, searched_to: int) -> None:
         """End the messages that a RocketMQ broker took out of its own timer files.
 
         Such a broker may have used the directory meanwhile.
         """
-        taken = find_dequeued(self._store, self.log.log_end)
+        taken = find_dequeued(self._store, searched_to)
         if (first := next(taken, None)) is None:
             return
         while not self.index_new_records():
@@ -451,31 +401,6 @@ class TimerMessageStore:
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
-
-
-class DurableWatermark:
-    """The ended timers that the timer log may forget, because their copies are on disk.
-
-    If a crash of the machine loses a copy, the message is delivered again, for which its entry is needed.
-    """
-
-    def __init__(self) -> None:
-        self._last: ExpiryWatermark | None = None
-        #: The next watermark; its copies are on disk when the log is flushed up to its `log_end`.
-        self._next: ExpiryWatermark | None = None
-
-    def note(self, over: ExpiryWatermark, flushed: int) -> ExpiryWatermark | None:
-        """Return the watermark up to which entries may be forgotten, or None.
-
-        Args:
-            over: the watermark of the entries that have ended by now.
-            flushed: the offset up to which the log is on disk.
-        """
-        if self._next is not None and self._next.log_end <= flushed:
-            self._last, self._next = self._next, None
-        if self._next is None:
-            self._next = over
-        return self._last
 
 
 def _require(good: npt.NDArray[np.bool_], reason: str, entries: Entries) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from raymq.storage.errors import InvalidInput, StateMismatch
 from raymq.storage.state.state_changes import FileChange, FileOperation, StateChange, decode_change
-from raymq.storage.state.state_files import is_state, is_stored_state
+from raymq.storage.state.state_files import is_backup_state, is_state
 from raymq.storage.state.state_replica import StateReplica
 from raymq.storage.state.state_snapshot import read_part
 
@@ -19,14 +19,14 @@ NOT_STATE = [
     "raymq",
     *("epochFileCheckpoint", "raymq/state.json", "raymq/state.json.tmp", "raymq/epochs", "raymq/epochs.bak.tmp"),
     *("raymq/broker.json", "raymq/replica.json", "raymq/healthy", "raymq/ballast", "raymq/cut.json"),
-    "raymq/clock.json",
+    *("raymq/clock.json", "raymq/timers", "raymq/timers/state.json"),
     *("raymq/state_sequence", "raymq/state_snapshot", "raymq/deleted_queues/1", "raymq/damaged/x"),
     *("raymq/rebuild_queues", "/etc/passwd", "/config/x", "../config/x", "config/../../x", "config/..", "config/./x"),
     *("config//x", "config/", "", ".", "..", "config/x\0y", "config/" + "x" * 2_000, "raymqx/y", "Config/x"),
 ]  # fmt: skip
 STATE = [
     *("config/topics.json", "config/topics.json.bak.tmp", f"raymq/state/journal-{1:020d}"),
-    *("raymq/timers/state.json", "raymq/staged/tx/p.000000.chunk", "raymq/staged/.tx"),
+    *("raymq/staged/tx/p.000000.chunk", "raymq/staged/.tx"),
     "raymq/a_table_that_is_new",
 ]  # fmt: skip
 
