@@ -1,11 +1,11 @@
 """The timer log: a journal and sorted runs of messages with a delivery time.
 
 The runs are sorted by due time. The timer log is derived data: the messages are in the commit log, and every entry can
-be rebuilt from there, except that a message could not be delivered. One entry says that a message waits, another one with the same queue offset that it no longer
-waits; an entry survives a crash of the process when `append` returns. The entries of the journal are also in memory.
-When they are many, they become a run, a file that is written once; runs of about the same size are merged into one. So
-there are few runs however many messages wait, a checkpoint syncs the journal and at most two runs, and expired entries
-are dropped when their runs are merged.
+be rebuilt from there, except that a message could not be delivered. One entry says that a message waits, another one
+with the same queue offset that it no longer waits; an entry survives a crash of the process when `append` returns. The
+entries of the journal are also in memory. When they are many, they become a run, a file that is written once; runs of
+about the same size are merged into one. So there are few runs however many messages wait, a checkpoint syncs the
+journal and at most two runs, and expired entries are dropped when their runs are merged.
 
 The state file records which runs exist, up to which offsets all of them cover the log, and how long the journal was
 then; that part is on disk. After a power loss the journal is cut to that length, because any page of the unsynced rest
