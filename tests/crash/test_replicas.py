@@ -73,6 +73,35 @@ def test_trap_26_new_master_delivers_timed_messages_once(group: ReplicaGroup, cl
     assert sorted(clients.bodies()) == [b"level", b"timer"]
 
 
+def test_each_timer_is_delivered_once_over_failovers(group: ReplicaGroup, clients: Clients) -> None:
+    """Each replica derives its timers itself: lose a master, and let its successor hand over to it."""
+
+    def send_timers(mark: str, seconds: float, count: int = 10) -> list[bytes]:
+        sent = numbered(0, count, mark)
+        for body in sent:
+            clients.asked(lambda body=body: clients.producer.send(Message("t", body, deliver_at=time.time() + seconds)))
+        return sent
+
+    def await_indexed(number: int, timers: int) -> None:
+        state = group.directory(number) / "raymq" / "timers" / "state.json"
+        poll_until(lambda: state.exists() and f'"enqueued": {timers},' in state.read_text(), 20, "timers are indexed")
+
+    early, late = send_timers("early", 1.0), send_timers("late", 10.0)
+    await_indexed(2, 20)
+    poll_until(lambda: set(clients.bodies()) >= set(early), 20)
+    group.kill(1)
+    assert group.elect() == 2
+    middle = send_timers("middle", 2.0)
+    group.start(1)
+    group.await_in_sync(1, 2)
+    poll_until(lambda: set(clients.bodies()) >= {*early, *middle}, 20)
+    await_indexed(1, 30)
+    assert group.elect(1) == 1
+    last = send_timers("last", 2.0)
+    poll_until(lambda: set(clients.bodies()) >= {*early, *middle, *late, *last}, 40)
+    assert sorted(clients.bodies()) == sorted([*early, *middle, *late, *last])
+
+
 def test_new_master_keeps_pending_acks_and_acknowledgements(group: ReplicaGroup, clients: Clients) -> None:
     clients.send(*numbered(0, 10))
     with SimpleConsumer(clients.mq, "poppers", {"t": "*"}) as consumer:
