@@ -1,7 +1,6 @@
 """Search the log for records that contain some bytes.
 
-The bytes are searched first, at the speed of a memory copy. Records are separated only to continue behind them, and
-none of them is parsed.
+Records are separated by their sizes, and none of them is parsed. So the search is almost as fast as one of plain bytes.
 """
 
 from __future__ import annotations
@@ -50,17 +49,18 @@ def find_records(log: CommitLog, pattern: bytes, begin: int, most: int) -> Found
         following = behind if behind != begin else find_next_record(log, begin)
         return FoundRecords(b"", sizes, min(following, log_end))
     filled = int(sizes.sum(dtype=np.int64))
-    content = bytes(log.view(begin, filled))
-    hit = content.find(pattern)
+    file = log.files.file_at(begin)
+    at = begin - file.start
+    hit = file.find(pattern, at, at + filled)
     if hit < 0:
         return FoundRecords(b"", sizes[:0], begin + filled)
-    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    ends = (np.cumsum(sizes, dtype=np.int64) + at).tolist()
     found: list[int] = []
     while hit >= 0 and len(found) < most:
         found.append(bisect_right(ends, hit))
-        hit = content.find(pattern, ends[found[-1]])
-    records = b"".join(content[ends[number] - int(sizes[number]) : ends[number]] for number in found)
-    return FoundRecords(records, sizes[found], begin + (filled if hit < 0 else ends[found[-1]]))
+        hit = file.find(pattern, ends[found[-1]], ends[-1])
+    records = b"".join(file.view[ends[number] - int(sizes[number]) : ends[number]] for number in found)
+    return FoundRecords(records, sizes[found], begin + (filled if hit < 0 else ends[found[-1]] - at))
 
 
 def _sizes_from(log: CommitLog, begin: int, log_end: int) -> npt.NDArray[np.int32]:
