@@ -131,6 +131,24 @@ def test_delivered_entries_are_forgotten(bench: TimerBench, monkeypatch: pytest.
     assert bench.deliver() == [b"c"]
 
 
+def test_delivered_entries_stay_until_replicas_have_the_copies(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A former master keeps its timer log when its log is cut at what the replicas have."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
+    bench.send(b"a", after=10.0)
+    bench.deliver()
+    bench.checkpoint()
+    bench.store.confirmed.hold(bench.store.max_physical_offset)
+    bench.clock.advance(3 * HOUR)
+    bench.core.deliver_due()
+    bench.forget()
+    assert sum(map(len, bench.core.timers.log.runs)) == 2
+    bench.store.confirmed.advance(bench.store.max_physical_offset)
+    bench.forget()
+    assert sum(map(len, bench.core.timers.log.runs)) == 0
+
+
 def test_message_for_past_hour_is_not_forgotten(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the clock back."""
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)

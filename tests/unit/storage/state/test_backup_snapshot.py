@@ -71,6 +71,16 @@ CHANGES: list[Callable[[Path], object]] = [
 ]
 
 
+def test_backup_contains_the_timer_log(tmp_path: Path) -> None:
+    """Without it a restored broker would search its whole log before its first delivery."""
+    fileutil.make_folder(tmp_path / "raymq" / "timers")
+    fileutil.replace(tmp_path / "raymq" / "timers" / "run.0000000001", LARGE)
+    frozen = BackupSnapshot(tmp_path, lambda: 0)
+    fileutil.remove_tree(tmp_path / "raymq" / "timers")
+    assert content_of(frozen) == {"raymq/timers": None, "raymq/timers/run.0000000001": LARGE}
+    frozen.close()
+
+
 @pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_after_the_snapshot_do_not_reach_it(
