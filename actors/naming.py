@@ -12,6 +12,7 @@ from functools import lru_cache
 from raymq.storage import delay_levels
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import InvalidInput
+from raymq.storage.staged_topic import STAGED_TOPIC
 
 NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 MAX_TOPIC_CHARACTERS = 127
@@ -42,9 +43,10 @@ MAX_QUEUES = 1024
 #: The number of queues of an auto-created topic on each broker (RocketMQ's defaultTopicQueueNums of a producer).
 AUTO_CREATED_QUEUES = 4
 
-#: RocketMQ's NOT_ALLOWED_SEND_TOPIC_SET.
+#: RocketMQ's NOT_ALLOWED_SEND_TOPIC_SET, and the topic of staged rows.
 UNSENDABLE_TOPICS = frozenset(
     {
+        STAGED_TOPIC,
         SCHEDULE_TOPIC,
         TIMER_TOPIC,
         HALF_TOPIC,

@@ -5,13 +5,12 @@ before the opening the same is done that a running store would do on such a disk
 opening is tried again after each step:
 
 1. Remove files that are no longer read: temporary files that never replaced their target (`*.tmp`), queues of deleted
-   topics, swept staged writes, and copies of damaged bytes (only those that recovery makes; what a repair has set aside
-   stays).
+   topics, and copies of damaged bytes (only those that recovery makes; what a repair has set aside stays).
 2. Free the blocks after the log's last byte, which were allocated for the next appends.
 3. Remove files of queues and index whose messages are all gone from the log, by the rule of the running store.
 4. If the caller passes retention rules: remove the oldest log files that these rules delete (`Retention.decide`), as
    far as the last checkpoint records log, queues and index as on disk, and only if no message in them is still to be
-   delivered (`oldest_delayed_offset`).
+   delivered or committed (`oldest_delayed_offset`).
 
 All this happens under the directory's lock, oldest file first, and each removal is on disk before the next one: a crash
 in between leaves a log without a gap. A directory without a checkpoint of RayMQ loses no log file.
@@ -44,8 +43,6 @@ from raymq.storage.log.retention import MAX_FILES_PER_RUN, DiskUsage, Retention
 from raymq.storage.oldest_delayed import oldest_delayed_offset
 from raymq.storage.records import record as layout
 from raymq.storage.store_paths import StorePaths, take_lock, with_existing_sizes
-from raymq.storage.tables.delay_level_history import DelayLevelHistory
-from raymq.storage.tables.staged_records import removable_folders
 
 _PAGE: Final = 4096
 _REMEDY: Final = "free a few MiB of that disk; a broker then starts by itself"
@@ -149,10 +146,9 @@ class EmergencyCleaner:
         deleted = fileutil.paths_in(self._paths.deleted_queues)
         self._remove(deleted, "its topic was deleted")
         found += deleted
-        swept, copies = removable_folders(self._paths.staged), list_damaged_copies(self._paths.damaged)
-        self._remove(swept, "staged rows that will not be committed")
+        copies = list_damaged_copies(self._paths.damaged)
         self._remove(copies, "a copy of damaged bytes")
-        return bool(found or swept or copies)
+        return bool(found or copies)
 
     def _blocks_ahead(self) -> bool:
         """Free the blocks after the log's last byte; the content there stays zeros.

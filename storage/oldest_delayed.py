@@ -1,4 +1,4 @@
-"""Find the oldest message that still waits for delivery in a closed store.
+"""Find the oldest message in a closed store that waits for delivery, or for the commit of a staged write.
 
 A running broker appends such messages again before their log files are deleted. Before a store is opened that cannot be
 done, and there is no room for it. So the log files stay in which a message waits, or may wait as far as the data on
@@ -12,6 +12,8 @@ from typing import Final
 from raymq.storage.config import StoreConfig
 from raymq.storage.delay_levels import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.storage.errors import StoreCorrupt
+from raymq.storage.files import fileutil
+from raymq.storage.files.mapped_file import sync_path
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.log.checkpoint import CheckpointState
 from raymq.storage.log.consume_queue import ConsumeQueue
@@ -27,7 +29,7 @@ _LOOKED_AT: Final = 1 << 16
 def oldest_delayed_offset(
     paths: StorePaths, config: StoreConfig, state: CheckpointState, *, log_min: int, before: int
 ) -> int:
-    """Return the physical offset of the oldest message that may wait for delivery.
+    """Return the physical offset of the oldest message that may wait for delivery or a commit.
 
     Return `before` if no message before it waits. Only data that the last checkpoint brought to disk is used, so that
     the result also holds after a power loss.
@@ -41,8 +43,12 @@ def oldest_delayed_offset(
     """
     tables = StateTables()
     journal, _ = open_state(paths, tables, lambda _: None, writable=False)
+    # Staged rows are on disk before the event that names them; the events themselves need not be.
+    for path in fileutil.paths_in(paths.state_journal):
+        sync_path(path)
+    staged = tables.staged.begin()
     journal.clamp(RecoveryBounds(state.dispatched_to, memory_lost=True))
-    found = [before]
+    found = [before] if staged is None else [before, max(staged, log_min)]
     for queue_id in state.queues.get(SCHEDULE_TOPIC, {}):
         begin = tables.delay_offsets.get(queue_id + 1) or 0
         found.append(_first_from(paths, config, state, (SCHEDULE_TOPIC, queue_id), begin, log_min, before))

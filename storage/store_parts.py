@@ -32,7 +32,7 @@ from raymq.storage.state.recording_file_calls import current_recorder
 from raymq.storage.state.state_files import snapshot_marker
 from raymq.storage.state_opening import open_state
 from raymq.storage.tables.pending_truncation import PendingTruncation
-from raymq.storage.tables.staged_records import StagedRecords
+from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.state_tables import StateTables
 
 
@@ -179,7 +179,6 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, is_repl
             failpoint("open.before_clamp")
             journal.clamp(recovery_bounds)
         if opening.has_tables:
-            StagedRecords(directory).clamp(recovery_bounds)
             journal.compact_after_damage()
             if has_events and not health.was_healthy:
                 journal.compact()  # a failed sync may not have written what is read from memory now

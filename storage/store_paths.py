@@ -128,9 +128,9 @@ class StorePaths:
         return self.root / "raymq" / "timers"
 
     @property
-    def staged(self) -> Path:
-        """Return the folder of staged writes."""
-        return self.root / "raymq" / "staged"
+    def epochs(self) -> Path:
+        """Return the file of recovery epochs: the offsets at which power losses truncated the log."""
+        return self.root / "raymq" / "epochs.json"
 
     @property
     def master_epochs(self) -> tuple[Path, Path]:

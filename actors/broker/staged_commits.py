@@ -79,42 +79,45 @@ class StagedCommits:
     async def _commit(self, transaction: str, parts: Mapping[str, int]) -> CommitResult:
         staging, added, rows = self._core.staging, 0, sum(parts.values())
         async with self._turn:
-            if staging.is_closed(transaction):
-                return CommitResult(0, await asyncio.to_thread(staging.missing, transaction))
             if not staging.is_here(transaction):
                 # No decision is recorded: if a disk with the rows is only missing now, its rows come back with it.
                 return CommitResult(0, MissingRows(rows, "no row of the write is on this broker") if rows else None)
-            self._check_running()
-            async with self._beginning:
-                plan = await asyncio.to_thread(staging.plan, transaction, parts)
-                if plan.decided is None:
-                    plan, keep = staging.begin(transaction, parts, rows, plan)
-                    try:
-                        await asyncio.to_thread(keep)
-                    except StoreError:
-                        staging.rollback_begin(transaction)
-                        raise
-            for count in staging.commit(transaction, parts, rows, plan):
-                added += count
-                await asyncio.sleep(0)
-                self._check_running()
-            # Whatever the store promises for appends: the staged data are deleted only when the log has them on disk.
-            if self._durable is None:
-                await asyncio.to_thread(self._core.store.flush)
-            elif await self._durable() is not SendStatus.SEND_OK:
-                raise WriteUnknown("the commit is not on disk yet: repeat it")
+            if not staging.is_committed(transaction):
+                added = await self._append(transaction, parts, rows)
             await asyncio.to_thread(staging.mark_committed, transaction)
             staging.closed(transaction)
-        await asyncio.to_thread(staging.empty, transaction)
-        return CommitResult(added, await asyncio.to_thread(staging.missing, transaction))
+        return CommitResult(added, staging.missing(transaction))
+
+    async def _append(self, transaction: str, parts: Mapping[str, int], rows: int) -> int:
+        """Append the chunks that the log lacks, wait for the disk, and return how many records were appended."""
+        staging, added = self._core.staging, 0
+        self._check_running()
+        async with self._beginning:
+            plan = await asyncio.to_thread(staging.plan, transaction, parts)
+            if plan.decided is None:
+                plan, keep = staging.begin(transaction, parts, rows, plan)
+                try:
+                    await asyncio.to_thread(keep)
+                except StoreError:
+                    staging.rollback_begin(transaction)
+                    raise
+        for count in staging.commit(transaction, parts, rows, plan):
+            added += count
+            await asyncio.sleep(0)
+            self._check_running()
+        # Whatever the store promises for appends: the staged rows are forgotten only when the log has them on disk.
+        if self._durable is None:
+            await asyncio.to_thread(self._core.store.flush)
+        elif await self._durable() is not SendStatus.SEND_OK:
+            raise WriteUnknown("the commit is not on disk yet: repeat it")
+        return added
 
     async def abort(self, transaction: str) -> None:
-        """Delete the rows of an aborted write; leave those of a committed one."""
+        """Drop the rows of an aborted write; leave those of a committed one."""
         staging = self._core.staging
         async with self._beginning:
             await asyncio.to_thread(staging.mark_aborted, transaction)
             staging.dropped(transaction)
-        await asyncio.to_thread(self._core.staging.empty, transaction)
 
     async def sweep(self) -> None:
         """Abort abandoned writes and forget old finished ones; call it every minute."""
@@ -129,9 +132,7 @@ class StagedCommits:
                     transaction,
                 )
                 await self.abort(transaction)
-        remove = self._core.staging.sweep()
-        if remove is not None:
-            await asyncio.to_thread(remove)
+        self._core.staging.sweep()
 
     def _check_running(self) -> None:
         if self._stopping:

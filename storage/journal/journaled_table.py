@@ -18,6 +18,10 @@ MAX_FIELDS = 12
 class EventJournal(Protocol):
     """What a table needs of the journal that stores its events."""
 
+    @property
+    def synced(self) -> int:
+        """Return the number up to which all events are on disk."""
+
     def append(self, table: JournaledTable, fields: Fields) -> int:
         """Write an event and apply it to the table; return its number."""
 

@@ -17,11 +17,11 @@ makes them consistent with it (`recovery`). Everything else is clamped at openin
                                    back to what the last checkpoint synced
     idempotent producers           batches after their queue's maximum, and those    `producer_state_journal`
                                    of topics that were deleted since, are void;
-                                   the position at most the log's end                `producer_states`
-    staged writes                  marks "is in the log" and "is about to be" after  `staged_records`
-                                   the end are void; a commit drops its data when
-                                   the log has it on disk, and hides what comes
-                                   from the queue's maximum on at the latest
+                                   the position at most the log's end
+    staged writes                  chunks after the end are lost; "is in the log"    `staged_records`
+                                   and "is about to be" after the end are void; a
+                                   commit hides what comes from the queue's
+                                   maximum on at the latest
     deleted topics                 at most the log's end; an ordered truncation      `deleted_topics`
                                    undoes those after it
 

@@ -138,6 +138,11 @@ class StateJournal:
         return self._newest.get(table.NUMBER, 0)
 
     @property
+    def synced(self) -> int:
+        """Return the number up to which all events are on disk; 0 before the first sync."""
+        return self._synced
+
+    @property
     def has_events(self) -> bool:
         """Return True if the journal has a snapshot or an event."""
         return self.last > 0 or self.has_snapshot

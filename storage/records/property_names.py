@@ -74,6 +74,8 @@ PREPARED_AT: Final = "RAYMQ_PREPARED_AT"
 #: RayMQ's own: the body lists deleted dead letters of the topic; see
 #: `actors.broker.core.redelivery.dead_letter_redrive`.
 DELETED_LETTERS: Final = "RAYMQ_DELETED_LETTERS"
+#: RayMQ's own: the chunk of staged rows of which this record is a part, "<transaction>.<part>.<number>".
+STAGED_CHUNK: Final = "RAYMQ_STAGED_CHUNK"
 
 #: The prefix of all of RayMQ's own properties.
 OWN_PREFIX: Final = "RAYMQ_"
@@ -141,6 +143,7 @@ SYSTEM_PROPERTIES: Final[frozenset[str]] = frozenset(
         REDRIVEN_FROM,
         DELETED_LETTERS,
         PREPARED_AT,
+        STAGED_CHUNK,
     }
 )
 

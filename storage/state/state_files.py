@@ -31,13 +31,11 @@ FORMAT_1: Final = frozenset(
         *("homes", "members", "streams", "writes", "series", "transaction_checks"),
     }
 )
-#: The files of format 2 (storage/format_2.py) whose content is in the state journal now.
-FORMAT_2: Final = frozenset(
-    {"epochs.json", "counted_time.json", "set_aside.jsonl", "settings.json", "delay_levels.json", "producers.journal"}
-)
-#: Local, but in backups: a restored broker would have to search its whole log for this data.
-_IN_BACKUPS: Final = frozenset({"timers"})
-_BESIDE: Final = (".tmp", ".bak", ".base", ".beside", ".older")
+#: The staged rows of format 2 (actors/broker/core/appending/staged_folders.py).
+STAGED_FOLDER: Final = "staged"
+STAGED_FOLDER_TAKEN: Final = "staged_taken"
+_FORMER: Final = FORMAT_1 | {STAGED_FOLDER, STAGED_FOLDER_TAKEN}
+_BESIDE: Final = (".tmp", ".bak", ".base", ".beside")
 #: The longest path, in characters.
 MAX_PATH_LENGTH: Final = 1024
 
@@ -49,25 +47,18 @@ def is_state(path: str) -> bool:
     The path is relative to the store directory. Return False for an invalid path.
     """
     name = _name_in(path)
-    return name == "" or (name is not None and name not in BROKER_LOCAL and former_format(path) == 0)
+    return name == "" or (name is not None and name not in BROKER_LOCAL and name not in _FORMER)
 
 
 @lru_cache(maxsize=4096)
 def is_stored_state(path: str) -> bool:
     """Return True if the path is state, now or in a former format."""
-    return is_state(path) or former_format(path) > 0
+    return is_state(path) or _name_in(path) in _FORMER
 
 
-def former_format(path: str) -> int:
-    """Return the last format in which a path was state; 0: it is state now, or was never."""
-    name = _name_in(path)
-    return 1 if name in FORMAT_1 else 2 if name in FORMAT_2 else 0
-
-
-@lru_cache(maxsize=4096)
-def is_backup_state(path: str) -> bool:
-    """Return True if the path is that of a file or folder which backups contain beside the log."""
-    return is_stored_state(path) or _name_in(path) in _IN_BACKUPS
+def is_state_of_format_1(path: str) -> bool:
+    """Return True if the path is that of a table of format 1."""
+    return _name_in(path) in FORMAT_1
 
 
 def _name_in(path: str) -> str | None:

@@ -1,27 +1,20 @@
-"""A small file that holds its value twice, each copy with a checksum.
+"""Read small files of former formats that hold their value twice, each copy with a checksum.
 
-It is for files that decide about other data. If a bit flips in one copy, the other copy is used; if both copies are
-damaged, this is detected. The file is two frames (`journal_frames`) of the same value.
+If a bit flips in one copy, the other copy is used; if both copies are damaged, this is detected. The file is two frames
+(`journal_frames`) of the same value.
 """
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgpack
 
-from raymq.storage.journal.journal_frames import HEAD, decode_frames, encode_frame
+from raymq.storage.journal.journal_frames import decode_frames
 
-#: The position of the first frame's payload, for readers that read only the beginning of a file.
-PAYLOAD_AT: Final = HEAD.size
 _log = logging.getLogger(__name__)
-
-
-def kept_twice(value: list[Any]) -> bytes:
-    """Return the content of a file that holds `value` twice."""
-    return encode_frame(tuple(value)) * 2
 
 
 def decode_mirrored(content: bytes, path: Path) -> Any:

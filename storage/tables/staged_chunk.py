@@ -1,86 +1,107 @@
-"""The file of one chunk of staged rows: records of one queue.
+"""Encode chunks of staged rows as records of the commit log.
 
-The rows wait for the commit of their write. Layout:
+A chunk is a number of rows (records of one queue) that wait for the commit of their write. Its encoded form,
 
-u4 header length | msgpack header [topic, queue id, sizes, incarnation, topic id] | records
+    u4 header length | msgpack header [topic, queue id, sizes of the rows, ...] | rows
+
+is cut into the bodies of one or more records of STAGED_TOPIC. Each of them has the name of the chunk as a property.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, Final
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.files.fileutil import read_head, read_whole
+from raymq.storage.records import property_names as names
+from raymq.storage.records.record import Buffer, Record, encode, encode_properties
+from raymq.storage.staged_topic import STAGED_QUEUE, STAGED_TOPIC
 
 _HEADER_LENGTH = struct.Struct(">I")
+_NO_HOST: Final = bytes(8)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedChunk:
-    """One chunk on disk: records of one queue."""
+    """The rows of one chunk: records of one queue, and their sizes."""
 
     topic: str
     queue_id: int
     records: memoryview
     sizes: npt.NDArray[np.int32]
-    path: Path
-    incarnation: int = 0
-    """The incarnation of the topic when the chunk was staged."""
-    topic_id: str | None = None
-    """The topic id at that time; None if it was not requested. It is known longer than the log has the deletion."""
+
+
+def chunk_name(transaction: str, part: str, number: int) -> str:
+    """Return the name of a chunk in records, errors and log lines."""
+    return f"{transaction}.{part}.{number:06d}"
 
 
 def encode_chunk(
-    topic_queue: tuple[str, int],
-    records: bytes | memoryview,
-    sizes: npt.NDArray[np.int32],
-    incarnation: int,
-    topic_id: str | None,
+    topic_queue: tuple[str, int], records: bytes | memoryview, sizes: npt.NDArray[np.int32], *others: object
 ) -> bytes:
-    """Return the content of a chunk's file.
-
-    Args:
-        incarnation, topic_id: those of the chunk's topic.
-    """
-    header = msgpack.packb([*topic_queue, sizes.astype("<i4").tobytes(), incarnation, topic_id])
+    """Return the encoded form of a chunk; `others` are further values of its header."""
+    header = msgpack.packb([*topic_queue, sizes.astype("<i4").tobytes(), *others])
     return b"".join((_HEADER_LENGTH.pack(len(header)), header, records))
 
 
-def read_chunk(path: Path) -> StagedChunk:
-    """Read a chunk.
+def encode_pieces(content: bytes, name: str, most_bytes: int, born_timestamp_ms: int) -> list[bytes]:
+    """Return the records of an encoded chunk, each with a body of at most `most_bytes`."""
+    properties = encode_properties({names.STAGED_CHUNK: name})
+    view = memoryview(content)
+    return [
+        encode(
+            *STAGED_QUEUE,
+            bytes(view[begin : begin + most_bytes]),
+            properties,
+            born_timestamp_ms=born_timestamp_ms,
+            born_host=_NO_HOST,
+        )
+        for begin in range(0, len(content), most_bytes)
+    ]
 
-    Raise StoreCorrupt if its file is not a chunk.
+
+def is_piece_of(record: Record, name: str) -> bool:
+    """Return True if a record is one of a chunk's records."""
+    return record.topic == STAGED_TOPIC and record.properties.get(names.STAGED_CHUNK) == name
+
+
+def decode_chunk(content: Buffer, name: str) -> StagedChunk:
+    """Decode a chunk. The rows are not checked.
+
+    Raise StoreCorrupt if it is not an encoded chunk.
     """
-    data = memoryview(read_whole(path))
+    data = memoryview(content)
     try:
-        (length,) = _HEADER_LENGTH.unpack_from(data)
-        start = _HEADER_LENGTH.size + length
-        topic, queue_id, packed, *later = msgpack.unpackb(data[_HEADER_LENGTH.size : start])
-        incarnation = int(later[0]) if later else 0
-        topic_id = str(later[1]) if len(later) > 1 and later[1] is not None else None
+        (topic, queue_id, packed, *_), start = _header(data)
         sizes = np.frombuffer(packed, "<i4")
         if not (isinstance(topic, str) and isinstance(queue_id, int) and int(sizes.sum()) == len(data) - start):
             raise ValueError("topic, queue and sizes do not fit the records")
     except (struct.error, ValueError, TypeError, msgpack.UnpackException) as error:
-        raise StoreCorrupt(str(path), 0, f"not a staged chunk: {error}") from None
-    return StagedChunk(topic, queue_id, data[start:], sizes, path, incarnation, topic_id)
+        raise StoreCorrupt(name, 0, f"not a staged chunk: {error}") from None
+    return StagedChunk(topic, queue_id, data[start:], sizes)
 
 
-def read_chunk_queue(path: Path) -> tuple[tuple[str, int], int] | None:
-    """Return a chunk's queue and number of records, from its header.
+def decode_header(content: Buffer) -> tuple[list[Any], int] | None:
+    """Return the values of a chunk's header and its number of rows.
 
     Return None if the header cannot be read.
     """
     try:
-        (length,) = _HEADER_LENGTH.unpack(read_head(path, _HEADER_LENGTH.size))
-        head = read_head(path, _HEADER_LENGTH.size + length)
-        topic, queue_id, packed, *_ = msgpack.unpackb(head[_HEADER_LENGTH.size :])
-        return (str(topic), int(queue_id)), len(packed) // 4
+        values, _ = _header(memoryview(content))
+        topic, queue_id, packed, *others = values
+        return [str(topic), int(queue_id), *others], len(packed) // 4
     except (struct.error, ValueError, TypeError, msgpack.UnpackException):
         return None
+
+
+def _header(data: memoryview) -> tuple[list[Any], int]:
+    """Return the values of the header, and where the rows begin."""
+    (length,) = _HEADER_LENGTH.unpack_from(data)
+    start = _HEADER_LENGTH.size + length
+    values = msgpack.unpackb(data[_HEADER_LENGTH.size : start])
+    return list(values), start

@@ -1,87 +1,55 @@
-"""Records that are staged until their write is committed, in files beside the log.
+"""The staged writes of one broker: where their rows wait in the log, and what has become of each write.
 
-No reader sees them before the commit. Files:
+The rows lie in chunks in the commit log (`staged_chunk`), where no reader sees them. When the coordinator has decided
+to commit a write, its chunks are appended again, to their queues. This table makes that repeatable: during an attempt
+nothing but the chunk is appended. So the records between the begin and the end of an attempt belong to the chunk, and
+all other records do not, even if they are equal. After a crash, an attempt ends where the log ended when the store was
+next opened. If a power loss removes part of a chunk from the log, the chunk is no longer done.
 
-    <store>/raymq/staged/<transaction>/<part>.<number>.chunk     u4 header length | msgpack header | records
-    <store>/raymq/staged/<transaction>/<part>.<number>.intent    two i8 for each attempt: where the log ended before
-                                                                 it, and where the log ended when it had failed
-    <store>/raymq/staged/<transaction>/<part>.<number>.done      i8: the chunk is in the log, which ended there then;
-                                                                 written twice, the second time with all bits inverted
-    <store>/raymq/staged/<transaction>/<part>.<number>.lost      msgpack: how many of the chunk's rows are lost (nil:
-                                                                 not known), and why
-    <store>/raymq/staged/<transaction>/home                      `kept_twice`: the coordinator of the transaction
-    <store>/raymq/staged/<transaction>/commit                    `kept_twice`: the decision to commit these parts; the
-                                                                 ends of each queue and the log before the commit, the
-                                                                 ids of the topics, and after a power loss where the
-                                                                 log ended then
-    <store>/raymq/staged/<transaction>/committed                 all parts are in the log, and on disk; empty, or
-                                                                 msgpack: how many rows are missing, and why
-    <store>/raymq/staged/<transaction>/aborted                   no part will be committed
+Attempts, and which chunks are done, survive SIGKILL and are not synced. After a power loss any chunk may be anywhere
+after the position that the decision names, and this part of the log is searched, once for all chunks. Lost rows are not
+synced either, but their chunks are never done: a repeated commit checks them again.
 
-A chunk is complete or absent (written under another name, then renamed). The intent makes a commit repeatable: during
-an attempt nothing but the chunk is appended. So the records between the two positions of an attempt belong to the
-chunk, and all other records do not, even if they are equal. After a crash, the second position is where the log ended
-when the store was next opened. If a power loss removes part of a chunk from the log, the chunk is no longer done, so
-the data are kept until the log has all of them on disk. Intents and marks of done chunks survive SIGKILL and are not
-synced. A power loss may remove them. Then any chunk may be anywhere after the position that the commit names, and this
-part of the log is searched, once for all chunks. Notes of lost rows are not synced either, but their chunks are never
-marked as done: a repeated commit checks them again.
-
-The marks of finished transactions are kept for a while: they reject a client that stages after the decision, for
-example an attempt that was superseded.
+The end of a write is kept for a while: it refuses a client that stages after the decision, for example an attempt that
+was superseded.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from dataclasses import replace as replaced
-from pathlib import Path
-from typing import Any, NamedTuple
-
-import msgpack
-import numpy as np
-import numpy.typing as npt
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, NamedTuple
 
 from raymq.storage.errors import InvalidInput
 from raymq.storage.failpoints import failpoint
-from raymq.storage.files.fileutil import (
-    close,
-    make_folder,
-    move,
-    names_in,
-    open_file,
-    paths_in,
-    read_whole,
-    remove_tree,
-    replace,
-    sync_directory,
-    unlink,
-    write_all,
-)
+from raymq.storage.journal.journaled_table import Fields, JournaledTable
 from raymq.storage.journal.recovery_bounds import RecoveryBounds
-from raymq.storage.tables.mirrored_file import decode_mirrored, kept_twice
-from raymq.storage.tables.staged_chunk import StagedChunk, encode_chunk, read_chunk, read_chunk_queue
 
-#: The valid names of transactions and parts, which become file names.
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_POSITION = struct.Struct(">q")
-#: The end of an attempt that has not ended.
-_OPEN = -1
-#: How long the marks of finished transactions are kept.
-FINISHED_MARK_SECONDS = 600.0
-_HOME = "home"
-_COMMIT = "commit"
-_COMMITTED = "committed"
-_ABORTED = "aborted"
+#: The valid names of transactions and parts.
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: How long the ends of finished transactions are kept.
+FINISHED_MARK_SECONDS: Final = 600.0
+#: The outcomes of a transaction.
+COMMITTED: Final = "committed"
+ABORTED: Final = "aborted"
 #: The most reasons that are reported for missing rows.
-_MAX_REASONS = 3
-#: The name prefix of a folder that is being removed; no transaction has such a name.
-_SWEPT = "."
+_MAX_REASONS: Final = 3
+#: Kinds of events, see the class.
+_STAGED: Final = "s"
+_MOVED: Final = "m"
+_PROGRESS: Final = "p"
+_DECIDED: Final = "c"
+_FINISHED: Final = "f"
+_REMOVED: Final = "r"
+
+#: Part and number.
+ChunkKey = tuple[str, int]
+#: Physical offset and size of each record of a chunk.
+Places = tuple[tuple[int, int], ...]
+#: Begin and end in the log; None: the end of the log.
+Attempt = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +57,13 @@ class CommitDecision:
     """The decision to append the parts of a transaction.
 
     Attributes:
+        parts: those that have chunks.
         ends: where each queue ended for readers before the first chunk.
         log_from: where the log ended then.
         topic_ids: the ids of the queues' topics then; a topic that was recreated since has another id.
         uncertain_until: None, or where the log ended after a power loss: any chunk may be between `log_from` and this
             position.
-        found: how many rows the existing chunks had then; None: they were not counted.
-        absent: how many more rows there should have been.
+        absent: how many rows should have been in further chunks.
         cut: for each topic whose number of queues was reduced by then: the first removed queue id, and the number of
             queues among which the rows of removed queues are distributed.
     """
@@ -105,7 +73,6 @@ class CommitDecision:
     log_from: int
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     uncertain_until: int | None = None
-    found: int | None = None
     absent: int = 0
     cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -126,27 +93,49 @@ class MissingRows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StagedFile:
-    """The file of a chunk.
+class ChunkEntry:
+    """One chunk of an unfinished transaction.
 
     Attributes:
-        is_attempted: an earlier commit has declared an attempt to append it.
-        is_done: it is in the log.
+        incarnation, topic_id: those of the topic when the chunk was staged. The id is None if it was not known; it is
+            known longer than the log has the deletion.
+        places: its records in the log; none if they are lost.
+        attempts: the parts of the log to which commits appended, or may have appended, rows of it.
+        done_at: where the log ended when all of it had been appended; None: it is not done.
+        lost: the rows that cannot be appended.
     """
 
-    path: Path
-    is_attempted: bool
-    is_done: bool
+    part: str
+    number: int
+    topic: str
+    queue_id: int
+    rows: int
+    incarnation: int = 0
+    topic_id: str | None = None
+    places: Places = ()
+    attempts: tuple[Attempt, ...] = ()
+    done_at: int | None = None
+    lost: MissingRows | None = None
+
+    @property
+    def key(self) -> ChunkKey:
+        """Return part and number."""
+        return self.part, self.number
+
+    @property
+    def begin(self) -> int | None:
+        """Return the physical offset of its first record, or None."""
+        return min((offset for offset, _ in self.places), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedTransaction:
-    """A transaction that has files on this broker's disk.
+    """A transaction that this broker has, or recently had, rows of.
 
     Attributes:
-        home: the broker that coordinates it.
+        home: the broker that coordinates it; "" without one.
         commit: the decision to commit, if not all of it is in the log yet.
-        over: "committed" or "aborted" if the transaction is finished.
+        over: COMMITTED or ABORTED if the transaction is finished.
     """
 
     name: str
@@ -155,385 +144,434 @@ class StagedTransaction:
     over: str | None
 
 
-class StagedRecords:
-    """The staged files of one store directory; one thread at a time."""
+@dataclass(slots=True)
+class _Transaction:
+    home: str = ""
+    chunks: dict[ChunkKey, ChunkEntry] = field(default_factory=dict)
+    commit: CommitDecision | None = None
+    over: str | None = None
+    missing: MissingRows | None = None
 
-    def __init__(self, store_directory: Path) -> None:
-        self._root = store_directory / "raymq" / "staged"
 
-    def add(
-        self,
-        transaction: str,
-        part: str,
-        number: int,
-        topic_queue: tuple[str, int],
-        records: bytes | memoryview,
-        sizes: npt.NDArray[np.int32],
-        *,
-        home: str = "",
-        incarnation: int = 0,
-        topic_id: str | None = None,
-    ) -> None:
-        """Store chunk `number` of `part` durably; an existing chunk is replaced.
+class StagedRecords(JournaledTable):
+    """The staged writes of one broker. Any thread may call any method.
 
-        It survives a machine crash when this returns. Any thread may call it.
+    Events:
+        ["s", transaction, home, part, number, topic, queue id, rows, incarnation, topic id, places]: a chunk
+        ["m", transaction, part, number, places]: its records are elsewhere; without places: they are lost
+        ["p", transaction, part, number, attempts, done at, lost rows, reason]: the progress of its commit
+        ["c", transaction, [parts, ends, log from, topic ids, uncertain until, absent, cut]]: the decision to commit
+        ["f", transaction, home, outcome, missing rows, reason]: the end, which removes all chunks
+        ["r", transaction]: the transaction is removed
+    """
+
+    NUMBER: ClassVar = 13
+    COPIES: ClassVar = 2
+
+    def __init__(self) -> None:
+        self._transactions: dict[str, _Transaction] = {}
+        #: Held while a chunk is added or the outcome is recorded; never during a sync.
+        self._deciding = threading.Lock()
+        #: Held while the places of chunks change, and while `begin` reads them.
+        self._placing = threading.Lock()
+        #: The lowest place of all chunks; only under `_placing`, and valid if `_is_begin_known`.
+        self._begin: int | None = None
+        self._is_begin_known = True
+
+    # -- chunks --------------------------------------------------------------------------------------------------
+
+    def check_open(self, transaction: str, part: str, number: int, home: str) -> None:
+        """Raise InvalidInput if `add` would."""
+        _checked("transaction", transaction)
+        _checked("part", part)
+        if not 0 <= number < 1_000_000:
+            raise InvalidInput("number", "0..999999", number)
+        known = self._transactions.get(transaction)
+        if known is None:
+            return
+        if known.home != home:
+            raise InvalidInput("home", f"the coordinator of {transaction}, which is {known.home!r}", home)
+        if known.commit is not None or known.over is not None:
+            raise InvalidInput("transaction", "one that is not decided yet", transaction)
+
+    def add(self, transaction: str, home: str, chunk: ChunkEntry) -> None:
+        """Record durably where a chunk is, whose records are on disk; it replaces the chunk of that number.
 
         Args:
-            home: the broker that coordinates the transaction.
-            incarnation, topic_id: those of the topic.
+            home: the broker that coordinates the transaction; "" without one.
 
         Raises:
             InvalidInput: a name or number is not valid, the transaction has another coordinator, or it is already
-                decided. StoreFull, StoreFailed: the chunk is not stored.
+                decided. StoreFull, StoreFailed: the chunk is not staged.
         """
-        directory = self._directory(transaction)
-        if not 0 <= number < 1_000_000:
-            raise InvalidInput("number", "0..999999", number)
-        _checked("part", part)
-        known = self._coordinator(transaction)
-        if known is not None and known != home:
-            raise InvalidInput("home", f"the coordinator of {transaction}, which is {known!r}", home)
-        if any((directory / mark).exists() for mark in (_COMMIT, _COMMITTED, _ABORTED)):
-            raise InvalidInput("transaction", "one that is not decided yet", transaction)
-        if known is None:
-            make_folder(directory)
-            replace(directory / _HOME, kept_twice([home]))
-        data = encode_chunk(topic_queue, records, sizes, incarnation, topic_id)
-        replace(directory / f"{part}.{number:06d}.chunk", data)
+        self._decide(
+            _staged(transaction, home, chunk), lambda: self.check_open(transaction, chunk.part, chunk.number, home)
+        )
 
-    def chunks(self, transaction: str, part: str) -> list[StagedChunk]:
-        """Return the chunks of `part` that are not yet in the log, in order.
+    def move(self, transaction: str, key: ChunkKey, places: Places) -> int:
+        """Record that a chunk's records are elsewhere; return the number of the event."""
+        return self.record(_MOVED, transaction, *key, places)
 
-        Raise StoreCorrupt if a chunk cannot be read.
-        """
-        return [read_chunk(each.path) for each in self.list_files(transaction, [part]) if not each.is_done]
+    def chunk(self, transaction: str, key: ChunkKey) -> ChunkEntry | None:
+        """Return a chunk of an unfinished transaction, or None."""
+        known = self._transactions.get(transaction)
+        return None if known is None else known.chunks.get(key)
 
-    def list_files(self, transaction: str, parts: Iterable[str]) -> list[StagedFile]:
-        """Return the files of these parts' chunks, in the order of the parts.
+    def chunks(self, transaction: str, parts: Iterable[str]) -> list[ChunkEntry]:
+        """Return the chunks of these parts, in the order of the parts."""
+        known = self._transactions.get(transaction)
+        by_part: dict[str, list[ChunkEntry]] = {_checked("part", part): [] for part in parts}
+        for chunk in () if known is None else list(known.chunks.values()):
+            if chunk.part in by_part:
+                by_part[chunk.part].append(chunk)
+        return [chunk for found in by_part.values() for chunk in sorted(found, key=lambda each: each.number)]
 
-        The folder is listed once, for any number of parts. Any thread may call it.
-        """
-        folder = self._directory(transaction)
-        by_part: dict[str, list[str]] = {_checked("part", part): [] for part in parts}
-        names = set(names_in(folder))
-        for name in names:
-            part, _, rest = name.partition(".")
-            if rest.endswith(".chunk") and part in by_part:
-                by_part[part].append(name.removesuffix("chunk"))
+    def begin(self) -> int | None:
+        """Return the physical offset of the first record of all chunks, or None without one."""
+        with self._placing:
+            if not self._is_begin_known:
+                self._begin = min((begin for begin, _, _ in self._begins()), default=None)
+                self._is_begin_known = True
+            return self._begin
+
+    def chunks_before(self, log_end: int) -> list[tuple[int, str, ChunkKey]]:
+        """Return begin, transaction and key of the chunks that begin before `log_end`, in the order of the log."""
+        with self._placing:
+            return sorted(each for each in self._begins() if each[0] < log_end)
+
+    def _begins(self) -> Iterator[tuple[int, str, ChunkKey]]:
+        for transaction, known in self._transactions.items():
+            for chunk in known.chunks.values():
+                if chunk.begin is not None:
+                    yield chunk.begin, transaction, chunk.key
+
+    # -- transactions --------------------------------------------------------------------------------------------
+
+    def transactions(self) -> list[StagedTransaction]:
+        """Return all transactions on this broker."""
         return [
-            StagedFile(folder / f"{stem}chunk", f"{stem}intent" in names, f"{stem}done" in names)
-            for stems in by_part.values()
-            for stem in sorted(stems)
+            StagedTransaction(name, known.home, None if known.over else known.commit, known.over)
+            for name, known in self._transactions.copy().items()
         ]
-
-    def transactions(self) -> Iterator[StagedTransaction]:
-        """Yield all transactions on this broker.
-
-        A file that cannot be read counts as missing.
-        """
-        for path in paths_in(self._root):
-            if _NAME.fullmatch(path.name):
-                names = {each.name for each in paths_in(path)}
-                over = next((mark for mark in (_COMMITTED, _ABORTED) if mark in names), None)
-                commit = self.decided(path.name) if over is None else None
-                yield StagedTransaction(path.name, self._coordinator(path.name) or "", commit, over)
 
     def home_of(self, transaction: str) -> str | None:
         """Return the coordinator of a transaction on this broker.
 
         Return None if the transaction or its coordinator is not known here.
         """
-        return self._coordinator(transaction) or None
-
-    def _coordinator(self, transaction: str) -> str | None:
-        path = self._directory(transaction) / _HOME
-        try:
-            content = read_whole(path)
-        except FileNotFoundError:
-            return None
-        with contextlib.suppress(ValueError, TypeError, msgpack.UnpackException):
-            (coordinator,) = decode_mirrored(content, path)
-            return str(coordinator)
-        name = content.decode("latin-1")  # older versions wrote only the name
-        return name if name.isprintable() else ""
-
-    def decide(self, transaction: str, commit: CommitDecision) -> None:
-        """Record the decision to append these parts, before the first of them is appended.
-
-        It survives a machine crash.
-        """
-        ends = [[topic, queue_id, end] for (topic, queue_id), end in commit.ends.items()]
-        content = [list(commit.parts), ends, commit.log_from, dict(commit.topic_ids), commit.uncertain_until]
-        content += [commit.found, commit.absent, {topic: list(each) for topic, each in commit.cut.items()}]
-        make_folder(self._directory(transaction))
-        replace(self._directory(transaction) / _COMMIT, kept_twice(content))
-
-    def decided(self, transaction: str) -> CommitDecision | None:
-        """Return the last recorded decision.
-
-        Return None if there is none or it cannot be read.
-        """
-        try:
-            more: list[Any]
-            path = self._directory(transaction) / _COMMIT
-            parts, ends, log_from, *more = decode_mirrored(read_whole(path), path)
-            queue_ends = {(str(topic), int(queue_id)): int(end) for topic, queue_id, end in ends}
-            # Older versions wrote less.
-            known, uncertain_until, found, absent, less = more + [{}, None, None, 0, {}][len(more) :]
-            topic_ids = {str(topic): str(topic_id) for topic, topic_id in known.items()}
-            doubtful = None if uncertain_until is None else int(uncertain_until)
-            counted = None if found is None else int(found)
-            places = tuple(map(str, parts)), queue_ends, int(log_from)
-            cut = {str(topic): (int(gone_from), max(1, int(queues))) for topic, (gone_from, queues) in less.items()}
-            return CommitDecision(*places, topic_ids, doubtful, counted, int(absent), cut)
-        except (FileNotFoundError, ValueError, TypeError, AttributeError, msgpack.UnpackException):
-            return None
-
-    def record_lost_rows(self, path: Path, rows: int | None, reason: str) -> None:
-        """Record how many rows of a chunk's file are lost; None: unknown.
-
-        The number is unknown if the chunk cannot be read. A power loss may remove the note. Then the chunk is not
-        marked as done either, and the commit detects the loss again. `close` makes all notes durable.
-        """
-        _put(path.with_suffix(".lost"), msgpack.packb([rows, reason]))
-
-    def attempts(self, chunk: StagedChunk) -> list[tuple[int, int | None]]:
-        """Return the ranges of the log to which earlier commits appended records of `chunk`.
-
-        An end of None means the end of the log.
-        """
-        path = chunk.path.with_suffix(".intent")
-        return _attempts(read_whole(path)) if path.exists() else []
-
-    def begin_attempt(self, chunk: StagedChunk, log_end: int) -> None:
-        """Declare that `chunk`, or its missing rest, is about to be appended after `log_end`."""
-        _write_attempts(chunk.path.with_suffix(".intent"), [*_ended(self.attempts(chunk), log_end), (log_end, None)])
-
-    def fail_attempt(self, chunk: StagedChunk, log_end: int) -> None:
-        """Record that the last declared attempt failed; its records are before `log_end`.
-
-        The end is written into the space that the declaration has reserved, so a full disk cannot refuse it.
-        """
-        path = chunk.path.with_suffix(".intent")
-        fd = open_file(path, os.O_RDWR)
-        try:
-            os.lseek(fd, -_POSITION.size, os.SEEK_END)
-            write_all(fd, _POSITION.pack(log_end), path)
-        finally:
-            close(fd)
-
-    def finish(self, chunk: StagedChunk, log_end: int) -> None:
-        """Mark `chunk` as completely in the log, before `log_end`."""
-        _put(chunk.path.with_suffix(".done"), _done(log_end))
-
-    def clamp(self, recovery_bounds: RecoveryBounds) -> None:
-        """Clamp the files to what the log has, when the store is opened.
-
-        No attempt is in progress then, and entries about positions that the log does not have are void.
-        """
-        folders = paths_in(self._root)
-        for folder in folders:
-            void = [path for path in paths_in(folder) if path.suffix == ".done" and not _is_done(path, recovery_bounds)]
-            _remove_all_of(folder, void)
-        if recovery_bounds.memory_lost:
-            self._clamp_unsynced(recovery_bounds)
-        for folder in folders:
-            void = []
-            for path in (path for path in paths_in(folder) if path.suffix == ".intent"):
-                attempts = _attempts(read_whole(path))
-                retained = [
-                    (begin, end)
-                    for begin, end in _ended(attempts, recovery_bounds.log_end)
-                    if recovery_bounds.has(begin)
-                ]
-                if not retained:
-                    void.append(path)
-                elif retained != attempts:
-                    _write_attempts(path, retained, durable=True)
-            _remove_all_of(folder, void)
-
-    def _clamp_unsynced(self, recovery_bounds: RecoveryBounds) -> None:
-        """Prepare unfinished commits after a power loss: each may have appended any of its chunks.
-
-        Queues may end earlier than before. The records that the commit appends from now on begin there, and they are
-        hidden from readers from there on.
-        """
-        for each in self.transactions():
-            if each.commit is not None:
-                log_from = min(each.commit.log_from, recovery_bounds.log_end)
-                ends = {
-                    (topic, queue_id): min(end, recovery_bounds.max_offset(topic, queue_id))
-                    if recovery_bounds.deleted_topics.get(topic, 0)
-                    <= log_from  # otherwise it is the end of a deleted queue
-                    else end
-                    for (topic, queue_id), end in each.commit.ends.items()
-                }
-                doubtful = replaced(each.commit, ends=ends, log_from=log_from, uncertain_until=recovery_bounds.log_end)
-                self.decide(each.name, doubtful)
-                waiting = [file for file in self.list_files(each.name, each.commit.parts) if not file.is_done]
-                intents = [file.path.with_suffix(".intent") for file in waiting if file.is_attempted]
-                _remove_all_of(self._directory(each.name), intents)
+        known = self._transactions.get(_checked("transaction", transaction))
+        return None if known is None else known.home or None
 
     def is_here(self, transaction: str) -> bool:
-        """Return True if this broker has files of the transaction; any thread."""
-        return self._directory(transaction).is_dir()
+        """Return True if this broker has, or recently had, rows of the transaction."""
+        return _checked("transaction", transaction) in self._transactions
 
     def is_committed(self, transaction: str) -> bool:
         """Return True if the whole transaction is in the log."""
-        return (self._directory(transaction) / _COMMITTED).exists()
+        known = self._transactions.get(_checked("transaction", transaction))
+        return known is not None and known.over == COMMITTED
 
-    def close(self, transaction: str) -> None:
-        """Record durably that the whole transaction is in the log, on disk; any thread.
-
-        `empty` may be called afterwards.
-        """
-        directory = self._directory(transaction)
-        missing = self._missing_now(transaction)
-        make_folder(directory)
-        failpoint("staged.before_close")
-        replace(directory / _COMMITTED, b"" if missing is None else msgpack.packb(list(missing)))
-        failpoint("staged.after_close")
+    def decided(self, transaction: str) -> CommitDecision | None:
+        """Return the decision to commit an unfinished transaction, or None."""
+        known = self._transactions.get(_checked("transaction", transaction))
+        return None if known is None else known.commit
 
     def missing(self, transaction: str) -> MissingRows | None:
-        """Return the missing rows of a closed transaction; any thread.
+        """Return the missing rows of a committed transaction; None if none are missing."""
+        known = self._transactions.get(_checked("transaction", transaction))
+        return None if known is None else known.missing
 
-        Return None if no rows are missing or the transaction is not closed.
-        """
-        try:
-            rows, reason = msgpack.unpackb(read_whole(self._directory(transaction) / _COMMITTED))
-            return MissingRows(int(rows), str(reason))
-        except (FileNotFoundError, ValueError, TypeError, msgpack.UnpackException):
-            return None
+    # -- progress of a commit ------------------------------------------------------------------------------------
+
+    def decide(self, transaction: str, commit: CommitDecision) -> None:
+        """Record the decision to append these parts durably, before the first of them is appended."""
+        self._decide(_decided(_checked("transaction", transaction), commit))
+
+    def begin_attempt(self, transaction: str, key: ChunkKey, log_end: int) -> None:
+        """Declare that a chunk, or its missing rest, is about to be appended after `log_end`."""
+
+        def begun(chunk: ChunkEntry) -> ChunkEntry:
+            attempts = (*_ended(chunk.attempts, log_end), (log_end, None))
+            return replace(chunk, attempts=attempts, done_at=None, lost=None)
+
+        self._advance(transaction, key, begun)
+
+    def fail_attempt(self, transaction: str, key: ChunkKey, log_end: int, lost: MissingRows | None = None) -> None:
+        """Record that the last attempt did not append all of a chunk; its records are before `log_end`."""
+        self._advance(
+            transaction, key, lambda chunk: replace(chunk, attempts=_ended(chunk.attempts, log_end), lost=lost)
+        )
+
+    def finish(self, transaction: str, key: ChunkKey, log_end: int) -> None:
+        """Mark a chunk as completely in the log, before `log_end`."""
+        self._advance(transaction, key, lambda chunk: replace(chunk, done_at=log_end, lost=None))
+
+    def lose(self, transaction: str, key: ChunkKey, reason: str) -> None:
+        """Record that no row of a chunk can be appended."""
+        self._advance(transaction, key, lambda chunk: replace(chunk, lost=MissingRows(chunk.rows, reason)))
+
+    def _advance(self, transaction: str, key: ChunkKey, change: Callable[[ChunkEntry], ChunkEntry]) -> None:
+        chunk = self.chunk(transaction, key)
+        if chunk is not None:
+            self.record(*_progress(transaction, change(chunk)))
+
+    # -- ends ----------------------------------------------------------------------------------------------------
+
+    def close(self, transaction: str) -> None:
+        """Record durably that the whole transaction is in the log, on disk. Its chunks are removed."""
+        failpoint("staged.before_close")
+        if self.is_committed(transaction):
+            self.sync()  # the call that recorded it may have failed before it was on disk
+        else:
+            self._end(transaction, COMMITTED, self._missing_now(transaction))
+        failpoint("staged.after_close")
+
+    def drop(self, transaction: str) -> None:
+        """Record durably that a transaction is aborted, unless its commit is decided or complete."""
+        known = self._transactions.get(_checked("transaction", transaction))
+        if known is None or known.commit is not None:
+            return
+        if known.over is None:
+            self._end(transaction, ABORTED, None)
+        else:
+            self.sync()
+
+    def _end(self, transaction: str, outcome: str, missing: MissingRows | None) -> None:
+        self._decide((_FINISHED, transaction, self.home_of(transaction) or "", outcome, *_pair(missing)))
+
+    def _decide(self, event: Fields, check: Callable[[], None] = lambda: None) -> None:
+        """Record an event durably, of which no other one comes after `check` and before the event."""
+        journal = self.journal
+        with self._deciding:
+            check()
+            number = self.record(*event)
+        if journal is not None:
+            journal.sync(number)
 
     def _missing_now(self, transaction: str) -> MissingRows | None:
         """Return the missing rows of a commit that is about to be closed."""
         commit = self.decided(transaction)
         if commit is None:
             return None
-        lost = [_lost(path) for path in paths_in(self._directory(transaction)) if path.suffix == ".lost"]
-        reasons = dict.fromkeys(reason for _, reason in lost)
+        lost = [chunk.lost for chunk in self.chunks(transaction, commit.parts) if chunk.lost is not None]
+        reasons = dict.fromkeys(each.reason for each in lost)
         if commit.absent:
             reasons = {f"{commit.absent} rows are not staged": None, **reasons}
-        rows = commit.absent + sum(each for each, _ in lost if each is not None)
-        if commit.found is not None and any(each is None for each, _ in lost):
-            # Rows of chunks that could be counted when the commit began but no longer: all that the other chunks lack.
-            chunks = [read_chunk_queue(file.path) for file in self.list_files(transaction, commit.parts)]
-            rows += max(0, commit.found - sum(each[1] for each in chunks if each is not None))
+        rows = commit.absent + sum(each.rows for each in lost)
         return MissingRows(rows, "; ".join(list(reasons)[:_MAX_REASONS])) if rows else None
 
-    def drop(self, transaction: str) -> None:
-        """Mark a transaction as aborted, unless its commit is decided or complete."""
-        directory = self._directory(transaction)
-        if directory.is_dir() and not any((directory / mark).exists() for mark in (_COMMIT, _COMMITTED)):
-            replace(directory / _ABORTED, b"")
+    def remove(self, transaction: str) -> None:
+        """Remove what is known of a transaction; a power loss may restore it."""
+        if transaction in self._transactions:
+            self.record(_REMOVED, transaction)
 
-    def empty(self, transaction: str) -> None:
-        """Remove the data of a finished transaction; any thread.
+    def take_over(
+        self, transaction: str, home: str, chunks: Iterable[ChunkEntry], commit: CommitDecision | None
+    ) -> None:
+        """Record an unfinished transaction of another source. May be repeated; `sync` makes it durable."""
+        for chunk in chunks:
+            self.record(*_staged(transaction, home, chunk))
+            self.record(*_progress(transaction, chunk))
+        if commit is not None:
+            self.record(*_decided(transaction, commit))
 
-        Nothing is removed if it is not finished. A power loss may restore the data.
+    def take_over_end(self, transaction: str, home: str, outcome: str, missing: MissingRows | None) -> None:
+        """Record the end of a transaction of another source, as `take_over`."""
+        self.record(_FINISHED, transaction, home, outcome, *_pair(missing))
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def apply(self, fields: Fields) -> None:
+        """Apply an event; see the class."""
+        kind, name, *rest = fields
+        known = self._transactions.get(name)
+        if kind == _STAGED:
+            home, *values, places = rest
+            chunk = _chunk(values, places)
+            self._put(known or self._made(name), chunk, home=str(home))
+        elif kind in (_MOVED, _PROGRESS):
+            part, number, *values = rest
+            former = None if known is None else known.chunks.get((part, number))
+            if known is not None and former is not None:
+                self._put(known, _moved(former, values) if kind == _MOVED else _advanced(former, values))
+        elif kind == _DECIDED:
+            commit = _decision(*rest[0])
+            (known or self._made(name)).commit = commit
+        elif kind == _FINISHED:
+            home, over, *missing = rest
+            if over not in (COMMITTED, ABORTED):
+                raise ValueError(f"no outcome: {over!r:.20}")
+            ended = _Transaction(str(home), over=over, missing=_missing(missing))
+            self._clear(_checked("transaction", name))
+            self._transactions[name] = ended
+        elif kind == _REMOVED:
+            self._clear(name)
+            self._transactions.pop(name, None)
+        else:
+            raise ValueError(f"no kind of event: {kind!r:.20}")
+
+    def _made(self, name: str) -> _Transaction:
+        return self._transactions.setdefault(_checked("transaction", name), _Transaction())
+
+    def _put(self, known: _Transaction, chunk: ChunkEntry, *, home: str | None = None) -> None:
+        with self._placing:
+            former = known.chunks.get(chunk.key)
+            known.chunks[chunk.key] = chunk
+            if home is not None:
+                known.home = home
+            if former is not None and former.begin == self._begin and former.begin != chunk.begin:
+                self._is_begin_known = False
+            elif chunk.begin is not None:
+                self._begin = chunk.begin if self._begin is None else min(self._begin, chunk.begin)
+
+    def _clear(self, name: str) -> None:
+        """Forget the places of a transaction that is about to be replaced or removed."""
+        with self._placing:
+            known = self._transactions.get(name)
+            if known is not None and known.chunks:
+                known.chunks = {}
+                self._is_begin_known = False
+
+    def snapshot(self) -> Iterator[Fields]:
+        """Return events for each transaction and each of its chunks."""
+        for name, known in self._transactions.copy().items():
+            for chunk in list(known.chunks.values()):
+                yield _staged(name, known.home, chunk)
+                if chunk.attempts or chunk.done_at is not None or chunk.lost is not None:
+                    yield _progress(name, chunk)
+            commit, over = known.commit, known.over
+            if commit is not None:
+                yield _decided(name, commit)
+            if over is not None:
+                yield _FINISHED, name, known.home, over, *_pair(known.missing)
+
+    def clamp(self, bounds: RecoveryBounds) -> Iterator[Fields]:
+        """Return the events by which chunks and commits refer to what the log has.
+
+        No attempt is in progress when the store is opened, and positions that the log does not have are void.
         """
-        directory = self._directory(transaction)
-        if any((directory / mark).exists() for mark in (_COMMITTED, _ABORTED)):
-            for path in paths_in(directory):
-                if path.suffix or path.name == _COMMIT:
-                    unlink(path)
+        for name, known in self._transactions.items():
+            commit = known.commit if known.commit is None else clamped_commit(known.commit, bounds)
+            for chunk in known.chunks.values():
+                if any(offset + size > bounds.log_end for offset, size in chunk.places):
+                    yield _MOVED, name, *chunk.key, ()
+                clamped = clamped_progress(chunk, bounds, is_decided=commit is not None)
+                if clamped != chunk:
+                    yield _progress(name, clamped)
+            if commit is not None and commit != known.commit:
+                yield _decided(name, commit)
 
-    def mark_removable(self, transaction: str) -> None:
-        """Rename the folder of a finished transaction; any thread.
-
-        Its mark is then no longer found, and `remove_folders` removes the folder.
-        """
-        path = self._directory(transaction)
-        if path.is_dir():
-            move(path, path.with_name(_SWEPT + path.name))
-
-    def _directory(self, transaction: str) -> Path:
-        return self._root / _checked("transaction", transaction)
+    def is_on_disk(self, number: int) -> bool:
+        """Return True if the event of that number is on disk."""
+        return self.journal is None or self.journal.synced >= number
 
 
-def removable_folders(root: Path) -> list[Path]:
-    """Return the folders that `StagedRecords.mark_removable` has renamed."""
-    return [path for path in paths_in(root) if path.name.startswith(_SWEPT)]
+def clamped_progress(chunk: ChunkEntry, bounds: RecoveryBounds, *, is_decided: bool) -> ChunkEntry:
+    """Return a chunk with the progress that the log still has.
+
+    After a power loss, a chunk of a decided commit that is not done may be anywhere: see `clamped_commit`.
+    """
+    done_at = chunk.done_at if chunk.done_at is None or bounds.has(chunk.done_at) else None
+    attempts = tuple(each for each in _ended(chunk.attempts, bounds.log_end) if bounds.has(each[0]))
+    if bounds.memory_lost and is_decided and done_at is None:
+        attempts = ()
+    return replace(chunk, attempts=attempts, done_at=done_at)
 
 
-def _lost(path: Path) -> tuple[int | None, str]:
-    """Return the content of a file of lost rows."""
-    try:
-        rows, reason = msgpack.unpackb(read_whole(path))
-        return None if rows is None else int(rows), str(reason)
-    except (ValueError, TypeError, msgpack.UnpackException):
-        return None, "the reason cannot be read"
+def clamped_commit(commit: CommitDecision, bounds: RecoveryBounds) -> CommitDecision:
+    """Return an unfinished commit for a log that may have lost its end.
+
+    After a power loss it may have appended any of its chunks. Queues may end earlier than before. The records that it
+    appends from now on begin there, and they are hidden from readers from there on.
+    """
+    if not bounds.memory_lost:
+        return commit
+    log_from = min(commit.log_from, bounds.log_end)
+    ends = {
+        (topic, queue_id): min(end, bounds.max_offset(topic, queue_id))
+        if bounds.deleted_topics.get(topic, 0) <= log_from  # otherwise it is the end of a deleted queue
+        else end
+        for (topic, queue_id), end in commit.ends.items()
+    }
+    return replace(commit, ends=ends, log_from=log_from, uncertain_until=bounds.log_end)
 
 
-def _attempts(content: bytes) -> list[tuple[int, int | None]]:
-    """Return the attempts of an intent file; empty if it is not valid."""
-    if len(content) % _POSITION.size:
-        return []
-    places: list[int | None] = [None if place == _OPEN else place for (place,) in _POSITION.iter_unpack(content)]
-    ends = places[1::2] + [None] * (len(places) % 2)  # older versions wrote no end of an open attempt
-    return [(begin, end) for begin, end in zip(places[::2], ends, strict=True) if begin is not None]
-
-
-def _ended(attempts: Iterable[tuple[int, int | None]], log_end: int) -> list[tuple[int, int | None]]:
+def _ended(attempts: Iterable[Attempt], log_end: int) -> tuple[Attempt, ...]:
     """Return the attempts with their ends limited to `log_end`."""
-    return [(begin, log_end if end is None else min(end, log_end)) for begin, end in attempts]
+    return tuple((begin, log_end if end is None else min(end, log_end)) for begin, end in attempts)
 
 
-def _done(log_end: int) -> bytes:
-    """Return the content of a done mark.
-
-    A file whose bytes never reached the disk has zeros, which are not a valid mark.
-    """
-    return _POSITION.pack(log_end) + _POSITION.pack(~log_end)
+def _staged(name: str, home: str, chunk: ChunkEntry) -> Fields:
+    place = chunk.topic, chunk.queue_id, chunk.rows, chunk.incarnation, chunk.topic_id
+    return _STAGED, name, home, *chunk.key, *place, chunk.places
 
 
-def _is_done(path: Path, recovery_bounds: RecoveryBounds) -> bool:
-    """Return True if a done mark is valid and the log has its position."""
-    content = read_whole(path)
-    log_end = _POSITION.unpack_from(content)[0] if len(content) == 2 * _POSITION.size else -1
-    return content == _done(log_end) and recovery_bounds.has(log_end)
+def _progress(name: str, chunk: ChunkEntry) -> Fields:
+    return _PROGRESS, name, *chunk.key, chunk.attempts, chunk.done_at, *_pair(chunk.lost)
 
 
-def _remove_all_of(folder: Path, paths: Iterable[Path]) -> None:
-    """Remove files of a folder durably."""
-    removed = False
-    for path in paths:
-        unlink(path)
-        removed = True
-    if removed:
-        sync_directory(folder)
+def _decided(name: str, commit: CommitDecision) -> Fields:
+    ends = [[topic, queue_id, end] for (topic, queue_id), end in commit.ends.items()]
+    content = [list(commit.parts), ends, commit.log_from, dict(commit.topic_ids), commit.uncertain_until]
+    return _DECIDED, name, [*content, commit.absent, {topic: list(each) for topic, each in commit.cut.items()}]
 
 
-def _write_attempts(path: Path, attempts: Iterable[tuple[int, int | None]], *, durable: bool = False) -> None:
-    places = (_OPEN if place is None else place for attempt in attempts for place in attempt)
-    (replace if durable else _put)(path, b"".join(map(_POSITION.pack, places)))
+def _pair(missing: MissingRows | None) -> tuple[int | None, str | None]:
+    return (None, None) if missing is None else (missing.rows, missing.reason)
 
 
-def _put(path: Path, content: bytes) -> None:
-    """Replace a file atomically; a power loss may still undo it.
-
-    After a process crash the file has either the old or the new content. Raise StoreFull or StoreFailed if it fails;
-    the old content stays.
-    """
-    successor = path.with_name(path.name + ".tmp")
-    fd = open_file(successor, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        write_all(fd, content, successor)
-    finally:
-        close(fd)
-    move(successor, path)
+def _missing(pair: Sequence[Any]) -> MissingRows | None:
+    rows, reason = pair
+    return None if rows is None else MissingRows(int(rows), str(reason))
 
 
-def remove_folders(folders: Iterable[Path]) -> None:
-    """Remove the folders that `StagedRecords.mark_removable` has renamed; any thread.
-
-    Raise StoreFailed if the disk fails.
-    """
-    for folder in folders:
-        remove_tree(folder)
+def _chunk(values: Sequence[Any], places: Any) -> ChunkEntry:
+    part, number, topic, queue_id, rows, incarnation, topic_id = values
+    key = _checked("part", part), int(number)
+    known = None if topic_id is None else str(topic_id)
+    return ChunkEntry(*key, str(topic), int(queue_id), int(rows), int(incarnation), known, _places(places))
 
 
-def _checked(field: str, name: str) -> str:
+def _places(value: Any) -> Places:
+    return tuple((int(offset), int(size)) for offset, size in value)
+
+
+def _moved(chunk: ChunkEntry, values: Sequence[Any]) -> ChunkEntry:
+    (places,) = values
+    return replace(chunk, places=_places(places))
+
+
+def _advanced(chunk: ChunkEntry, values: Sequence[Any]) -> ChunkEntry:
+    attempts, done_at, *lost = values
+    return replace(
+        chunk,
+        attempts=tuple((int(begin), None if end is None else int(end)) for begin, end in attempts),
+        done_at=None if done_at is None else int(done_at),
+        lost=_missing(lost),
+    )
+
+
+def _decision(
+    parts: Collection[Any],
+    ends: Collection[Any],
+    log_from: Any,
+    topic_ids: Mapping[Any, Any],
+    uncertain_until: Any,
+    absent: Any,
+    cut: Mapping[Any, Any],
+) -> CommitDecision:
+    return CommitDecision(
+        tuple(map(str, parts)),
+        {(str(topic), int(queue_id)): int(end) for topic, queue_id, end in ends},
+        int(log_from),
+        {str(topic): str(topic_id) for topic, topic_id in topic_ids.items()},
+        None if uncertain_until is None else int(uncertain_until),
+        int(absent),
+        {str(topic): (int(gone_from), max(1, int(queues))) for topic, (gone_from, queues) in cut.items()},
+    )
+
+
+def _checked(field_name: str, name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise InvalidInput(field, "1 to 64 letters, digits, _ or -", name)
+        raise InvalidInput(field_name, "1 to 64 letters, digits, _ or -", name)
     return name

@@ -17,6 +17,7 @@ from raymq.storage.tables.producer_states import ProducerStates
 from raymq.storage.tables.quarantined_messages import QuarantinedMessages
 from raymq.storage.tables.recovery_epochs import RecoveryEpochs
 from raymq.storage.tables.request_mode import RequestModes
+from raymq.storage.tables.staged_records import StagedRecords
 from raymq.storage.tables.stream_plan_store import StreamPlanStore
 from raymq.storage.tables.topic_config import TopicConfigs
 from raymq.storage.tables.transaction_checks import TransactionChecks
@@ -37,6 +38,7 @@ class StateTables:
         self.known_brokers = KnownBrokers()
         self.stream_plans = StreamPlanStore()
         self.writes = WriteTransactionStore()
+        self.staged = StagedRecords()
         self.transaction_checks = TransactionChecks()
         self.recovery_epochs = RecoveryEpochs()
         self.counted_time = CountedTime()

@@ -42,6 +42,8 @@ JSON_FILE_POINTS = ("settings.before_backup", "settings.before_replace")
 FORMER_FORMAT_POINTS = ("format.before_last_event", "format.before_snapshot", "format.before_removal")
 #: test_commit_kill.py kills at these.
 STAGED_WRITE_POINTS = tuple(name for name in NAMES if name.startswith(("write.", "staged.")))
+#: unit/actors/test_staged_folders.py kills at these: only a directory of format 2 leads to them.
+STAGED_FOLDER_POINTS = tuple(name for name in NAMES if name.startswith("staged_folders."))
 #: test_keepers.py kills at these.
 KEEPER_POINTS = tuple(name for name in NAMES if name.startswith("keeper."))
 #: test_replica_kill.py kills at these.
@@ -57,6 +59,7 @@ POINTS_OF_OTHER_FILES = (
     + JSON_FILE_POINTS
     + FORMER_FORMAT_POINTS
     + STAGED_WRITE_POINTS
+    + STAGED_FOLDER_POINTS
     + KEEPER_POINTS
     + REPLICA_POINTS
     + BACKUP_POINTS

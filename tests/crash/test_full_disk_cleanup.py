@@ -196,7 +196,7 @@ def test_kill_while_freeing_blocks_loses_no_message(tmp_path: Path, nth: int) ->
 def test_unused_files_are_removed_first(tmp_path: Path) -> None:
     make_killed_store(tmp_path)
     paths = StorePaths(tmp_path)
-    rubbish = [tmp_path / "checkpoint.tmp", paths.damaged / f"{7:020d}", paths.staged / ".old" / "0.0.chunk"]
+    rubbish = [tmp_path / "checkpoint.tmp", paths.damaged / f"{7:020d}"]
     rubbish.append(paths.deleted_queues / "3" / "0" / f"{0:020d}")
     kept = paths.damaged / "topics.json"  # set aside by a repair
     for path in (*rubbish, kept):

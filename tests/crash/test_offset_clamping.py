@@ -18,9 +18,11 @@ from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.client import Message
 from raymq.storage import checkpointer as checkpointing_module
-from raymq.storage.errors import MessageNotFound, StoreFailed
+from raymq.storage import failpoints
+from raymq.storage.errors import MessageNotFound, StoreBusy, StoreFailed
 from raymq.storage.files import file_calls
-from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.files.json_file import load
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.store import Store
@@ -216,8 +218,8 @@ def test_read_barrier_is_clamped_to_queue_end_after_power_loss(tmp_path: Path) -
     with machine.life() as core:
         send(core, 0)
         core.store._save_checkpoint()
-        send(core, 1, 2, 3)
         stage(core, range(10, 15), range(15, 20))
+        send(core, 1, 2, 3)
         next(iter(core.staging.commit("tx", ["p"])))
     with machine.life() as core:
         assert bodies(core.store, "t") == [b"0"]
@@ -237,6 +239,7 @@ def test_power_loss_keeps_read_barrier_of_deleted_topic(tmp_path: Path) -> None:
         send(core, 0)
         place = 0
         stage(core, range(10, 15))
+        row_place = core.store.max_physical_offset
         next(iter(core.staging.commit("tx", ["p"])))
         core.topics.delete("t")
         core.store.sync_state()
@@ -244,20 +247,40 @@ def test_power_loss_keeps_read_barrier_of_deleted_topic(tmp_path: Path) -> None:
     with machine.life() as core:
         assert core.view(place).body == b"0"
         with pytest.raises(MessageNotFound):
-            core.view(place + core.view(place).size)
+            core.view(row_place)
 
 
-def test_unsynced_commit_decision_is_rewritten_before_rows(tmp_path: Path) -> None:
+@contextmanager
+def busy_sync(point: str) -> Iterator[None]:
+    """Let the first sync of the state journal after a failpoint find no file descriptor."""
+    calls = file_calls.current
+    duplicate, is_due = calls.duplicate, [False]
+
+    def failing(fd: int) -> int:
+        if is_due[0]:
+            is_due[0] = False
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return duplicate(fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DESCRIPTOR_RESERVE, "release_one", lambda: False)
+        patch.setattr(calls, "duplicate", failing)
+        failpoints.arm(point, lambda: is_due.__setitem__(0, True))
+        try:
+            yield
+        finally:
+            failpoints.arm("")
+    assert not is_due[0]
+
+
+def test_unsynced_commit_decision_is_synced_before_rows(tmp_path: Path) -> None:
     """The next attempt took the decision for written; a power loss exposed rows, and the commit stored them twice."""
     machine = Machine(tmp_path)
     with machine.life() as core:
         send(core, 0)
         core.store._save_checkpoint()
         stage(core, range(10, 15), range(15, 20))
-        disk = file_calls.current
-        assert isinstance(disk, Disk)
-        disk._fail_at = disk.syncs + 2  # the folder's sync, after the file's
-        with pytest.raises(StoreFailed):
+        with busy_sync("staged.before_commit"), pytest.raises(StoreBusy):
             next(iter(core.staging.commit("tx", ["p"])))
         core.staging.rollback_begin("tx")
         assert next(iter(core.staging.commit("tx", ["p"]))) == 5
@@ -270,18 +293,25 @@ def test_unsynced_commit_decision_is_rewritten_before_rows(tmp_path: Path) -> No
         assert bodies(core.store, "t") == [b"0", *(b"%d" % row for row in range(10, 20))]
 
 
-class FailFolderSyncOnce(FileCalls):
-    """Real calls; the first fsync of a folder that contains a certain file fails."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.failed = False
-
-    def fsync(self, fd: int) -> None:
-        if not self.failed and Path(f"/proc/self/fd/{fd}", self._name).exists():
-            self.failed = True
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        super().fsync(fd)
+def test_failed_sync_of_decision_stops_the_store(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    with machine.life() as core:
+        send(core, 0)
+        core.store._save_checkpoint()
+        stage(core, range(10, 15), range(15, 20))
+        disk = file_calls.current
+        assert isinstance(disk, Disk)
+        disk._fail_at = disk.syncs + 1
+        for _ in range(2):
+            with pytest.raises(StoreFailed):
+                next(iter(core.staging.commit("tx", ["p"])))
+        core.staging.rollback_begin("tx")
+    with machine.life() as core:
+        assert bodies(core.store, "t") == [b"0"]
+        assert sum(core.staging.commit("tx", ["p"])) == 10
+        core.store.flush()
+        core.staging.close("tx")
+        assert bodies(core.store, "t") == [b"0", *(b"%d" % row for row in range(10, 20))]
 
 
 def test_next_attempt_ends_commit_with_unsynced_end(tmp_path: Path) -> None:
@@ -293,16 +323,14 @@ def test_next_attempt_ends_commit_with_unsynced_end(tmp_path: Path) -> None:
 
         async def commit() -> None:
             commits = StagedCommits(core, None)
-            with pytest.raises(StoreFailed):
+            with pytest.raises(StoreBusy):
                 await commits.commit("tx", {"p": 10})
             send(core, 20)
             assert await commits.commit("tx", {"p": 10}) == (0, None)
             assert await commits.commit("tx", {"p": 10}) == (0, None)
 
-        calls = FailFolderSyncOnce("committed")
-        with replaced(calls), closing(core.timers.log):
+        with busy_sync("staged.before_close"), closing(core.timers.log):
             asyncio.run(commit())
-        assert calls.failed
         assert bodies(store, "t") == [b"%d" % row for row in range(10, 21)]
 
 
@@ -316,14 +344,12 @@ def test_commit_with_unsynced_begin_hides_new_messages(tmp_path: Path) -> None:
 
         async def commit() -> None:
             commits = StagedCommits(core, None)
-            with pytest.raises(StoreFailed):
+            with pytest.raises(StoreBusy):
                 await commits.commit("tx", {"p": 10})
             send(core, 20)
             assert bodies(store, "t") == [b"0"]
             assert await commits.commit("tx", {"p": 10}) == (10, None)
 
-        calls = FailFolderSyncOnce("commit")
-        with replaced(calls), closing(core.timers.log):
+        with busy_sync("staged.before_commit"), closing(core.timers.log):
             asyncio.run(commit())
-        assert calls.failed
         assert bodies(store, "t") == [b"0", b"20", *(b"%d" % row for row in range(10, 20))]

@@ -183,7 +183,7 @@ class StagedCommitsFuzz:
 
     def fail(self) -> None:
         self._disk.chance = self._random.choice((0.0, 0.05, 0.2))
-        self._disk.staged_chance = self._random.choice((0.0, 0.3))
+        self._disk.state_chance = self._random.choice((0.0, 0.3))
 
     def kill(self) -> None:
         self._disk.heal()

@@ -18,10 +18,11 @@ from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode
 from tests.integration.conftest import Services
 from tests.polling import poll_until
+from tests.staged_rows import cut_header
 
 pytestmark = pytest.mark.integration
 
-FOLDERS = ("staged", "broker-a/raymq/state/journal-", "broker-b/raymq/state/journal-")
+FOLDERS = ("broker-b/commitlog/", "broker-a/raymq/state/journal-", "broker-b/raymq/state/journal-")
 
 
 class RecordingFileCalls(FileCalls):
@@ -84,10 +85,9 @@ def test_notes_of_lost_rows_are_synced_off_the_event_loop(services: Services, mq
     services.loop.run(thread())
     calls = RecordingFileCalls()
     write = stage_write(services, mq, 0)
-    [chunk] = (services.directory / "broker-b" / "raymq" / "staged" / write.transaction).glob("*.chunk")
-    chunk.write_bytes(bytes(50))
+    cut_header(services.brokers["broker-b"].store, write.transaction, "p", 0)
     with replaced(calls), pytest.raises(WriteIncomplete):
         write.commit([("p", "broker-b", 1)])
-    threads = calls.of("staged")
+    threads = calls.of("broker-b/raymq/state/journal-")
     assert threads
     assert threads.isdisjoint(loops)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from raymq.client.errors import BrokerUnavailable, InvalidInput, WriteIncomplete
 from raymq.storage.records.record import encode
 from tests.integration.conftest import Services
 from tests.polling import poll_until
+from tests.staged_rows import cut_header
 
 pytestmark = pytest.mark.integration
 
@@ -41,8 +42,9 @@ def stage_write(services: Services, mq: Connection, number: int = 0) -> StagedWr
     return opened
 
 
-def chunk_files(services: Services, broker: str, transaction: str) -> list[Path]:
-    return sorted((services.directory / broker / "raymq" / "staged" / transaction).glob("*.chunk"))
+def damage_chunks(services: Services, transaction: str, first: int) -> None:
+    for number in range(first, 2):
+        cut_header(services.brokers["broker-b"].store, transaction, "p", number)
 
 
 def commit(write: StagedWrite) -> CommittedWrite:
@@ -58,8 +60,7 @@ def test_lost_rows_are_reported_by_commit_and_finish(
     services: Services, mq: Connection, admin: Admin, *, all_of_them: bool
 ) -> None:
     write = stage_write(services, mq)
-    for path in chunk_files(services, "broker-b", write.transaction)[0 if all_of_them else 1 :]:
-        path.write_bytes(bytes(50))
+    damage_chunks(services, write.transaction, 0 if all_of_them else 1)
     missing = 10 if all_of_them else 5
     with pytest.raises(WriteIncomplete, match="broker-b") as raised:
         commit(write)
@@ -106,13 +107,12 @@ def test_rows_for_unknown_coordinator_are_refused(services: Services, mq: Connec
                     mq, "broker-a", stage_command("write", "p", 0, ("t", 0), row, sizes, coordinator), 5.0
                 )
             )
-    assert not (services.directory / "broker-a" / "raymq" / "staged").exists()
+    assert services.brokers["broker-a"].store.tables.staged.transactions() == []
 
 
 def test_rows_lost_after_acceptance_are_reported(services: Services, mq: Connection, admin: Admin) -> None:
     write = stage_write(services, mq)
-    for path in chunk_files(services, "broker-b", write.transaction)[1:]:
-        path.write_bytes(bytes(50))
+    damage_chunks(services, write.transaction, 1)
     with pytest.raises(WriteIncomplete):
         commit(write)
     coordinator = services.brokers[write.home].core.writes
@@ -136,17 +136,17 @@ def test_rows_of_broker_with_lost_disk_are_missing(services: Services, mq: Conne
     write = stage_write(services, mq)
     lost = "broker-a" if write.home == "broker-b" else "broker-b"
     services.stop_broker(lost)
-    folder = services.directory / lost / "raymq" / "staged"
+    folder = services.directory / lost / "raymq" / "state"
     kept = folder.rename(folder.with_name("elsewhere"))
     services.start_broker(lost)
     for _ in range(2):
         with pytest.raises(WriteIncomplete) as raised:
             commit(write)
         assert (raised.value.rows, raised.value.missing, list(raised.value.reasons)) == (10, 10, [lost])
-    assert not folder.exists()
     assert staged_write.accept(mq, write.transaction).rows == 10
     assert staged_write.accept(mq, write.transaction).rows == 10
     services.stop_broker(lost)
+    shutil.rmtree(folder)
     kept.rename(folder)  # the rows are found again
     services.start_broker(lost)
     assert staged_write.finish(mq, write.transaction).rows == 20

@@ -32,8 +32,10 @@ from raymq.client.bulk import staged_write
 from raymq.client.bulk.staged_write import CommittedWrite, StagedWrite
 from raymq.client.errors import OutcomeUnknown
 from raymq.spark_bridge import SparkBridge, WriteResult
+from raymq.storage.store import Store
 from tests.integration.exactly_once import count_bodies, count_messages, describe_differences
 from tests.integration.shared_spark import SharedSpark
+from tests.staged_rows import open_transactions
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -226,9 +228,17 @@ def test_staged_rows_of_failed_write_are_deleted(
     broken = bridge.spark.range(1_000).selectExpr("IF(id = 999, raise_error('no'), cast(id AS string)) AS value")
     with pytest.raises(Exception, match="no"):
         bridge.write(broken.repartition(4), target, "value")
-    roots = list(tmp_path_factory.getbasetemp().rglob("raymq/staged"))
-    assert roots
-    poll_until(lambda: not [path for root in roots for path in root.rglob("*.chunk")], 30)
+    directories = [path.parent.parent for path in tmp_path_factory.getbasetemp().rglob("raymq/state")]
+    assert directories
+
+    def undecided() -> set[str]:
+        found = set[str]()
+        for directory in directories:
+            with Store.open(directory, read_only=True) as store:
+                found |= open_transactions(store)
+        return found
+
+    poll_until(lambda: not undecided(), 30)
     assert count_bodies(bridge, target) == Counter()
 
 

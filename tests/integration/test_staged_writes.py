@@ -23,6 +23,7 @@ from raymq.client.errors import BrokerUnavailable, ClientClosed, InvalidInput, N
 from raymq.storage.records.record import encode, encode_properties
 from tests.integration.conftest import Services
 from tests.polling import poll_until
+from tests.staged_rows import open_transactions
 
 pytestmark = pytest.mark.integration
 
@@ -101,11 +102,10 @@ def test_chunks_staged_after_cleanup_are_dropped(services: Services, mq: Connect
     for broker in services.brokers.values():
         staging = broker.core.staging
         poll_until(lambda staging=staging: staging.in_doubt.is_notified(write.transaction))
-        staging._files.mark_removable(write.transaction)
+        broker.store.tables.staged.remove(write.transaction)
     stage(mq, write)  # a request that was delayed for very long
     for broker in services.brokers.values():
-        folder = broker.store.directory / "raymq" / "staged" / write.transaction
-        poll_until(lambda folder=folder: not list(folder.glob("*.chunk")), 15)
+        poll_until(lambda store=broker.store: write.transaction not in open_transactions(store), 15)
     assert count_stored(services) == 20
 
 
@@ -128,8 +128,7 @@ def test_brokers_drop_rows_of_expired_write(services: Services, mq: Connection, 
     home._clock = lambda: now + TRANSACTION_TIMEOUT_SECONDS + 60
     assert home.sweep() == [write.transaction]
     for broker in services.brokers.values():
-        folder = broker.store.directory / "raymq" / "staged" / write.transaction
-        poll_until(lambda folder=folder: not list(folder.glob("*.chunk")), 15)
+        poll_until(lambda store=broker.store: write.transaction not in open_transactions(store), 15)
     assert count_stored(services) == 0
 
 

@@ -16,21 +16,9 @@ from raymq.storage.files.file_calls import FileCalls, replaced
 from tests.integration.conftest import Services
 from tests.integration.test_staged_writes import BROKERS, count_stored, open_write, stage
 from tests.polling import poll_until
+from tests.staged_rows import open_transactions
 
 pytestmark = pytest.mark.integration
-
-
-class FullFolder(FileCalls):
-    """Refuse to create files in folders of this name below `root`."""
-
-    def __init__(self, root: Path, folder: str) -> None:
-        self._root = root
-        self._folder = folder
-
-    def open(self, path: Path, flags: int) -> int:
-        if flags & os.O_CREAT and self._root in path.parents and self._folder in path.parts:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return super().open(path, flags)
 
 
 class FullState(FileCalls):
@@ -49,7 +37,7 @@ def test_full_broker_applies_rows_when_disk_has_room(services: Services, mq: Con
     write = open_write(mq)
     parts = stage(mq, write)
     (full,) = BROKERS - {write.home}
-    with replaced(FullFolder(services.brokers[full].store.directory, "staged")):
+    with replaced(FullState(services.brokers[full].store.directory)):
         with pytest.raises(OutcomeUnknown, match="do not repeat") as caught:
             write.commit(parts)
         assert caught.value.committed
@@ -70,6 +58,5 @@ def test_full_coordinator_refuses_commit_and_stores_no_rows(services: Services, 
         staged_write.finish(mq, write.transaction)
     staged_write.abort(mq, write.transaction)
     for broker in services.brokers.values():
-        folder = broker.store.directory / "raymq" / "staged" / write.transaction
-        poll_until(lambda folder=folder: not list(folder.glob("*.chunk")), 30)
+        poll_until(lambda store=broker.store: write.transaction not in open_transactions(store), 30)
     assert count_stored(services) == 0

@@ -23,6 +23,7 @@ from raymq.cluster.elastic.cluster_client import ClusterClient
 from raymq.storage.records.record import encode
 from tests.integration.conftest import Services
 from tests.polling import poll_until
+from tests.staged_rows import open_transactions
 
 pytestmark = pytest.mark.integration
 
@@ -54,7 +55,7 @@ def test_committed_rows_survive_reuse_of_coordinator_address(
         register_address(services, "broker-a", address)
         services.start_broker("broker-b")
         poll_until(lambda: "broker-a, the coordinator of 1 writes, does not answer" in caplog.text)
-    assert list((services.directory / "broker-b" / "raymq" / "staged").glob("*/*.chunk"))
+    assert open_transactions(services.brokers["broker-b"].store) == {"w"}
     services.start_broker("broker-a")
     store = services.brokers["broker-b"].store
     poll_until(lambda: store.queues("t") == [0] and store.max_offset("t", 0) == 1, 30)

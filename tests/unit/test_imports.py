@@ -35,6 +35,7 @@ _PURE = (
     "storage.config",
     "storage.setting_spec",
     "storage.delay_levels",
+    "storage.staged_topic",
     "storage.version",
 )
 _SHARED = tuple(

@@ -136,12 +136,13 @@ class BrokerCore:
         #: wakes the parked fetches as soon as they can read these messages.
         self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _ignore_arrivals
         #: The messages of which no copy could be made.
-        self.set_aside = store.tables.quarantined
+        self.set_aside = QuarantineFile(store.directory / "raymq" / "set_aside.jsonl")
+        self.admission = Admission(monotonic, limits)
+        self._monotonic = monotonic
         copying = Republisher(store, self._append, self.set_aside, clock)
         self.schedule = ScheduleMessageService(store, self._steady, self._append, copying)
         self.timers = TimerMessageStore(name, store, clock, self._append, copying)
         self.transactions = TransactionalMessageService(store, clock, self._append, copying)
-        self.rescue = DelayedMessageRelocator(store, self.timers, self.schedule, self.transactions, self._append)
         self.recalls = RecallMessageProcessor(name, store, self.timers, clock, self._append)
         self.dead_letters = DeadLetterRedrive(store, self.ensure_group, copying, self._append, clock)
         self.locks = RebalanceLockManager(elapsed)
@@ -150,16 +151,13 @@ class BrokerCore:
         own = system_topics(cluster, name, delay_levels=self.schedule.levels, auto_create=auto_create_topics)
         self.topics = TopicManager(name, store, {config.name for config in own}, self._forget_topic)
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append, copying)
-        self.staging = StagedTransactionWriter(store, self._append, copying, self._made_visible, elapsed)
-        self.counted_time = UptimeClock(store.tables.counted_time, elapsed)
+        self.counted_time = UptimeClock(store.directory, elapsed)
         self.writes = TransactionCoordinator(store.tables.writes, self.counted_time)
         self.homes = CoordinatorDirectory(name, store.tables.coordinators, store.tables.known_brokers)
         self.stream_plans = store.tables.stream_plans
         self.pop = PopService(store, self._steady, self.redelivery.send_to_dlq, copying)
         self.producers = ProducerStateTable(self._steady)
         self.backups = BackupLeases(store, elapsed)
-        self.admission = Admission(monotonic, limits)
-        self._monotonic = monotonic
         hooks = {
             MessageKind.LEVEL: self.schedule.redirect_delayed,
             MessageKind.TIMER: self.timers.redirect_delayed,
@@ -169,10 +167,14 @@ class BrokerCore:
             cluster, store, self.redelivery, self._append, hooks, auto_create_topics=auto_create_topics
         )
         try:
+            self.staging = StagedTransactionWriter(store, self._append, copying, self._made_visible, elapsed)
             install(store.topic_configs, own)
         except BaseException:
             self.timers.log.close()
             raise
+        self.rescue = DelayedMessageRelocator(
+            store, self.timers, self.schedule, self.transactions, self.staging.chunks, self._append
+        )
         #: The queues that `check_writable` passed, valid for that version of the topic table.
         self._open_topic_queues: tuple[DataVersion, set[tuple[str, int]]] = store.topic_configs.version, set()
 

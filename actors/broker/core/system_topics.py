@@ -19,10 +19,12 @@ from raymq.actors.naming import (
 )
 from raymq.actors.protocol import PERM_INHERIT, PERM_READ, PERM_WRITE
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
+from raymq.storage.staged_topic import STAGED_TOPIC
 from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
 
 _READ_WRITE = PERM_READ | PERM_WRITE
 _TEMPLATE = _READ_WRITE | PERM_INHERIT
+_NOT_FOR_CLIENTS = 0
 
 
 def install(configs: TopicConfigs, own: Sequence[TopicConfig]) -> None:
@@ -55,6 +57,7 @@ def system_topics(cluster: str, broker: str, *, delay_levels: int, auto_create: 
         ("OFFSET_MOVED_EVENT", 1, _READ_WRITE),
         (HALF_TOPIC, 1, _READ_WRITE),
         (OP_HALF_TOPIC, 1, _READ_WRITE),
+        (STAGED_TOPIC, 1, _NOT_FOR_CLIENTS),
         (TRACE_TOPIC, 1, _READ_WRITE),
         (cluster, 16, _TEMPLATE),
         (broker, 1, _TEMPLATE),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from raymq.storage.errors import StoreFull
 from raymq.storage.records.record import decode
 from raymq.storage.tables.staged_records import FINISHED_MARK_SECONDS
 from raymq.storage.tables.topic_config import TopicConfig
+from tests.staged_rows import chunks_of, open_transactions
 from tests.unit.actors.bench import Bench, encoded
 
 
@@ -178,14 +178,15 @@ def test_interrupted_commit_finishes_without_duplicates(bench: Bench, monkeypatc
     chunks = [encoded(*[Message("t", b"%d" % (chunk * 20 + n)) for n in range(20)]) for chunk in range(3)]
     for number, (records, sizes) in enumerate(chunks):
         bench.core.staging.stage("tx-1", "p", number, ("t", 0), memoryview(records), sizes)
-    finish = bench.core.staging._files.finish
+    table = bench.store.tables.staged
+    finish = table.finish
 
-    def dies(chunk: Any, log_end: int) -> None:
-        if "000001" in chunk.path.name:
+    def dies(transaction: str, key: tuple[str, int], log_end: int) -> None:
+        if key == ("p", 1):
             raise KeyboardInterrupt
-        finish(chunk, log_end)
+        finish(transaction, key, log_end)
 
-    monkeypatch.setattr(bench.core.staging._files, "finish", dies)
+    monkeypatch.setattr(table, "finish", dies)
     with pytest.raises(KeyboardInterrupt):
         list(bench.core.staging.commit("tx-1", ["p"]))
     bench.crash()
@@ -202,25 +203,26 @@ def test_marks_of_finished_staged_writes_expire(bench: Bench) -> None:
     An open write stays until its home broker has decided.
     """
     records, sizes = encoded(Message("t", b"x"))
-    staging, folder = bench.core.staging, bench.directory / "raymq" / "staged"
+    staging, table = bench.core.staging, bench.store.tables.staged
     for name in ("open", "given-up", "done"):
         staging.stage(name, "p", 0, ("t", 0), memoryview(records), sizes, "home")
     staging.abort("given-up")
     assert sum(staging.commit("done", ["p"])) == 1
     staging.close("done")
-    assert not [path for path in folder.rglob("*.chunk") if path.parent.name != "open"]
+    assert open_transactions(bench.store) == {"open"}
+    assert not chunks_of(bench.store, "done")
+    assert not chunks_of(bench.store, "given-up")
     for name in ("given-up", "done"):
         with pytest.raises(InvalidInput, match="decided"):
             staging.stage(name, "p", 1, ("t", 0), memoryview(records), sizes, "home")
-    assert staging.sweep() is None
+    staging.sweep()
+    assert len(table.transactions()) == 3
     bench.elapsed.advance(FINISHED_MARK_SECONDS + 1)
     for gone in ("given-up", "done"):  # removable after its home is notified
-        remove = staging.sweep()
-        assert remove is not None
-        remove()
-        assert not (folder / gone).exists()
+        staging.sweep()
+        assert not staging.is_here(gone)
         staging.in_doubt.mark_notified("done")
-    assert [path.name for path in folder.iterdir()] == ["open"]
+    assert [each.name for each in table.transactions()] == ["open"]
     assert sum(staging.commit("open", ["p"])) == 1
 
 
@@ -233,7 +235,7 @@ def test_staging_on_full_disk_raises_store_full(tmp_path: Path) -> None:
     records, sizes = encoded(Message("t", b"x"))
     with pytest.raises(StoreFull):
         bench.core.staging.stage("tx-1", "p", 0, ("t", 0), memoryview(records), sizes)
-    assert not (tmp_path / "raymq" / "staged").exists()
+    assert not bench.core.staging.is_here("tx-1")
     bench.store.close()
 
 

@@ -27,10 +27,10 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.log.index_file import EVER_MS
 from raymq.storage.records.record import MAX_PROPERTIES_BYTES, Record, encode
-from raymq.storage.tables.quarantined_messages import QuarantineEntry
-from raymq.storage.tables.staged_records import StagedRecords
+from raymq.storage.tables.quarantine_file import QuarantineEntry
 from raymq.storage.timers.timer_entry import MIN_KEY
 from tests.faulty_calls import UnsyncedCalls
+from tests.staged_rows import body_of
 from tests.unit.actors.bench import HOST, Bench
 
 FORGEABLE = (
@@ -307,11 +307,8 @@ def test_staged_write_survives_hostile_messages(several: list[Hostile], damaged:
         sizes = np.array([len(record) for record in records], np.int32)
         broker.core.staging.stage("tx", "part", 0, ("t", 0), memoryview(b"".join(records)), sizes)
         if damaged:  # a body is damaged after staging
-            (chunk,) = StagedRecords(broker.directory).chunks("tx", "part")
-            content = bytearray(chunk.path.read_bytes())
-            at = content.find(b"hostile-0")
-            content[at] ^= 1
-            chunk.path.write_bytes(content)
+            body = body_of(broker.store, "tx", "part", 0)
+            body[bytes(body).find(b"hostile-0")] ^= 1
         added = sum(broker.core.staging.commit("tx", ["part"]))
         broker.core.staging.close("tx")
         came = [record.body for record in broker.all_of("t")]
@@ -342,7 +339,9 @@ def test_set_aside_message_is_reported_once_and_counted(tmp_path: Path, caplog: 
     broker.store.close()
 
 
-@pytest.mark.parametrize("damage", [lambda _: b"", lambda c: c[:3], lambda c: c[:-1], lambda c: b"\xff" * len(c)])
+@pytest.mark.parametrize(
+    "damage", [lambda c: bytes(len(c)), lambda c: c[:3] + bytes(len(c) - 3), lambda c: b"\xff" * len(c)]
+)
 def test_unreadable_staged_chunk_is_reported_and_skipped(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     """Cover a decided commit whose tasks are gone, so that no task can stage again."""
     broker = Broker(tmp_path)
@@ -350,12 +349,12 @@ def test_unreadable_staged_chunk_is_reported_and_skipped(tmp_path: Path, damage:
     sizes = np.array([len(record)], np.int32)
     for number in range(3):
         broker.core.staging.stage("tx", "part", number, ("t", 0), memoryview(record), sizes)
-    path = StagedRecords(broker.directory).chunks("tx", "part")[1].path
-    path.write_bytes(damage(path.read_bytes()))
+    body = body_of(broker.store, "tx", "part", 1)
+    body[:] = damage(bytes(body))
     assert list(broker.core.staging.commit("tx", ["part"], 3)) == [1, 0, 1]
     broker.core.staging.close("tx")
     assert len(list(broker.all_of("t"))) == 2
-    assert any(path.name in note.owner for note in broker.core.set_aside.notes())
+    assert any("chunk 1 of part part" in note.owner for note in broker.core.set_aside.notes())
     broker.store.close()
 
 

@@ -15,8 +15,9 @@ from raymq.actors.broker.in_doubt_resolver import InDoubtResolver
 from raymq.actors.broker.staged_commits import CommitResult, StagedCommits
 from raymq.actors.wire.commands import staged_write_commands as wire
 from raymq.actors.wire.frame import Command
-from raymq.storage.records.record import encode
+from raymq.storage.records.record import OFFSET_MAGIC, encode
 from raymq.storage.tables.write_transactions import WriteTransactionStore
+from tests import staged_rows
 from tests.state_journals import open_table
 from tests.unit.actors.bench import Bench
 
@@ -38,46 +39,60 @@ def stage(bench: Bench, number: int, rows: list[bytes]) -> None:
     bench.core.staging.stage("write", "p", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
 
 
-def chunk_path(bench: Bench, number: int) -> Path:
-    return bench.store.directory / "raymq" / "staged" / "write" / f"p.{number:06d}.chunk"
-
-
 def commit(bench: Bench, rows: int) -> CommitResult:
     return asyncio.run(StagedCommits(bench.core, None).commit("write", {"p": rows}))
 
 
-def unlink(path: Path) -> None:
-    path.unlink()
+def lose(bench: Bench, number: int) -> None:
+    bench.store.tables.staged.move("write", ("p", number), ())
 
 
-def cut_header(path: Path) -> None:
-    path.write_bytes(bytes(50))
+def cut_header(bench: Bench, number: int) -> None:
+    staged_rows.cut_header(bench.store, "write", "p", number)
 
 
-def cut_records(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
+def misfit_records(bench: Bench, number: int) -> None:
+    """Raise the size of the first row in the header."""
+    body = staged_rows.body_of(bench.store, "write", "p", number)
+    row = len(encode_row(b"0 0")).to_bytes(4, "little")
+    body[bytes(body).index(row)] += 1
 
 
-def flip_a_record(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[content.rindex(b"1 2")] ^= 1  # the body of one row
-    path.write_bytes(content)
+def break_record(bench: Bench, number: int) -> None:
+    chunk = bench.store.tables.staged.chunk("write", ("p", number))
+    assert chunk is not None
+    offset = chunk.places[0][0]
+    file = bench.store._log.files.file_at(offset)
+    file.view[offset - file.start + OFFSET_MAGIC] ^= 1
+
+
+def swap_records(bench: Bench, number: int) -> None:
+    """Put the places of another chunk's records in place of a chunk's."""
+    other = bench.store.tables.staged.chunk("write", ("p", number + 1))
+    assert other is not None
+    bench.store.tables.staged.move("write", ("p", number), other.places)
+
+
+def flip_a_record(bench: Bench, number: int) -> None:
+    staged_rows.overwrite(bench.store, "write", "p", number, b"%d 2" % number, b"%d 3" % number)
 
 
 @pytest.mark.parametrize(
     ("damage", "missing", "reason"),
     [
-        (unlink, 5, "5 rows are not staged"),
+        (lose, 5, "not in the log any more"),
         (cut_header, 5, "not a staged chunk"),
-        (cut_records, 5, "do not fit"),
+        (misfit_records, 5, "do not fit"),
+        (break_record, 5, "magic"),
+        (swap_records, 5, "another record"),
         (flip_a_record, 1, "CRC"),
     ],
 )
 def test_repeated_commit_reports_same_missing_rows(
-    tmp_path: Path, damage: Callable[[Path], None], missing: int, reason: str
+    tmp_path: Path, damage: Callable[[Bench, int], None], missing: int, reason: str
 ) -> None:
     bench = make_bench(tmp_path)
-    damage(chunk_path(bench, 1))
+    damage(bench, 1)
     done = commit(bench, 15)
     assert done.added == len(bench.bodies("t")) == 15 - missing
     assert done.missing is not None
@@ -98,13 +113,13 @@ def test_undamaged_commit_has_no_missing_rows(tmp_path: Path) -> None:
 def test_rows_lost_around_crash_are_counted_once(tmp_path: Path, done: int) -> None:
     """Lose chunks before a crash, and damage one more while the broker is down."""
     bench = make_bench(tmp_path, chunks=4)
-    chunk_path(bench, 0).unlink()
-    cut_records(chunk_path(bench, 1))
+    lose(bench, 0)
+    misfit_records(bench, 1)
     steps = bench.core.staging.commit("write", {"p": 20}, 20)
     for _ in range(done):
         next(steps)
     bench.crash()
-    cut_header(chunk_path(bench, 3))
+    cut_header(bench, 3)
     reported = commit(bench, 20)
     assert reported.missing is not None
     assert (reported.missing.rows, len(bench.bodies("t"))) == (15, 5)
@@ -115,7 +130,7 @@ def test_killed_commit_reports_damaged_row_once(
 ) -> None:
     """Read a chunk that lost rows again: it has no completion mark."""
     bench = make_bench(tmp_path)
-    flip_a_record(chunk_path(bench, 1))
+    flip_a_record(bench, 1)
     steps = bench.core.staging.commit("write", {"p": 15}, 15)
     assert [next(steps) for _ in range(2)] == [5, 4]
     bench.crash()
@@ -133,17 +148,17 @@ def test_rows_of_deleted_topic_are_missing(tmp_path: Path) -> None:
     assert done.missing == (15, "topic t was deleted")
 
 
-def test_commit_without_staged_rows_creates_no_files(tmp_path: Path) -> None:
+def test_commit_without_staged_rows_records_nothing(tmp_path: Path) -> None:
     bench = make_bench(tmp_path, chunks=0)
     for _ in range(2):
         assert commit(bench, 15) == (0, (15, "no row of the write is on this broker"))
     assert commit(bench, 0) == (0, None)
-    assert not (tmp_path / "raymq" / "staged").exists()
+    assert bench.store.tables.staged.transactions() == []
 
 
 def test_coordinator_records_missing_rows(tmp_path: Path) -> None:
     bench = make_bench(tmp_path / "broker-a")
-    cut_records(chunk_path(bench, 1))
+    misfit_records(bench, 1)
     commit(bench, 15)
     coordinator = TransactionCoordinator(open_table(tmp_path / "home", WriteTransactionStore()), bench.clock)
     coordinator.open("write", "t")

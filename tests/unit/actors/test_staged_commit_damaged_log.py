@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.records import record as layout
 from raymq.storage.records.record import encode
+from raymq.storage.staged_topic import STAGED_TOPIC
+from tests import staged_rows
 from tests.unit.actors.bench import Bench
 
 PARTS = [f"part{number}" for number in range(4)]
@@ -67,11 +68,7 @@ def interrupt_commit(bench: Bench, through: int, bodies: list[bytes] = BODIES) -
 
 
 def lose_power(bench: Bench) -> None:
-    """Lose the unsynced staged files; the log keeps everything."""
-    for mark in (bench.directory / "raymq" / "staged").glob("*/*.*"):
-        if mark.suffix in (".done", ".intent", ".lost"):
-            mark.unlink()
-    bench.core.staging._files.clamp(RecoveryBounds(bench.store.max_physical_offset, memory_lost=True))
+    staged_rows.lose_power(bench.store)
 
 
 def flip(bench: Bench, place: int, field: str = "body") -> None:
@@ -91,7 +88,8 @@ def finish_commit(bench: Bench) -> int:
 
 def readable_bodies(bench: Bench) -> Counter[bytes]:
     log = bench.store._log
-    return Counter(each.body for each in bench.store.salvage_walk(log.min_offset) if isinstance(each, layout.Record))
+    found = bench.store.salvage_walk(log.min_offset)
+    return Counter(each.body for each in found if isinstance(each, layout.Record) and each.topic != STAGED_TOPIC)
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -159,7 +157,7 @@ def test_second_interruption_reports_same_missing_rows(bench: Bench, *, power: b
     if power:
         lose_power(bench)
     else:
-        bench.core.staging._files.clamp(RecoveryBounds(bench.store.max_physical_offset, memory_lost=False))
+        staged_rows.clamp(bench.store, memory_lost=False)
     assert finish_commit(bench) == 2
     assert readable_bodies(bench) == Counter(BODIES) - Counter([BODIES[0], BODIES[9]])
 

@@ -17,18 +17,19 @@ import pytest
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.storage.files.file_calls import FileCalls
 from raymq.storage.files.file_calls import replaced as replaced_calls
-from raymq.storage.journal.recovery_bounds import RecoveryBounds
 from raymq.storage.log.log_salvage import DamagedRange
 from raymq.storage.records.record import Record, encode
+from raymq.storage.tables.staged_chunk import StagedChunk
+from raymq.storage.tables.staged_records import ChunkEntry
+from tests import staged_rows
 from tests.unit.actors.bench import CONFIG, Bench
 
 
 class CountingFileCalls(FileCalls):
-    """Count opened files and listed folders by thread, and the files found by listing."""
+    """Count opened files and listed folders by thread."""
 
     def __init__(self) -> None:
         self.calls: Counter[int] = Counter()
-        self.found = 0
 
     def open(self, path: Path, flags: int) -> int:
         self.calls[threading.get_ident()] += 1
@@ -36,9 +37,7 @@ class CountingFileCalls(FileCalls):
 
     def scan(self, folder: Path) -> list[os.DirEntry[str]]:
         self.calls[threading.get_ident()] += 1
-        found = super().scan(folder)
-        self.found += len(found)
-        return found
+        return super().scan(folder)
 
 
 def row(body: bytes, queue_id: int = 0) -> bytes:
@@ -58,56 +57,55 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.store.close()
 
 
-def test_commit_scans_its_files_once_for_many_parts(bench: Bench) -> None:
+def test_commit_of_many_parts_opens_no_file(bench: Bench) -> None:
     for number in range(60):
         stage(bench, f"part{number}", [row(b"%d" % number)])
     counted = CountingFileCalls()
     with replaced_calls(counted):
         assert sum(bench.core.staging.commit("tx", [f"part{number}" for number in range(60)], 60)) == 60
-    assert counted.found <= 61  # the chunks, and the record of their home broker
-    assert sum(counted.calls.values()) <= 10 * 60
+    assert sum(counted.calls.values()) <= 20
     assert bench.store.max_offset("t", 0, written=True) == 60
 
 
-def test_each_commit_step_reads_files_of_one_chunk_at_most(bench: Bench) -> None:
-    """Check that the folder and all chunk headers are read outside the event loop."""
+def test_each_commit_step_reads_one_chunk_at_most(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(60):
         stage(bench, f"part{number}", [row(b"%d" % number)])
-    counted = CountingFileCalls()
+    read, reads = bench.core.staging.chunks.read, list[str]()
+
+    def recording_read(transaction: str, chunk: ChunkEntry) -> StagedChunk:
+        reads.append(chunk.part)
+        return read(transaction, chunk)
+
+    monkeypatch.setattr(bench.core.staging.chunks, "read", recording_read)
 
     async def commit() -> int:
-        here, most = threading.get_ident(), 0
+        most = 0
         committing = asyncio.ensure_future(
             StagedCommits(bench.core, None).commit("tx", {f"part{number}": 1 for number in range(60)})
         )
         while not committing.done():
-            before = counted.calls[here]
+            before = len(reads)
             await asyncio.sleep(0)
-            most = max(most, counted.calls[here] - before)
+            most = max(most, len(reads) - before)
         assert (await committing).added == 60
         return most
 
-    with replaced_calls(counted):
-        assert asyncio.run(commit()) <= 12
+    assert asyncio.run(commit()) == 1
+    assert len(reads) == 60
     assert len(bench.bodies("t")) == 60
 
 
-def test_unstaged_parts_cause_no_file_access(bench: Bench) -> None:
+def test_unstaged_parts_are_not_in_the_decision(bench: Bench) -> None:
     for number in range(20):
         stage(bench, f"part{number}", [row(b"x")])
-    counted = CountingFileCalls()
-    with replaced_calls(counted):
-        assert list(bench.core.staging.commit("tx", [f"none{number}" for number in range(5_000)])) == []
-    assert counted.found <= 21
-    assert sum(counted.calls.values()) <= 20
+    assert list(bench.core.staging.commit("tx", [f"none{number}" for number in range(5_000)])) == []
+    decided = bench.store.tables.staged.decided("tx")
+    assert decided is not None
+    assert decided.parts == ()
 
 
 def lose_power(bench: Bench) -> None:
-    """Lose the unsynced staged files; the log keeps everything."""
-    for mark in (bench.directory / "raymq" / "staged").glob("*/*.*"):
-        if mark.suffix in (".done", ".intent"):
-            mark.unlink()
-    bench.core.staging._files.clamp(RecoveryBounds(bench.store.max_physical_offset, memory_lost=True))
+    staged_rows.lose_power(bench.store)
 
 
 def record_walked_places(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -156,10 +154,7 @@ def test_row_missing_in_log_causes_no_second_walk(bench: Bench, monkeypatch: pyt
         for _ in bench.core.staging.commit("tx", parts):
             pass
         lose_power(bench)
-    stage_of_first = bench.directory / "raymq" / "staged" / "tx" / "part0.000000.chunk"
-    content = stage_of_first.read_bytes()
-    assert content.count(b"0 3") == 1
-    stage_of_first.write_bytes(content.replace(b"0 3", b"0 8"))  # as if this row were missing in the log
+    staged_rows.overwrite(bench.store, "tx", "part0", 0, b"0 3", b"0 8")  # as if this row were missing in the log
     places = record_walked_places(bench, monkeypatch)
     sum(bench.core.staging.commit("tx", parts))
     assert len(places) <= 50

@@ -14,7 +14,10 @@ import pytest
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode
+from raymq.storage.store_paths import StorePaths
 from tests.unit.actors.bench import Bench
+
+CHUNK = "part", 0
 
 
 def encode_row(body: bytes, key: str | None) -> bytes:
@@ -30,8 +33,7 @@ def test_equal_rows_are_neither_lost_nor_duplicated(tmp_path: Path, key: str | N
     rows = [encode_row(b"%d" % (number // 2), key) for number in range(10)]  # each twice
     sizes = np.array([len(each) for each in rows], np.int32)
     bench.core.staging.stage("write", "part", 0, ("t", 0), memoryview(b"".join(rows)), sizes)
-    chunk = bench.core.staging._files.chunks("write", "part")[0]
-    bench.core.staging._files.begin_attempt(chunk, bench.store.max_physical_offset)
+    bench.store.tables.staged.begin_attempt("write", CHUNK, bench.store.max_physical_offset)
     # The commit stopped after `stored` rows; another producer's message with the same key was appended.
     others = [encode_row(b"somebody else's", key), *rows[:stored]]
     bench.core.append("t", 0, memoryview(b"".join(others)), np.array([len(each) for each in others], np.int32))
@@ -55,15 +57,14 @@ def test_equal_rows_of_two_transactions_are_kept_apart(tmp_path: Path, stored: i
     rows = [encode_row(b"%d" % (number // 2), None) for number in range(10)]
     stage(bench, "mine", rows)
     stage(bench, "other", rows)
-    files = bench.core.staging._files
-    chunk = files.chunks("mine", "part")[0]
-    files.begin_attempt(chunk, bench.store.max_physical_offset)
+    table = bench.store.tables.staged
+    table.begin_attempt("mine", CHUNK, bench.store.max_physical_offset)
     if stored:
         bench.core.append("t", 0, memoryview(b"".join(rows[:stored])), np.array([*map(len, rows[:stored])], np.int32))
     if killed:
         bench.crash()
     else:  # a disk error: the process continues
-        files.fail_attempt(chunk, bench.store.max_physical_offset)
+        table.fail_attempt("mine", CHUNK, bench.store.max_physical_offset)
     for _ in bench.core.staging.commit("other", ["part"]):
         bench.crash()  # before its close, so that this commit is repeated, too
         break
@@ -81,8 +82,7 @@ def test_repeatedly_interrupted_commit_stores_each_row_once(tmp_path: Path) -> N
     rows = [encode_row(b"%d" % (number // 2), None) for number in range(10)]
     stage(bench, "mine", rows)
     for part in (rows[:3], [], rows[3:7]):
-        chunk = bench.core.staging._files.chunks("mine", "part")[0]
-        bench.core.staging._files.begin_attempt(chunk, bench.store.max_physical_offset)
+        bench.store.tables.staged.begin_attempt("mine", CHUNK, bench.store.max_physical_offset)
         if part:
             bench.core.append("t", 0, memoryview(b"".join(part)), np.array([*map(len, part)], np.int32))
         bench.crash()
@@ -111,13 +111,17 @@ def test_refused_append_ends_its_attempt(tmp_path: Path) -> None:
     bench.store.close()
 
 
-class NoNewFiles(FileCalls):
-    """Stand in for a disk that takes writes, but no new files."""
+class FullState(FileCalls):
+    """Stand in for a disk on which the state journal finds room only if the disk reserve is released."""
 
-    def open(self, path: Path, flags: int) -> int:
-        if flags & os.O_CREAT and not path.exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return super().open(path, flags)
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / "raymq" / "state"
+        self._reserve = StorePaths(directory).disk_reserve
+
+    def write(self, fd: int, content: bytes | memoryview) -> int:
+        if self._reserve.exists() and Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(self._folder):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(fd, content)
 
 
 def test_end_of_attempt_is_recorded_on_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +131,8 @@ def test_end_of_attempt_is_recorded_on_full_disk(tmp_path: Path, monkeypatch: py
     rows = [encode_row(b"%d" % number, None) for number in range(10)]
     stage(bench, "mine", rows)
     staging, append = bench.core.staging, bench.core.staging._append
-    full = NoNewFiles()
+    full = FullState(tmp_path)
+    assert StorePaths(tmp_path).disk_reserve.exists()
 
     def half(records: memoryview, sizes: npt.NDArray[np.int32], *topic_queues: tuple[str, int]) -> object:
         length = int(sizes[:5].sum())
@@ -144,24 +149,6 @@ def test_end_of_attempt_is_recorded_on_full_disk(tmp_path: Path, monkeypatch: py
     assert list(staging.commit("mine", ["part"])) == [5]
     staging.close("mine")
     assert sorted(bench.bodies("t")) == sorted(2 * [b"%d" % number for number in range(10)])
-    bench.store.close()
-
-
-def test_attempt_of_older_version_is_open(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.core.topics.create("t", 1)
-    stage(bench, "mine", [encode_row(b"x", None)])
-    files = bench.core.staging._files
-    [chunk] = files.chunks("mine", "part")
-    files.begin_attempt(chunk, 7)
-    intent = chunk.path.with_suffix(".intent")
-    assert files.attempts(chunk) == [(7, None)]
-    intent.write_bytes(intent.read_bytes()[:8])
-    assert files.attempts(chunk) == [(7, None)]
-    files.begin_attempt(chunk, 9)
-    assert files.attempts(chunk) == [(7, 9), (9, None)]
-    files.fail_attempt(chunk, 11)
-    assert files.attempts(chunk) == [(7, 9), (9, 11)]
     bench.store.close()
 
 
@@ -232,7 +219,7 @@ def test_commit_without_read_barrier_is_partly_visible(tmp_path: Path, monkeypat
     bench.store.close()
 
 
-def test_bit_flip_in_commit_file_loses_no_row(tmp_path: Path) -> None:
+def test_bit_flip_in_decision_loses_no_row(tmp_path: Path) -> None:
     """Guard against a flipped bit in a part's name, which silently lost half the rows."""
     bench = Bench(tmp_path)
     bench.core.topics.create("t", 1)
@@ -241,9 +228,9 @@ def test_bit_flip_in_commit_file_loses_no_row(tmp_path: Path) -> None:
         sizes = np.array([len(each) for each in rows], np.int32)
         bench.core.staging.stage("write", part, 0, ("t", 0), memoryview(b"".join(rows)), sizes)
     assert next(bench.core.staging.commit("write", ["part1", "part2"], 10)) == 5
-    path = bench.directory / "raymq" / "staged" / "write" / "commit"
+    path = max((bench.directory / "raymq" / "state").glob("journal-*"))
     content = bytearray(path.read_bytes())
-    content[content.index(b"part2") + 4] ^= 1
+    content[content.rindex(b"part2") + 4] ^= 1  # in the second copy of the decision
     path.write_bytes(content)
     bench.crash()
     list(bench.core.staging.commit("write", ["part1", "part2"], 10))

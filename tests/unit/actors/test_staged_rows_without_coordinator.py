@@ -12,6 +12,7 @@ from raymq.actors.broker.core.writes.transaction_coordinator import TRANSACTION_
 from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.storage.records.record import encode
+from tests.staged_rows import open_transactions
 from tests.unit.actors.bench import Bench
 
 
@@ -23,7 +24,7 @@ def stage(bench: Bench, transaction: str, coordinator: str) -> None:
 
 
 def staged_transactions(bench: Bench) -> set[str]:
-    return {path.parent.name for path in (bench.store.directory / "raymq" / "staged").glob("*/*.chunk")}
+    return open_transactions(bench.store)
 
 
 def sweep(bench: Bench) -> None:

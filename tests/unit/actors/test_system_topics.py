@@ -37,6 +37,7 @@ def test_system_topics_match_rocketmq_tools() -> None:
         "OFFSET_MOVED_EVENT": (1, 6),
         "RMQ_SYS_TRANS_HALF_TOPIC": (1, 6),
         "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, 6),
+        "RMQ_SYS_STAGED_ROWS": (1, 0),
         "RMQ_SYS_TRACE_TOPIC": (1, 6),
         "blue": (16, 7),
         "broker-a": (1, 7),

@@ -7,16 +7,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from raymq.storage.errors import StoreBusy, StoreError
+from raymq.storage.errors import StoreError
 from raymq.storage.files import fileutil
 from raymq.storage.files.descriptor_reserve import DESCRIPTOR_RESERVE
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.journal.recovery_bounds import UNBOUNDED
 from raymq.storage.store import Store
-from raymq.storage.tables.staged_records import StagedRecords
 from raymq.storage.timers.timer_log import TimerLog
 from tests.faulty_calls import FaultyCalls
 from tests.store_records import SMALL, append, bodies, make_record
@@ -71,19 +68,6 @@ def test_failed_listing_fails_the_start_without_loss(killed_store: Path, tmp_pat
         failed = calls.failed
         assert content(directory) == before
     assert nth > 5
-
-
-def test_failed_listing_of_staged_rows_raises_store_busy(tmp_path: Path) -> None:
-    staged = StagedRecords(tmp_path)
-    record = make_record()
-    staged.add("tx", "part", 0, ("orders", 0), record, np.array([len(record)], np.int32))
-    with replaced(FaultyCalls("scan", 1, errno.EMFILE)), pytest.raises(StoreBusy):
-        staged.chunks("tx", "part")
-    with replaced(FaultyCalls("scan", 1, errno.EMFILE)), pytest.raises(StoreBusy):
-        staged.clamp(UNBOUNDED)
-    [chunk] = staged.chunks("tx", "part")
-    staged.finish(chunk, 10)
-    assert staged.chunks("tx", "part") == []
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])

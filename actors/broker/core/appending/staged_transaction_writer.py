@@ -10,35 +10,38 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.broker.core.appending import staged_folders
 from raymq.actors.broker.core.appending.commit_deduplicator import CommitDeduplicator, UnstoredRows, all_rows
+from raymq.actors.broker.core.appending.staged_chunk_log import StagedChunkLog
 from raymq.actors.broker.core.copies.record_copy import RecordAppender
 from raymq.actors.broker.core.copies.republisher import STAGED, CopyPurpose, MessageLocation, Republisher
 from raymq.actors.broker.core.writes.in_doubt_tracker import InDoubtTracker
 from raymq.actors.naming import UNSENDABLE_TOPICS
 from raymq.storage.cooperative_steps import Steps
+from raymq.storage.emergency_cleaner import releasable_disk_reserve
 from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.log.log_salvage import DamagedRange
 from raymq.storage.records.record import MIN_RECORD_BYTES, OFFSET_QUEUE_ID
 from raymq.storage.records.record_batch import strided
+from raymq.storage.staged_topic import STAGED_TOPIC
 from raymq.storage.store import Store
-from raymq.storage.tables.staged_chunk import StagedChunk, read_chunk, read_chunk_queue
+from raymq.storage.tables.staged_chunk import StagedChunk, chunk_name, encode_chunk
 from raymq.storage.tables.staged_records import (
+    COMMITTED,
     FINISHED_MARK_SECONDS,
+    ChunkEntry,
     CommitDecision,
     MissingRows,
-    StagedFile,
-    StagedRecords,
-    removable_folders,
-    remove_folders,
 )
 
+#: The topics of the brokers themselves to which staged rows may be committed: delayed rows wait there.
+_WAITING_TOPICS: Final = UNSENDABLE_TOPICS - {STAGED_TOPIC}
 _T = TypeVar("_T")
 #: The reason for a row that is not appended because it may be in the log already.
 _UNDECIDED = "the log is damaged where this row may be: the row is not stored again"
@@ -50,14 +53,16 @@ class CommitPlan:
 
     Attributes:
         decided: the decision that was stored when the commit was begun; None if it was not begun.
-        files: the files of all chunks of its parts, in the order in which they are appended.
-        topic_queues, rows: the queues and the number of rows in these files, if the commit was not begun.
+        chunks: all chunks of its parts, in the order in which they are appended.
     """
 
     decided: CommitDecision | None
-    files: Sequence[StagedFile]
-    topic_queues: Collection[tuple[str, int]] = ()
-    rows: int = 0
+    chunks: Sequence[ChunkEntry]
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows in the chunks."""
+        return sum(chunk.rows for chunk in self.chunks)
 
 
 class StagedTransactionWriter:
@@ -80,21 +85,23 @@ class StagedTransactionWriter:
         self._copying = copying
         self._arrived = arrived
         self._elapsed = elapsed
-        self._files = StagedRecords(store.directory)
+        self._table = store.tables.staged
+        self.chunks = StagedChunkLog(store, self._table, append)
         #: The writes to query at, or to report to, their coordinators.
         self.in_doubt = InDoubtTracker(elapsed)
         #: When each finished transaction ended whose mark is still kept.
         self._over: dict[str, float] = {}
+        staged_folders.convert(store, self._table, self.chunks)
         self._restore()
 
     def _restore(self) -> None:
         """Restore the state before the last stop, the read barriers first."""
-        for each in self._files.transactions():
+        for each in self._table.transactions():
             if each.commit is not None:
                 self._lower_again(each.name, each.commit, with_room=False)
             if each.over is not None:
                 self._over[each.name] = self._elapsed()
-            if each.over == "committed" and each.home:
+            if each.over == COMMITTED and each.home:
                 self.in_doubt.mark_done(each.name, each.home)
             elif each.over is None and each.home:
                 self.in_doubt.recover(each.name, each.home)
@@ -138,57 +145,53 @@ class StagedTransactionWriter:
         """
         self._store.check_room()
         self._store.check(records, sizes, topic_queue)
+        self._table.check_open(transaction, part, number, coordinator)
         incarnation = self._store.incarnation(topic_queue[0])
+        topic_id = None if topic_queue[0] in UNSENDABLE_TOPICS else self._id_of(topic_queue[0])
         if coordinator:  # before the rows are stored, so that none are stored without a query about them
             self.in_doubt.touch(transaction, coordinator)
-        chunk = transaction, part, number, topic_queue, records, sizes
-        topic_id = None if topic_queue[0] in UNSENDABLE_TOPICS else self._id_of(topic_queue[0])
-        return lambda: self._files.add(*chunk, home=coordinator, incarnation=incarnation, topic_id=topic_id)
+        content = encode_chunk(topic_queue, records, sizes)
+        places = self.chunks.append(chunk_name(transaction, part, number), content)
+        chunk = ChunkEntry(part, number, *topic_queue, len(sizes), incarnation, topic_id, places)
+
+        def keep() -> None:
+            self._store.flush()  # the table never names records that a loss of power could take
+            failpoint("staged.before_chunk")
+            self._table.add(transaction, coordinator, chunk)
+
+        return keep
 
     def count_open(self) -> int:
         """Count the transactions with rows here that are not over. Any thread."""
-        return sum(each.over is None for each in self._files.transactions())
+        return sum(each.over is None for each in self._table.transactions())
 
     def home_of(self, transaction: str) -> str | None:
         """Return the coordinator of a transaction that has or had rows here, or None."""
-        return self._files.home_of(transaction)
+        return self._table.home_of(transaction)
 
     def is_committed(self, transaction: str) -> bool:
         """Return True if the whole transaction is in the log, on disk."""
-        return self._files.is_committed(transaction)
-
-    def is_closed(self, transaction: str) -> bool:
-        """Return True if it is committed, visible, and its staged data are removed."""
-        return self._files.is_committed(transaction) and self._files.decided(transaction) is None
+        return self._table.is_committed(transaction)
 
     def is_begun(self, transaction: str) -> bool:
         """Return True if its commit was begun here and is not finished.
 
         The parts of such a commit are stored, and the commit must be completed.
         """
-        return self._files.decided(transaction) is not None and not self._files.is_committed(transaction)
+        return self._table.decided(transaction) is not None and not self._table.is_committed(transaction)
 
     def plan(self, transaction: str, parts: Collection[str]) -> CommitPlan:
-        """Return the work of a `commit`, from all files of these parts.
+        """Return the work of a `commit`.
 
         It may be called on any thread, after the last `stage` of the transaction.
 
         Raises:
-            StoreFailed: the files cannot be read. StoreFull, StoreFailed: the commit was begun, and that cannot be
-                stored.
+            StoreFull, StoreFailed: the commit was begun, and that cannot be stored.
         """
-        decided = self._files.decided(transaction)
-        if decided is not None:  # the call that stored it may have failed before it was on disk
-            self._files.decide(transaction, decided)
-            return CommitPlan(decided, self._files.list_files(transaction, decided.parts))
-        files = self._files.list_files(transaction, parts)
-        topic_queues: set[tuple[str, int]] = set()
-        rows = 0
-        for chunk_queue in (read_chunk_queue(file.path) for file in files):
-            if chunk_queue is not None:
-                topic_queues.add(chunk_queue[0])
-                rows += chunk_queue[1]
-        return CommitPlan(None, files, topic_queues, rows)
+        decided = self._table.decided(transaction)
+        if decided is not None:
+            self._table.sync()  # the call that stored it may have failed before it was on disk
+        return CommitPlan(decided, self._table.chunks(transaction, parts if decided is None else decided.parts))
 
     def begin(
         self, transaction: str, parts: Collection[str], rows: int | None, plan: CommitPlan
@@ -207,9 +210,9 @@ class StagedTransactionWriter:
         """
         # Delayed records wait in system topics, where no consumer reads them.
         topic_queues = {
-            topic_queue
-            for topic_queue in plan.topic_queues
-            if self._is_there(topic_queue[0]) and topic_queue[0] not in UNSENDABLE_TOPICS
+            (chunk.topic, chunk.queue_id)
+            for chunk in plan.chunks
+            if self._is_there(chunk.topic) and chunk.topic not in UNSENDABLE_TOPICS
         }
         cut = self._cut(topic_queues)
         if rows is not None and plan.rows != rows:
@@ -224,11 +227,13 @@ class StagedTransactionWriter:
         topic_ids = {topic: self._id_of(topic) or "" for topic, _ in topic_queues}
         absent = 0 if rows is None else max(0, rows - plan.rows)
         place = self._store.max_physical_offset
-        decided = CommitDecision(tuple(parts), ends, place, topic_ids, found=plan.rows, absent=absent, cut=cut)
+        staged = {chunk.part for chunk in plan.chunks}
+        named = tuple(part for part in parts if part in staged)
+        decided = CommitDecision(named, ends, place, topic_ids, absent=absent, cut=cut)
 
         def keep() -> None:
             failpoint("staged.before_commit")
-            self._files.decide(transaction, decided)
+            self._table.decide(transaction, decided)
             failpoint("staged.after_commit")
 
         return replace(plan, decided=decided), keep
@@ -247,11 +252,11 @@ class StagedTransactionWriter:
 
         The result is None if no row is missing. Any thread.
         """
-        return self._files.missing(transaction)
+        return self._table.missing(transaction)
 
     def is_here(self, transaction: str) -> bool:
         """Return True if the transaction has, or recently had, rows here. Any thread."""
-        return self._files.is_here(transaction)
+        return self._table.is_here(transaction)
 
     def commit(
         self, transaction: str, parts: Collection[str], rows: int | None = None, plan: CommitPlan | None = None
@@ -264,9 +269,9 @@ class StagedTransactionWriter:
 
         Args:
             rows: how many rows the parts have here together; missing rows are reported and do not block the others.
-            plan: a plan for these parts, already begun; without it the files are read and the decision is stored here.
+            plan: a plan for these parts, already begun; without it the decision is stored here.
         """
-        if self._files.is_committed(transaction):
+        if self._table.is_committed(transaction):
             return
         plan = plan or self.plan(transaction, parts)
         if plan.decided is None:
@@ -279,18 +284,19 @@ class StagedTransactionWriter:
         stored = CommitDeduplicator(
             self._store.salvage_walk,
             self._store.max_physical_offset,
-            {*_topics(decided), *UNSENDABLE_TOPICS},
+            {*_topics(decided), *_WAITING_TOPICS},
             (decided.log_from, decided.ends),
             lambda damage: self._pass(transaction, damage),
         )
         doubtful = [] if decided.uncertain_until is None else [(decided.log_from, decided.uncertain_until)]
-        for file in plan.files:
-            if not file.is_done:
-                added = yield from self._append_chunk(transaction, file, stored, doubtful, decided)
+        for planned in plan.chunks:
+            chunk = self._table.chunk(transaction, planned.key)  # its records may have been moved since
+            if chunk is not None and chunk.done_at is None:
+                added = yield from self._append_chunk(transaction, chunk, stored, doubtful, decided)
                 failpoint("staged.between_chunks")
                 yield added
-            elif doubtful:
-                yield from self._claim(file, stored, doubtful, decided)
+            elif chunk is not None and doubtful:
+                yield from self._claim(transaction, chunk, stored, doubtful, decided)
 
     def _pass(self, transaction: str, damage: DamagedRange) -> None:
         """Report damage in the log that is searched for rows of a commit.
@@ -301,74 +307,54 @@ class StagedTransactionWriter:
         self._copying.quarantine(CopyPurpose(STAGED, transaction), [place], damage.reason)
 
     def close(self, transaction: str) -> None:
-        """Finish a transaction that was appended and flushed: make it visible, remove its data."""
+        """Finish a transaction that was appended and flushed: make it visible, forget its chunks."""
         self.mark_committed(transaction)
         self.closed(transaction)
-        self.empty(transaction)
 
     def mark_committed(self, transaction: str) -> None:
         """Do the first part of `close`, which blocks on the disk. Any thread.
 
         Raise StoreFull or StoreFailed if it could not be done.
         """
-        if not self.is_closed(transaction):  # else the records of the missing rows would be removed
-            self._files.close(transaction)
+        self._table.close(transaction)
 
     def closed(self, transaction: str) -> None:
         """Do the second part of `close`: make the transaction visible."""
-        self._end(transaction)
-        coordinator = self._files.home_of(transaction)
-        if coordinator is not None:
+        coordinator = self._table.home_of(transaction)
+        if coordinator is not None and transaction not in self._over:
             self.in_doubt.mark_done(transaction, coordinator)
-
-    def empty(self, transaction: str) -> None:
-        """Do the last part of `close` and `abort`: remove the staged data. Any thread."""
-        self._files.empty(transaction)
+        self._end(transaction)
 
     def abort(self, transaction: str) -> None:
-        """Remove a transaction that will not be committed; a committed one is left alone."""
-        self.drop(transaction)
-        self.empty(transaction)
+        """Drop a transaction that will not be committed: no record becomes visible, and none can be added.
 
-    def drop(self, transaction: str) -> None:
-        """Do the first part of `abort`: no record becomes visible, and none can be added."""
+        A committed one is left alone.
+        """
         self.mark_aborted(transaction)
         self.dropped(transaction)
 
     def mark_aborted(self, transaction: str) -> None:
-        """Do the first part of `drop`, which blocks on the disk.
+        """Do the first part of `abort`, which blocks on the disk.
 
         It may be called on any thread, while no commit of the transaction begins.
         """
-        self._files.drop(transaction)
+        self._table.drop(transaction)
 
     def dropped(self, transaction: str) -> None:
-        """Do the second part of `drop`: stop tracking the transaction."""
-        if self._files.is_committed(transaction):
+        """Do the second part of `abort`: stop tracking the transaction."""
+        if self._table.is_committed(transaction):
             self.in_doubt.mark_closed(transaction)
-        elif self._files.decided(transaction) is None:
+        elif self._table.decided(transaction) is None:
             self._end(transaction)
             self.in_doubt.forget(transaction)
 
-    def sweep(self) -> Callable[[], None] | None:
-        """Return a function that removes the marks of long finished transactions, or None.
-
-        The function is to be called on another thread.
-        """
+    def sweep(self) -> None:
+        """Forget the transactions that were finished long ago."""
         limit = self._elapsed() - FINISHED_MARK_SECONDS
-        over = [name for name, ended in self._over.items() if ended <= limit and self.in_doubt.is_notified(name)]
-        for transaction in over:
-            del self._over[transaction]
-        root = self._store.directory / "raymq" / "staged"
-        if not over and not removable_folders(root):
-            return None
-
-        def remove() -> None:
-            for transaction in over:
-                self._files.mark_removable(transaction)
-            remove_folders(removable_folders(root))
-
-        return remove
+        for name, ended in list(self._over.items()):
+            if ended <= limit and self.in_doubt.is_notified(name):
+                self._table.remove(name)
+                del self._over[name]
 
     def _end(self, transaction: str) -> None:
         self._over.setdefault(transaction, self._elapsed())
@@ -418,7 +404,7 @@ class StagedTransactionWriter:
     def _append_chunk(
         self,
         transaction: str,
-        file: StagedFile,
+        chunk: ChunkEntry,
         stored: CommitDeduplicator,
         doubtful: Sequence[tuple[int, int]],
         decided: CommitDecision,
@@ -427,80 +413,82 @@ class StagedTransactionWriter:
 
         A chunk that cannot be used is quarantined.
         """
-        path = file.path
         try:
-            chunk = _placed(read_chunk(path), decided)
+            rows = _placed(self.chunks.read(transaction, chunk), decided)
         except StoreCorrupt as error:
-            chunk_queue = read_chunk_queue(path)
-            self._lose(transaction, path, None if chunk_queue is None else chunk_queue[1], error.reason)
+            self._lose(transaction, chunk, error.reason)
             return 0
         if self._is_deleted(chunk):
-            self._lose(transaction, path, len(chunk.sizes), f"topic {chunk.topic} was deleted")
+            self._lose(transaction, chunk, f"topic {chunk.topic} was deleted")
             return 0
-        attempts = self._files.attempts(chunk) if file.is_attempted else []
-        sought = all_rows(chunk)
-        if attempts or doubtful:
-            sought = yield from _breathing(stored.missing(chunk, [*doubtful, *attempts]))
+        sought = all_rows(rows)
+        if chunk.attempts or doubtful:
+            sought = yield from _breathing(stored.missing(rows, [*doubtful, *chunk.attempts]))
         for number in sought.undecided:
-            self._refuse(f"{transaction}, record {number} of {path.name}", _UNDECIDED)
-        return self._attempt(transaction, sought)
+            self._refuse(_owner(transaction, chunk, number), _UNDECIDED)
+        return self._attempt(transaction, chunk, sought)
 
-    def _is_deleted(self, chunk: StagedChunk) -> bool:
+    def _is_deleted(self, chunk: ChunkEntry) -> bool:
         """Return True if the topic of a chunk was deleted since, recreated or not."""
         if not self._is_there(chunk.topic) or self._store.incarnation(chunk.topic) > chunk.incarnation:
             return True
         return chunk.topic_id is not None and self._id_of(chunk.topic) != chunk.topic_id
 
     def _claim(
-        self, file: StagedFile, stored: CommitDeduplicator, doubtful: Sequence[tuple[int, int]], decided: CommitDecision
+        self,
+        transaction: str,
+        chunk: ChunkEntry,
+        stored: CommitDeduplicator,
+        doubtful: Sequence[tuple[int, int]],
+        decided: CommitDecision,
     ) -> Generator[int, None, None]:
         """Claim the records of a stored chunk, so that no other chunk finds them."""
         with contextlib.suppress(StoreCorrupt):
-            chunk = _placed(read_chunk(file.path), decided)
-            attempts = self._files.attempts(chunk) if file.is_attempted else []
-            yield from _breathing(stored.claim(chunk, [*doubtful, *attempts]))
+            rows = _placed(self.chunks.read(transaction, chunk), decided)
+            yield from _breathing(stored.claim(rows, [*doubtful, *chunk.attempts]))
 
-    def _lose(self, transaction: str, path: Path, rows: int | None, reason: str) -> None:
-        """Report and record that a chunk's file is unusable."""
-        self._refuse(f"{transaction}, {path.name}", reason)
-        self._files.record_lost_rows(path, rows, reason)
+    def _lose(self, transaction: str, chunk: ChunkEntry, reason: str) -> None:
+        """Report and record that a chunk is unusable."""
+        self._refuse(_owner(transaction, chunk), reason)
+        self._table.lose(transaction, chunk.key, reason)
 
     def _refuse(self, owner: str, reason: str) -> None:
         """Report that some of the rows are not appended."""
         self._copying.quarantine(CopyPurpose(STAGED, owner), [MessageLocation()], reason)
 
-    def _attempt(self, transaction: str, sought: UnstoredRows) -> int:
+    def _attempt(self, transaction: str, chunk: ChunkEntry, sought: UnstoredRows) -> int:
         """Append the missing rows of a chunk with `_add`, and return how many.
 
-        The part of the log that was used is recorded. A chunk with lost rows gets no mark that it is done, so a
-        repeated commit processes it again and reports the same.
+        The part of the log that was used is recorded. A chunk with lost rows is never done, so a repeated commit
+        processes it again and reports the same.
         """
-        chunk = sought.chunk
-        self._files.begin_attempt(chunk, self._store.max_physical_offset)
+        self._table.begin_attempt(transaction, chunk.key, self._store.max_physical_offset)
         try:
-            refused = self._add(transaction, sought)
+            refused = self._add(transaction, chunk, sought)
             failpoint("staged.before_done")
             lost = [_UNDECIDED] * len(sought.undecided) + refused
             if lost:
-                self._files.record_lost_rows(chunk.path, len(lost), "; ".join(dict.fromkeys(lost)))
-                self._files.fail_attempt(chunk, self._store.max_physical_offset)
+                reasons = MissingRows(len(lost), "; ".join(dict.fromkeys(lost)))
+                self._table.fail_attempt(transaction, chunk.key, self._store.max_physical_offset, reasons)
             else:
-                self._files.finish(chunk, self._store.max_physical_offset)
+                self._table.finish(transaction, chunk.key, self._store.max_physical_offset)
         except Exception:
-            with contextlib.suppress(StoreError):  # the disk refuses all appends then, until the store is reopened
-                self._files.fail_attempt(chunk, self._store.max_physical_offset)
+            # Otherwise rows that others append from now on would be taken for rows of this chunk. If even the disk
+            # reserve is used up, or the disk fails, it refuses these rows, too.
+            with contextlib.suppress(StoreError), releasable_disk_reserve(self._store.directory):
+                self._table.fail_attempt(transaction, chunk.key, self._store.max_physical_offset)
             raise
-        return len(chunk.sizes) - len(refused)
+        return len(sought.chunk.sizes) - len(refused)
 
-    def _add(self, transaction: str, sought: UnstoredRows) -> list[str]:
+    def _add(self, transaction: str, chunk: ChunkEntry, sought: UnstoredRows) -> list[str]:
         """Append records of a chunk, and return the reason of each one that was refused.
 
         Records that were damaged since they were staged are quarantined.
         """
-        chunk, numbers = sought.chunk, sought.numbers
-        records, sizes = chunk.records, chunk.sizes
+        rows, numbers = sought.chunk, sought.numbers
+        records, sizes = rows.records, rows.sizes
         ends = np.cumsum(sizes, dtype=np.int64)
-        topic_queue = chunk.topic, chunk.queue_id
+        topic_queue = rows.topic, rows.queue_id
         refused: list[str] = []
 
         def append(part: range) -> None:
@@ -509,12 +497,18 @@ class StagedTransactionWriter:
 
         def quarantine(part: range, reason: str) -> None:
             for number in part:
-                owner = f"{transaction}, record {numbers[number]} of {chunk.path.name}"
+                owner = _owner(transaction, chunk, numbers[number])
                 self._copying.quarantine(CopyPurpose(STAGED, owner), [MessageLocation(*topic_queue)], reason)
             refused.extend([reason] * len(part))
 
         self._copying.bisect_failures(range(len(sizes)), append, lambda _, __: None, quarantine)
         return refused
+
+
+def _owner(transaction: str, chunk: ChunkEntry, record: int | None = None) -> str:
+    """Return the name of a chunk, or of a record in it, for reports."""
+    of_chunk = f"chunk {chunk.number} of part {chunk.part}"
+    return f"{transaction}, {of_chunk}" if record is None else f"{transaction}, record {record} of {of_chunk}"
 
 
 def _placed(chunk: StagedChunk, decided: CommitDecision) -> StagedChunk:

@@ -1,9 +1,9 @@
 """Relocate waiting messages before the log files that contain them are deleted.
 
-Half messages are stored again in the half topic. A message of a delay level is moved to the timer topic, where it waits
-for its due time. The timer queue is in the order of the log, so the messages in the oldest log files are at its
-beginning. This beginning is scanned once, up to the files that are about to be deleted, in steps of a bounded number of
-records, at all times of day.
+Half messages are stored again in the half topic, and staged rows in theirs (`staged_chunk_log`). A message of a delay
+level is moved to the timer topic, where it waits for its due time. The timer queue is in the order of the log, so the
+messages in the oldest log files are at its beginning. This beginning is scanned once, up to the files that are about to
+be deleted, in steps of a bounded number of records, at all times of day.
 
 A file may be deleted once the records are on disk that end the wait of its messages: their relocated copies, and copies
 that were delivered a moment ago. Otherwise a loss of power could lose such a copy, and with it a message that was
@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from raymq.actors.broker.core.appending.staged_chunk_log import StagedChunkLog
 from raymq.actors.broker.core.copies.record_copy import RecordAppender, join, reencode
 from raymq.actors.broker.core.copies.republisher import rejection_reason
 from raymq.actors.broker.core.delay.schedule_message_service import ScheduleMessageService
@@ -57,12 +58,14 @@ class DelayedMessageRelocator:
         timers: TimerMessageStore,
         schedule: ScheduleMessageService,
         transactions: TransactionalMessageService,
+        staged: StagedChunkLog,
         append: RecordAppender,
     ) -> None:
         self._store = store
         self._timers = timers
         self._schedule = schedule
         self._transactions = transactions
+        self._staged = staged
         self._append = append
         #: Messages before this offset of the timer queue wait no more, or were relocated.
         self._at = 0
@@ -85,7 +88,8 @@ class DelayedMessageRelocator:
         with contextlib.suppress(StoreFull):
             self.step()
         self._note_clear()
-        return min(log_min, self._clear)
+        staged = self._staged.first_log_position()
+        return min(log_min, self._clear, log_min if staged is None else staged)
 
     def _note_clear(self) -> None:
         """Update `_clear`, up to which no message waits and that is durable."""
@@ -110,7 +114,7 @@ class DelayedMessageRelocator:
         """
         if self._clear < self._wanted:
             self._note_clear()
-        if self._move_halves() or self._move_levels():
+        if self._move_halves() or self._move_levels() or self._move_staged():
             return True
         if self._reached() >= self._wanted:
             return False
@@ -131,6 +135,17 @@ class DelayedMessageRelocator:
         with self._store.bypass_disk_limit():
             self._transactions.move_before(self._wanted)
         return True
+
+    def _move_staged(self) -> bool:
+        """Store some staged rows again.
+
+        Return False if there is nothing to do for any in a file that is about to be deleted.
+        """
+        first = self._staged.first_log_position()
+        if first is None or first >= self._wanted:
+            return False
+        with self._store.bypass_disk_limit():
+            return self._staged.move_before(self._wanted)
 
     def _move_levels(self) -> bool:
         """Move some messages of delay levels to the timer topic.

@@ -25,7 +25,7 @@ from raymq.storage.directory_format import CURRENT_FORMAT, read_format
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import NAMES, arm
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.state.state_files import former_format
+from raymq.storage.state.state_files import is_state_of_format_1
 from raymq.storage.store import Store
 from raymq.storage.tables.write_transactions import SeriesCommit, WriteState, WriteTransaction
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
@@ -121,7 +121,7 @@ def copied(former: Path, name: str) -> Path:
 
 def former_files(directory: Path) -> list[str]:
     names = [path.name for path in sorted((directory / "raymq").iterdir())]
-    return [name for name in names if former_format(f"raymq/{name}")]
+    return [name for name in names if is_state_of_format_1(f"raymq/{name}")]
 
 
 def check_converted(directory: Path) -> None:

@@ -26,8 +26,10 @@ NOT_STATE = [
 ]  # fmt: skip
 STATE = [
     *("config/topics.json", "config/topics.json.bak.tmp", f"raymq/state/journal-{1:020d}"),
-    *("raymq/staged/tx/p.000000.chunk", "raymq/staged/.tx"),
-    "raymq/a_table_that_is_new",
+    *("raymq/timers/state.json", "raymq/timers/.x"),
+    "raymq/producers.journal.beside",
+    "raymq/epochs.json",
+    *("raymq/counted_time.json", "raymq/set_aside.jsonl", "raymq/a_table_that_is_new"),
 ]  # fmt: skip
 
 
@@ -48,9 +50,9 @@ def test_path_outside_the_state_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["raymq/progress.journal", "raymq/topics.journal.beside", "raymq/homes/a", "raymq/epochs.json"]
+    "path", ["raymq/progress.journal", "raymq/topics.journal.beside", "raymq/homes/a", "raymq/staged/tx/p.chunk"]
 )
-def test_state_of_a_former_format_is_refused_with_the_remedy(path: str) -> None:
+def test_state_of_former_format_is_refused_with_the_remedy(path: str) -> None:
     assert is_stored_state(path), "a backup of such a directory has it"
     with pytest.raises(StateMismatch, match="stop all brokers of the group"):
         decode_change(msgpack.packb(["m", path]))

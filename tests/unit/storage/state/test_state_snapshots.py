@@ -43,7 +43,7 @@ def truncate_to_share(path: Path, share: float) -> None:
 
 def random_change(root: Path, random_: random.Random) -> Callable[[], None]:
     """Return a random change of small or large files in changing folders."""
-    folders = [root / "config", *(root / "raymq" / name for name in ("staged/a", "staged/b", "other"))]
+    folders = [root / "config", *(root / "raymq" / name for name in ("kept/a", "kept/b", "timers"))]
     size = random_.choice((1, 50, 70_000, 1_200_000))
     paths = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_file()]
     new = random_.choice(folders) / str(random_.randrange(5))
