@@ -45,7 +45,7 @@ def stage(bench: Bench, transaction: str, name: Callable[[int], tuple[str, int]]
     with replaced(NoSync()):
         for number in range(count):
             part, of_part = name(number)
-            bench.core.staging._files.add(transaction, part, of_part, ("t", 0), data, sizes, home="home")
+            bench.core.staging.stage(transaction, part, of_part, ("t", 0), memoryview(data), sizes, "home")
 
 
 async def commit(bench: Bench, transaction: str, parts: dict[str, int]) -> tuple[float, list[float]]:

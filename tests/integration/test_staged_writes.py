@@ -182,7 +182,7 @@ def test_unavailable_coordinator_raises_outcome_unknown(
     services.crash_broker(write.home)
     poll_until(lambda: write.home not in mq.run(mq.routes.cluster()).masters)
     for broker in services.brokers.values():
-        broker.core.staging._files.mark_removable(write.transaction)
+        broker.store.tables.staged.remove(write.transaction)
     monkeypatch.setattr(staged_write, "retry_while_unavailable", lambda attempt: attempt())
     with pytest.raises(OutcomeUnknown, match=write.home):
         staged_write.finish(mq, write.transaction)
